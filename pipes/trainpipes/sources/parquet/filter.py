@@ -54,16 +54,10 @@ FileBounds = list[dict[tuple[str, ...], Bounds]]
 def checked_filter(filter: Any, caller: str) -> pc.Expression | None:
     if filter is None:
         return None
-    if isinstance(filter, list | tuple):
-        filter = as_expression(filter, f"{caller}(filter)")
-    if not isinstance(filter, pc.Expression):
-        raise ConfigError(
-            f"{caller}(filter) takes a pyarrow expression such as pyarrow.compute.field('lang') == 'de', got "
-            f"{shown(filter)}; for a Python function put .filter(function) after it"
-        )
-    if "FieldPath(" in str(filter):
-        raise ConfigError(f"{caller}(filter) names columns, not their numbers, got {shown(filter)}")
-    return filter
+    found = as_expression(filter, f"{caller}(filter)")
+    if "FieldPath(" in str(found):
+        raise ConfigError(f"{caller}(filter) names columns, not their numbers, got {shown(found)}")
+    return found
 
 
 def needed_columns(filter: pc.Expression, schema: pa.Schema, caller: str) -> list[str]:
@@ -183,10 +177,15 @@ def _scalar(value: Any, kind: pa.DataType) -> Any:
 # What follows
 
 
-def facts_of(values: Mapping[str, pa.Array]) -> Facts:
+def facts_of(folders: pa.Table) -> list[Facts]:
+    """What the values of each file's folders say."""
+    columns = [(pc.field(name), folders.column(name)) for name in folders.column_names]
     return [
-        pc.field(name).is_null() if one.null_count else pc.field(name) == one[0]
-        for name, one in values.items()
+        [
+            field == column[file] if column[file].is_valid else field.is_null()
+            for field, column in columns
+        ]
+        for file in range(len(folders))
     ]
 
 
@@ -258,14 +257,12 @@ def may_hold(
     return np.array(sorted(kept), dtype=np.int64)
 
 
-def may_hold_in_folders(
-    filter: pc.Expression, fields: Sequence[pa.Field], known: Sequence[Facts]
-) -> IntArray | None:
+def may_hold_in_folders(filter: pc.Expression, folders: pa.Table) -> IntArray | None:
     """The files of which a row may pass, by folders' names; None if that needs types."""
-    schema = pa.schema(fields)
+    schema = folders.schema
     while (problem := _problem(filter, schema)) is not None:
         missing = _missing(problem)
         if len(missing) != 1 or missing[0] in schema.names:
             return None
         schema = schema.append(pa.field(missing[0], pa.null()))  # which compares with any type
-    return may_hold(filter, schema, known)
+    return may_hold(filter, schema, facts_of(folders))

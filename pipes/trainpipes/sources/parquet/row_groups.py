@@ -14,7 +14,6 @@ from trainpipes.sources.files.file_bytes import FetchedBytes, FileBytes
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError
 from trainpipes.sources.files.range_file import RangeFile
 from trainpipes.sources.files.schema import cast_to
-from trainpipes.sources.parquet.folders import repeated
 from trainpipes.sources.parquet.footers import (
     ParsedFooters,
     RowGroupLayout,
@@ -56,42 +55,36 @@ class RowGroups(Format):
     def scan(self, file: FileBytes) -> Layout:
         return footer_of(file, self.columns)[1]
 
-    def open(self, data: FileBytes, layout: Layout) -> ParquetFile:
-        assert isinstance(layout, RowGroupLayout)
+    def open(self, data: FileBytes, layout: Any) -> ParquetFile:
         return ParquetFile(self, data, layout)
 
     def fetch(
-        self, data: FileBytes, layout: Layout, blocks: Sequence[int], columns: Sequence[str] | None
+        self, data: FileBytes, layout: Any, blocks: Sequence[int], columns: Sequence[str] | None
     ) -> ParquetFile:
-        assert isinstance(layout, RowGroupLayout)
         file = ParquetFile(self, data, layout, self.held)
         file.fetch(blocks)
         return file
 
     def fetched_bytes(
-        self, layout: Layout, blocks: Sequence[int], columns: Sequence[str] | None
+        self, layout: Any, blocks: Sequence[int], columns: Sequence[str] | None
     ) -> float:
-        assert isinstance(layout, RowGroupLayout)
         sizes = layout.group_bytes
         return float(sizes[list(blocks)].sum() / max(1, int(sizes.sum())) * layout.size)
 
     def decode(
-        self, data: ParquetFile, layout: Layout, block: int, columns: Sequence[str] | None
+        self, data: ParquetFile, layout: Any, block: int, columns: Sequence[str] | None
     ) -> Iterator[pa.RecordBatch]:
-        assert isinstance(layout, RowGroupLayout)
         names = self.schema.names
         for batch in data.batches(block):
             as_it_is = not (self.replace or layout.folder) and batch.schema.names == names
             yield batch if as_it_is else self._with_folders(batch, layout, data.name)
 
-    def _with_folders(
-        self, batch: pa.RecordBatch, layout: RowGroupLayout, name: str
-    ) -> pa.RecordBatch:
+    def _with_folders(self, batch: pa.RecordBatch, layout: Any, name: str) -> pa.RecordBatch:
         found = []
         for field in self.schema:
             place = batch.schema.get_field_index(field.name)
             if field.name in layout.folder:
-                found.append(repeated(layout.folder[field.name], len(batch)))
+                found.append(pa.repeat(layout.folder[field.name], len(batch)))
             elif place < 0:
                 raise OtherBytesError(CHANGED)
             elif self.replace:
@@ -101,8 +94,7 @@ class RowGroups(Format):
                 found.append(batch.column(place))
         return pa.RecordBatch.from_arrays(found, names=self.schema.names)
 
-    def change(self, data: FileBytes, layout: Layout) -> str:
-        assert isinstance(layout, RowGroupLayout)
+    def change(self, data: FileBytes, layout: Any) -> str:
         try:
             footer = read_footer(data)
             if layout.is_footer(footer):
@@ -119,12 +111,10 @@ class RowGroups(Format):
                 return f"its row group {number} had {old:,} rows, and has {new:,}"
         return "it has as many bytes and rows as before, and another footer"
 
-    def block_key(self, layout: Layout, blocks: range) -> list[Any]:
-        assert isinstance(layout, RowGroupLayout)
+    def block_key(self, layout: Any, blocks: range) -> list[Any]:
         return [layout.footer, layout.checksum, layout.note, self.replace]
 
-    def note(self, layout: Layout) -> str:
-        assert isinstance(layout, RowGroupLayout)
+    def note(self, layout: Any) -> str:
         return layout.note
 
     def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:

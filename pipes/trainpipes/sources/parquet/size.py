@@ -14,21 +14,11 @@ PAGE_HEADER = 64
 
 def leaves_of(metadata: Any, columns: Sequence[str] | None) -> list[int]:
     """Numbers of the Parquet columns (leaves of nested ones) that belong to these columns."""
-    return leaves_among(leaf_paths(metadata), columns)
-
-
-def leaf_paths(metadata: Any) -> list[str]:
-    return [metadata.schema.column(n).path for n in range(metadata.num_columns)]
-
-
-def leaves_among(paths: Sequence[str], columns: Sequence[str] | None) -> list[int]:
+    numbers = range(metadata.num_columns)
     if columns is None:
-        return list(range(len(paths)))
-    return [
-        n
-        for n, path in enumerate(paths)
-        if any(path == column or path.startswith(f"{column}.") for column in columns)
-    ]
+        return list(numbers)
+    paths = [f"{metadata.schema.column(n).path}." for n in numbers]
+    return [n for n in numbers if any(paths[n].startswith(f"{name}.") for name in columns)]
 
 
 def arrow_bytes(metadata: Any, row_group: int, leaves: Sequence[int]) -> list[float]:

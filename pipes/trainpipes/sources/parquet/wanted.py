@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.columns.run import Run
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.columns.arrays import to_arrow
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.list_files import FileList
@@ -19,18 +18,20 @@ from trainpipes.sources.parquet.filter import (
     may_hold_in_folders,
     needed_columns,
 )
-from trainpipes.sources.parquet.folders import FolderColumns
+from trainpipes.sources.parquet.folders import folder_columns, only
 from trainpipes.sources.parquet.footers import parse_footer, read_footer
-from trainpipes.stages.columns import columns_of
+from trainpipes.stages.columns import ChooseStage
 
 
 @dataclass(frozen=True)
 class WantedFiles:
+    """Files whose folders do not rule out all rows, and the columns to read."""
+
     files: FileList
-    left_out: int
     columns: list[str] | None
-    folders: FolderColumns
-    by_footers: bool
+    folders: pa.Table
+    left_out: int = 0
+    by_footers: bool = False  # whether footers may rule out more
 
 
 def wanted_files(
@@ -40,57 +41,49 @@ def wanted_files(
     hive: bool,
     caller: str,
 ) -> WantedFiles:
-    folders = FolderColumns({})
+    folders = pa.table({})
     if hive or columns is not None or filter is not None:
-        folders = FolderColumns.of(files.names, caller, hive)
+        folders = folder_columns(files.names, caller, hive)
     found = None if columns is None else list(columns)
     if filter is None or not len(files):
-        return WantedFiles(files, 0, found, folders, False)
-    kept, named = None, folders.only([f.name for f in folders.fields if f.name in str(filter)])
-    if named:
-        facts = [facts_of(named.values(file)) for file in range(len(files))]
-        kept = may_hold_in_folders(filter, named.fields, facts)
-    schema = _schema_of(files, 0 if kept is None or not len(kept) else int(kept[0]))
-    if schema is None:
-        return WantedFiles(files, 0, found, folders, False)
-    taken = schema.names
-    own = [field for field in folders.fields if field.name not in taken]
-    schema = pa.schema([*schema, *own])
+        return WantedFiles(files, found, folders)
+    named = only(folders, [name for name in folders.column_names if name in str(filter)])
+    kept = may_hold_in_folders(filter, named) if named.num_columns else None
+    own = _schema_of(files, 0 if kept is None or not len(kept) else int(kept[0]))
+    if own is None:
+        return WantedFiles(files, found, folders)
+    beside = [field for field in folders.schema if field.name not in own.names]
+    schema = pa.schema([*own, *beside])
     needed = needed_columns(filter, schema, caller)
-    if found is None and not hive:
-        folders = folders.only(needed)
     if found is not None:
         found += [name for name in needed if name not in inner_paths(found, schema.names)]
-    reported = folders.only([field.name for field in own if field.name in needed])
-    everything = len(files)
-    if reported:
-        if kept is None or any(field.name in taken for field in named.fields):
-            facts = [facts_of(reported.values(file)) for file in range(everything)]
-            kept = may_hold(filter, schema, facts)
-        kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
-        files, folders = files.pick(kept), folders.pick(kept)
-    by_footers = any(name not in [field.name for field in reported.fields] for name in needed)
-    return WantedFiles(files, everything - len(files), found, folders, by_footers)
+    elif not hive:
+        folders = only(folders, needed)
+    told = only(folders, [field.name for field in beside if field.name in needed])
+    by_footers = any(name not in told.column_names for name in needed)
+    if not told.num_columns:
+        return WantedFiles(files, found, folders, 0, by_footers)
+    if kept is None or not {*named.column_names}.isdisjoint(own.names):
+        kept = may_hold(filter, schema, facts_of(told))
+    kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
+    left_out = len(files) - len(kept)
+    return WantedFiles(files.pick(kept), found, folders.take(to_arrow(kept)), left_out, by_footers)
 
 
 def _schema_of(files: FileList, file: int) -> pa.Schema | None:
     try:
-        footer = parse_footer(read_footer(open_bytes(files, file)))
-        schema = footer.schema.to_arrow_schema()
+        schema = parse_footer(read_footer(open_bytes(files, file))).schema.to_arrow_schema()
     except (OSError, pa.ArrowException, BadFileError, TypeError, ValueError):
         return None
     return pa.schema([plain(field) for field in schema])
 
 
-class ChosenColumns(RunStage):
+class ChosenColumns(ChooseStage):
     """Keeps the chosen columns, without those that only a filter asked for."""
 
-    needs_columns = True
+    names_only = False
 
     columns: Sequence[str]
-
-    def process(self, run: Run) -> Run:
-        return run.with_block(columns_of(run.block, self).with_columns(self._chosen))
 
     def _chosen(self, table: pa.Table) -> pa.Table:
         return table.select(list(inner_paths(self.columns, table.column_names)))
