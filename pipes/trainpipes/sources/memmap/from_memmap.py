@@ -14,11 +14,10 @@ from trainpipes._internal.text import amount
 from trainpipes.columns.arrays import one_chunk, to_arrow
 from trainpipes.columns.columns import from_columns
 from trainpipes.columns.payload import Payload
-from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.source import Place, RandomAccessSource, even_blocks
-from trainpipes.kinds.stage_kinds import RunStage, Source
+from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.files.list_files import digests
 from trainpipes.sources.memmap.dataset import MemmapDataset, TokenRows, check_options
 from trainpipes.sources.memmap.manifest import Array
@@ -58,23 +57,6 @@ class FromMemmap(Source):
     def open(self) -> MemmapSource:
         return MemmapSource(MemmapDataset(**self.options))
 
-    def late(self) -> Unpack | None:
-        return None if self.dtype is None else Unpack(self.labels)
-
-
-class Unpack(RunStage):
-    """Token ids widened, and cut in inputs and labels, when they are looked at."""
-
-    labels: bool = False
-
-    def process(self, run: Run) -> Run:
-        rows = run.block.data
-        assert isinstance(rows, TensorRows)
-        return run.with_block(run.block.with_data(TokenRows(rows.tensors[0].numpy(), self.labels)))
-
-    def __repr__(self) -> str:
-        return "from_memmap(dtype)"
-
 
 class MemmapSource(RandomAccessSource):
     by_number = True
@@ -110,12 +92,11 @@ class MemmapSource(RandomAccessSource):
             names = [column.name for column in dataset.columns]
             return from_columns(dict(zip(names, map(self._arrow, columns), strict=True)), self)
         # What is mapped cannot be written, and a tensor can: a copy.
-        tensors = tuple(torch.from_numpy(_own(column)) for column in columns)
+        own = list(map(_own, columns))
         if dataset.bare:
-            return TensorRows(tensors, ("packed",))
-        if dataset.layout == "tuple":
-            return TensorRows(tensors, None)
-        return TensorRows(tensors, tuple(column.name for column in dataset.columns))
+            return TokenRows(own[0], dataset.labels)
+        names = None if dataset.layout == "tuple" else tuple(c.name for c in dataset.columns)
+        return TensorRows(tuple(map(torch.from_numpy, own)), names)
 
     def _arrow(self, column: Array | Ragged) -> Any:
         if not isinstance(column, Ragged):
