@@ -212,7 +212,7 @@ def test_an_iterable_dataset_that_shuffles_resumes_exactly_and_says_what_it_cost
         data = datasets.Dataset.from_dict(rows(300)).to_iterable_dataset(num_shards=3)
         return data.shuffle(seed=seed, buffer_size=50)
 
-    with pytest.warns(UserWarning, match=r"no position.*\.shuffle\(buffer_size\) after from_hf"):
+    with pytest.warns(UserWarning, match=r"cannot save its position.*\.shuffle\(buffer_size\) after from_hf"):
         pipe = tp.from_hf(make())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

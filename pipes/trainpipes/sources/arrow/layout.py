@@ -213,8 +213,9 @@ def _message(fetch: Fetch, at: int, size: int, head: bytes | None = None) -> Mes
     if kind != BATCH:
         return Message(at, stop, kind)
     rows, columns = content.number(0, "<q"), content.vector(1, NODE)
-    # They are counted for each column, too. The parts of nested ones follow them.
-    if not 0 <= rows < 1 << 40 or any(count != rows for (count,) in columns[:1]):
+    # They are counted for each column, too; the parts of nested ones follow it.
+    good = columns[0][0] == rows if columns else not body
+    if not good or not 0 <= rows < 1 << 40:
         raise BadFileError(f"damaged: a record batch of {rows:,} rows at byte {at:,}")
     return Message(at, stop, kind, rows, content.table(3) is not None)
 

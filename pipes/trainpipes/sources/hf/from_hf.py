@@ -1,17 +1,27 @@
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.messages import nearest, warn_once
-from trainpipes._internal.text import shown
+from trainpipes._internal.text import amount, shown
+from trainpipes.columns.arrays import to_numpy
+from trainpipes.columns.content import table_digest
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage_kinds import Source
+from trainpipes.sources.arrow.from_arrow import TableSource
+from trainpipes.sources.files.schema import plain
 from trainpipes.sources.hf.stream import HFStream, shuffles
-from trainpipes.sources.hf.table import HFTable
+
+#: Rows that a state knows a dataset by that is not in memory.
+SAMPLED = 16
 
 
 class FromHf(Source):
@@ -72,10 +82,6 @@ class FromHf(Source):
             )
 
     @property
-    def reorders(self) -> bool:  # type: ignore[override]
-        return not _is_table(self.chosen) and shuffles(self.chosen)
-
-    @property
     def chosen(self) -> Any:
         """The dataset itself; of several the one that is chosen."""
         if not isinstance(self.dataset, Mapping):
@@ -86,15 +92,15 @@ class FromHf(Source):
                 )
             return self.dataset
         names = list(map(str, self.dataset))
-        if self.split is None:
-            raise ConfigError(
-                f"from_hf(dataset): it has the splits {', '.join(map(repr, names))}: choose one by "
-                f"from_hf(dataset, split={next(iter(names), 'train')!r})"
+        if self.split not in names:
+            wrong = (
+                ""
+                if self.split is None
+                else f"no split {self.split!r}{nearest(self.split, names)}, but "
             )
-        if self.split not in self.dataset:
             raise ConfigError(
-                f"from_hf(split): there is no split {self.split!r}{nearest(self.split, names)}; there are "
-                f"{', '.join(map(repr, names))}"
+                f"from_hf(dataset): it has {wrong}the splits {', '.join(map(repr, names))}: choose one by "
+                f"from_hf(dataset, split={next(iter(names), 'train')!r})"
             )
         return self.dataset[self.split]
 
@@ -102,18 +108,19 @@ class FromHf(Source):
     def has_blocks(self) -> bool:  # type: ignore[override]
         return _is_table(self.chosen)
 
-    @property
-    def random_access(self) -> bool:  # type: ignore[override]
-        return _is_table(self.chosen)
-
-    @property
-    def makes_objects(self) -> bool:  # type: ignore[override]
-        chosen = self.chosen
-        return not _is_table(chosen) and getattr(chosen, "features", None) is None
+    random_access = has_blocks  # type: ignore[assignment]
 
     @property
     def runs_user_code(self) -> bool:
-        return not _is_table(self.chosen)
+        return not self.has_blocks
+
+    @property
+    def makes_objects(self) -> bool:  # type: ignore[override]
+        return not self.has_blocks and getattr(self.chosen, "features", None) is None
+
+    @property
+    def reorders(self) -> bool:  # type: ignore[override]
+        return not self.has_blocks and shuffles(self.chosen)
 
     def open(self) -> RowSource | RowStream:
         chosen = self.chosen
@@ -134,3 +141,44 @@ def _is_table(dataset: Any) -> bool:
 
 def _is_stream(dataset: Any) -> bool:
     return all(hasattr(dataset, name) for name in ("_ex_iterable", "iter", "state_dict"))
+
+
+class HFTable(TableSource):
+    def __init__(self, dataset: Any, block_rows: int) -> None:
+        table, columns, indices = dataset.data.table, dict(dataset.format).get("columns"), None
+        if columns is not None:
+            table = table.select([name for name in table.column_names if name in columns])
+        if dataset._indices is not None:
+            indices = to_numpy(dataset._indices.column(0)).astype(np.int64, copy=False)
+        super().__init__(table, block_rows, indices)
+        self.schema: pa.Schema = pa.schema([plain(field) for field in table.schema])
+        self._dataset, self._block_rows = dataset, block_rows
+
+    def __reduce__(self) -> Any:
+        return HFTable, (self._dataset, self._block_rows)
+
+    def fingerprint(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"rows": self.rows, "columns": _digest(str(self.schema).encode())}
+        if self.indices is not None:
+            found["indices"] = _digest(np.ascontiguousarray(self.indices, "<i8").tobytes())
+        if not self._dataset.cache_files:
+            found["content"] = table_digest(self.table)[:16]
+        elif self.rows:
+            places = np.linspace(0, self.rows - 1, SAMPLED).astype(np.int64)
+            found["sample"] = table_digest(self.take(places))[:16]
+        return found
+
+    def describe(self) -> list[tuple[str, str]]:
+        where = (
+            f"{len(self._dataset.cache_files):,} files" if self._dataset.cache_files else "memory"
+        )
+        lines = [*super().describe(), ("dataset in", where)]
+        if self.indices is not None:
+            lines.append(("indices", f"{self.rows:,} of a table of {len(self.table):,} rows"))
+        if self.row_bytes is not None:
+            lines.append(("in memory", f"{amount(self.row_bytes)} a row"))
+        return lines
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
