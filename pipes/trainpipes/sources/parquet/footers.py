@@ -19,8 +19,7 @@ from trainpipes.sources.files.format import Layout, packed, unpacked
 from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import different_schemas, one_schema
-from trainpipes.sources.parquet.probe import Probe
-from trainpipes.sources.parquet.size import arrow_bytes, leaves_of
+from trainpipes.sources.parquet.column_chunks import Probe, arrow_bytes, leaves_of
 
 #: Bytes read of a file's end at first.
 TAIL_BYTES = 64 << 10
@@ -46,19 +45,15 @@ class RowGroupLayout(Layout):
         pass  # its numbers were checked when they were scanned
 
     @property
-    def footer(self) -> int:
-        return int(footer_numbers(self)[0])
-
-    @property
-    def checksum(self) -> int:
-        return int(footer_numbers(self)[1])
+    def footer_range(self) -> tuple[int, int]:
+        return self.size - int(footer_numbers(self)[0]), self.size
 
     @property
     def group_bytes(self) -> IntArray:
         return footer_numbers(self)[2:]
 
     def is_footer(self, footer: bytes) -> bool:
-        return len(footer) == self.footer and zlib.crc32(footer) == self.checksum
+        return [len(footer), zlib.crc32(footer)] == footer_numbers(self)[:2].tolist()
 
 
 class ParsedFooters:

@@ -21,10 +21,9 @@ from trainpipes.sources.parquet.filter import (
     facts_of,
     may_hold,
 )
-from trainpipes.sources.parquet.folders import only
 from trainpipes.sources.parquet.footers import RowGroupLayout, read_footers
 from trainpipes.sources.parquet.row_groups import RowGroups
-from trainpipes.sources.parquet.wanted import ChosenColumns, wanted_files
+from trainpipes.sources.parquet.wanted import ChosenColumns, only, wanted_files
 from trainpipes.stages.filter import Filter
 
 

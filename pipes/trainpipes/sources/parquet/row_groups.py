@@ -14,15 +14,15 @@ from trainpipes.sources.files.file_bytes import FetchedBytes, FileBytes
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError
 from trainpipes.sources.files.range_file import RangeFile
 from trainpipes.sources.files.schema import cast_to
+from trainpipes.sources.parquet.column_chunks import Probe, arrow_bytes, leaves_of
 from trainpipes.sources.parquet.footers import (
     ParsedFooters,
     RowGroupLayout,
+    footer_numbers,
     footer_of,
     parse_footer,
     read_footer,
 )
-from trainpipes.sources.parquet.probe import Probe
-from trainpipes.sources.parquet.size import arrow_bytes, leaves_of
 
 #: Bytes of rows that are decoded at a time, about, and the bounds of that in rows.
 BATCH_BYTES = 1 << 20
@@ -112,7 +112,7 @@ class RowGroups(Format):
         return "it has as many bytes and rows as before, and another footer"
 
     def block_key(self, layout: Any, blocks: range) -> list[Any]:
-        return [layout.footer, layout.checksum, layout.note, self.replace]
+        return [*footer_numbers(layout)[:2].tolist(), layout.note, self.replace]
 
     def note(self, layout: Any) -> str:
         return layout.note
@@ -125,8 +125,9 @@ class ParquetFile:
     def __init__(
         self, format: RowGroups, data: FileBytes, layout: RowGroupLayout, held: int | None = None
     ) -> None:
-        is_certain = data.checked and not data.local  # that all is of the file that was listed
-        known = format.parsed.known(data.name) if is_certain else None
+        #: Whether all is of the file that was listed.
+        self._is_certain = data.checked and not data.local
+        known = format.parsed.known(data.name) if self._is_certain else None
         if known is None and not data.local and data.size <= WHOLE_BYTES:
             data = FetchedBytes(data, [(0, data.size)])  # its footer and rows by one request
         self._data, self._layout, self._columns, self.name = data, layout, format.columns, data.name
@@ -135,7 +136,7 @@ class ParquetFile:
         self._handle: Any = opened
         self._expected: Sequence[int] = ()  # row groups that a remote file was asked to fetch
         try:
-            metadata = known or format.parsed.of(self.name, self._read_footer, is_certain)
+            metadata = known or format.parsed.of(self.name, self._read_footer, self._is_certain)
             if metadata.num_row_groups != len(layout.rows):
                 raise OtherBytesError(CHANGED)  # what was kept of its footer is wrong
             self._leaves = leaves_of(metadata, self._columns)
@@ -154,10 +155,6 @@ class ParquetFile:
     def close(self) -> None:
         self._handle.close()
 
-    @property
-    def _is_certain(self) -> bool:
-        return self._remote is not None and self._data.checked
-
     def fetch(self, row_groups: Sequence[int]) -> None:
         assert self._remote is not None
         self._expect(row_groups)
@@ -172,9 +169,7 @@ class ParquetFile:
         self._probe.check(row_group, self._leaves)
         row_bytes = sum(arrow_bytes(metadata, row_group, self._leaves)) / rows
         most = int(np.clip(BATCH_BYTES // max(1.0, row_bytes), *BATCH_ROWS))
-        for batch in self._parquet.iter_batches(
-            most, row_groups=[row_group], columns=self._columns, use_threads=False
-        ):
+        for batch in self._parquet.iter_batches(most, [row_group], self._columns, False):
             self._data.check()
             yield batch
 
@@ -187,16 +182,12 @@ class ParquetFile:
             ranges += _ranges(self._parquet.metadata, number, self._leaves)
         again = bool(self._expected) and not self._is_certain
         self._expected = row_groups
-        self._remote.expect([*ranges, self._footer_range()] if again else ranges)
+        self._remote.expect([*ranges, self._layout.footer_range] if again else ranges)
         if again:
             self._read_footer()
 
-    def _footer_range(self) -> tuple[int, int]:
-        return self._layout.size - self._layout.footer, self._layout.size
-
     def _read_footer(self) -> bytes:
-        start, stop = self._footer_range()
-        footer = b""
+        footer, (start, stop) = b"", self._layout.footer_range
         if self._remote is not None or self._handle.size() == stop:
             self._handle.seek(start)
             footer = self._handle.read(stop - start)
