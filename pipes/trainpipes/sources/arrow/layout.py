@@ -93,6 +93,8 @@ def _kept(messages: list[Message], schema: pa.Schema) -> Layout:
             batches.append((one.rows, one.start, one.stop))
     rows, start, stop = np.array(batches, dtype=np.int64).reshape(-1, 3).T
     encoded = any(_encoded(field.type) for field in schema)
+    if dictionaries and not encoded:
+        raise BadFileError(f"damaged: a dictionary of no column at byte {dictionaries[0][1]:,}")
     extra = packed(
         schema=[messages[0].start, messages[0].stop],
         compressed=any(one.compressed for one in messages),
@@ -103,11 +105,8 @@ def _kept(messages: list[Message], schema: pa.Schema) -> Layout:
 
 def _stream(fetch: Fetch, size: int) -> tuple[list[Message], pa.Schema]:
     first, schema = _begun(fetch, 0, size)
-    nodes = sum(_nodes(field.type) for field in schema)
     found = [first]
-    while (at := found[-1].stop) < size and (
-        message := _message(fetch, at, size, nodes)
-    ) is not None:
+    while (at := found[-1].stop) < size and (message := _message(fetch, at, size)) is not None:
         found.append(message)
     at += END
     if at < size and any(fetch([(at, min(size, at + END))])[0]):
@@ -129,7 +128,6 @@ def _file(fetch: Fetch, size: int, head: bytes) -> tuple[list[Message], pa.Schem
     footer = fetch([(end, size - 10)])[0]
     begin = len(head) - len(head[len(MAGIC) :].lstrip(b"\0"))
     first, schema = _begun(fetch, begin, size)
-    nodes = sum(_nodes(field.type) for field in schema)
     if not _schema_of(footer, tail).equals(schema, check_metadata=True):
         raise BadFileError("damaged: its footer and its first message have different schemas")
     table = _Table.root(footer)
@@ -139,7 +137,7 @@ def _file(fetch: Fetch, size: int, head: bytes) -> tuple[list[Message], pa.Schem
     heads = fetch([(start, start + header) for start, header, _ in blocks])
     found = [first]
     for (start, header, body), said in zip(blocks, heads, strict=True):
-        message = _message(fetch, start, size, nodes, said)
+        message = _message(fetch, start, size, said)
         if message is None or message.stop != start + header + body:
             raise BadFileError(f"damaged: its footer and its message at byte {start:,} differ")
         found.append(message)
@@ -170,20 +168,13 @@ def _check_side_by_side(spans: list[tuple[int, int]], end: int) -> None:
 
 
 def _begun(fetch: Fetch, at: int, size: int) -> tuple[Message, pa.Schema]:
-    first = _message(fetch, at, size, 0)
+    first = _message(fetch, at, size)
     if first is None or first.kind != SCHEMA:
         raise BadFileError("damaged: it does not begin with a schema")
     try:
         return first, pa.ipc.read_schema(pa.py_buffer(fetch([(first.start, first.stop)])[0]))
     except (pa.ArrowException, OSError) as error:
         raise BadFileError(f"damaged schema: {one_line(error)}") from error
-
-
-def _nodes(kind: pa.DataType) -> int:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _nodes(kind.storage_type)
-    inner = () if pa.types.is_dictionary(kind) else range(kind.num_fields)
-    return 1 + sum(_nodes(kind.field(n).type) for n in inner)
 
 
 def _encoded(kind: pa.DataType) -> bool:
@@ -193,10 +184,8 @@ def _encoded(kind: pa.DataType) -> bool:
     return bool(pa.types.is_dictionary(kind)) or any(map(_encoded, inner))
 
 
-def _message(
-    fetch: Fetch, at: int, size: int, nodes: int, head: bytes | None = None
-) -> Message | None:
-    """The message at a byte; None for the end of a stream. ``nodes``: columns and parts of columns."""
+def _message(fetch: Fetch, at: int, size: int, head: bytes | None = None) -> Message | None:
+    """The message at a byte; None for the end of a stream."""
     head = head or fetch([(at, min(size, at + HEAD))])[0]
     if len(head) < 8:
         raise BadFileError(f"cut short: {size:,} bytes, and a message begins at byte {at:,}")
@@ -227,8 +216,8 @@ def _message(
         return Message(at, stop, kind)
     rows, columns = content.number(0, "<q"), content.vector(1, NODE)
     # They are counted for each column, too; the parts of nested ones follow it.
-    wrong = len(columns) != nodes or any(count != rows for (count,) in columns[:1])
-    if wrong or not 0 <= rows < 1 << 40:
+    good = columns[0][0] == rows if columns else not body
+    if not good or not 0 <= rows < 1 << 40:
         raise BadFileError(f"damaged: a record batch of {rows:,} rows at byte {at:,}")
     return Message(at, stop, kind, rows, content.table(3) is not None)
 
