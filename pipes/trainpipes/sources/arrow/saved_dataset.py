@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 
 from trainpipes._internal.checks import refuse_special
-from trainpipes._internal.messages import nearest
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.retry import Requests
 
 
-def saved_files(files: FileList, split: str | None, caller: str) -> FileList:
-    """The files that ``save_to_disk`` names, of the chosen split; all of other folders."""
+def saved_files(files: FileList, caller: str) -> FileList:
+    """The files that ``save_to_disk`` names; all of other folders."""
     requests = Requests(files.retry_seconds)
 
     def about(file: int, path: str) -> Any:
@@ -31,34 +30,17 @@ def saved_files(files: FileList, split: str | None, caller: str) -> FileList:
         if state is not None:
             above, name = posixpath.split(path)
             splits.setdefault((system, above), []).append(name)
-    known = False
     for (system, path), names in splits.items():
         first = folders[system, f"{path}/{names[0]}"][0]
-        if about(first, f"{path}/dataset_dict.json") is not None:
-            known = True
-            chosen = _chosen(path, names, split, caller)
-            for name in names:
-                if name != chosen:
-                    del folders[system, f"{path}/{name}"]
-    if split is not None and not known:
-        raise ConfigError(
-            f"{caller}: split= chooses one of a DatasetDict that save_to_disk wrote, and there is none "
-            f"above {files.names[0]}: leave it out, or list the folder with dataset_dict.json in it"
-        )
+        if len(names) > 1 and about(first, f"{path}/dataset_dict.json") is not None:
+            has = f"has several splits, {', '.join(map(repr, names))}"
+            raise ConfigError(
+                f"{caller}: {path} {has}: read one of them, such as {path}/{names[0]}", path=path
+            )
     kept: list[int] = []
     for key, own in folders.items():
         kept += own if states[key] is None else _named(files, own, key[1], states[key])
     return files.pick(np.array(kept, dtype=np.int64))
-
-
-def _chosen(path: str, names: list[str], split: str | None, caller: str) -> str:
-    if split in names or (split is None and len(names) == 1):
-        return split or names[0]
-    has = f"has several splits, {', '.join(map(repr, names))}"
-    if split is not None:
-        has += f", and no split {split!r}{nearest(split, names)}"
-    way = f"choose one by read_arrow(split={names[0]!r})"
-    raise ConfigError(f"{caller}: {path} {has}: {way}", path=path)
 
 
 def _named(files: FileList, members: list[int], folder: str, state: Any) -> list[int]:
