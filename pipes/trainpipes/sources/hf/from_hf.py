@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Any
@@ -12,7 +11,7 @@ from trainpipes._internal.checks import whole_number
 from trainpipes._internal.messages import warn_once
 from trainpipes._internal.text import amount
 from trainpipes.columns.arrays import to_numpy
-from trainpipes.columns.content import table_digest
+from trainpipes.columns.content import short_digest, table_digest
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.arrow.from_arrow import TableSource
@@ -66,8 +65,8 @@ class FromHf(Source):
         self._require(whole, "dataset", "the whole dataset", way)
         if self.reorders:
             warn_once(
-                "from_hf(dataset): an IterableDataset that shuffles cannot save its position, so that a resume "
-                "reads the epoch's rows again from its start: leave its shuffle() out, and put "
+                "from_hf(dataset): an IterableDataset that shuffles cannot save its position, so that a "
+                "resume reads the epoch's rows again from its start: leave its shuffle() out, and put "
                 ".shuffle(buffer_size) after from_hf()"
             )
 
@@ -120,9 +119,12 @@ class HFTable(TableSource):
         return HFTable, (self._dataset, self._block_rows)
 
     def fingerprint(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"rows": self.rows, "columns": _digest(str(self.schema).encode())}
+        found: dict[str, Any] = {
+            "rows": self.rows,
+            "columns": short_digest(str(self.schema).encode()),
+        }
         if self.indices is not None:
-            found["indices"] = _digest(np.ascontiguousarray(self.indices, "<i8").tobytes())
+            found["indices"] = short_digest(np.ascontiguousarray(self.indices, "<i8").tobytes())
         if not self._dataset.cache_files:
             found["content"] = table_digest(self.table)[:16]
         elif self.rows:
@@ -131,16 +133,11 @@ class HFTable(TableSource):
         return found
 
     def describe(self) -> list[tuple[str, str]]:
-        where = (
-            f"{len(self._dataset.cache_files):,} files" if self._dataset.cache_files else "memory"
-        )
+        files = self._dataset.cache_files
+        where = f"{len(files):,} files" if files else "memory"
         lines = [*super().describe(), ("dataset in", where)]
         if self.indices is not None:
             lines.append(("indices", f"{self.rows:,} of a table of {len(self.table):,} rows"))
         if self.row_bytes is not None:
             lines.append(("in memory", f"{amount(self.row_bytes)} a row"))
         return lines
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]

@@ -52,13 +52,6 @@ class TokenRows(TensorRows):
     def slice(self, start: int, stop: int) -> TensorRows:
         return TokenRows(self.packed[start:stop], self.labels)
 
-    def joined(self, others: Sequence[TensorRows]) -> TensorRows:
-        parts = [part for part in (self, *others) if isinstance(part, TokenRows)]
-        kinds = {(part.packed.dtype, part.labels) for part in parts}
-        if len(parts) <= len(others) or len(kinds) > 1:
-            return super().joined(others)
-        return TokenRows(np.concatenate([part.packed for part in parts]), self.labels)
-
     def part(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
         rows: Any = self.packed[start:stop]
         parts = (rows[:, :-1], rows[:, 1:]) if self.labels else (rows,)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
@@ -13,6 +12,7 @@ import torch
 from trainpipes._internal.text import amount
 from trainpipes.columns.arrays import one_chunk, to_arrow
 from trainpipes.columns.columns import from_columns
+from trainpipes.columns.content import short_digest
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
@@ -92,7 +92,7 @@ class MemmapSource(RandomAccessSource):
             names = [column.name for column in dataset.columns]
             return from_columns(dict(zip(names, map(self._arrow, columns), strict=True)), self)
         # What is mapped cannot be written, and a tensor can: a copy.
-        own = list(map(_own, columns))
+        own: list[Array] = [np.require(column, requirements=("C", "W")) for column in columns]
         if dataset.bare:
             return TokenRows(own[0], dataset.labels)
         names = None if dataset.layout == "tuple" else tuple(c.name for c in dataset.columns)
@@ -126,7 +126,7 @@ class MemmapSource(RandomAccessSource):
             "rows": len(self._dataset),
             "columns": [str(c) for c in self._dataset.columns],
             **({"names": digests(self.relative_names())} if len(files) > 1 else {}),
-            "digest": _digest([file.identity for file in files]),
+            "digest": short_digest(json.dumps([file.identity for file in files]).encode()),
         }
 
     def describe(self) -> list[tuple[str, str]]:
@@ -138,14 +138,3 @@ class MemmapSource(RandomAccessSource):
 
     def __repr__(self) -> str:
         return "from_memmap()"
-
-
-def _own(column: Array | Ragged) -> Array:
-    assert isinstance(column, np.ndarray)
-    if column.flags.writeable and column.flags.c_contiguous:
-        return column
-    return np.array(column, order="C")
-
-
-def _digest(found: Any) -> str:
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
