@@ -157,14 +157,12 @@ def _schema_of(footer: bytes, tail: bytes) -> pa.Schema:
 def _check_side_by_side(spans: list[tuple[int, int]], end: int) -> None:
     """Raise unless messages lie side by side: this finds those that a damaged footer leaves out."""
     spans = sorted(spans)
-    starts = [start for start, _ in spans[1:]] + [end - END]
+    starts = [start for start, _ in spans[1:]]
+    starts.append(end if spans[-1][1] == end else end - END)
     for (_, stop), start in zip(spans, starts, strict=True):
-        if not 0 <= start - stop <= PADDING and not (start == end - END and stop == end):
-            raise BadFileError(
-                f"damaged: its footer lists no message from byte {stop:,} to {start:,}"
-                if stop < start
-                else f"damaged: its footer lists two messages at byte {start:,}"
-            )
+        if not 0 <= start - stop <= PADDING:
+            what = f"no message from byte {stop:,} to" if stop < start else "two messages at byte"
+            raise BadFileError(f"damaged: its footer lists {what} {start:,}")
 
 
 def _begun(fetch: Fetch, at: int, size: int) -> tuple[Message, pa.Schema]:

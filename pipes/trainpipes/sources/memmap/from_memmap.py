@@ -88,15 +88,15 @@ class MemmapSource(RandomAccessSource):
 
     def _payload(self, columns: list[Array | Ragged]) -> Payload:
         dataset = self._dataset
+        names = tuple(column.name for column in dataset.columns)
         if any(column.ragged for column in dataset.columns):
-            names = [column.name for column in dataset.columns]
             return from_columns(dict(zip(names, map(self._arrow, columns), strict=True)), self)
         # What is mapped cannot be written, and a tensor can: a copy.
         own: list[Array] = [np.require(column, requirements=("C", "W")) for column in columns]
         if dataset.bare:
             return TokenRows(own[0], dataset.labels)
-        names = None if dataset.layout == "tuple" else tuple(c.name for c in dataset.columns)
-        return TensorRows(tuple(map(torch.from_numpy, own)), names)
+        tensors = tuple(map(torch.from_numpy, own))
+        return TensorRows(tensors, None if dataset.layout == "tuple" else names)
 
     def _arrow(self, column: Array | Ragged) -> Any:
         if not isinstance(column, Ragged):

@@ -79,10 +79,9 @@ class MappedColumn:
             mapping.madvise(mmap.MADV_WILLNEED, begin, stop * values.strides[0] - begin)
 
     def is_as_written(self) -> bool:
-        sums = [zlib.crc32(self.values.reshape(-1).view(np.uint8)), self.about.offsets_crc32]
-        if self.offsets is not None:
-            sums[1] = zlib.crc32(self.offsets.view(np.uint8))
-        return sums == [self.about.crc32, self.about.offsets_crc32]
+        about = ((self.values, self.about.crc32), (self.offsets, self.about.offsets_crc32))
+        held: list[tuple[Any, int]] = [(array, said) for array, said in about if array is not None]
+        return all(zlib.crc32(array.reshape(-1).view(np.uint8)) == said for array, said in held)
 
 
 @dataclass(frozen=True)

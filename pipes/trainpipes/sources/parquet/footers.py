@@ -53,7 +53,7 @@ class RowGroupLayout(Layout):
         return footer_numbers(self)[2:]
 
     def is_footer(self, footer: bytes) -> bool:
-        return [len(footer), zlib.crc32(footer)] == footer_numbers(self)[:2].tolist()
+        return footer_numbers(self)[:2].tobytes() == _numbers([len(footer), zlib.crc32(footer)])
 
 
 class ParsedFooters:
@@ -158,6 +158,10 @@ def footer_numbers(layout: Layout) -> IntArray:
     return np.frombuffer(layout.extra, np.int64, 2 + len(layout.rows))
 
 
+def _numbers(values: list[int]) -> bytes:
+    return np.array(values, dtype=np.int64).tobytes()
+
+
 def _samples(layout: Layout) -> dict[str, Any]:
     """For columns that were chosen before: rows of some row groups, and their bytes in memory."""
     more = layout.extra[8 * (2 + len(layout.rows)) :]
@@ -225,7 +229,7 @@ def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layo
                 f"its column {names[0]!r} is encrypted, which is not supported{cure}"
             )
     sizes = [min(max(0, group.total_byte_size), MOST_BYTES) for group in groups]
-    extra = np.array([len(footer), zlib.crc32(footer), *sizes], dtype=np.int64).tobytes()
+    extra = _numbers([len(footer), zlib.crc32(footer), *sizes])
     # Where a row group lies is known by its columns, of which not all may be asked.
     nowhere = np.zeros(len(rows), dtype=np.int64)
     return metadata, Layout(rows, nowhere, nowhere, schema, extra)

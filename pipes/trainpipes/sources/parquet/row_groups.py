@@ -100,7 +100,7 @@ class RowGroups(Format):
         return [*footer_numbers(layout)[:2].tolist(), layout.note, self.replace]
 
     def note(self, layout: Any) -> str:
-        return layout.note
+        return str(layout.note)
 
     def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
         return list(self.described)
@@ -110,9 +110,8 @@ class ParquetFile:
     def __init__(
         self, format: RowGroups, data: FileBytes, layout: RowGroupLayout, held: int | None = None
     ) -> None:
-        #: Whether all is of the file that was listed.
-        self._is_certain = data.checked and not data.local
-        known = format.parsed.known(data.name) if self._is_certain else None
+        is_certain = data.checked and not data.local  # that all is of the file that was listed
+        known = format.parsed.known(data.name) if is_certain else None
         if known is None and not data.local and data.size <= WHOLE_BYTES:
             data = FetchedBytes(data, [(0, data.size)])  # its footer and rows by one request
         self._data, self._layout, self._columns, self.name = data, layout, format.columns, data.name
@@ -121,7 +120,7 @@ class ParquetFile:
         self._handle: Any = opened
         self._expected: Sequence[int] = ()  # row groups that a remote file was asked to fetch
         try:
-            metadata = known or format.parsed.of(self.name, self._read_footer, self._is_certain)
+            metadata = known or format.parsed.of(self.name, self._read_footer, is_certain)
             if metadata.num_row_groups != len(layout.rows):
                 raise OtherBytesError(CHANGED)  # what was kept of its footer is wrong
             self._leaves = leaves_of(metadata, self._columns)
@@ -159,17 +158,12 @@ class ParquetFile:
             yield batch
 
     def _expect(self, row_groups: Sequence[int]) -> None:
-        """Tell a remote file the row groups to come, and after some time the footer."""
+        """Tell a remote file the row groups to come."""
         assert self._remote is not None
-        ranges: list[tuple[int, int]] = []
         for number in row_groups:
             self._probe.check(number, self._leaves)
-            ranges += _ranges(self._parquet.metadata, number, self._leaves)
-        again = bool(self._expected) and not self._is_certain
-        self._expected = row_groups
-        self._remote.expect([*ranges, self._layout.footer_range] if again else ranges)
-        if again:
-            self._read_footer()
+        self._expected, metadata = row_groups, self._parquet.metadata
+        self._remote.expect([r for n in row_groups for r in _ranges(metadata, n, self._leaves)])
 
     def _read_footer(self) -> bytes:
         footer, (start, stop) = b"", self._layout.footer_range
@@ -181,13 +175,10 @@ class ParquetFile:
         return footer
 
 
-def _ranges(metadata: Any, row_group: int, leaves: list[int]) -> list[tuple[int, int]]:
-    group = metadata.row_group(row_group)
-    ranges = []
+def _ranges(metadata: Any, row_group: int, leaves: list[int]) -> Iterator[tuple[int, int]]:
     for leaf in leaves:
-        chunk = group.column(leaf)
+        chunk = metadata.row_group(row_group).column(leaf)
         start = chunk.data_page_offset
         if chunk.has_dictionary_page and chunk.dictionary_page_offset:
             start = min(start, chunk.dictionary_page_offset)
-        ranges.append((start, start + chunk.total_compressed_size))
-    return ranges
+        yield start, start + chunk.total_compressed_size
