@@ -74,7 +74,7 @@ class FromHf(Source):
     def has_blocks(self) -> bool:  # type: ignore[override]
         return _is_table(self.dataset)
 
-    random_access = has_blocks  # type: ignore[assignment]
+    random_access = has_blocks
 
     @property
     def runs_user_code(self) -> bool:

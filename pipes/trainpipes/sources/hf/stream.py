@@ -83,7 +83,8 @@ class HFReader(StreamReader):
         self, dataset: Any, schema: pa.Schema | None, state: dict[str, Any] | None
     ) -> None:
         self._dataset, self._schema = dataset, schema
-        self._batch, self._used = None, 0  # rows of it
+        self._batch: Any = None
+        self._used = 0  # rows of it
         self._start = as_json(dataset.state_dict())  # where the batch began
         if state is not None:
             self._go(state)

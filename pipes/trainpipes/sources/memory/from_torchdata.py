@@ -47,9 +47,14 @@ def plain(value: Any) -> Any:
         return {"__tuple__": [plain(inner) for inner in value]}
     if isinstance(value, bytes):
         return {"__bytes__": _text(value)}
+    shape: tuple[int, ...] = ()
     kind, dtype = "__array__", ""
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        kind, dtype, shape = "__tensor__", str(value.dtype).removeprefix("torch."), value.shape
+        kind, dtype, shape = (
+            "__tensor__",
+            str(value.dtype).removeprefix("torch."),
+            tuple(value.shape),
+        )
         # Of one dimension at least, to be viewed as bytes.
         value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:

@@ -141,9 +141,8 @@ def _noted(layouts: list[RowGroupLayout], folders: pa.Table, unread: Any) -> lis
     for file, layout in enumerate(layouts):
         values = {name: folders.column(name)[file] for name in folders.column_names}
         note = f"\0{ {name: one.as_py() for name, one in values.items()} }" if values else ""
-        own = () if unread is None else np.flatnonzero(unread[first : first + len(layout.rows)])
-        if len(own):
-            note += f"\0unread {own.tolist()}"
+        if unread is not None and (own := unread[first : first + len(layout.rows)]).any():
+            note += f"\0unread {np.flatnonzero(own).tolist()}"
         found.append(replace(layout, folder=values, note=note))
         first += len(layout.rows)
     return found

@@ -110,8 +110,9 @@ class ParquetFile:
     def __init__(
         self, format: RowGroups, data: FileBytes, layout: RowGroupLayout, held: int | None = None
     ) -> None:
-        is_certain = data.checked and not data.local  # that all is of the file that was listed
-        known = format.parsed.known(data.name) if is_certain else None
+        #: Whether all is of the file that was listed.
+        self._is_certain = data.checked and not data.local
+        known = format.parsed.known(data.name) if self._is_certain else None
         if known is None and not data.local and data.size <= WHOLE_BYTES:
             data = FetchedBytes(data, [(0, data.size)])  # its footer and rows by one request
         self._data, self._layout, self._columns, self.name = data, layout, format.columns, data.name
@@ -120,7 +121,7 @@ class ParquetFile:
         self._handle: Any = opened
         self._expected: Sequence[int] = ()  # row groups that a remote file was asked to fetch
         try:
-            metadata = known or format.parsed.of(self.name, self._read_footer, is_certain)
+            metadata = known or format.parsed.of(self.name, self._read_footer, self._is_certain)
             if metadata.num_row_groups != len(layout.rows):
                 raise OtherBytesError(CHANGED)  # what was kept of its footer is wrong
             self._leaves = leaves_of(metadata, self._columns)
@@ -158,12 +159,18 @@ class ParquetFile:
             yield batch
 
     def _expect(self, row_groups: Sequence[int]) -> None:
-        """Tell a remote file the row groups to come."""
+        """Tell a remote file the row groups to come, and after some time the footer, to see that it is the
+        same.
+        """
         assert self._remote is not None
         for number in row_groups:
             self._probe.check(number, self._leaves)
-        self._expected, metadata = row_groups, self._parquet.metadata
-        self._remote.expect([r for n in row_groups for r in _ranges(metadata, n, self._leaves)])
+        metadata, again = self._parquet.metadata, bool(self._expected) and not self._is_certain
+        ranges = [one for n in row_groups for one in _ranges(metadata, n, self._leaves)]
+        self._expected = row_groups
+        self._remote.expect([*ranges, self._layout.footer_range] if again else ranges)
+        if again:
+            self._read_footer()
 
     def _read_footer(self) -> bytes:
         footer, (start, stop) = b"", self._layout.footer_range
