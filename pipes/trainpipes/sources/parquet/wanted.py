@@ -65,12 +65,12 @@ def wanted_files(
         found += [name for name in needed if name not in inner_paths(found, schema.names)]
     elif not hive:
         folders = only(folders, needed)
-    told = only(folders, [field.name for field in beside if field.name in needed])
-    by_footers = any(name not in told.column_names for name in needed)
-    if not told.num_columns:
+    named_by_folders = only(folders, [field.name for field in beside if field.name in needed])
+    by_footers = any(name not in named_by_folders.column_names for name in needed)
+    if not named_by_folders.num_columns:
         return WantedFiles(files, found, folders, 0, by_footers)
     if kept is None or not {*named.column_names}.isdisjoint(own.names):
-        kept = may_hold(filter, schema, facts_of(told))
+        kept = may_hold(filter, schema, facts_of(named_by_folders))
     kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
     left_out = len(files) - len(kept)
     return WantedFiles(files.pick(kept), found, folders.take(to_arrow(kept)), left_out, by_footers)
