@@ -86,9 +86,9 @@ def _schema_of(files: FileList, file: int) -> pa.Schema | None:
 
 def folder_columns(names: Sequence[str], caller: str, needed: bool) -> pa.Table:
     """A row for each file: its folders' values, int64 if all are integers, else text."""
-    pairs = [_pairs(name) for name in names]
-    first = pairs[0] if pairs else {}
-    for name, own in zip(names, pairs, strict=True):
+    first = _pairs(names[0]) if names else {}
+    pairs = [_pairs(name) for name in names] if first or needed else []
+    for name, own in zip(names, pairs, strict=False):
         if odd := first.keys() ^ own.keys():
             if not needed:
                 return pa.table({})
