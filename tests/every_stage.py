@@ -390,7 +390,7 @@ FINITE: dict[str, Make] = {
         .sharding_filter(4).shuffle(7).batch(4).pad_collate()
     ),
     "from_hf / drawn": lambda f: (
-        tp.from_hf({"train": SavedRows(table(f))}, split="train").select("x").sharding_filter(4)
+        tp.from_hf(SavedRows(table(f))).select("x").sharding_filter(4)
         .shuffle(scope="global").batch(4).collate()
     ),
     "read_webdataset": lambda f: (

@@ -224,10 +224,6 @@ OPTIONS: dict[str, Make] = {
     ),
     "from_iterable": lambda f: tp.from_iterable(every_stage.count_61),
     "from_memmap": lambda f: tp.from_memmap(mapped(f), columns=["tokens"]),
-    "from_memmap / transform": lambda f: tp.from_memmap(mapped(f), transform=every_stage.double),
-    "from_memmap / version": lambda f: tp.from_memmap(
-        mapped(f), transform=lambda row: row, version="8"
-    ),
     "from_memmap / dtype": lambda f: tp.from_memmap(bare(f), dtype="uint16", length=7, labels=True),
     "from_tensors": lambda f: tp.from_tensors(np.arange(5), np.arange(5)),
     "concat": lambda f: tp.concat(rows(f).select("x"), tp.from_arrow(table(f).select(["x"]))),

@@ -97,7 +97,6 @@ HOSTILE = [
     "stages: [{from_dataset: hostile:run}]",
     "stages: [{from_torchdata: hostile:run}]",
     "stages: [{from_hf: hostile}]",
-    "stages: [{from_memmap: {path: x, transform: hostile:run}}]",
     "stages: [{mix: {sources: {a: !pipeline {stages: [{list_files: d}, {map: hostile:run}]}}}}]",
     "stages: [{concat: [!function hostile:run]}]",
     # Recipes are those that are installed, by name.

@@ -60,18 +60,13 @@ def test_a_transform_that_would_not_be_carried_out_is_refused():
 
 def test_of_several_splits_one_is_chosen():
     both = {"train": SavedRows(pa.table({"x": [1]})), "test": SavedRows(pa.table({"x": [2]}))}
-    assert list(tp.from_hf(both, split="test")) == [{"x": 2}]
-    with pytest.raises(tp.ConfigError, match=r"splits 'train', 'test'.*split='train'"):
+    with pytest.raises(tp.ConfigError, match=r"choose dataset\['train'\] or dataset\['test'\]"):
         tp.from_hf(both)
-    with pytest.raises(tp.ConfigError, match=r"no split 'tets' \(did you mean 'test'\?\)"):
-        tp.from_hf(both, split="tets")
-    with pytest.raises(tp.ConfigError, match="leave it out"):
-        tp.from_hf(both["train"], split="train")
 
 
 def test_what_is_no_dataset_is_refused_with_a_way_out():
     for other in ([1, 2], pa.table({"x": [1]}), "my/dataset", None):
-        with pytest.raises(tp.ConfigError, match=r"from_hf\(dataset\) takes"):
+        with pytest.raises(tp.ConfigError, match=r"from_hf\(dataset\) must be a datasets.Dataset"):
             tp.from_hf(other)
 
 
@@ -212,7 +207,9 @@ def test_an_iterable_dataset_that_shuffles_resumes_exactly_and_says_what_it_cost
         data = datasets.Dataset.from_dict(rows(300)).to_iterable_dataset(num_shards=3)
         return data.shuffle(seed=seed, buffer_size=50)
 
-    with pytest.warns(UserWarning, match=r"no position.*\.shuffle\(buffer_size\) after from_hf"):
+    with pytest.warns(
+        UserWarning, match=r"cannot save its position.*\.shuffle\(buffer_size\) after from_hf"
+    ):
         pipe = tp.from_hf(make())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

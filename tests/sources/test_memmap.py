@@ -445,7 +445,10 @@ def test_a_memory_map_is_written_to_a_url_and_read_where_it_is_copied(tmp_path):
         assert tp.write_memmap("memory://maps/x", source, overwrite=True, num_files=None) is None
         memory.get("/maps/x", str(tmp_path / "x"), recursive=True)
         data = tp.write_memmap(tmp_path / "here", source, overwrite=True)
-        assert same(list(tp.read_memmap(tmp_path / "x", verify=True)), list(data))
+        copied = tp.read_memmap(tmp_path / "x")
+        copied.verify()
+        assert same(list(copied), list(data))
+        assert same(copied[3:5], data[[3, 4]])
         shutil.rmtree(tmp_path / "x")
 
 
@@ -648,7 +651,8 @@ def test_any_byte_that_changed_is_found(tmp_path):
                 continue  # other white space says the same
             file.write_bytes(damaged)
             try:
-                data = tp.read_memmap(path, verify=True)
+                data = tp.read_memmap(path)
+                data.verify()
             except tp.UnreadableError:
                 places += 1
             else:  # what the manifest says of the writer
@@ -706,27 +710,6 @@ def test_several_files_are_one_after_the_other(tmp_path):
     pipe = tp.from_memmap(tmp_path / "part-*.memmap")
     assert [row["k"] for row in pipe] == expected
     assert sorted(row["k"] for row in pipe.shuffle(scope="global")) == expected
-
-
-def plus_one(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "n": row["n"] + 1, "size": len(row["tokens"])}
-
-
-def fail_at_7(row: dict[str, Any]) -> dict[str, Any]:
-    if row["n"] == 7:
-        raise ValueError("seven")
-    return row
-
-
-def test_a_transform_sees_the_same_row_however_it_is_read(tmp_path):
-    tp.write_memmap(tmp_path / "x", ragged_rows())
-    data = tp.read_memmap(tmp_path / "x", transform=plus_one)
-    pipe = tp.from_dataset(data)
-    assert same(list(pipe), [data[n] for n in range(50)])
-    assert same(data[3:5], [data[3], data[4]])
-    with pytest.raises(ValueError, match="seven") as failed:
-        list(tp.from_memmap(tmp_path / "x", transform=fail_at_7))
-    assert "row 7" in failed.value.__notes__[0]
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -806,7 +789,7 @@ def test_bad_bare_files_and_options_are_refused(tmp_path):
     for options in (
         {"dtype": "uint16"}, {"length": 4}, {"labels": True}, {"dtype": "float32", "length": 4},
         {"dtype": "uint16", "length": 0}, {"dtype": "uint16", "length": 2.5}, {"columns": [3]},
-        {"transform": 3}, {"dtype": "uint16", "length": 4, "columns": ["input_ids"]},
+        {"dtype": "uint16", "length": 4, "columns": ["input_ids"]},
     ):  # fmt: skip
         with pytest.raises(tp.ConfigError):
             tp.from_memmap(tmp_path / "x", **options)

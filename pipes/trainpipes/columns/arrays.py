@@ -166,9 +166,9 @@ T = TypeVar("T", pa.Table, pa.RecordBatch, pa.Array)
 
 def gathered(rows: T, index: IntArray) -> T:
     """The rows at ``index``; views, for which Arrow has no ``take``, come as text and bytes."""
-    if isinstance(rows, pa.Table) and any(_has_numbers(kind) for kind in rows.schema.types):
+    if not isinstance(rows, pa.Array) and any(map(_has_numbers, rows.schema.types)):
         columns = [gathered(one_chunk(column), index) for column in rows.columns]
-        return pa.Table.from_arrays(columns, schema=rows.schema)
+        return type(rows).from_arrays(columns, schema=rows.schema)
     places = to_arrow(index)
     if isinstance(rows, pa.Array) and _has_numbers(rows.type) and len(rows) <= 4 * len(index):
         found = _gathered_numbers(rows, places)

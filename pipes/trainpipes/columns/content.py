@@ -25,6 +25,10 @@ MOST_THREADS = 8
 _known: dict[int, tuple[Any, Any, str]] = {}
 
 
+def short_digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
 def table_digest(table: pa.Table) -> str:
     """A digest of a table's names, types and rows, 64 hexadecimal digits."""
 

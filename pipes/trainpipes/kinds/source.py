@@ -312,14 +312,13 @@ class RandomAccessSource(RowSource):
 
 
 class RowsInMemory(RandomAccessSource):
-    """Rows by number, in blocks of 8,192. A subclass defines ``slice`` and ``take``."""
+    """Rows by number, in blocks. A subclass defines ``slice`` and ``take``."""
 
     by_number = True
-    BLOCK_ROWS = 8192
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, block_rows: int = 8192) -> None:
         self.rows = rows
-        self._starts = even_blocks(rows, self.BLOCK_ROWS)
+        self._starts = even_blocks(rows, block_rows)
         self.lengths = np.diff(self._starts)
 
     @abstractmethod

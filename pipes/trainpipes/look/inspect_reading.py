@@ -125,7 +125,7 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
     ]
     files = files.pick(np.flatnonzero(readers == reader).astype(np.int64))
     if reader == "read_arrow":
-        files = saved_files(files, None, "inspect_files()")
+        files = saved_files(files, "inspect_files()")
     size, remote = int(np.maximum(files.sizes, 0).sum()), not all(map(is_local, files.systems))
     found = Found(reader, list(urls), len(files), size, remote, others=others)
     _open(found, files)

@@ -48,21 +48,25 @@ class EpochIterator:
         return self
 
     def __next__(self) -> Any:
-        return self._iterator_lock.run(self._next)
-
-    def _next(self) -> Any:
-        rest, begun = self._rest, perf_counter()
+        lock, held = self._iterator_lock, True
         try:
+            if not lock.acquire():
+                held = False
+                held = lock.wait()
+            rest, begun = self._rest, perf_counter()
             item = self._first() if rest is None else next(rest)
+            if self._info is None:
+                iteration = self._iteration
+                iteration.last = self._current
+                iteration.wait_seconds += perf_counter() - begun
         except StopIteration:
             if self._current is not None:
                 self._current.ended = True
                 self._current.close()
             raise
-        if self._info is None:
-            iteration = self._iteration
-            iteration.last = self._current
-            iteration.wait_seconds += perf_counter() - begun
+        finally:
+            if held:
+                lock.release()
         return item
 
     def __reduce__(self) -> Any:
@@ -88,7 +92,8 @@ class EpochIterator:
         """
         if self._rest is None or self._current is None:  # none was given
             return False
-        return bool(self._iterator_lock.run(self._current.is_last))
+        with self._iterator_lock.between_items():
+            return self._current.is_last()
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last item given: a flat dict of integers and strings."""

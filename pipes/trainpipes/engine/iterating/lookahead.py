@@ -79,7 +79,8 @@ class Lookahead:
 
     def __next__(self) -> Any:
         if self._last is None and not self._depth and not self._agrees:
-            return _placed(self.stages, next(self.source))
+            item = next(self.source)
+            return _placed(self.stages, item) if self.stages else item
         if self._raised is not None:
             raise self._raised
         self._look_ahead()

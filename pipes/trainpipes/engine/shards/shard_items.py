@@ -121,7 +121,7 @@ class ShardItems:
     def take(self, m: int) -> Any:
         """Batch ``m``, the next one of its shard; ENDED if the shard has no more."""
         lane = m % self._lanes
-        found = self._of(lane)
+        found = self._iterators.get(lane) or self._of(lane)
         comes_to_run = not found.left
         if self._pool is not None and perf_counter() - self._given > AT_WORK:
             self._make_ahead(m, self._pool)
@@ -131,7 +131,8 @@ class ShardItems:
             if item is not ENDED:
                 heappush(self._due, (m + (found.left + 1) * self._lanes, lane))
             self._work_ahead()
-        self._given = perf_counter()
+        if self._pool is not None:
+            self._given = perf_counter()
         return item
 
     def _make_ahead(self, m: int, pool: Pool) -> None:

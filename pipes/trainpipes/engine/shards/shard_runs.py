@@ -150,12 +150,10 @@ class ShardIterator:
         self._run: PlacedRun | None = None
         self._items: MutableSequence[Any] = []
         self._k = 0
+        #: Items left of the run.
+        self.left = 0
         #: Gives the next run once it is in work.
         self._result: Callable[[], tuple[PlacedRun, MutableSequence[Any]] | None] | None = None
-
-    @property
-    def left(self) -> int:
-        return 0 if self._run is None else self._run.last - self._k
 
     def late(self, ahead: int) -> list[tuple[LazyBatches, int]]:
         """The item after so many others, if it is made only when it is taken."""
@@ -175,6 +173,7 @@ class ShardIterator:
             raise_placed(error, self._opener.plan)
         self._items[self._k] = None  # free its memory
         self._k += 1
+        self.left -= 1
         self._delivered += 1
         return item
 
@@ -192,6 +191,7 @@ class ShardIterator:
             return
         self._run, self._items = found
         self._k = self._run.first
+        self.left = self._run.last - self._k
 
     def work_ahead(self) -> None:
         if self._result is None and not self._ended:

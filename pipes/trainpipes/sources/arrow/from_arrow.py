@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from trainpipes.columns.arrays import gathered, take_rows
 from trainpipes.columns.content import table_digest
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.source import Place, RandomAccessSource
+from trainpipes.kinds.source import RowsInMemory
 from trainpipes.kinds.stage_kinds import Source
+from trainpipes.sources.files.schema import Rows, fitted
 
 #: Rows in a block, so that a shuffle has blocks to put in another order.
 BLOCK_ROWS = 8192
@@ -59,47 +61,61 @@ class FromArrow(Source):
         return f"from_arrow({self.table.num_rows} rows of {', '.join(self.table.column_names)})"
 
 
-class ArrowSource(RandomAccessSource):
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-        starts = np.arange(0, max(1, len(table)), BLOCK_ROWS, dtype=np.int64)
-        self._starts = starts
-        self.lengths = np.diff(np.append(starts, len(table)))
+class TableSource(RowsInMemory):
+    """Rows of a table, or those at ``indices`` int64 ``[rows]``; with the types of ``schema``, if set."""
+
+    by_number = False
+
+    def __init__(self, table: pa.Table, block_rows: int, indices: IntArray | None = None) -> None:
+        super().__init__(len(table) if indices is None else len(indices), block_rows)
+        self.table, self.indices = table, indices
         self.row_bytes = table.nbytes / len(table) if len(table) else None
         self._keys: dict[int, str] = {}
-        self._chunks: tuple[list[pa.RecordBatch], IntArray] | None = None  # and their first rows
 
-    def read(self, block: int, start: int, stop: int) -> pa.Table:
-        return self._table.slice(int(self._starts[block]) + start, stop - start)
+    @cached_property
+    def _chunks(self) -> tuple[list[pa.RecordBatch], IntArray]:
+        found = self.table.to_batches()
+        return found, np.cumsum([0, *map(len, found)], dtype=np.int64)
+
+    def slice(self, start: int, stop: int) -> pa.Table:
+        if self.indices is not None:
+            index = self.indices[start:stop]
+            if not len(index) or (np.diff(index) != 1).any():
+                return self._taken(index)
+            start, stop = int(index[0]), int(index[-1]) + 1
+        return self._fitted(self.table.slice(start, stop - start))
 
     def take(self, index: IntArray) -> pa.Table:
-        if self._chunks is None:
-            made = self._table.to_batches()
-            self._chunks = made, np.cumsum([0, *(len(chunk) for chunk in made)])
+        return self._taken(index if self.indices is None else self.indices[index])
+
+    def _taken(self, index: IntArray) -> pa.Table:
+        if not len(index):
+            return self._fitted(self.table.slice(0, 0))
         chunks, firsts = self._chunks
-        if len(chunks) < 2:
-            return gathered(self._table, index)
-        return take_rows(lambda n, rows: gathered(chunks[n], rows), firsts, index)
+        return take_rows(lambda n, rows: self._fitted(gathered(chunks[n], rows)), firsts, index)
 
-    def place(self, block: int, row: int) -> Place:
-        return Place(row=int(self._starts[block]) + row)
-
-    def fingerprint(self) -> dict[str, Any]:
-        names = self._table.schema.to_string(show_field_metadata=False, show_schema_metadata=False)
-        digest = hashlib.sha256(names.encode())
-        for position in (0, len(self._table) // 2, len(self._table) - 1):
-            if 0 <= position < len(self._table):
-                digest.update(repr(self._table.slice(position, 1).to_pylist()).encode())
-        return {
-            "rows": len(self._table),
-            "sample": digest.hexdigest()[:16],
-            "content": table_digest(self._table)[:16],
-        }
+    def _fitted(self, rows: Rows) -> Rows:
+        return rows if self.schema is None else fitted(rows, self.schema)
 
     def block_key(self, block: int) -> str:
         if block not in self._keys:
             self._keys[block] = table_digest(self.read(block, 0, int(self.lengths[block])))
         return self._keys[block]
 
+
+class ArrowSource(TableSource):
+    def __init__(self, table: pa.Table) -> None:
+        super().__init__(table, BLOCK_ROWS)
+
+    def fingerprint(self) -> dict[str, Any]:
+        table = self.table
+        names = table.schema.to_string(show_field_metadata=False, show_schema_metadata=False)
+        digest = hashlib.sha256(names.encode())
+        for position in (0, len(table) // 2, len(table) - 1):
+            if 0 <= position < len(table):
+                digest.update(repr(table.slice(position, 1).to_pylist()).encode())
+        sample, content = digest.hexdigest()[:16], table_digest(table)[:16]
+        return {"rows": len(table), "sample": sample, "content": content}
+
     def describe(self) -> list[tuple[str, str]]:
-        return [("rows", f"{len(self._table):,}"), ("in memory", amount(self._table.nbytes))]
+        return [*super().describe(), ("in memory", amount(self.table.nbytes))]

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,10 +32,11 @@ HEAD = 4096
 PADDING = 63
 #: Bytes that end a stream, also within a file.
 END = 8
+#: A footer's message: its start, and the bytes of header and body. A batch's column: its rows.
+BLOCK, NODE = struct.Struct("<qi4xq"), struct.Struct("<q8x")
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """An Arrow file's message at bytes ``start`` to ``stop``; a ``delta`` adds to a dictionary."""
 
     start: int
@@ -93,6 +93,8 @@ def _kept(messages: list[Message], schema: pa.Schema) -> Layout:
             batches.append((one.rows, one.start, one.stop))
     rows, start, stop = np.array(batches, dtype=np.int64).reshape(-1, 3).T
     encoded = any(_encoded(field.type) for field in schema)
+    if dictionaries and not encoded:
+        raise BadFileError(f"damaged: a dictionary of no column at byte {dictionaries[0][1]:,}")
     extra = packed(
         schema=[messages[0].start, messages[0].stop],
         compressed=any(one.compressed for one in messages),
@@ -102,20 +104,16 @@ def _kept(messages: list[Message], schema: pa.Schema) -> Layout:
 
 
 def _stream(fetch: Fetch, size: int) -> tuple[list[Message], pa.Schema]:
-    first, schema, nodes = _begun(fetch, 0, size)
-    found, at = [first], first.stop
-    while at < size:
-        message = _message(fetch, at, size, nodes)
-        if message is None:
-            at += END
-            if at < size and any(fetch([(at, min(size, at + END))])[0]):
-                raise BadFileError(
-                    f"it goes on behind its end, at byte {at:,}, as streams do that were put together by "
-                    "cat: read them one by one"
-                )
-            break
+    first, schema = _begun(fetch, 0, size)
+    found = [first]
+    while (at := found[-1].stop) < size and (message := _message(fetch, at, size)) is not None:
         found.append(message)
-        at = message.stop
+    at += END
+    if at < size and any(fetch([(at, min(size, at + END))])[0]):
+        raise BadFileError(
+            f"it goes on behind its end, at byte {at:,}, as streams do that were put together by cat: read "
+            "them one by one"
+        )
     return found, schema
 
 
@@ -129,17 +127,17 @@ def _file(fetch: Fetch, size: int, head: bytes) -> tuple[list[Message], pa.Schem
     end = size - 10 - length
     footer = fetch([(end, size - 10)])[0]
     begin = len(head) - len(head[len(MAGIC) :].lstrip(b"\0"))
-    first, schema, nodes = _begun(fetch, begin, size)
+    first, schema = _begun(fetch, begin, size)
     if not _schema_of(footer, tail).equals(schema, check_metadata=True):
         raise BadFileError("damaged: its footer and its first message have different schemas")
     table = _Table.root(footer)
-    blocks = [*table.blocks(2), *table.blocks(3)]  # dictionaries, record batches
+    blocks = [*table.vector(2, BLOCK), *table.vector(3, BLOCK)]  # dictionaries, record batches
     if any(start < 0 or header < 8 or start + header > size for start, header, _ in blocks):
         raise BadFileError("damaged: its footer names bytes that it does not have")
     heads = fetch([(start, start + header) for start, header, _ in blocks])
     found = [first]
     for (start, header, body), said in zip(blocks, heads, strict=True):
-        message = _message(fetch, start, size, nodes, said)
+        message = _message(fetch, start, size, said)
         if message is None or message.stop != start + header + body:
             raise BadFileError(f"damaged: its footer and its message at byte {start:,} differ")
         found.append(message)
@@ -159,39 +157,22 @@ def _schema_of(footer: bytes, tail: bytes) -> pa.Schema:
 def _check_side_by_side(spans: list[tuple[int, int]], end: int) -> None:
     """Raise unless messages lie side by side: this finds those that a damaged footer leaves out."""
     spans = sorted(spans)
-    starts = [start for start, _ in spans[1:]] + [end - END]
+    starts = [start for start, _ in spans[1:]]
+    starts.append(end if spans[-1][1] == end else end - END)
     for (_, stop), start in zip(spans, starts, strict=True):
-        if not 0 <= start - stop <= PADDING and not (start == end - END and stop == end):
-            raise BadFileError(
-                f"damaged: its footer lists no message from byte {stop:,} to {start:,}"
-                if stop < start
-                else f"damaged: its footer lists two messages at byte {start:,}"
-            )
+        if not 0 <= start - stop <= PADDING:
+            what = f"no message from byte {stop:,} to" if stop < start else "two messages at byte"
+            raise BadFileError(f"damaged: its footer lists {what} {start:,}")
 
 
-def _begun(fetch: Fetch, at: int, size: int) -> tuple[Message, pa.Schema, struct.Struct]:
+def _begun(fetch: Fetch, at: int, size: int) -> tuple[Message, pa.Schema]:
     first = _message(fetch, at, size)
     if first is None or first.kind != SCHEMA:
         raise BadFileError("damaged: it does not begin with a schema")
     try:
-        schema = pa.ipc.read_schema(pa.py_buffer(fetch([(first.start, first.stop)])[0]))
-        return first, schema, _nodes(schema)
+        return first, pa.ipc.read_schema(pa.py_buffer(fetch([(first.start, first.stop)])[0]))
     except (pa.ArrowException, OSError) as error:
         raise BadFileError(f"damaged schema: {one_line(error)}") from error
-
-
-def _nodes(schema: pa.Schema) -> struct.Struct:
-    """A record batch's lengths of columns: 16 bytes for each field at every depth, length first."""
-    each = ("q8x" + "16x" * (_fields(field.type) - 1) for field in schema)
-    return struct.Struct("<" + "".join(each))
-
-
-def _fields(kind: pa.DataType) -> int:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _fields(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return 1
-    return 1 + sum(_fields(kind.field(n).type) for n in range(kind.num_fields))
 
 
 def _encoded(kind: pa.DataType) -> bool:
@@ -201,12 +182,9 @@ def _encoded(kind: pa.DataType) -> bool:
     return bool(pa.types.is_dictionary(kind)) or any(map(_encoded, inner))
 
 
-def _message(
-    fetch: Fetch, at: int, size: int, nodes: struct.Struct | None = None, head: bytes | None = None
-) -> Message | None:
+def _message(fetch: Fetch, at: int, size: int, head: bytes | None = None) -> Message | None:
     """The message at a byte; None for the end of a stream."""
-    if head is None:
-        head = fetch([(at, min(size, at + HEAD))])[0]
+    head = head or fetch([(at, min(size, at + HEAD))])[0]
     if len(head) < 8:
         raise BadFileError(f"cut short: {size:,} bytes, and a message begins at byte {at:,}")
     mark, length = struct.unpack_from("<Ii", head)
@@ -221,13 +199,12 @@ def _message(
     if len(head) < 8 + length:
         head = fetch([(at, at + 8 + length)])[0]
     root = _Table.root(head[8 : 8 + length])
-    kind, body = root.number(1, "<B"), root.number(3, "<q")
+    kind, body, content = root.number(1, "<B"), root.number(3, "<q"), root.table(2)
     stop = at + 8 + length + body
     if body < 0 or stop > size:
         raise BadFileError(
             f"cut short: {size:,} bytes, and the message at byte {at:,} goes to {stop:,}"
         )
-    content = root.table(2)
     if content is None:
         raise BadFileError(f"damaged: a message without a header at byte {at:,}")
     if kind == DICTIONARY:
@@ -235,62 +212,50 @@ def _message(
         return Message(at, stop, kind, dictionary=content.number(0, "<q"), delta=delta)
     if kind != BATCH:
         return Message(at, stop, kind)
-    rows = content.number(0, "<q")
-    if not 0 <= rows < 1 << 40:
+    rows, columns = content.number(0, "<q"), content.vector(1, NODE)
+    # They are counted for each column, too; the parts of nested ones follow it.
+    good = columns[0][0] == rows if columns else not body
+    if not good or not 0 <= rows < 1 << 40:
         raise BadFileError(f"damaged: a record batch of {rows:,} rows at byte {at:,}")
-    lengths = () if nodes is None else content.lengths(1, nodes)
-    if lengths.count(rows) != len(lengths):
-        raise BadFileError(f"damaged: the record batch at byte {at:,} has columns of other lengths")
     return Message(at, stop, kind, rows, content.table(3) is not None)
 
 
 class _Table:
+    """A table of flatbuffers: fields by number."""
+
     def __init__(self, data: bytes, at: int) -> None:
-        if not 0 <= at < len(data):
-            raise IndexError(f"byte {at} of {len(data)}")
-        self._data = data
-        self._at = at
-        self._fields = at - int(struct.unpack_from("<i", data, at)[0])
-        if not 0 <= self._fields < len(data):
-            raise IndexError(f"byte {self._fields} of {len(data)}")
-        (self._size,) = struct.unpack_from("<H", data, self._fields)
+        self._data, self._at = data, at
+        self._slots = at - self._get("<i", at)
 
     @staticmethod
     def root(data: bytes) -> _Table:
-        return _Table(data, struct.unpack_from("<I", data)[0])
+        return _Table(data, *struct.unpack_from("<I", data))
 
-    def _place(self, number: int) -> int:
-        entry = 4 + 2 * number
-        if entry >= self._size:
-            return 0
-        (offset,) = struct.unpack_from("<H", self._data, self._fields + entry)
-        return self._at + int(offset) if offset else 0
+    def _get(self, kind: str, at: int) -> int:
+        if at < 0:  # which is no error for struct
+            raise IndexError(f"byte {at} of {len(self._data)}")
+        return int(struct.unpack_from(kind, self._data, at)[0])
+
+    def _place(self, field: int) -> int:
+        slot = 4 + 2 * field
+        offset = self._get("<H", self._slots + slot) if slot < self._get("<H", self._slots) else 0
+        return self._at + offset if offset else 0
 
     def number(self, field: int, kind: str) -> int:
         place = self._place(field)
-        return int(struct.unpack_from(kind, self._data, place)[0]) if place else 0
+        return self._get(kind, place) if place else 0
+
+    def _leads_to(self, field: int) -> int:
+        place = self._place(field)
+        return place + self._get("<I", place) if place else 0
 
     def table(self, field: int) -> _Table | None:
         at = self._leads_to(field)
         return _Table(self._data, at) if at else None
 
-    def _leads_to(self, field: int) -> int:
-        place = self._place(field)
-        return place + self.number(field, "<I") if place else 0
-
-    def _vector(self, field: int) -> tuple[int, int]:
+    def vector(self, field: int, item: struct.Struct) -> list[tuple[int, ...]]:
         at = self._leads_to(field)
-        return at + 4, struct.unpack_from("<I", self._data, at)[0] if at else 0
-
-    def lengths(self, field: int, nodes: struct.Struct) -> tuple[int, ...]:
-        start, count = self._vector(field)
-        if 16 * count != nodes.size:
-            raise IndexError(f"{count} columns and parts of columns")
-        return nodes.unpack_from(self._data, start) if count else ()
-
-    def blocks(self, field: int) -> list[tuple[int, int, int]]:
-        start, count = self._vector(field)
-        end = start + 24 * count
-        if end > len(self._data):
-            raise IndexError(f"byte {end} of {len(self._data)}")
-        return list(struct.iter_unpack("<qi4xq", self._data[start:end]))
+        stop = at + 4 + self._get("<I", at) * item.size if at else 0
+        if stop > len(self._data):
+            raise IndexError(f"byte {stop} of {len(self._data)}")
+        return list(item.iter_unpack(self._data[at + 4 : stop])) if at else []

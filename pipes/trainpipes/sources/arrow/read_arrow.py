@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import Text
 from trainpipes.columns.arrays import check_sound, gathered, take_rows
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.stage import Stage
@@ -38,13 +37,12 @@ class ReadArrow(FileReader):
     Args:
         columns: names of columns, in order; ``"a.b"`` for field ``b`` of the struct ``a``. None for all,
             which all files must then have.
-        split: the split of a saved ``DatasetDict`` to read, such as "train".
         block_rows: rows in a block (a shuffle permutes blocks first); if left out, a record batch.
         storage_options: more options of fsspec; never shown or saved.
         index: where to keep the headers for later starts; see ``read_parquet``.
 
     Raises:
-        ConfigError: an option is invalid, or a ``DatasetDict`` needs a ``split``.
+        ConfigError: an option is invalid, or a folder is a ``DatasetDict`` of several splits.
         UnreadableError: names all files that are not Arrow, or the damaged place.
         SchemaError: a file lacks a column, or its type does not fit.
         DataChangedError: a file has changed since it was listed.
@@ -61,14 +59,13 @@ class ReadArrow(FileReader):
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
-    split: Text | None = None
     block_rows: int | None = None
     storage_options: Mapping[str, Any] | None = None
     index: str | os.PathLike[str] | bool | None = None
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         format = ArrowFormat()
-        listed = saved_files(self.listed(files), self.split, str(self))
+        listed = saved_files(self.listed(files), str(self))
         store = IndexStore(listed, self.name, format.name, "", self.options["index"])
         store.complete(lambda job: format.scan(job.data), str(self))
         layouts, rows, edges = store.layouts(), self.block_rows, None

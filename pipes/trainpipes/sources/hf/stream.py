@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
+from trainpipes.columns.content import short_digest
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import StateError
 from trainpipes.kinds.source import RowStream, StreamReader
@@ -45,9 +45,8 @@ class HFStream(RowStream):
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         features = getattr(dataset, "features", None)
-        self._schema: pa.Schema | None = None
-        if features is not None:
-            self._schema = pa.schema([plain(field) for field in features.arrow_schema])
+        fields = None if features is None else map(plain, features.arrow_schema)
+        self._schema = None if fields is None else pa.schema(fields)
 
     @property
     def seekable(self) -> bool:
@@ -74,11 +73,8 @@ class HFStream(RowStream):
         return found
 
     def describe(self) -> list[tuple[str, str]]:
-        how = (
-            "goes on from its own state"
-            if self.seekable
-            else "reads and drops the rows already used"
-        )
+        own = "goes on from its own state"
+        how = own if self.seekable else "reads and drops the rows already used"
         return [("rows", f"an IterableDataset: number of rows unknown; a resume {how}")]
 
 
@@ -86,10 +82,9 @@ class HFReader(StreamReader):
     def __init__(
         self, dataset: Any, schema: pa.Schema | None, state: dict[str, Any] | None
     ) -> None:
-        self._dataset = dataset
-        self._schema = schema
+        self._dataset, self._schema = dataset, schema
         self._batch: Any = None
-        self._used = 0  # rows of the batch
+        self._used = 0  # rows of it
         self._start = as_json(dataset.state_dict())  # where the batch began
         if state is not None:
             self._go(state)
@@ -113,7 +108,7 @@ class HFReader(StreamReader):
         if self._batch is not None:
             self._start = as_json(self._dataset.state_dict())
         self._batch, self._used = next(self._batches, None), 0
-        if self._batch is not None and not isinstance(self._batch, pa.Table):
+        if self._batch is not None and self._schema is None:
             names = list(self._batch)
             rows = zip(*self._batch.values(), strict=True)
             self._batch = [dict(zip(names, row, strict=True)) for row in rows]
@@ -123,9 +118,8 @@ class HFReader(StreamReader):
         if (self._batch is None or self._used >= len(self._batch)) and not self._next():
             return None
         start, self._used = self._used, min(len(self._batch), self._used + rows)
-        if isinstance(self._batch, pa.Table):
-            found = self._batch.slice(start, self._used - start)
-            return found if self._schema is None else fitted(found, self._schema)
+        if self._schema is not None:
+            return fitted(self._batch.slice(start, self._used - start), self._schema)
         part: list[Any] = self._batch[start : self._used]
         return part
 
@@ -134,4 +128,4 @@ class HFReader(StreamReader):
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(json.dumps(text).encode()).hexdigest()[:16]
+    return short_digest(json.dumps(text).encode())

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from glob import escape
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch.utils.data import Dataset
 
@@ -20,9 +19,9 @@ from trainpipes.errors import ConfigError, DataChangedError, SchemaError
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.patterns import MANIFEST
-from trainpipes.sources.memmap.manifest import Array, Column, is_memmap, refuse_file
+from trainpipes.sources.memmap.manifest import Array, damaged, is_memmap, refuse_file
 from trainpipes.sources.memmap.mapped_rows import MappedRows, open_bare, open_folder, values_at
-from trainpipes.stages.pad_columns import Ragged, of_arrow
+from trainpipes.stages.pad_columns import Ragged
 
 
 class TokenRows(TensorRows):
@@ -53,13 +52,6 @@ class TokenRows(TensorRows):
     def slice(self, start: int, stop: int) -> TensorRows:
         return TokenRows(self.packed[start:stop], self.labels)
 
-    def joined(self, others: Sequence[TensorRows]) -> TensorRows:
-        parts = [part for part in (self, *others) if isinstance(part, TokenRows)]
-        kinds = {(part.packed.dtype, part.labels) for part in parts}
-        if len(parts) <= len(others) or len(kinds) > 1:
-            return super().joined(others)
-        return TokenRows(np.concatenate([part.packed for part in parts]), self.labels)
-
     def part(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
         rows: Any = self.packed[start:stop]
         parts = (rows[:, :-1], rows[:, 1:]) if self.labels else (rows,)
@@ -79,13 +71,10 @@ class MemmapDataset(Dataset[Any]):
     Args:
         path: a folder of ``write_memmap``, or a folder, glob or list of them. With ``dtype``, files.
         columns: names of columns; None for all.
-        transform: function of a row that is read; ``ds[i:j]`` is then a list.
-        version: names the function in checkpoints instead of its module and name.
         dtype: "uint8", "uint16", "uint32", "int32" or "int64", for files of bare numbers, as nanoGPT has
             them. Rows have ``input_ids``, int64 ``[length]``; a remainder is left out.
         length: with ``dtype``, numbers in a row.
         labels: with ``dtype``, add ``labels``, the next tokens.
-        verify: compare all data with its checksums now.
 
     Raises:
         MissingFilesError: there is no such file.
@@ -104,47 +93,38 @@ class MemmapDataset(Dataset[Any]):
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         columns: Sequence[str] | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        version: str | None = None,
         dtype: Any = None,
         length: int | None = None,
         labels: bool = False,
-        verify: bool = False,
     ) -> None:
-        self.options = check_options(path, columns, transform, version, dtype, length, labels)
-        self.transform = transform
-        self.labels = labels
-        self.bare = dtype is not None
+        self.options = check_options(path, columns, dtype, length, labels)
+        self.labels, self.bare = labels, dtype is not None
         self._found, self._folder = _found(path, self.bare)
-        self._files = self._open()
-        self._known = [(file.rows, file.columns) for file in self._files]
-        self.paths = [file.path for file in self._files]
-        first, *others = self._files
-        names, kinds = [c.name for c in first.columns], [*map(str, first.columns)]
+        first, *others = files = self._files = self._open()
         for file in others:
-            if [*map(str, file.columns)] != kinds or file.layout != first.layout:
+            if file.kinds != first.kinds or file.layout != first.layout:
                 raise SchemaError(
-                    f"{file.path} has columns {', '.join(map(str, file.columns))}, and {first.path} has "
-                    f"{', '.join(kinds)}: files that are read together have the same",
+                    f"{file.path} has columns {', '.join(file.kinds)}, and {first.path} has "
+                    f"{', '.join(first.kinds)}: files that are read together have the same",
                     path=file.path,
                 )
+        names = [column.about.name for column in first.columns]
         if missing := [name for name in columns or () if name not in names]:
             raise SchemaError(
                 f"{first.path} has no column {missing[0]!r}; it has {', '.join(names)}",
                 path=first.path,
             )
-        self.layout = first.layout
+        self._known = [_contents(file) for file in files]
+        self.paths, self.layout = [file.path for file in files], first.layout
         self.chosen = [names.index(name) for name in columns or names]
-        self.columns: tuple[Column, ...] = tuple(first.columns[number] for number in self.chosen)
-        self.firsts = np.cumsum([0, *(file.rows for file in self._files)], dtype=np.int64)
-        if verify:
-            self.verify()
+        self.columns = [first.columns[number].about for number in self.chosen]
+        self.firsts = np.cumsum([0, *(file.rows for file in files)], dtype=np.int64)
         if self.bare:  # which is looked at again when it is read: it may have grown
             self._files = []
 
     def _open(self) -> list[MappedRows]:
-        kind, length = self.options["dtype"], self.options["length"]
         if self.bare:
+            kind, length = self.options["dtype"], self.options["length"]
             return [open_bare(path, kind, length, int(self.labels)) for path in self._found]
         return [part for path in self._found for part in open_folder(path)]
 
@@ -157,7 +137,7 @@ class MemmapDataset(Dataset[Any]):
         if not self._files:
             found = self._open()
             for file, known in zip_longest(found, self._known):
-                if file is None or (file.rows, file.columns) != known:
+                if file is None or _contents(file) != known:
                     path = self._found[0] if file is None else file.path
                     raise DataChangedError(
                         f"{path} was written anew, or has grown, since it was opened: open it again",
@@ -175,46 +155,33 @@ class MemmapDataset(Dataset[Any]):
         return int(self.firsts[-1])
 
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int | np.integer):
+            return self.__getitems__([int(index)])[0]
         if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            found = np.arange(start, stop, step, dtype=np.int64)
-        elif isinstance(index, int | np.integer):
-            return self._rows(self._checked(np.array([index], dtype=np.int64)))[0]
-        else:
-            found = self._checked(np.asarray(index))
-        if self.transform is not None:
-            return self._rows(found)
-        return self._named(self._columns(found))
+            index = np.arange(*index.indices(len(self)))
+        return self._named(self._columns(index))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        return self._rows(self._checked(np.asarray(indices)))
+        return list(map(self._named, zip(*self._columns(indices), strict=True)))
 
-    def _checked(self, index: Array) -> IntArray:
-        if index.ndim != 1 or (index.dtype.kind not in "iu" and index.size):
-            raise TypeError(
-                f"rows are chosen by a number, a slice, or integers [n], got {index.dtype}"
-                f"{list(index.shape)}"
-            )
-        rows = len(self)
-        index = index.astype(np.int64)
-        if index.size and not (-rows <= int(index.min()) and int(index.max()) < rows):
-            bad = index[(index < -rows) | (index >= rows)][0]
-            raise IndexError(f"row {bad} of {rows:,}")
-        return np.where(index < 0, index + rows, index)
-
-    def _rows(self, index: IntArray) -> list[Any]:
-        columns = self._columns(index)
-        rows = [self._named(list(row)) for row in zip(*columns, strict=True)]
-        return rows if self.transform is None else [self.transform(row) for row in rows]
-
-    def _named(self, values: list[Any]) -> Any:
+    def _named(self, values: Iterable[Any]) -> Any:
         if self.bare:
             return dict(zip(("input_ids", "labels"), values, strict=False))
         if self.layout == "tuple":
             return tuple(values)
         return {c.name: value for c, value in zip(self.columns, values, strict=True)}
 
-    def _columns(self, index: IntArray) -> list[Any]:
+    def _columns(self, index: Any) -> list[Any]:
+        index = np.asarray(index)
+        if index.ndim != 1 or (index.dtype.kind not in "iu" and index.size):
+            raise TypeError(
+                f"rows are chosen by a number, a slice, or integers [n], got {index.dtype}"
+                f"{list(index.shape)}"
+            )
+        rows, index = len(self), index.astype(np.int64)
+        if len(bad := index[(index < -rows) | (index >= rows)]):
+            raise IndexError(f"row {bad[0]} of {rows:,}")
+        index = np.where(index < 0, index + rows, index)
         found = [self.column_at(number, index) for number in self.chosen]
         if self.bare:
             assert isinstance(found[0], np.ndarray)
@@ -223,10 +190,8 @@ class MemmapDataset(Dataset[Any]):
 
     def column_at(self, number: int, index: IntArray) -> Array | Ragged:
         """The rows at ``index`` of a column as it is stored, copied."""
-        if len(self.files) == 1 or not len(index):
-            return self.files[0].take(number, index)
-        parts, back = parts_of(self.firsts, index)
-        found: list[Any] = [self.files[n].take(number, rows) for n, rows in parts]
+        parts, back = parts_of(self.firsts, index) if len(index) else ([(0, index)], None)
+        found: list[Any] = [self.files[n].columns[number].take(rows) for n, rows in parts]
         if back is None:
             only: Array | Ragged = found[0]
             return only
@@ -238,9 +203,15 @@ class MemmapDataset(Dataset[Any]):
         return Ragged(values_at(values, starts[back], lengths[back]), lengths[back])
 
     def verify(self) -> None:
-        """Compare all data with its checksums; raises UnreadableError, which names what differs."""
-        for file in self.files:
-            file.verify()
+        """Compare all data with its checksums, of which bare files have none; raises UnreadableError, which
+        names what differs.
+        """
+        for file in () if self.bare else self.files:
+            for column in file.columns:
+                if not column.is_as_written():
+                    raise damaged(
+                        file.path, f"the checksum of column {column.about.name!r} differs"
+                    )
 
     def relative_names(self) -> list[str]:
         """Names of the files below the folder that was asked for; none for a single file."""
@@ -252,6 +223,11 @@ class MemmapDataset(Dataset[Any]):
         asked = self.options["path"]
         what = asked if isinstance(asked, str) else f"{len(self.paths)} files"
         return f"MemmapDataset({what!r}, {len(self):,} rows of {', '.join(map(str, self.columns))})"
+
+
+def _contents(file: MappedRows) -> Any:
+    """What a file must hold when it is mapped again; bare numbers may be others."""
+    return file.rows, [column.about for column in file.columns]
 
 
 def _found(path: Any, bare: bool) -> tuple[list[str], str]:
@@ -279,11 +255,7 @@ def _found(path: Any, bare: bool) -> tuple[list[str], str]:
     return names, one if os.path.isdir(one) else within
 
 
-def check_options(
-    path: Any, columns: Any, transform: Any, version: Any, dtype: Any, length: Any, labels: Any
-) -> dict[str, Any]:
-    good = transform is None or callable(transform)
-    require(good, "read_memmap(transform)", "a function of a row", transform)
+def check_options(path: Any, columns: Any, dtype: Any, length: Any, labels: Any) -> dict[str, Any]:
     if columns is not None:
         columns = column_names(columns, "read_memmap(columns)")
     if dtype is None:
@@ -297,19 +269,12 @@ def check_options(
         require(dtype in BARE_DTYPES, "read_memmap(dtype)", known, dtype)
         require(columns is None, "read_memmap(columns)", "None for bare numbers", columns)
         whole_number(length, 1, "read_memmap(length)", "numbers in a row of a file of bare numbers")
-    paths = list(path) if isinstance(path, list | tuple) else [path]
-    good = all(isinstance(one, str | os.PathLike) for one in paths)
+    several = isinstance(path, list | tuple)
+    good = all(isinstance(one, str | os.PathLike) for one in (path if several else [path]))
     require(good, "read_memmap(path)", "a path, or a list of paths", path)
-    paths = list(map(os.fspath, paths))
-    return {
-        "path": paths if isinstance(path, list | tuple) else paths[0],
-        "columns": columns,
-        "transform": transform,
-        "version": version,
-        "dtype": dtype,
-        "length": length,
-        "labels": bool(labels),
-    }
+    path = list(map(os.fspath, path)) if several else os.fspath(path)
+    options = {"path": path, "columns": columns, "dtype": dtype, "length": length}
+    return {**options, "labels": bool(labels)}
 
 
 def _tensors(column: Array | Ragged) -> Any:
@@ -317,9 +282,3 @@ def _tensors(column: Array | Ragged) -> Any:
         return torch.from_numpy(np.ascontiguousarray(column))
     cells = np.split(column.values, np.cumsum(column.lengths))[:-1]
     return [torch.from_numpy(np.array(cell)) for cell in cells]
-
-
-def tensor_rows(table: pa.Table) -> list[dict[str, torch.Tensor]]:
-    found = (of_arrow(table.column(name), name) for name in table.column_names)
-    columns = [_tensors(c if isinstance(c, Ragged) else np.array(c.values)) for c in found]
-    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]

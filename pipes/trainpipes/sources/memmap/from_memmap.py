@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from typing import Any
 
@@ -13,15 +12,14 @@ import torch
 from trainpipes._internal.text import amount
 from trainpipes.columns.arrays import one_chunk, to_arrow
 from trainpipes.columns.columns import from_columns
+from trainpipes.columns.content import short_digest
 from trainpipes.columns.payload import Payload
-from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
-from trainpipes.kinds.blame import each
 from trainpipes.kinds.source import Place, RandomAccessSource, even_blocks
-from trainpipes.kinds.stage_kinds import RunStage, Source
+from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.files.list_files import digests
-from trainpipes.sources.memmap.dataset import MemmapDataset, TokenRows, check_options, tensor_rows
+from trainpipes.sources.memmap.dataset import MemmapDataset, TokenRows, check_options
 from trainpipes.sources.memmap.manifest import Array
 from trainpipes.stages.pad_columns import Ragged
 
@@ -34,7 +32,7 @@ class FromMemmap(Source):
     """Rows of memory-mapped files: dicts or tuples of tensors; with a ragged column, rows as Arrow.
 
     Args:
-        path, columns, transform, version, dtype, length, labels, verify: as in ``read_memmap``.
+        path, columns, dtype, length, labels: as in ``read_memmap``.
 
     >>> import numpy as np, pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "squares.memmap"
@@ -45,13 +43,10 @@ class FromMemmap(Source):
 
     random_access = True
     free = frozenset({"path"})
-    versioned = "transform"
 
     path: Any
     _: KW_ONLY
     columns: Sequence[str] | None = None
-    transform: Callable[[Any], Any] | None = None
-    version: str | None = None
     dtype: Any = None
     length: int | None = None
     labels: bool = False
@@ -59,42 +54,8 @@ class FromMemmap(Source):
     def check(self) -> None:
         self._set(**check_options(**self.options))
 
-    @property
-    def makes_objects(self) -> bool:  # type: ignore[override]
-        return self.transform is not None
-
     def open(self) -> MemmapSource:
         return MemmapSource(MemmapDataset(**self.options))
-
-    def late(self) -> Unpack | None:
-        if self.dtype is None and self.transform is None:
-            return None
-        return Unpack(self.labels, self.transform)
-
-
-class Unpack(RunStage):
-    """What is stored made what a row is: token ids widened, the transform applied."""
-
-    labels: bool = False
-    transform: Callable[[Any], Any] | None = None
-
-    @property
-    def per_row(self) -> bool:  # type: ignore[override]
-        return self.transform is not None
-
-    def process(self, run: Run) -> Run:
-        data = run.block.data
-        if isinstance(data, TensorRows) and data.names == ("packed",):
-            rows = TokenRows(data.tensors[0].numpy(), self.labels)
-            run = run.with_block(run.block.with_data(rows))
-        if self.transform is None:
-            return run
-        if isinstance(data, pa.Table):
-            run = run.with_block(run.block.with_data(tensor_rows(data)))
-        return run.with_block(run.block.with_data(each(self, self.transform, run)))
-
-    def __repr__(self) -> str:
-        return "read_memmap(transform)" if self.transform else "from_memmap(dtype)"
 
 
 class MemmapSource(RandomAccessSource):
@@ -111,36 +72,31 @@ class MemmapSource(RandomAccessSource):
         self.file_of_block: IntArray = np.repeat(
             np.arange(len(edges), dtype=np.int64), [len(e) - 1 for e in edges]
         )
-        many = any(
-            c.ragged and file.columns[n].values >= 1 << 31
-            for file in dataset.files
-            for n, c in enumerate(file.columns)
-        )
+        ragged = [c.values for f in dataset.files for c in f.columns if c.offsets is not None]
+        many = any(len(values) >= 1 << 31 for values in ragged)
         self._list = pa.LargeListArray if many else pa.ListArray
         self._offset = np.int64 if many else np.int32
 
     def read(self, block: int, start: int, stop: int) -> Payload:
-        file = self._dataset.files[int(self.file_of_block[block])]
+        columns = self._dataset.files[int(self.file_of_block[block])].columns
         first = int(self._begins[block])
-        return self._payload(
-            [file.slice(number, first + start, first + stop) for number in self._dataset.chosen]
-        )
+        chosen = [columns[number] for number in self._dataset.chosen]
+        return self._payload([column.slice(first + start, first + stop) for column in chosen])
 
     def take(self, index: IntArray) -> Payload:
         return self._payload([self._dataset.column_at(n, index) for n in self._dataset.chosen])
 
     def _payload(self, columns: list[Array | Ragged]) -> Payload:
         dataset = self._dataset
+        names = tuple(column.name for column in dataset.columns)
         if any(column.ragged for column in dataset.columns):
-            names = [column.name for column in dataset.columns]
             return from_columns(dict(zip(names, map(self._arrow, columns), strict=True)), self)
         # What is mapped cannot be written, and a tensor can: a copy.
-        tensors = tuple(torch.from_numpy(_own(column)) for column in columns)
+        own: list[Array] = [np.require(column, requirements=("C", "W")) for column in columns]
         if dataset.bare:
-            return TensorRows(tensors, ("packed",))
-        if dataset.layout == "tuple":
-            return TensorRows(tensors, None)
-        return TensorRows(tensors, tuple(column.name for column in dataset.columns))
+            return TokenRows(own[0], dataset.labels)
+        tensors = tuple(map(torch.from_numpy, own))
+        return TensorRows(tensors, None if dataset.layout == "tuple" else names)
 
     def _arrow(self, column: Array | Ragged) -> Any:
         if not isinstance(column, Ragged):
@@ -154,7 +110,7 @@ class MemmapSource(RandomAccessSource):
         file = int(np.searchsorted(dataset.firsts, start, side="right")) - 1
         first = int(dataset.firsts[file])
         for number in dataset.chosen:
-            dataset.files[file].will_need(number, start - first, stop - first)
+            dataset.files[file].columns[number].will_need(start - first, stop - first)
 
     def place(self, block: int, row: int) -> Place:
         path = self._dataset.paths[int(self.file_of_block[block])]
@@ -170,7 +126,7 @@ class MemmapSource(RandomAccessSource):
             "rows": len(self._dataset),
             "columns": [str(c) for c in self._dataset.columns],
             **({"names": digests(self.relative_names())} if len(files) > 1 else {}),
-            "digest": _digest([file.identity() for file in files]),
+            "digest": short_digest(json.dumps([file.identity for file in files]).encode()),
         }
 
     def describe(self) -> list[tuple[str, str]]:
@@ -182,14 +138,3 @@ class MemmapSource(RandomAccessSource):
 
     def __repr__(self) -> str:
         return "from_memmap()"
-
-
-def _own(column: Array | Ragged) -> Array:
-    assert isinstance(column, np.ndarray)
-    if column.flags.writeable and column.flags.c_contiguous:
-        return column
-    return np.array(column, order="C")
-
-
-def _digest(found: Any) -> str:
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]

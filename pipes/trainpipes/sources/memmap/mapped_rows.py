@@ -31,7 +31,6 @@ from trainpipes.sources.memmap.manifest import (
 )
 from trainpipes.stages.pad_columns import Ragged
 
-CHECK_BYTES = 16 << 20
 #: Offsets that are compared in one step.
 CHECK_ROWS = 1 << 20
 #: A map keeps its file open before Python 3.13, and then need not.
@@ -51,49 +50,54 @@ def mapped(
 
 
 @dataclass(frozen=True)
+class MappedColumn:
+    """Values ``[rows, ...]``; of a ragged column ``[values, ...]``, with ``offsets`` ``[rows + 1]``."""
+
+    about: Column
+    values: Array
+    offsets: IntArray | None = None
+
+    def slice(self, start: int, stop: int) -> Array | Ragged:
+        if self.offsets is None:
+            return self.values[start:stop]
+        offsets = self.offsets[start : stop + 1]
+        return Ragged(self.values[offsets[0] : offsets[-1]], np.diff(offsets))
+
+    def take(self, index: IntArray) -> Array | Ragged:
+        if self.offsets is None:
+            return rows_of(self.values, index)
+        starts = self.offsets[index]
+        lengths = self.offsets[index + 1] - starts
+        return Ragged(values_at(self.values, starts, lengths), lengths)
+
+    def will_need(self, start: int, stop: int) -> None:
+        values, mapping = self.values, self.values.base
+        if self.offsets is not None:
+            start, stop = self.offsets[[start, stop]].tolist()
+        if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_WILLNEED"):
+            begin = start * values.strides[0] // mmap.PAGESIZE * mmap.PAGESIZE
+            mapping.madvise(mmap.MADV_WILLNEED, begin, stop * values.strides[0] - begin)
+
+    def is_as_written(self) -> bool:
+        about = ((self.values, self.about.crc32), (self.offsets, self.about.offsets_crc32))
+        held: list[tuple[Any, int]] = [(array, said) for array, said in about if array is not None]
+        return all(zlib.crc32(array.reshape(-1).view(np.uint8)) == said for array, said in held)
+
+
+@dataclass(frozen=True)
 class MappedRows:
-    """A memory map's columns: values ``[rows, ...]``; ragged ones ``[values, ...]`` with ``offsets`` ``[rows
-    + 1]``.
-    """
+    """A part of a memory map, or a file of bare numbers; a state knows it by ``identity``."""
 
     path: str
     rows: int
     layout: Layout
-    columns: tuple[Column, ...]
-    values: list[Array]
-    offsets: list[IntArray]
+    columns: list[MappedColumn]
     row_bytes: float
+    identity: list[Any]
 
-    def identity(self) -> list[Any]:
-        return [[str(c), c.values, c.crc32, c.offsets_crc32] for c in self.columns]
-
-    def verify(self) -> None:
-        for column, values, offsets in zip(self.columns, self.values, self.offsets, strict=True):
-            same = crc32_of(values) == column.crc32
-            if not same or (column.ragged and crc32_of(offsets) != column.offsets_crc32):
-                raise damaged(self.path, f"the checksum of column {column.name!r} differs")
-
-    def slice(self, number: int, start: int, stop: int) -> Array | Ragged:
-        if not self.columns[number].ragged:
-            return self.values[number][start:stop]
-        offsets = self.offsets[number][start : stop + 1]
-        return Ragged(self.values[number][offsets[0] : offsets[-1]], np.diff(offsets))
-
-    def take(self, number: int, index: IntArray) -> Array | Ragged:
-        values = self.values[number]
-        if not self.columns[number].ragged:
-            return rows_of(values, index)
-        starts = self.offsets[number][index]
-        lengths = self.offsets[number][index + 1] - starts
-        return Ragged(values_at(values, starts, lengths), lengths)
-
-    def will_need(self, number: int, start: int, stop: int) -> None:
-        values = self.values[number]
-        if self.columns[number].ragged:
-            start, stop = self.offsets[number][[start, stop]].tolist()
-        if isinstance(values.base, mmap.mmap) and hasattr(mmap, "MADV_WILLNEED"):
-            begin = start * values.strides[0] // mmap.PAGESIZE * mmap.PAGESIZE
-            values.base.madvise(mmap.MADV_WILLNEED, begin, stop * values.strides[0] - begin)
+    @property
+    def kinds(self) -> list[str]:
+        return [str(column.about) for column in self.columns]
 
 
 def values_at(values: Array, starts: IntArray, lengths: IntArray) -> Array:
@@ -105,26 +109,7 @@ def values_at(values: Array, starts: IntArray, lengths: IntArray) -> Array:
     return np.concatenate([values[a:b] for a, b in zip(starts.tolist(), ends, strict=True)])
 
 
-def crc32_of(array: Array, found: int = 0) -> int:
-    data: Any = array.reshape(-1).view(np.uint8)
-    for start in range(0, len(data), CHECK_BYTES):
-        found = zlib.crc32(data[start : start + CHECK_BYTES], found)
-    return found
-
-
-class BareRows(MappedRows):
-    def identity(self) -> list[Any]:
-        digest = hashlib.sha256()
-        for row in (0, self.rows // 2, self.rows - 1):
-            if 0 <= row < self.rows:
-                digest.update(self.values[0][row].tobytes())
-        return [str(self.columns[0]), self.columns[0].values, digest.hexdigest()[:16]]
-
-    def verify(self) -> None:
-        """Nothing to compare with: there are no checksums."""
-
-
-def open_bare(path: str, dtype: str, length: int, more: int) -> BareRows:
+def open_bare(path: str, dtype: str, length: int, more: int) -> MappedRows:
     """A file of bare numbers, cut in rows; each is read with ``more`` numbers of the next."""
     stored = np.dtype(dtype).newbyteorder("<")
     refuse_special(path)
@@ -152,32 +137,36 @@ def open_bare(path: str, dtype: str, length: int, more: int) -> BareRows:
             path=path,
         )
     column = Column("input_ids", dtype, (length + more,), False, numbers)
+    digest = hashlib.sha256()
+    for row in (0, rows // 2, rows - 1) if rows else ():
+        digest.update(values[row].tobytes())
+    identity = [str(column), numbers, digest.hexdigest()[:16]]
     row_bytes = float(length * stored.itemsize)
-    return BareRows(path, rows, "dict", (column,), [values], [], row_bytes)
+    return MappedRows(path, rows, "dict", [MappedColumn(column, values)], row_bytes, identity)
 
 
 def open_folder(path: str) -> list[MappedRows]:
     headers = read_headers(path)
-    if len(headers) == 1:
-        return [_opened(path, part, header) for part, header in headers.items()]
-    return [_opened(part, part, header) for part, header in headers.items()]
+    return [
+        _opened(path if len(headers) == 1 else part, part, header)
+        for part, header in headers.items()
+    ]
 
 
 def _opened(name: str, part: str, header: Header) -> MappedRows:
-    values, offsets, total = [], [], 0
-    stem = part.removesuffix(HEADER)
-    for c, ending in zip(
-        header.columns, file_endings([c.name for c in header.columns]), strict=True
-    ):
-        values.append(_npy(f"{stem}{ending}", c.dtype, (c.values, *c.shape)))
-        offsets.append(np.empty(0, np.int64))
+    found, rows, nbytes = [], header.rows, 0
+    stem, endings = part.removesuffix(HEADER), file_endings([c.name for c in header.columns])
+    for c, ending in zip(header.columns, endings, strict=True):
+        offsets, values = None, _npy(f"{stem}{ending}", c.dtype, (c.values, *c.shape))
+        nbytes += values.nbytes
         if c.ragged:
             file = f"{stem}{offsets_ending(ending)}"
-            offsets[-1] = _npy(file, "int64", (header.rows + 1,))
-            _check_offsets(file, offsets[-1], c.values)
-        total += values[-1].nbytes + 8 * header.rows * c.ragged
-    row_bytes = total / max(1, header.rows)
-    return MappedRows(name, header.rows, header.layout, header.columns, values, offsets, row_bytes)
+            offsets = _npy(file, "int64", (rows + 1,))
+            _check_offsets(file, offsets, c.values)
+            nbytes += 8 * rows
+        found.append(MappedColumn(c, values, offsets))
+    identity = [[str(c), c.values, c.crc32, c.offsets_crc32] for c in header.columns]
+    return MappedRows(name, rows, header.layout, found, nbytes / max(1, rows), identity)
 
 
 def _check_offsets(path: str, offsets: IntArray, values: int) -> None:

@@ -47,15 +47,19 @@ def plain(value: Any) -> Any:
         return {"__tuple__": [plain(inner) for inner in value]}
     if isinstance(value, bytes):
         return {"__bytes__": _text(value)}
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        array = np.asarray(value)
-        return {"__array__": [array.dtype.str, list(array.shape), _text(array.tobytes())]}
+    shape: tuple[int, ...] = ()
+    kind, dtype = "__array__", ""
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        # Not a plain reshape: a tensor of one value has no dimension to be viewed as bytes.
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        data = _text(flat.view(torch.uint8).numpy().tobytes())
-        return {"__tensor__": [str(value.dtype).removeprefix("torch."), list(value.shape), data]}
-    return value
+        kind, dtype, shape = (
+            "__tensor__",
+            str(value.dtype).removeprefix("torch."),
+            tuple(value.shape),
+        )
+        # Of one dimension at least, to be viewed as bytes.
+        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        dtype, shape = value.dtype.str, value.shape
+    return {kind: [dtype, list(shape), _text(value.tobytes())]} if dtype else value
 
 
 def restored(value: Any) -> Any:
@@ -79,9 +83,8 @@ def restored(value: Any) -> Any:
         array = np.frombuffer(data, dtype=np.dtype(dtype)).reshape(shape)
         return array if shape else array[()]
     element = getattr(torch, dtype)
-    if not data:
-        return torch.empty(shape, dtype=element)
-    return torch.frombuffer(data, dtype=element).reshape(shape)
+    found = torch.frombuffer(data, dtype=element) if data else torch.empty(0, dtype=element)
+    return found.reshape(shape)
 
 
 def is_wrapped(value: Any) -> bool:

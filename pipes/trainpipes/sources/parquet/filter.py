@@ -15,12 +15,13 @@ import pyarrow.fs as fs
 
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
+from trainpipes.columns.arrays import is_text
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.sources.files.each_file import one_line
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.schema import plain
-from trainpipes.sources.parquet.probe import Probe
+from trainpipes.sources.parquet.column_chunks import Probe
 from trainpipes.stages.filter import as_expression
 
 #: A value may lie between the least and the greatest, be null, or be NaN, of which footers say nothing. The
@@ -54,16 +55,10 @@ FileBounds = list[dict[tuple[str, ...], Bounds]]
 def checked_filter(filter: Any, caller: str) -> pc.Expression | None:
     if filter is None:
         return None
-    if isinstance(filter, list | tuple):
-        filter = as_expression(filter, f"{caller}(filter)")
-    if not isinstance(filter, pc.Expression):
-        raise ConfigError(
-            f"{caller}(filter) takes a pyarrow expression such as pyarrow.compute.field('lang') == 'de', got "
-            f"{shown(filter)}; for a Python function put .filter(function) after it"
-        )
-    if "FieldPath(" in str(filter):
-        raise ConfigError(f"{caller}(filter) names columns, not their numbers, got {shown(filter)}")
-    return filter
+    found = as_expression(filter, f"{caller}(filter)")
+    if "FieldPath(" in str(found):
+        raise ConfigError(f"{caller}(filter) names columns, not their numbers, got {shown(found)}")
+    return found
 
 
 def needed_columns(filter: pc.Expression, schema: pa.Schema, caller: str) -> list[str]:
@@ -113,27 +108,21 @@ def _missing(problem: Exception | None) -> list[str]:
 
 
 def bounds_of(metadata: Any, data: FileBytes, filter: pc.Expression) -> FileBounds:
-    said = str(filter)
-    schema = metadata.schema.to_arrow_schema()
-    leaves = [
-        (number, path, kind)
-        for number, (path, kind) in enumerate(_leaves(schema))
-        if path and all(name in said for name in path)
-    ]
-    if not leaves or len(list(_leaves(schema))) != metadata.num_columns:
-        return [{} for _ in range(metadata.num_row_groups)]
+    said, every = str(filter), list(_leaves(metadata.schema.to_arrow_schema()))
+    leaves = {n: path for n, (path, _) in enumerate(every) if path and all(p in said for p in path)}
+    found: FileBounds = [{} for _ in range(metadata.num_row_groups)]
+    if not leaves or len(every) != metadata.num_columns:
+        return found
     probe = Probe.of(metadata, data)
-    found: FileBounds = []
-    for number in range(metadata.num_row_groups):
-        group, own = metadata.row_group(number), {}
+    for number, own in enumerate(found):
+        group = metadata.row_group(number)
         # Of a column that cannot be read nothing may be asked; it is found when it is read.
-        if group.num_rows and probe.passes(number, [leaf for leaf, _, _ in leaves]):
-            for leaf, path, kind in leaves:
-                column = metadata.schema.column(leaf)
+        if group.num_rows and probe.passes(number, list(leaves)):
+            for leaf, path in leaves.items():
+                column, kind = metadata.schema.column(leaf), every[leaf][1]
                 bounds = _bounds(group.column(leaf), column, kind, group.num_rows)
                 if bounds is not None:
                     own[path] = bounds
-        found.append(own)
     return found
 
 
@@ -183,21 +172,29 @@ def _scalar(value: Any, kind: pa.DataType) -> Any:
 # What follows
 
 
-def facts_of(values: Mapping[str, pa.Array]) -> Facts:
+def facts_of(folders: pa.Table) -> list[Facts]:
+    """What the values of each file's folders say."""
+    columns = [(pc.field(name), folders.column(name)) for name in folders.column_names]
     return [
-        pc.field(name).is_null() if one.null_count else pc.field(name) == one[0]
-        for name, one in values.items()
+        [
+            field == column[file] if column[file].is_valid else field.is_null()
+            for field, column in columns
+        ]
+        for file in range(len(folders))
     ]
 
 
 def _cases(
-    known: Facts, bounds: Mapping[tuple[str, ...], Bounds], schema: pa.Schema, text: bool
+    known: Facts,
+    bounds: Mapping[tuple[str, ...], Bounds],
+    types: Mapping[tuple[str, ...], pa.DataType],
+    text: bool,
 ) -> list[Facts]:
     """The cases of which one holds for each row of a row group."""
     cases = [known]
     for path, own in bounds.items():
-        kind = _type_of(schema, path)
-        if kind is None or not (text or not _is_text(kind)):
+        kind = types.get(path)
+        if kind is None or (is_text(kind) and not text):
             continue
         field, either = pc.field(*path), []
         if own.least is not None:
@@ -205,7 +202,7 @@ def _cases(
                 least, most = own.least.cast(kind), own.most.cast(kind)
             except (pa.ArrowException, ValueError, TypeError):
                 continue
-            alike = least.equals(most) and not (_is_text(kind) or pa.types.is_floating(kind))
+            alike = least.equals(most) and not (is_text(kind) or pa.types.is_floating(kind))
             either.append(field == least if alike else (field >= least) & (field <= most))
             if pa.types.is_floating(kind):
                 either.append(field == pa.scalar(float("nan"), kind))
@@ -214,22 +211,6 @@ def _cases(
         if len(cases) * len(either) <= MOST_CASES:
             cases = [[*case, fact] for case, fact in product(cases, either)]
     return cases
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _type_of(schema: pa.Schema, path: tuple[str, ...]) -> pa.DataType | None:
-    place = schema.get_field_index(path[0])
-    if place < 0:
-        return None
-    kind = schema.field(place).type
-    for name in path[1:]:
-        if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
-            return None
-        kind = kind.field(name).type
-    return kind
 
 
 def may_hold(
@@ -241,10 +222,11 @@ def may_hold(
 ) -> IntArray:
     import pyarrow.dataset as ds  # it is slow to import, and whoever has no filter does not need it
 
+    types = dict(_leaves(schema))
     cases: list[Facts] = []
     number_of: list[int] = []
     for number, facts in enumerate(known):
-        each = [facts] if bounds is None else _cases(facts, bounds[number], schema, text)
+        each = [facts] if bounds is None else _cases(facts, bounds[number], types, text)
         cases += each
         number_of += [number] * len(each)
     dataset = ds.FileSystemDataset.from_paths(
@@ -258,14 +240,12 @@ def may_hold(
     return np.array(sorted(kept), dtype=np.int64)
 
 
-def may_hold_in_folders(
-    filter: pc.Expression, fields: Sequence[pa.Field], known: Sequence[Facts]
-) -> IntArray | None:
+def may_hold_in_folders(filter: pc.Expression, folders: pa.Table) -> IntArray | None:
     """The files of which a row may pass, by folders' names; None if that needs types."""
-    schema = pa.schema(fields)
+    schema = folders.schema
     while (problem := _problem(filter, schema)) is not None:
         missing = _missing(problem)
         if len(missing) != 1 or missing[0] in schema.names:
             return None
         schema = schema.append(pa.field(missing[0], pa.null()))  # which compares with any type
-    return may_hold(filter, schema, known)
+    return may_hold(filter, schema, facts_of(folders))

@@ -4,7 +4,6 @@ import dataclasses
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,13 +19,7 @@ from trainpipes.sources.files.format import Layout, packed, unpacked
 from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import different_schemas, one_schema
-from trainpipes.sources.parquet.probe import Probe
-from trainpipes.sources.parquet.size import (
-    arrow_bytes,
-    leaf_paths,
-    leaves_among,
-    leaves_of,
-)
+from trainpipes.sources.parquet.column_chunks import Probe, arrow_bytes, leaves_of
 
 #: Bytes read of a file's end at first.
 TAIL_BYTES = 64 << 10
@@ -45,26 +38,22 @@ class RowGroupLayout(Layout):
     """A file's row groups; ``extra`` has the footer's bytes and CRC-32, and each one's uncompressed bytes."""
 
     size: int
-    folder: dict[str, pa.Array] = dataclasses.field(default_factory=dict)
+    folder: dict[str, pa.Scalar] = dataclasses.field(default_factory=dict)
     note: str = ""
 
     def __post_init__(self) -> None:
         pass  # its numbers were checked when they were scanned
 
     @property
-    def footer(self) -> int:
-        return int(footer_numbers(self)[0])
-
-    @property
-    def checksum(self) -> int:
-        return int(footer_numbers(self)[1])
+    def footer_range(self) -> tuple[int, int]:
+        return self.size - int(footer_numbers(self)[0]), self.size
 
     @property
     def group_bytes(self) -> IntArray:
         return footer_numbers(self)[2:]
 
     def is_footer(self, footer: bytes) -> bool:
-        return len(footer) == self.footer and zlib.crc32(footer) == self.checksum
+        return footer_numbers(self)[:2].tobytes() == _numbers([len(footer), zlib.crc32(footer)])
 
 
 class ParsedFooters:
@@ -82,24 +71,25 @@ class ParsedFooters:
     def known(self, name: str) -> Any:
         return self._parsed.get(name, (None, 0))[0]
 
-    def of(self, name: str, read: Callable[[], bytes], once: bool) -> Any:
-        """The parsed footer of a file; ``read`` raises if the file has changed."""
-        with self._reading.setdefault(name, threading.Lock()) if once else nullcontext():
-            if once and self.known(name) is not None:
-                return self.known(name)
-            footer = read()
-            if (found := self.known(name)) is None:
-                found = parse_footer(footer)
-                self.add(name, found, len(footer), in_place_of_others=True)
+    def of(self, name: str, read: Callable[[], bytes], certain: bool) -> Any:
+        """The parsed footer of a file. ``read`` raises if the file has changed; not called if that is
+        ``certain`` to be known.
+        """
+        with self._reading.setdefault(name, threading.Lock()):
+            found = self.known(name)
+            if found is None or not certain:
+                footer = read()
+                if found is None:
+                    found = parse_footer(footer)
+                    self.add(name, found, len(footer))
             return found
 
-    def add(self, name: str, metadata: Any, size: int, in_place_of_others: bool = False) -> None:
+    def add(self, name: str, metadata: Any, size: int) -> None:
         with self._lock:
-            while in_place_of_others and self._parsed and self._bytes + size > FOOTER_BYTES:
+            self._bytes += size - self._parsed.pop(name, (None, 0))[1]
+            self._parsed[name] = metadata, size
+            while self._bytes > FOOTER_BYTES:
                 self._bytes -= self._parsed.pop(next(iter(self._parsed)))[1]
-            if name not in self._parsed and self._bytes + size <= FOOTER_BYTES:
-                self._parsed[name] = metadata, size
-                self._bytes += size
 
 
 @dataclass(frozen=True)
@@ -123,7 +113,7 @@ def read_footers(
     look: Callable[[int, Any, FileBytes], None] | None = None,
 ) -> Footers:
     store = IndexStore(files, "read_parquet", "Parquet", index=index)
-    step = max(1, -(-len(files) // SAMPLED_FILES))
+    step, key = max(1, -(-len(files) // SAMPLED_FILES)), repr(columns and list(columns))
     looked_at: set[int] = set()
     parsed = ParsedFooters()
 
@@ -133,23 +123,34 @@ def read_footers(
         if look is not None:
             look(job.file, metadata, job.data)
             looked_at.add(job.file)
-        sample = None if job.known is None else _sample(job.known)
+        samples = {} if job.known is None else _samples(job.known)
         if job.file % step == 0:
-            sample = _sampled(metadata, job.data, found.rows, columns, sample)
-        return found if sample is None else replace(found, extra=found.extra + packed(**sample))
+            samples[key] = _sample(metadata, job.data, found.rows, columns)
+        return replace(found, extra=found.extra + packed(**samples)) if samples else found
 
     def enough(file: int, layout: Layout) -> bool:
         if look is not None and file not in looked_at:
             return False
-        return bool(file % step) or _is_sampled(layout, columns)
+        return bool(file % step) or key in _samples(layout)
 
     store.complete(scan, caller, enough=enough, alone=look is None, job="reading Parquet footers")
-    return _joined(store, columns, caller, folders, both, parsed)
-
-
-def _sample(layout: Layout) -> dict[str, Any] | None:
-    more = layout.extra[8 * (2 + len(layout.rows)) :]
-    return unpacked(more) if more else None
+    names, layouts = files.names, store.layouts()
+    different = different_schemas(names, [layout.schema for layout in layouts])
+    folders = _not_in_files(folders, different, both, caller)
+    different = [(name, pa.schema([*schema, *folders])) for name, schema in different]
+    found = [
+        RowGroupLayout(
+            one.rows, one.start, one.start, one.schema, footer_numbers(one).tobytes(), size=size
+        )
+        for one, size in zip(layouts, store.sizes.tolist(), strict=True)
+    ]
+    samples = [_samples(layout)[key] for layout in layouts[::step]]
+    rows, nbytes = sum(count for count, _ in samples), sum((size for _, size in samples), 0.0)
+    if not rows:  # no row group could be asked
+        rows = sum(int(one.rows.sum()) for one in layouts)
+        nbytes = sum(float(one.group_bytes.sum()) for one in found)
+    schema, own = one_schema(different, columns, caller), [field.name for field in folders]
+    return Footers(store, found, schema, nbytes / rows if rows else None, own, parsed)
 
 
 def footer_numbers(layout: Layout) -> IntArray:
@@ -157,12 +158,25 @@ def footer_numbers(layout: Layout) -> IntArray:
     return np.frombuffer(layout.extra, np.int64, 2 + len(layout.rows))
 
 
-def _is_sampled(layout: Layout, columns: Sequence[str] | None) -> bool:
-    sample = _sample(layout)
-    if sample is None or not sample["leaves"]:
-        return False
-    chosen = sample["leaf_bytes"][leaves_among(sample["leaves"], columns)]
-    return not np.isnan(chosen).any()
+def _numbers(values: list[int]) -> bytes:
+    return np.array(values, dtype=np.int64).tobytes()
+
+
+def _samples(layout: Layout) -> dict[str, Any]:
+    """For columns that were chosen before: rows of some row groups, and their bytes in memory."""
+    more = layout.extra[8 * (2 + len(layout.rows)) :]
+    return unpacked(more) if more else {}
+
+
+def _sample(
+    metadata: Any, data: FileBytes, rows: IntArray, columns: Sequence[str] | None
+) -> tuple[int, float]:
+    leaves, probe = leaves_of(metadata, columns), Probe.of(metadata, data)
+    filled = np.flatnonzero(rows).tolist()
+    some = filled[:: -(-len(filled) // SAMPLED_GROUPS) or 1]
+    some = [n for n in some if probe.passes(n, leaves)]
+    sizes = zip(*(arrow_bytes(metadata, n, leaves) for n in some), strict=True)
+    return int(rows[some].sum()), float(sum(map(sum, sizes)))
 
 
 def read_footer(data: FileBytes) -> bytes:
@@ -215,67 +229,10 @@ def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layo
                 f"its column {names[0]!r} is encrypted, which is not supported{cure}"
             )
     sizes = [min(max(0, group.total_byte_size), MOST_BYTES) for group in groups]
-    extra = np.array([len(footer), zlib.crc32(footer), *sizes], dtype=np.int64).tobytes()
+    extra = _numbers([len(footer), zlib.crc32(footer), *sizes])
     # Where a row group lies is known by its columns, of which not all may be asked.
     nowhere = np.zeros(len(rows), dtype=np.int64)
     return metadata, Layout(rows, nowhere, nowhere, schema, extra)
-
-
-def _sampled(
-    metadata: Any,
-    data: FileBytes,
-    rows: IntArray,
-    columns: Sequence[str] | None,
-    known: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """Sizes in memory of some row groups by Parquet column; NaN where nobody has asked."""
-    picked = np.flatnonzero(rows).tolist()
-    picked = picked[:: -(-len(picked) // SAMPLED_GROUPS) or 1]
-    paths = leaf_paths(metadata)
-    leaves = leaves_among(paths, columns)
-    probe = Probe.of(metadata, data)
-    picked = [n for n in picked if probe.passes(n, leaves)]
-    sizes = np.full(len(paths), np.nan)
-    found = [arrow_bytes(metadata, n, leaves) for n in picked]
-    for place, leaf in enumerate(leaves):
-        sizes[leaf] = sum(each[place] for each in found)
-    if known is not None and known["leaves"] == paths:
-        sizes = np.where(np.isnan(sizes), known["leaf_bytes"], sizes)
-    return {"sampled_rows": int(rows[picked].sum()), "leaves": paths, "leaf_bytes": sizes}
-
-
-def _joined(
-    store: IndexStore,
-    columns: Sequence[str] | None,
-    caller: str,
-    folders: Sequence[pa.Field],
-    both: bool,
-    parsed: ParsedFooters,
-) -> Footers:
-    names, layouts = store.files.names, store.layouts()
-    different = different_schemas(names, [layout.schema for layout in layouts])
-    folders = _not_in_files(folders, different, both, caller)
-    different = [(name, pa.schema([*schema, *folders])) for name, schema in different]
-    found = [
-        RowGroupLayout(
-            one.rows, one.start, one.start, one.schema, footer_numbers(one).tobytes(), size=size
-        )
-        for one, size in zip(layouts, store.sizes.tolist(), strict=True)
-    ]
-    sampled, sampled_bytes = 0, 0.0
-    for layout in layouts[:: -(-len(layouts) // SAMPLED_FILES) or 1]:
-        one = _sample(layout)
-        assert one is not None
-        sampled += one["sampled_rows"]
-        each = one["leaf_bytes"].tolist()
-        sampled_bytes += sum(each[n] for n in leaves_among(one["leaves"], columns))
-    row_bytes: float | None = None
-    if sampled:
-        row_bytes = sampled_bytes / sampled
-    elif rows := sum(int(one.rows.sum()) for one in layouts):  # where no sample was taken
-        row_bytes = sum(float(one.group_bytes.sum()) for one in found) / rows
-    schema = one_schema(different, columns, caller)
-    return Footers(store, found, schema, row_bytes, [field.name for field in folders], parsed)
 
 
 def _not_in_files(

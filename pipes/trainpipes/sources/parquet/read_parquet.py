@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, replace
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes.kinds.stage import Stage
@@ -20,10 +21,9 @@ from trainpipes.sources.parquet.filter import (
     facts_of,
     may_hold,
 )
-from trainpipes.sources.parquet.folders import FolderColumns
 from trainpipes.sources.parquet.footers import RowGroupLayout, read_footers
 from trainpipes.sources.parquet.row_groups import RowGroups
-from trainpipes.sources.parquet.wanted import ChosenColumns, wanted_files
+from trainpipes.sources.parquet.wanted import ChosenColumns, only, wanted_files
 from trainpipes.stages.filter import Filter
 
 
@@ -99,14 +99,14 @@ class ReadParquet(FileReader):
             bounds[file] = bounds_of(metadata, data, filter)
 
         found = read_footers(
-            listed, columns, caller, self.options["index"], folders=wanted.folders.fields, both=hive,
+            listed, columns, caller, self.options["index"], folders=wanted.folders.schema, both=hive,
             look=look if wanted.by_footers else None,
         )  # fmt: skip
-        folders = wanted.folders.only(found.schema.names).only(found.folders)
+        folders = only(only(wanted.folders, found.schema.names), found.folders)
         unread, besides, described = None, {}, []
         if filter is not None:
             check_fits(filter, found.schema, caller)
-            facts = [facts_of(folders.values(file)) for file in range(len(listed))]
+            facts = facts_of(folders) or [[] for _ in listed.names]
             known = [facts[n] for n, each in enumerate(found.layouts) for _ in each.rows]
             own = [group for file in sorted(bounds) for group in bounds[file]]
             unread = np.ones(len(known), dtype=np.bool_)
@@ -117,11 +117,12 @@ class ReadParquet(FileReader):
             if wanted.left_out:
                 said += f"; {wanted.left_out:,} more files are left out by their folders"
             described = [("filter", said)]
+        format = RowGroups(
+            columns, found.schema, replaces, listed.prefetch_bytes // 2, described, found.parsed
+        )
         source = FileSource(
             found.store,
-            RowGroups(
-                columns, found.schema, replaces, listed.prefetch_bytes // 2, described, found.parsed
-            ),
+            format,
             layouts=_noted(found.layouts, folders, unread),
             columns=columns,
             schema=found.schema,
@@ -133,16 +134,15 @@ class ReadParquet(FileReader):
         return source
 
 
-def _noted(
-    layouts: Sequence[RowGroupLayout], folders: FolderColumns, unread: Any
-) -> list[RowGroupLayout]:
-    if not folders and unread is None:
-        return list(layouts)
+def _noted(layouts: list[RowGroupLayout], folders: pa.Table, unread: Any) -> list[RowGroupLayout]:
+    if not folders.num_columns and unread is None:
+        return layouts
     found, first = [], 0
     for file, layout in enumerate(layouts):
-        note, stop = folders.text(file), first + len(layout.rows)
-        if unread is not None and unread[first:stop].any():
-            note += f"\0unread {np.flatnonzero(unread[first:stop]).tolist()}"
-        found.append(replace(layout, folder=folders.values(file), note=note))
-        first = stop
+        values = {name: folders.column(name)[file] for name in folders.column_names}
+        note = f"\0{ {name: one.as_py() for name, one in values.items()} }" if values else ""
+        if unread is not None and (own := unread[first : first + len(layout.rows)]).any():
+            note += f"\0unread {np.flatnonzero(own).tolist()}"
+        found.append(replace(layout, folder=values, note=note))
+        first += len(layout.rows)
     return found

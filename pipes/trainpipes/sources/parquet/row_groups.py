@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,21 +10,19 @@ import pyarrow.parquet as pq
 
 from trainpipes.columns.arrays import replaced
 from trainpipes.kinds.source import Place
-from trainpipes.sources.files.each_file import BadFileError, reason
+from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FetchedBytes, FileBytes
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError
 from trainpipes.sources.files.range_file import RangeFile
 from trainpipes.sources.files.schema import cast_to
-from trainpipes.sources.parquet.folders import repeated
+from trainpipes.sources.parquet.column_chunks import Probe, arrow_bytes, leaves_of
 from trainpipes.sources.parquet.footers import (
     ParsedFooters,
     RowGroupLayout,
+    footer_numbers,
     footer_of,
-    parse_footer,
     read_footer,
 )
-from trainpipes.sources.parquet.probe import Probe
-from trainpipes.sources.parquet.size import arrow_bytes, leaves_of
 
 #: Bytes of rows that are decoded at a time, about, and the bounds of that in rows.
 BATCH_BYTES = 1 << 20
@@ -35,108 +34,85 @@ WHOLE_BYTES = 1 << 20
 CHANGED = "it changed while it was read"
 
 
+@dataclass(eq=False)
 class RowGroups(Format):
+    columns: Sequence[str] | None
+    schema: pa.Schema
+    replace: bool = False
+    held: int | None = None
+    described: Sequence[tuple[str, str]] = ()
+    parsed: ParsedFooters = field(default_factory=ParsedFooters)
+
     name = "Parquet"
     blocks_called, known_by_blocks, places_blocks = "row groups", True, True
     fetches_parts = True
 
-    def __init__(
-        self,
-        columns: Sequence[str] | None,
-        schema: pa.Schema,
-        replace: bool = False,
-        held: int | None = None,
-        described: Sequence[tuple[str, str]] = (),
-        parsed: ParsedFooters | None = None,
-    ) -> None:
-        self.columns, self.schema, self.replace, self.held = columns, schema, replace, held
-        self.described = list(described)
-        self.parsed = parsed or ParsedFooters()
-
     def scan(self, file: FileBytes) -> Layout:
         return footer_of(file, self.columns)[1]
 
-    def open(self, data: FileBytes, layout: Layout) -> ParquetFile:
-        assert isinstance(layout, RowGroupLayout)
+    def open(self, data: FileBytes, layout: Any) -> ParquetFile:
         return ParquetFile(self, data, layout)
 
     def fetch(
-        self, data: FileBytes, layout: Layout, blocks: Sequence[int], columns: Sequence[str] | None
+        self, data: FileBytes, layout: Any, blocks: Sequence[int], columns: Sequence[str] | None
     ) -> ParquetFile:
-        assert isinstance(layout, RowGroupLayout)
         file = ParquetFile(self, data, layout, self.held)
         file.fetch(blocks)
         return file
 
     def fetched_bytes(
-        self, layout: Layout, blocks: Sequence[int], columns: Sequence[str] | None
+        self, layout: Any, blocks: Sequence[int], columns: Sequence[str] | None
     ) -> float:
-        assert isinstance(layout, RowGroupLayout)
         sizes = layout.group_bytes
         return float(sizes[list(blocks)].sum() / max(1, int(sizes.sum())) * layout.size)
 
     def decode(
-        self, data: ParquetFile, layout: Layout, block: int, columns: Sequence[str] | None
+        self, data: ParquetFile, layout: Any, block: int, columns: Sequence[str] | None
     ) -> Iterator[pa.RecordBatch]:
-        assert isinstance(layout, RowGroupLayout)
         names = self.schema.names
         for batch in data.batches(block):
             as_it_is = not (self.replace or layout.folder) and batch.schema.names == names
             yield batch if as_it_is else self._with_folders(batch, layout, data.name)
 
-    def _with_folders(
-        self, batch: pa.RecordBatch, layout: RowGroupLayout, name: str
-    ) -> pa.RecordBatch:
+    def _with_folders(self, batch: pa.RecordBatch, layout: Any, name: str) -> pa.RecordBatch:
         found = []
-        for field in self.schema:
-            place = batch.schema.get_field_index(field.name)
-            if field.name in layout.folder:
-                found.append(repeated(layout.folder[field.name], len(batch)))
+        for one in self.schema:
+            place = batch.schema.get_field_index(one.name)
+            if one.name in layout.folder:
+                found.append(pa.repeat(layout.folder[one.name], len(batch)))
             elif place < 0:
                 raise OtherBytesError(CHANGED)
-            elif self.replace:
-                column = cast_to(batch.column(place), field, lambda: Place(name))
-                found.append(replaced(column))
             else:
-                found.append(batch.column(place))
+                column = batch.column(place)
+                if self.replace:
+                    column = replaced(cast_to(column, one, lambda: Place(name)))
+                found.append(column)
         return pa.RecordBatch.from_arrays(found, names=self.schema.names)
 
-    def change(self, data: FileBytes, layout: Layout) -> str:
-        assert isinstance(layout, RowGroupLayout)
+    def change(self, data: FileBytes, layout: Any) -> str:
         try:
-            footer = read_footer(data)
-            if layout.is_footer(footer):
-                return ""
-            metadata = parse_footer(footer)
-        except (BadFileError, pa.ArrowException) as error:
-            return reason(error)
-        saved = layout.rows.tolist()
-        rows = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
-        if len(rows) != len(saved):
-            return f"it had {len(saved)} row groups, and has {len(rows)}"
-        for number, (old, new) in enumerate(zip(saved, rows, strict=True)):
-            if old != new:
-                return f"its row group {number} had {old:,} rows, and has {new:,}"
-        return "it has as many bytes and rows as before, and another footer"
+            same = layout.is_footer(read_footer(data))
+            return "" if same else "it has as many bytes as before, and another footer"
+        except BadFileError as error:
+            return str(error)
 
-    def block_key(self, layout: Layout, blocks: range) -> list[Any]:
-        assert isinstance(layout, RowGroupLayout)
-        return [layout.footer, layout.checksum, layout.note, self.replace]
+    def block_key(self, layout: Any, blocks: range) -> list[Any]:
+        return [*footer_numbers(layout)[:2].tolist(), layout.note, self.replace]
 
-    def note(self, layout: Layout) -> str:
-        assert isinstance(layout, RowGroupLayout)
-        return layout.note
+    def note(self, layout: Any) -> str:
+        return str(layout.note)
 
     def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
-        return self.described
+        return list(self.described)
 
 
 class ParquetFile:
     def __init__(
         self, format: RowGroups, data: FileBytes, layout: RowGroupLayout, held: int | None = None
     ) -> None:
-        is_certain = data.checked and not data.local  # that all is of the file that was listed
-        known = format.parsed.known(data.name) if is_certain else None
+        #: Whether all is of the file that was listed.
+        self._is_certain = data.checked and not data.local
+        known = format.parsed.known(data.name) if self._is_certain else None
         if known is None and not data.local and data.size <= WHOLE_BYTES:
             data = FetchedBytes(data, [(0, data.size)])  # its footer and rows by one request
         self._data, self._layout, self._columns, self.name = data, layout, format.columns, data.name
@@ -145,7 +121,7 @@ class ParquetFile:
         self._handle: Any = opened
         self._expected: Sequence[int] = ()  # row groups that a remote file was asked to fetch
         try:
-            metadata = known or format.parsed.of(self.name, self._read_footer, is_certain)
+            metadata = known or format.parsed.of(self.name, self._read_footer, self._is_certain)
             if metadata.num_row_groups != len(layout.rows):
                 raise OtherBytesError(CHANGED)  # what was kept of its footer is wrong
             self._leaves = leaves_of(metadata, self._columns)
@@ -164,10 +140,6 @@ class ParquetFile:
     def close(self) -> None:
         self._handle.close()
 
-    @property
-    def _is_certain(self) -> bool:
-        return self._remote is not None and self._data.checked
-
     def fetch(self, row_groups: Sequence[int]) -> None:
         assert self._remote is not None
         self._expect(row_groups)
@@ -182,31 +154,26 @@ class ParquetFile:
         self._probe.check(row_group, self._leaves)
         row_bytes = sum(arrow_bytes(metadata, row_group, self._leaves)) / rows
         most = int(np.clip(BATCH_BYTES // max(1.0, row_bytes), *BATCH_ROWS))
-        for batch in self._parquet.iter_batches(
-            most, row_groups=[row_group], columns=self._columns, use_threads=False
-        ):
+        for batch in self._parquet.iter_batches(most, [row_group], self._columns, False):
             self._data.check()
             yield batch
 
     def _expect(self, row_groups: Sequence[int]) -> None:
-        """Tell a remote file the row groups to come, and after some time the footer."""
+        """Tell a remote file the row groups to come, and after some time the footer, to see that it is the
+        same.
+        """
         assert self._remote is not None
-        ranges: list[tuple[int, int]] = []
         for number in row_groups:
             self._probe.check(number, self._leaves)
-            ranges += _ranges(self._parquet.metadata, number, self._leaves)
-        again = bool(self._expected) and not self._is_certain
+        metadata, again = self._parquet.metadata, bool(self._expected) and not self._is_certain
+        ranges = [one for n in row_groups for one in _ranges(metadata, n, self._leaves)]
         self._expected = row_groups
-        self._remote.expect([*ranges, self._footer_range()] if again else ranges)
+        self._remote.expect([*ranges, self._layout.footer_range] if again else ranges)
         if again:
             self._read_footer()
 
-    def _footer_range(self) -> tuple[int, int]:
-        return self._layout.size - self._layout.footer, self._layout.size
-
     def _read_footer(self) -> bytes:
-        start, stop = self._footer_range()
-        footer = b""
+        footer, (start, stop) = b"", self._layout.footer_range
         if self._remote is not None or self._handle.size() == stop:
             self._handle.seek(start)
             footer = self._handle.read(stop - start)
@@ -215,13 +182,10 @@ class ParquetFile:
         return footer
 
 
-def _ranges(metadata: Any, row_group: int, leaves: list[int]) -> list[tuple[int, int]]:
-    group = metadata.row_group(row_group)
-    ranges = []
+def _ranges(metadata: Any, row_group: int, leaves: list[int]) -> Iterator[tuple[int, int]]:
     for leaf in leaves:
-        chunk = group.column(leaf)
+        chunk = metadata.row_group(row_group).column(leaf)
         start = chunk.data_page_offset
         if chunk.has_dictionary_page and chunk.dictionary_page_offset:
             start = min(start, chunk.dictionary_page_offset)
-        ranges.append((start, start + chunk.total_compressed_size))
-    return ranges
+        yield start, start + chunk.total_compressed_size

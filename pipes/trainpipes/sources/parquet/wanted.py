@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.columns.run import Run
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.columns.arrays import python_to_arrow, to_arrow
+from trainpipes.errors import SchemaError
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.list_files import FileList
@@ -19,18 +21,23 @@ from trainpipes.sources.parquet.filter import (
     may_hold_in_folders,
     needed_columns,
 )
-from trainpipes.sources.parquet.folders import FolderColumns
 from trainpipes.sources.parquet.footers import parse_footer, read_footer
-from trainpipes.stages.columns import columns_of
+from trainpipes.stages.columns import ChooseStage
+
+#: What stands for null in a folder's name.
+NULL = "__HIVE_DEFAULT_PARTITION__"
+INTEGER = re.compile(r"[+-]?\d{1,18}")
 
 
 @dataclass(frozen=True)
 class WantedFiles:
+    """Files whose folders do not rule out all rows, and the columns to read."""
+
     files: FileList
-    left_out: int
     columns: list[str] | None
-    folders: FolderColumns
-    by_footers: bool
+    folders: pa.Table
+    left_out: int = 0
+    by_footers: bool = False  # whether footers may rule out more
 
 
 def wanted_files(
@@ -40,57 +47,96 @@ def wanted_files(
     hive: bool,
     caller: str,
 ) -> WantedFiles:
-    folders = FolderColumns({})
+    folders = pa.table({})
     if hive or columns is not None or filter is not None:
-        folders = FolderColumns.of(files.names, caller, hive)
+        folders = folder_columns(files.names, caller, hive)
     found = None if columns is None else list(columns)
     if filter is None or not len(files):
-        return WantedFiles(files, 0, found, folders, False)
-    kept, named = None, folders.only([f.name for f in folders.fields if f.name in str(filter)])
-    if named:
-        facts = [facts_of(named.values(file)) for file in range(len(files))]
-        kept = may_hold_in_folders(filter, named.fields, facts)
-    schema = _schema_of(files, 0 if kept is None or not len(kept) else int(kept[0]))
-    if schema is None:
-        return WantedFiles(files, 0, found, folders, False)
-    taken = schema.names
-    own = [field for field in folders.fields if field.name not in taken]
-    schema = pa.schema([*schema, *own])
+        return WantedFiles(files, found, folders)
+    named = only(folders, [name for name in folders.column_names if name in str(filter)])
+    kept = may_hold_in_folders(filter, named) if named.num_columns else None
+    own = _schema_of(files, 0 if kept is None or not len(kept) else int(kept[0]))
+    if own is None:
+        return WantedFiles(files, found, folders)
+    beside = [field for field in folders.schema if field.name not in own.names]
+    schema = pa.schema([*own, *beside])
     needed = needed_columns(filter, schema, caller)
-    if found is None and not hive:
-        folders = folders.only(needed)
     if found is not None:
         found += [name for name in needed if name not in inner_paths(found, schema.names)]
-    reported = folders.only([field.name for field in own if field.name in needed])
-    everything = len(files)
-    if reported:
-        if kept is None or any(field.name in taken for field in named.fields):
-            facts = [facts_of(reported.values(file)) for file in range(everything)]
-            kept = may_hold(filter, schema, facts)
-        kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
-        files, folders = files.pick(kept), folders.pick(kept)
-    by_footers = any(name not in [field.name for field in reported.fields] for name in needed)
-    return WantedFiles(files, everything - len(files), found, folders, by_footers)
+    elif not hive:
+        folders = only(folders, needed)
+    named_by_folders = only(folders, [field.name for field in beside if field.name in needed])
+    by_footers = any(name not in named_by_folders.column_names for name in needed)
+    if not named_by_folders.num_columns:
+        return WantedFiles(files, found, folders, 0, by_footers)
+    if kept is None or not {*named.column_names}.isdisjoint(own.names):
+        kept = may_hold(filter, schema, facts_of(named_by_folders))
+    kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
+    left_out = len(files) - len(kept)
+    return WantedFiles(files.pick(kept), found, folders.take(to_arrow(kept)), left_out, by_footers)
 
 
 def _schema_of(files: FileList, file: int) -> pa.Schema | None:
     try:
-        footer = parse_footer(read_footer(open_bytes(files, file)))
-        schema = footer.schema.to_arrow_schema()
+        schema = parse_footer(read_footer(open_bytes(files, file))).schema.to_arrow_schema()
     except (OSError, pa.ArrowException, BadFileError, TypeError, ValueError):
         return None
     return pa.schema([plain(field) for field in schema])
 
 
-class ChosenColumns(RunStage):
+def folder_columns(names: Sequence[str], caller: str, needed: bool) -> pa.Table:
+    """A row for each file: its folders' values, int64 if all are integers, else text."""
+    first = _pairs(names[0]) if names else {}
+    pairs = [_pairs(name) for name in names] if first or needed else []
+    for name, own in zip(names, pairs, strict=False):
+        if odd := first.keys() ^ own.keys():
+            if not needed:
+                return pa.table({})
+            key = min(odd)
+            has, lacks = (names[0], name) if key in first else (name, names[0])
+            raise SchemaError(
+                f"{caller}: the path {has} has a folder {key}=..., and {lacks} has none; list files of the "
+                "same folders, or leave partitioning out",
+                path=name,
+                stage=caller,
+            )
+    if needed and not first:
+        raise SchemaError(
+            f'{caller}: partitioning="hive" makes columns of folders such as lang=en/, and {names[0]} is in '
+            "no such folder: leave partitioning out, or list the folder that holds them",
+            path=names[0],
+            stage=caller,
+        )
+    return pa.table({key: _column([own[key] for own in pairs]) for key in first})
+
+
+def only(folders: pa.Table, names: Sequence[str]) -> pa.Table:
+    return folders.select([name for name in folders.column_names if name in names])
+
+
+def _pairs(name: str) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for folder in name.split("/")[:-1]:
+        key, is_pair, value = folder.partition("=")
+        if key and is_pair:
+            found[unquote(key)] = None if value == NULL else unquote(value)
+    return found
+
+
+def _column(texts: list[str | None]) -> pa.Array:
+    given = [text for text in texts if text is not None]
+    if given and all(INTEGER.fullmatch(text) for text in given):
+        numbers = [None if text is None else int(text) for text in texts]
+        return python_to_arrow(numbers, pa.int64())
+    return python_to_arrow(texts, pa.string())
+
+
+class ChosenColumns(ChooseStage):
     """Keeps the chosen columns, without those that only a filter asked for."""
 
-    needs_columns = True
+    names_only = False
 
     columns: Sequence[str]
-
-    def process(self, run: Run) -> Run:
-        return run.with_block(columns_of(run.block, self).with_columns(self._chosen))
 
     def _chosen(self, table: pa.Table) -> pa.Table:
         return table.select(list(inner_paths(self.columns, table.column_names)))
