@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
 
@@ -35,6 +35,7 @@ SCALARS: dict[str, tuple[str, Callable[[str], Any]]] = {
     ),
 }
 _OF_YAML = ("!!map", "!!seq", "!!str", *(f"!!{name}" for name in SCALARS))
+TAGS = ("!function", "!pipeline")
 
 
 @dataclass
@@ -74,11 +75,12 @@ def _loader() -> Any:
     return Loader
 
 
+@dataclass
 class Document:
     """Reads a text, and says where in it something is."""
 
-    def __init__(self, name: str, tags: Sequence[str]) -> None:
-        self.name, self._tags, self._count = name, tags, 0
+    name: str
+    _count: int = field(default=0, init=False)
 
     def at(self, node: Node | None, path: str) -> str:
         """``train.yaml:7: stages[3].buffer_size: ``, with what there is of it."""
@@ -110,47 +112,37 @@ class Document:
     def _node(self, given: Any, depth: int = 1, line: int | None = None) -> Node:
         """PyYAML's node as ours, at the line of its key; an alias's comes once for each use."""
         self._count += 1
-        own = given.start_mark.line + 1
-        node = Node(
-            None, own, given.tag.replace(STANDARD, "!!"), getattr(given, "style", None) is not None
-        )
+        tag, quoted = given.tag.replace(STANDARD, "!!"), getattr(given, "style", None) is not None
+        node = Node(None, given.start_mark.line + 1, tag, quoted)
         if self._count > MOST or depth > DEEPEST:
             rule = f"a config must have at most {MOST:,} values and {DEEPEST} levels"
             raise self.error(node, "", rule)
-        known = _OF_YAML if node.tag.startswith("!!") else self._tags
-        if node.tag not in known:
-            hint = f"{nearest(node.tag, known)}; there are {', '.join(known)}"
-            raise self.error(node, "", f"there is no tag {shown(node.tag)}{hint}")
+        known = _OF_YAML if tag.startswith("!!") else TAGS
+        if tag not in known:
+            hint = f"{nearest(tag, known)}; there are {', '.join(known)}"
+            raise self.error(node, "", f"there is no tag {shown(tag)}{hint}")
         if given.id == "sequence":
             node.value = [self._node(one, depth + 1) for one in given.value]
         elif given.id == "mapping":
-            node.value = self._mapping(given.value, depth)
+            node.value = {}
+            for name, value in given.value:
+                key = self._node(name, depth)
+                if name.id != "scalar" or key.tag:
+                    said = "a key must be text or a number, without a tag of ours"
+                    raise self.error(key, "", said)
+                if key.value in node.value:
+                    raise self.error(key, "", f"the key {shown(key.value)} stands here twice")
+                node.value[key.value] = self._node(value, depth + 1, key.line)
         else:
-            node.value = self._scalar(node, given.value)
-        node.tag = "" if node.tag.startswith("!!") else node.tag
-        node.line = line or own
+            kind = tag.removeprefix("!!")
+            try:
+                node.value = SCALARS[kind][1](given.value) if kind in SCALARS else given.value
+            except ValueError as error:
+                said = f"{shown(given.value)} is no {kind}: {error}"
+                raise self.error(node, "", said) from None
+        node.tag = "" if tag.startswith("!!") else tag
+        node.line = line or node.line
         return node
-
-    def _mapping(self, pairs: Any, depth: int) -> dict[Any, Node]:
-        found: dict[Any, Node] = {}
-        for given, value in pairs:
-            key = self._node(given, depth)
-            if given.id != "scalar" or key.tag:
-                raise self.error(key, "", "a key must be text or a number, without a tag of ours")
-            if key.value == "<<" and not key.quoted:
-                said = "merge keys (<<) are not of YAML 1.2: write the options out"
-                raise self.error(key, "", said)
-            if key.value in found:
-                raise self.error(key, "", f"the key {shown(key.value)} stands here twice")
-            found[key.value] = self._node(value, depth + 1, key.line)
-        return found
-
-    def _scalar(self, node: Node, text: str) -> Any:
-        kind = node.tag.removeprefix("!!")
-        try:
-            return SCALARS[kind][1](text) if kind in SCALARS else text
-        except ValueError as error:
-            raise self.error(node, "", f"{shown(text)} is no {kind}: {error}") from None
 
 
 def resolved(text: str) -> Any:
@@ -170,20 +162,19 @@ def expanded(text: str) -> str:
     """
 
     def put(place: re.Match[str]) -> str:
+        name, default = place["name"], place["default"]
         if place[0] == "$$":
             return "$"
-        named = re.fullmatch(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?\}", place[0], re.DOTALL)
-        if named is None:
+        if name is None:
             rule = "a variable is ${NAME} or ${NAME:-default}, and $${ stands for ${"
-            raise ValueError(f"{rule}; got {shown(place[0])}")
-        name, default = named.groups()
-        found = os.environ.get(name, default)
-        if found is None:
+            raise ValueError(f"{rule}; got {shown(text)}")
+        if (found := os.environ.get(name, default)) is None:
             way = f"set it, or write ${{{name}:-default}}"
             raise ValueError(f"the environment variable {name} is not set: {way}")
         return found or default or ""
 
-    return re.sub(r"\$\$(?=\{)|\$\{[^}]*\}?", put, text)
+    variable = r"\$\$(?=\{)|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})?"
+    return re.sub(variable, put, text)
 
 
 _STEP = re.compile(r"""\.?([A-Za-z_][\w-]*)|\[(\d+)\]|\['([^']*)'\]|\["([^"]*)"\]""")
