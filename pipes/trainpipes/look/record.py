@@ -33,51 +33,45 @@ PACKAGES = (
 def record(
     pipeline: Pipeline, iteration: IterationState, loader: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    plan = iteration.plan
-    rank, world_size = iteration.ranks()
-    chain = plan.chain
-    identity = json.loads(plan.identity)
+    plan, (rank, world_size) = iteration.plan, iteration.ranks()
+    chain, identity = plan.chain, json.loads(plan.identity)
     known = without_secrets(identity)
     is_even = chain.num_shards % world_size == 0
-    found: dict[str, Any] = {
-        "fingerprint": _content_hash(identity),
+    data = {
+        "fingerprint": _fingerprint(identity["data"]),
+        "files": _files(known["data"]),
+        "rows": _rows(plan.inputs),
+        "known_by": known["data"],
+    }
+    return {
+        "fingerprint": _fingerprint(identity),
         "pipeline": repr(pipeline),
         "stages": known["stages"],
-        "data": {
-            "fingerprint": _content_hash(identity["data"]),
-            "files": _files(known["data"]),
-            "rows": _rows(plan.inputs),
-            "known_by": known["data"],
-        },
+        "data": data,
         "epoch_rows": plan.inputs.epoch_rows,
         "epoch_batches": exact_length(plan, 0, world_size) if is_even else None,
         "num_shards": chain.num_shards,
         "batch_size": None if chain.batch is None else chain.batch.batch_size,
         "world_size": world_size,
+        **({} if loader is None else {"loader": without_secrets(dict(loader))}),
+        "position": _position(iteration, rank),
+        "versions": _versions(),
     }
-    if loader is not None:
-        found["loader"] = without_secrets(dict(loader))
-    found["position"] = _position(iteration, rank)
-    found["versions"] = _versions()
-    return found
 
 
 def _files(data: Any) -> int | None:
-    if isinstance(data, Mapping):
-        if isinstance(data.get("files"), int):
-            return int(data["files"])
-        data = list(data.values())
-    counts = [_files(one) for one in data] if isinstance(data, list) else []
-    known = [count for count in counts if count is not None]
+    if isinstance(data, Mapping) and isinstance(data.get("files"), int):
+        return int(data["files"])
+    inner = data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ()
+    known = [count for one in inner if (count := _files(one)) is not None]
     return sum(known) if known else None
 
 
 def _rows(inputs: Inputs) -> int | None:
-    if inputs.mixed:
-        parts = [_rows(part) for part in inputs.mixed.values()]
-        known = [rows for rows in parts if rows is not None]
-        return sum(known) if len(known) == len(parts) else None
-    return rows_of(inputs.source)
+    if not inputs.mixed:
+        return rows_of(inputs.source)
+    parts = [_rows(part) for part in inputs.mixed.values()]
+    return None if None in parts else sum(rows for rows in parts if rows is not None)
 
 
 def _position(iteration: IterationState, rank: int) -> dict[str, Any] | None:
@@ -120,21 +114,17 @@ def without_secrets(value: Any, name: str = "") -> Any:
     return hidden(str(value if isinstance(value, float | str) else identify(value)))
 
 
-def _content_hash(value: Any) -> str:
+def _fingerprint(value: Any) -> str:
     """A digest that is equal for what a state takes for equal."""
-    return _digest(json.dumps(_canonical(value), sort_keys=True, separators=(",", ":")))
-
-
-def _digest(text: str) -> str:
+    text = json.dumps(_given(value), sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
-def _canonical(value: Any) -> Any:
+def _given(value: Any) -> Any:
+    """A value without what is None, at the end of lists and in dicts."""
     if isinstance(value, dict):
-        return {key: _canonical(inner) for key, inner in value.items() if inner is not None}
+        return {key: _given(inner) for key, inner in value.items() if inner is not None}
     if not isinstance(value, list):
         return value
-    found = [_canonical(inner) for inner in value]
-    while found and found[-1] is None:
-        found.pop()
-    return found
+    last = max((n for n, one in enumerate(value, 1) if one is not None), default=0)
+    return [_given(inner) for inner in value[:last]]
