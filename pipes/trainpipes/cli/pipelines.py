@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainpipes.cli.options import STORAGE_OPTIONS, option, storage_options
+from trainpipes.cli.options import STORAGE_OPTIONS, option
 
 if TYPE_CHECKING:
     from trainpipes import Pipeline
@@ -29,14 +29,14 @@ class PipelineOptions:
     options: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     allow_imports: bool = False
-    storage_options: str | None = None
+    storage_options: dict[str, Any] | None = None
 
     def recipe_options(self, files: Sequence[str] = ()) -> dict[str, Any]:
         self._refuse("a recipe takes --option NAME=VALUE", "changes", "allow_imports")
         others = {
             "tokenizer": self.tokenizer,
             "files": (list(files) if len(files) > 1 else files[0]) if files else None,
-            "storage_options": storage_options(self.storage_options),
+            "storage_options": self.storage_options,
         }
         given = {name: value for name, value in others.items() if value is not None}
         return {**dict(_named(text, "option") for text in self.options), **given}
@@ -57,7 +57,7 @@ class PipelineOptions:
         return load(
             path,
             allow_imports=self.allow_imports,
-            storage_options=storage_options(self.storage_options),
+            storage_options=self.storage_options,
             changes=dict(_named(text, "set") for text in self.changes),
         )
 
@@ -73,8 +73,8 @@ class PipelineOptions:
         from trainpipes import list_files
         from trainpipes.sources.files.file_rows import ends_of_names, reader_by_name
 
-        storage = storage_options(self.storage_options)
-        listed = list_files(list(files), suffix=ends_of_names(), storage_options=storage)
+        options = {"suffix": ends_of_names(), "storage_options": self.storage_options}
+        listed = list_files(list(files), **options)
         first = next(iter(listed.distributed(rank=0, world_size=1)))
         rows: Pipeline = getattr(listed, reader_by_name(first))()
         return rows.batch(BATCH_SIZE)
