@@ -17,6 +17,7 @@ from trainpipes.cli.options import STORAGE_OPTIONS, option
 if TYPE_CHECKING:
     from trainpipes import Pipeline
 
+several = functools.partial(option, multiple=True)
 #: Rows in a batch of files that are run without a recipe.
 BATCH_SIZE = 64
 
@@ -89,20 +90,16 @@ class PipelineOptions:
 def takes_pipeline(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that name a pipeline, together, as ``given``."""
 
+    @STORAGE_OPTIONS
+    @option("--allow-imports", is_flag=True, help="Import functions that the config names.")
+    @several("--set", "changes", metavar="PATH=VALUE", help="Of the config: options.seed=1.")
+    @several("--option", "options", metavar="NAME=VALUE", help="Of the recipe: batch_size=16.")
+    @option("--tokenizer", help="Of the recipe: a path, or bytes.")
     @functools.wraps(command)
     def taking(**options: Any) -> Any:
         own = {name: options.pop(name) for name in PipelineOptions.__dataclass_fields__}
         return command(given=PipelineOptions(**own), **options)
 
-    several = functools.partial(option, multiple=True)
-    for added in (
-        STORAGE_OPTIONS,
-        option("--allow-imports", is_flag=True, help="Import functions that the config names."),
-        several("--set", "changes", metavar="PATH=VALUE", help="Of the config: options.seed=1."),
-        several("--option", "options", metavar="NAME=VALUE", help="Of the recipe: batch_size=16."),
-        option("--tokenizer", help="Of the recipe: a path, or bytes."),
-    ):
-        taking = added(taking)
     return taking
 
 
