@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
+from itertools import count
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,7 +18,7 @@ from trainpipes.loader import Loader
 from trainpipes.look.lengths import no_length
 from trainpipes.pipeline import Pipeline
 
-need("accelerate", "trainpipes.integrations.accelerate", oldest="0.34")
+need("accelerate", "trainpipes.integrations.accelerate", oldest="1.15")
 
 from accelerate import Accelerator  # noqa: E402
 from accelerate.data_loader import DataLoaderStateMixin  # noqa: E402
@@ -78,15 +79,15 @@ class AccelerateLoader(DataLoaderStateMixin):
         self.gradient_state = GradientState()
         self._accelerator = accelerator
         processes, world = accelerator.num_processes, loader._iteration.ranks()[1]
-        way = f"leave it out, and for batches of n rows write .batch(n // {processes})"
-        alone = not accelerator.split_batches or processes == 1
-        require(
-            alone, "split_batches", "off: a pipeline's batches are those of a process", True, way
+        whole, rule = (
+            not accelerator.split_batches,
+            "off: a pipeline's batches are those of a process",
         )
-        parallel = getattr(accelerator, "parallelism_config", None)  # from Accelerate 1.10 on
+        way = f"leave it out, and for batches of n rows write .batch(n // {processes})"
+        require(whole or processes == 1, "split_batches", rule, True, way)
+        parallel = accelerator.parallelism_config
         if parallel is not None and parallel.non_data_parallel_size > 1:
-            replicas = parallel.data_parallel_size
-            mesh = "rank=0, world_size=1"
+            replicas, mesh = parallel.data_parallel_size, "rank=0, world_size=1"
             mesh = 'mesh=accelerator.torch_device_mesh["dp"]' if replicas > 1 else mesh
             if world != replicas:
                 raise ConfigError(
@@ -110,35 +111,29 @@ class AccelerateLoader(DataLoaderStateMixin):
     def _tracked(self, batches: EpochIterator, steps: int | None) -> Iterator[Any]:
         """Batches on the device, while Accelerate knows that this loader is at work, and how far."""
         self.begin()
-        self.remainder = 0
+        self.remainder, batch = 0, None
         try:
-            if steps is None:
-                for batch in batches:
-                    placed = self._placed(batch)
-                    self.end_of_dataloader = batches.is_last()
-                    yield placed
-            elif steps:
-                batch = None
-                for _ in range(steps - 1):
-                    batch = next(batches)
-                    yield self._placed(batch)
-                self.end_of_dataloader = True
-                yield self._placed(self._last_step(next(batches, None), batch))
+            for number in count(1) if steps is None else range(1, steps + 1):
+                before, batch = batch, next(batches, None)
+                if number == steps:
+                    batch = self._last_step(batch, before)
+                elif batch is None:
+                    return
+                placed = self._placed(batch)
+                self.end_of_dataloader = number == steps or (steps is None and batches.is_last())
+                yield placed
         finally:
             self.end()
 
     def _placed(self, batch: Any) -> Any:
-        accelerator = self._accelerator
-        if not accelerator.device_placement:
+        own = self._accelerator
+        if not own.device_placement:
             return batch
-        return send_to_device(
-            batch, accelerator.device, non_blocking=accelerator.dataloader_config.non_blocking
-        )
+        return send_to_device(batch, own.device, own.dataloader_config.non_blocking)
 
     def _steps_of_all(self, batches: EpochIterator) -> int | None:
         """Steps that all ranks take in this pass, if one may have to be filled up."""
-        iteration = self.loader._iteration
-        plan, (_, world) = iteration.plan, iteration.ranks()
+        plan, (_, world) = self.loader._iteration.plan, self.loader._iteration.ranks()
         if not (plan.chain.ragged and world > 1 and self._accelerator.even_batches):
             return None
         if not plan.counts.known or plan.chain.endless:
@@ -196,8 +191,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         return int(self.loader.state_dict()["epoch"])
 
     def __len__(self) -> int:
-        iteration = self.loader._iteration
-        plan, (_, world) = iteration.plan, iteration.ranks()
+        plan, (_, world) = self.loader._iteration.plan, self.loader._iteration.ranks()
         if plan.chain.ragged and plan.counts.known and self._accelerator.even_batches:
             return math.ceil(plan.counts.batches_in_pass / world)
         return len(self.loader)

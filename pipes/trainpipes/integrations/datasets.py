@@ -20,9 +20,7 @@ from trainpipes.errors import ConfigError, SchemaError, StateError, TopologyErro
 from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import Position
 
-need(
-    "datasets", "pipe.to_hf()", oldest="4.8"
-)  # in 4.5 filters fail, and the epoch is not passed on
+need("datasets", "pipe.to_hf()", oldest="4.8")  # in 4.5 filters fail
 
 import datasets  # noqa: E402
 from datasets.iterable_dataset import IterableDataset, _BaseExamplesIterable  # noqa: E402
@@ -112,12 +110,12 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         state = self._state_dict  # another iteration of the dataset makes another one
-        iteration = self.pipeline._iteration
+        plan = self.pipeline._iteration.plan
         topology = Topology(worker=self._part, num_workers=self._parts)
-        position = Position(self._epoch, 0, iteration.plan.chain.num_shards)
+        position = Position(self._epoch, 0, plan.chain.num_shards)
         if state is not None and state != {"trainpipes": "", "type": type(self).__name__}:
             position = self._loaded(state, topology)
-        one = OnePass(iteration.plan, topology, position, 0)
+        one = OnePass(plan, topology, position, 0)
         if state is not None:
             state["trainpipes"] = _Place(one)
         number = 0
@@ -183,13 +181,9 @@ def _features(pipeline: Pipeline) -> Any:
     """Features of the rows; None where rows are Python objects, or have types that datasets lacks."""
     try:
         schema = row_schema(pipeline._iteration.plan.inputs, "to_hf()")
-    except SchemaError:  # they can be read only once
-        return None
-    if schema is None:
-        return None
-    try:
-        return datasets.Features.from_arrow_schema(schema.remove_metadata())
-    except ValueError:
+        known = None if schema is None else schema.remove_metadata()
+        return None if known is None else datasets.Features.from_arrow_schema(known)
+    except (SchemaError, ValueError):  # they can be read only once, or have such types
         return None
 
 

@@ -168,11 +168,10 @@ class PipelineTrainerMixin(Base):
         try:
             return super().compute_loss(model, inputs, *arguments, **options)
         except ValueError as error:
-            found = list(inputs) if isinstance(inputs, Mapping) else []
-            if "loss" in str(error) and not any("label" in name for name in found):
+            if "loss" in str(error) and not any("label" in name for name in inputs):
                 raise ConfigError(
-                    f"the model gives a loss where a batch has labels, and this one has {found}: write "
-                    "tokenize(..., labels=True) in the pipeline"
+                    f"the model gives a loss where a batch has labels, and this one has {list(inputs)}: "
+                    "write tokenize(..., labels=True) in the pipeline"
                 ) from error
             raise
 
@@ -196,9 +195,12 @@ class PipelineTrainerMixin(Base):
         return EvaluationLoader(self._loader(every_row(found)), self.accelerator, self._accepted)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        if _makes_batches(test_dataset):
-            return self.get_eval_dataloader(test_dataset)
-        return super().get_test_dataloader(test_dataset)
+        get = (
+            self.get_eval_dataloader
+            if _makes_batches(test_dataset)
+            else super().get_test_dataloader
+        )
+        return get(test_dataset)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer says; each batch's mean loss counts by its rows, on any number of ranks."""
@@ -259,7 +261,9 @@ def _makes_batches(dataset: Any) -> bool:
 
 def _check_given(given: dict[str, Any]) -> None:
     """Raise for arguments that would fail later, or have no effect."""
-    args = given.get("args") or transformers.TrainingArguments  # whose defaults it would take
+    usual = transformers.TrainingArguments
+    args = given.get("args") or usual  # whose defaults it would take
+    size = args.per_device_train_batch_size
     for name in ("train_dataset", "eval_dataset"):
         dataset = given.get(name)
         for one in dataset.values() if isinstance(dataset, dict) else [dataset]:
@@ -268,24 +272,24 @@ def _check_given(given: dict[str, Any]) -> None:
                 way = f"write {name}=pipe, and dataloader_num_workers= in the arguments"
                 raise wrong(name, "the pipeline itself", one, way)
             if isinstance(one, Pipeline) and given.get("data_collator") is None:
-                way = f"end it with .batch({args.per_device_train_batch_size}).pad_collate(), or pass a "
-                one._need_batches(name, f"{way}data_collator to the Trainer")
+                way = f"end it with .batch({size}).pad_collate(), or pass a data_collator to the Trainer"
+                one._need_batches(name, way)
     # A trainer of TRL is given something to look at in place of its pipeline.
     pipe = getattr(given.get("train_dataset"), "pipeline", given.get("train_dataset"))
     if not _makes_batches(pipe):
         return
+    plan = pipe._iteration.plan
     if args.max_steps <= 0 and not has_length(pipe):
         about = ""
         with suppress(TypeError):
-            length = estimated_length(pipe._iteration.plan, *pipe._data_parallel())
+            length = estimated_length(plan, *pipe._data_parallel())
             steps = args.num_train_epochs * -(-length // args.gradient_accumulation_steps)
             about = f"; {args.num_train_epochs:g} epochs are about {round(steps)}"
         raise ConfigError(
             "num_train_epochs needs the number of steps in an epoch, for the learning rate: pass "
-            f"max_steps=...{about} ({no_length(pipe._iteration.plan)})"
+            f"max_steps=...{about} ({no_length(plan)})"
         )
-    size, usual = args.per_device_train_batch_size, transformers.TrainingArguments
-    if size not in (pipe._iteration.plan.chain.batch_size, usual.per_device_train_batch_size):
+    if size not in (plan.chain.batch_size, usual.per_device_train_batch_size):
         warn_once(
             f"per_device_train_batch_size={size} has no effect: the pipeline makes the batches "
             f"({pipe._batching()}). Leave it out",

@@ -77,21 +77,18 @@ class EvaluationLoader(DataLoaderStateMixin):
 
     def _step(self, batch: Any) -> tuple[Any, list[int], int] | None:
         """A batch or a filler, each rank's rows, and this one's; None at the end of all ranks."""
-        if batch is not None:
-            self._filler = batch = self._prepare(batch)
-        rows = 0 if batch is None else _rows(batch)
-        sizes = [rows]
+        batch = None if batch is None else self._prepare(batch)
+        sizes = [0 if batch is None else _rows(batch)]
         if self._accelerator.num_processes > 1:
-            own = torch.tensor([rows], device=self._accelerator.device)
+            own = torch.tensor(sizes, device=self._accelerator.device)
             sizes = self._accelerator.gather(own).tolist()
         if not any(sizes):
             return None
-        if batch is None:
-            if self._filler is None:  # there are more ranks than batches
-                alone = self.loader.pipeline.distributed(rank=0, world_size=1)
-                self._filler = self._prepare(next(iter(Loader(alone, threads=0))))
-            batch = self._filler
-        return batch, sizes, _rows(batch)
+        if batch is None and self._filler is None:  # there are more ranks than batches
+            alone = self.loader.pipeline.distributed(rank=0, world_size=1)
+            batch = self._prepare(next(iter(Loader(alone, threads=0))))
+        self._filler = self._filler if batch is None else batch
+        return self._filler, sizes, _rows(self._filler)
 
     def gatherer(self, repeated: int) -> Callable[[Any], Any]:
         """A function that gathers the rows of all ranks in the order of batches, without fillers."""
