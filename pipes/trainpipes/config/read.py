@@ -12,8 +12,8 @@ from typing import Any
 from trainpipes import start
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
+from trainpipes.config import document
 from trainpipes.config.document import Document, Node, expanded, joined, path_steps, resolved
-from trainpipes.config.values import MADE, declared_kinds, imported, is_name
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.kinds.stage import Stage, snake_case
 from trainpipes.pipeline import Pipeline
@@ -74,13 +74,18 @@ class Reader(Document):
             raise self.error(node, path, error) from error
 
     def _imported(self, name: Any, node: Node, path: str) -> Any:
-        return self._asked(node, path, imported, name, self.allow_imports)
+        return self._asked(node, path, document.imported, name, self.allow_imports)
 
     def _option(self, node: Node, path: str, kinds: list[Any]) -> Any:
         value = self.value(node, path)
-        if isinstance(value, str) and is_name(value) and Callable in kinds and str not in kinds:
+        if (
+            isinstance(value, str)
+            and document.is_name(value)
+            and Callable in kinds
+            and str not in kinds
+        ):
             return self._imported(value, node, path)  # where no tag is needed
-        make = next((MADE[kind] for kind in kinds if kind in MADE), None)
+        make = next((document.MADE[kind] for kind in kinds if kind in document.MADE), None)
         if make is None or value is None or type(value) in kinds:
             return value
         return self._asked(node, path, make, value)
@@ -169,7 +174,7 @@ class Reader(Document):
         known = start.stage_classes()
         if name in known:
             return known[name]
-        if not is_name(name):
+        if not document.is_name(name):
             hint = nearest(name, list(known))
             own = "one of your own is package.module:Class"
             raise self.error(node, path, f"there is no stage {shown(name)}{hint}; {own}")
@@ -188,7 +193,7 @@ class Reader(Document):
         prefix: str,
     ) -> Pipeline:
         """What a stage or a recipe makes of its options; an error says where they stand."""
-        kinds, options = declared_kinds(kind), {}
+        kinds, options = document.declared_kinds(kind), {}
         for name, one in nodes.items():
             at = joined(prefix, name)
             if name == "storage_options":

@@ -20,8 +20,7 @@ import torch
 from trainpipes._internal.checks import need
 from trainpipes._internal.secrets import is_secret, without_url_secrets
 from trainpipes._internal.text import shown
-from trainpipes.config.document import STANDARD, add_scalars
-from trainpipes.config.values import arrow_schema, declared_kinds
+from trainpipes.config.document import STANDARD, add_scalars, arrow_schema, declared_kinds
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import same
 from trainpipes.kinds.stage import Stage

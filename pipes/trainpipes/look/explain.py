@@ -18,8 +18,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RandomAccessSource
 from trainpipes.look.lengths import ends_short, exact_length, expected_items
-from trainpipes.look.mermaid import mermaid, written
-from trainpipes.look.record import record
+from trainpipes.look.record import mermaid, record, written
 from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.tokenizing import Tokenizes
 
