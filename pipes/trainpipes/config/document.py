@@ -231,10 +231,8 @@ def imported(name: Any, allowed: bool) -> Any:
     if not isinstance(name, str) or not is_name(name):
         raise ValueError(f"a function must be named package.module:function, got {shown(name)}")
     if not allowed:
-        raise ValueError(
-            f"{name} would be imported, and a config imports nothing by itself: if you trust it, "
-            "tp.load(path, allow_imports=True), or --allow-imports in the shell"
-        )
+        way = "if you trust it, tp.load(path, allow_imports=True), or --allow-imports in the shell"
+        raise ValueError(f"{name} would be imported, and a config imports nothing by itself: {way}")
     module, _, inner = name.partition(":")
     try:
         if module == "__main__":

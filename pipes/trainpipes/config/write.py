@@ -39,6 +39,11 @@ _IN_MEMORY = (
 #: Ways out for what has no form.
 _IN_CODE = "this pipeline belongs in code"
 _SAVED = 'save it, as with save_pretrained(folder) or save("tokenizer.json"), and give that path'
+_IN_FILES = "write them to files once, as with .write_parquet(folder), and read these"
+_SECRET = (
+    "a URL with a user, a password or values in its query may hold a secret: give it with storage_options, "
+    "or write ${VARIABLE} there, by hand"
+)
 _LISTED = (
     'give it as a list, such as [["x", ">", 20], ["lang", "in", ["en", "de"]]] '
     "(see pyarrow.parquet.filters_to_expression)"
@@ -130,10 +135,9 @@ class _Writer:
 
     def document(self, pipeline: Pipeline) -> _Block:
         if pipeline._ranks is not None:
-            raise ConfigError(
-                "to_yaml(): what all ranks share is written, and distributed(...) is of one of them: write "
-                "the pipeline before, and call distributed() on what tp.load gives"
-            )
+            way = "write the pipeline before, and call distributed() on what tp.load gives"
+            rule = "what all ranks share is written, and distributed(...) is of one of them"
+            raise ConfigError(f"to_yaml(): {rule}: {way}")
         found, stages = _Block(), pipeline.stages
         if pipeline._recipe is not None:
             name, options, count = pipeline._recipe
@@ -154,11 +158,8 @@ class _Writer:
             except ValueError as error:
                 raise ConfigError(f"to_yaml(): {stage.name}: {error}", stage=str(stage)) from None
         if ours and name in _IN_MEMORY and not inspect.isroutine(stage.options[first]):
-            raise ConfigError(
-                f"to_yaml(): {name}({first}): rows in memory have no place in a config: write them to files "
-                "once, as with .write_parquet(folder), and read these",
-                stage=str(stage),
-            )
+            said = f"{name}({first}): rows in memory have no place in a config: {_IN_FILES}"
+            raise ConfigError(f"to_yaml(): {said}", stage=str(stage))
         given = dict(self.options(stage.name, stage.options, kind))
         alone = list(given) == [first] and not isinstance(given[first], dict)
         return _Block({name: given[first] if alone else given}) if given else name
@@ -192,10 +193,7 @@ class _Writer:
         if isinstance(value, str) and str(value) == value:  # as an enum's is not
             left = without_url_secrets(value)
             if left != value or re.search(r"://[^\s'\"/?#]*@", left.replace("://…@", "://")):
-                raise ValueError(
-                    "a URL with a user, a password or values in its query may hold a secret: give it with "
-                    "storage_options, or write ${VARIABLE} there, by hand"
-                )
+                raise ValueError(_SECRET)
             return str(value).replace("${", "$${")
         if isinstance(value, Retry):
             value = dataclasses.asdict(value)
@@ -218,10 +216,8 @@ def _as_declared(value: Any, kinds: list[Any]) -> Any:
     with suppress(ValueError):
         if arrow_schema(found).equals(value, check_metadata=True):
             return found
-    raise ValueError(
-        "a schema with metadata, with columns that may not be null, or of types beyond a name or a list, "
-        f"has no form in a config: {_IN_CODE}"
-    )
+    what = "a schema with metadata, with columns that may not be null, or of types beyond a name or a list"
+    raise ValueError(f"{what}, has no form in a config: {_IN_CODE}")
 
 
 def _key(key: Any) -> Any:
@@ -258,8 +254,6 @@ def name_of(value: Any) -> str:
     except (AttributeError, KeyError):
         found = None
     if module == "__main__" or (found is not value and found != value):
-        raise ValueError(
-            f"a config cannot import {module}:{path}: define it at the top of a module, and the config names "
-            "it package.module:function"
-        )
+        way = "define it at the top of a module, and the config names it package.module:function"
+        raise ValueError(f"a config cannot import {module}:{path}: {way}")
     return f"{module}:{path}"

@@ -97,9 +97,9 @@ class AccelerateLoader(DataLoaderStateMixin):
                 )
         elif world != processes and loader.pipeline._ranks is None:
             raise ConfigError(
-                "as many ranks read a pipeline as there are processes of the accelerator, got "
-                f"WORLD_SIZE={world} in the environment and num_processes={processes}; make the Accelerator "
-                "first, on CPUs as Accelerator(cpu=True), or say pipe.distributed(rank=..., world_size=...)"
+                "as many ranks must read the pipeline as the accelerator has processes, got WORLD_SIZE="
+                f"{world} and num_processes={processes}; make the Accelerator first, on CPUs as "
+                "Accelerator(cpu=True), or say pipe.distributed(rank=..., world_size=...)"
             )
 
     # Iteration
@@ -156,8 +156,8 @@ class AccelerateLoader(DataLoaderStateMixin):
             before = next(found for found in gather_object([shown]) if found is not None)
         if rows != [max(0, min(most, total - most * rank)) for rank in range(len(rows))]:
             raise ConfigError(
-                "gather_for_metrics() keeps the first rows of the last step, which would be repeated ones "
-                f"(rows of each rank: {rows}); resume an evaluation on as many processes, or start it anew"
+                f"the last step must have full batches on the first ranks, got rows {rows} of each: "
+                "resume an evaluation on as many processes, or start it anew"
             )
         self.remainder = 0 if total == most * len(rows) else total
         return _filled(before if batch is None else batch, most)
@@ -165,11 +165,9 @@ class AccelerateLoader(DataLoaderStateMixin):
     @property
     def dataset(self) -> NoReturn:
         """What ``skip_first_batches`` and ``prepare_data_loader`` would make another loader of."""
-        raise ConfigError(
-            "a loader of trainpipes.integrations.accelerate must be iterated itself, got one in "
-            "skip_first_batches() or prepare_data_loader(); leave these out: after "
-            "accelerator.load_state(folder) it goes on where it was saved"
-        )
+        rule = "iterated itself, without skip_first_batches() and prepare_data_loader()"
+        way = "after accelerator.load_state(folder) it goes on where it was saved"
+        raise ConfigError(f"a loader of trainpipes.integrations.accelerate must be {rule}; {way}")
 
     # Where it stands
 
@@ -202,10 +200,12 @@ def _rows_in(batch: Any) -> int:
     plain = dict(batch) if isinstance(batch, Mapping) else batch
     found = [len(part) for part in tree_leaves(plain, is_leaf=_is_rows) if _is_rows(part)]
     if not found:
-        raise ConfigError(
-            "a batch that is filled up must have tensors, arrays or lists of rows, got "
-            f"{type(batch).__name__}; let the pipeline end with pad_collate() or collate()"
+        rule, way = (
+            "tensors, arrays or lists of rows",
+            "end the pipeline with pad_collate() or collate()",
         )
+        kind = type(batch).__name__
+        raise ConfigError(f"a batch that is filled up must have {rule}, got {kind}; {way}")
     return found[0]
 
 

@@ -142,19 +142,16 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
         turn = json.loads(position.extra.get("turn", '{"worker":0,"num_workers":1}'))
         if (turn["worker"], turn["num_workers"]) != (topology.worker, topology.num_workers):
             raise StateError(
-                f"this state is of part {turn['worker']} of {turn['num_workers']} of the rows, loaded where "
-                f"part {topology.worker} of {topology.num_workers} is read; pipe.to_hf() resumes on "
-                "as many ranks x workers as saved it, trainpipes.Loader on any"
+                f"the state must be of part {topology.worker} of {topology.num_workers}, got one of part "
+                f"{turn['worker']} of {turn['num_workers']}; resume on as many ranks x workers"
             )
         return position
 
 
 def _check_keys(state: dict[str, Any]) -> None:
     if state.keys() != {"trainpipes", "type"}:
-        raise StateError(
-            "this is the state of another dataset than one of pipe.to_hf(): its keys are "
-            f"{shown(sorted(map(str, state)))}; load what state_dict() of this dataset gave"
-        )
+        found, way = shown(sorted(map(str, state))), "load what state_dict() of this dataset gave"
+        raise StateError(f"the state must be one of pipe.to_hf(), got one with keys {found}; {way}")
 
 
 def to_hf(pipeline: Pipeline) -> IterableDataset:
@@ -162,15 +159,13 @@ def to_hf(pipeline: Pipeline) -> IterableDataset:
     plan = pipeline._iteration.plan
     batching = pipeline._batching()
     if batching is not None or plan.chain.device_stages:
-        raise ConfigError(
-            "pipe.to_hf() must be of rows, which a DataLoader makes batches of, got "
-            f"{batching or plan.chain.device_stages[0]}; leave that and what follows it out. Batches of a "
-            "pipeline are for trainpipes.Loader(pipe)"
-        )
+        got = batching or plan.chain.device_stages[0]
+        way = "leave that and what follows it out; batches are for trainpipes.Loader(pipe)"
+        raise ConfigError(f"pipe.to_hf() must be of rows, got {got}; {way}")
     if pipeline._ranks is not None:
+        way = "use datasets.distributed.split_dataset_by_node(dataset, rank, world_size)"
         raise ConfigError(
-            "pipe.to_hf() must be of the whole pipeline: leave .distributed() out, and use "
-            "datasets.distributed.split_dataset_by_node(dataset, rank, world_size)"
+            f"pipe.to_hf() must be of the whole pipeline: leave .distributed() out, and {way}"
         )
     features = _features(pipeline)
     info = datasets.DatasetInfo(features=features)

@@ -126,10 +126,9 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         except StateError as error:
             if self.trainer is None or not self.trainer.interrupted:
                 raise
-            raise StateError(
-                f"no checkpoint was saved on this exception, which not all ranks had ({error}); resume from "
-                "the last one that all ranks have saved"
-            ) from error
+            way = "resume from the last one that all ranks have saved"
+            said = f"no checkpoint was saved on this exception, which not all ranks had ({error}); {way}"
+            raise StateError(said) from error
         return {"train": states[0] if isinstance(self.train, Pipeline) else states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
