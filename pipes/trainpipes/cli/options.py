@@ -82,9 +82,9 @@ def _executor(given: str | None, shared_filesystem: bool) -> Executor | None:
         raise click.UsageError("--shared-filesystem is of --executor ray")
     if name == "ray":
         return Ray(rest or None, shared_filesystem)
-    kind = {"threads": Threads, "processes": Processes}.get(name)
+    kind: Any = {"threads": Threads, "processes": Processes}.get(name)
     if kind and (not rest or (rest.isdigit() and int(rest))):
-        return kind(int(rest)) if rest else kind()
+        return kind(int(rest)) if rest else kind()  # type: ignore[no-any-return]
     if given is not None:
         rule = "must be threads:N, processes:N, ray or ray:ADDRESS"
         raise click.BadParameter(f"{rule}, got {given!r}", param_hint="--executor")

@@ -74,8 +74,8 @@ class PipelineOptions:
         from trainpipes import list_files
         from trainpipes.sources.files.file_rows import ends_of_names, reader_by_name
 
-        options = {"suffix": ends_of_names(), "storage_options": self.storage_options}
-        listed = list_files(list(files), **options)
+        storage = self.storage_options
+        listed = list_files(list(files), suffix=ends_of_names(), storage_options=storage)
         first = next(iter(listed.distributed(rank=0, world_size=1)))
         rows: Pipeline = getattr(listed, reader_by_name(first))()
         return rows.batch(BATCH_SIZE)

@@ -165,8 +165,8 @@ class AccelerateLoader(DataLoaderStateMixin):
     @property
     def dataset(self) -> NoReturn:
         """What ``skip_first_batches`` and ``prepare_data_loader`` would make another loader of."""
-        rule = "iterated itself, without skip_first_batches() and prepare_data_loader()"
-        way = "after accelerator.load_state(folder) it goes on where it was saved"
+        rule = "iterated itself, got one in skip_first_batches() or prepare_data_loader()"
+        way = "leave these out: after accelerator.load_state(folder) it goes on where it was saved"
         raise ConfigError(f"a loader of trainpipes.integrations.accelerate must be {rule}; {way}")
 
     # Where it stands

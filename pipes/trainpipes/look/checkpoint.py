@@ -121,7 +121,7 @@ def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
     if found := list(_states_in(value, str(path))):
         return found
     what = f"it holds {shown(value, 60)}"
-    what = unrecognized_state_error(value) if isinstance(value, dict) else what
+    what = str(unrecognized_state_error(value)) if isinstance(value, dict) else what
     raise StateError(
         f"{path} holds no state of trainpipes: {what}; save what loader.state_dict() gives",
         path=str(path),

@@ -93,13 +93,11 @@ def inspect_files(
     having = [table for table in tables if set(asked) <= set(table.column_names)]
     measured = _chunks(having) if asked else chunks
     lengths = [_lengths(measured, names, engine, max_length) for names in together if having]
-    rows_of_groups = found.lengths if found.reader == "read_parquet" else []
     groups = None
-    if len(rows_of_groups):
-        sizes = np.quantile(rows_of_groups, (0, 0.5, 1)).astype(int).tolist()
-        groups = dict(
-            zip(("count", "least", "median", "most"), [len(rows_of_groups), *sizes], strict=True)
-        )
+    if found.reader == "read_parquet" and len(found.lengths):
+        sizes = np.quantile(found.lengths, (0, 0.5, 1)).astype(int).tolist()
+        names = ("count", "least", "median", "most")
+        groups = dict(zip(names, [len(found.lengths), *sizes], strict=True))
     return Inspection(
         reader=found.reader,
         files=found.count - len(found.unreadable),

@@ -186,8 +186,8 @@ def _opened(reader: str, files: FileList) -> RowSource:
 
 
 def _source(pipeline: Pipeline) -> RowSource:
-    *below, stage = pipeline.stages
-    source: RowSource = stage.open_files(below)
+    stages: list[Any] = list(pipeline.stages)
+    source: RowSource = stages[-1].open_files(stages[:-1])
     return source
 
 
