@@ -27,9 +27,7 @@ import transformers  # noqa: E402
 from transformers.trainer_utils import get_last_checkpoint, has_length  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
-from trainpipes.integrations.transformers import training  # noqa: E402
-from trainpipes.integrations.transformers.evaluation import EvaluationLoader, every_row  # noqa: E402
-from trainpipes.integrations.transformers.training import FILE, TrainingLoader  # noqa: E402
+from trainpipes.integrations.transformers import loaders  # noqa: E402
 
 Base: Any = object  # a Trainer, whose types are not there without transformers
 
@@ -59,13 +57,13 @@ class PipelineTrainerMixin(Base):
 
     _resumes_from: str | None = None
     #: While it trains.
-    _training: TrainingLoader | None = None
+    _training: loaders.TrainingLoader | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         given = inspect.signature(super().__init__).bind_partial(*arguments, **options)
         _check_given({**given.arguments, **given.kwargs})
         super().__init__(*arguments, **options)
-        self.add_callback(training.NotePosition)
+        self.add_callback(loaders.NotePosition)
 
     # Training
 
@@ -88,7 +86,7 @@ class PipelineTrainerMixin(Base):
             return super().get_train_dataloader()
         self._check(self.train_dataset)
         loader = self._loader(self.train_dataset, self.args.dataloader_persistent_workers)
-        return TrainingLoader(loader, self._accepted)
+        return loaders.TrainingLoader(loader, self._accepted)
 
     def _loader(self, pipe: Pipeline, persistent: bool = False) -> Loader:
         args, device = self.args, self.args.device
@@ -132,7 +130,7 @@ class PipelineTrainerMixin(Base):
         """As the Trainer says. On another number of ranks, training ends after as many epochs, or
         ``max_steps``.
         """
-        if not isinstance(dataloader, TrainingLoader):
+        if not isinstance(dataloader, loaders.TrainingLoader):
             return super().set_initial_training_values(args, dataloader)
         self._resume(dataloader)
         epochs, updates, examples, samples, size, batches, max_steps = (
@@ -144,14 +142,14 @@ class PipelineTrainerMixin(Base):
             )
         elif dataloader.step >= max_steps:
             epochs = 0
-        length = training.EpochLength(batches, dataloader)
+        length = loaders.EpochLength(batches, dataloader)
         return epochs, updates, examples, samples, size, length, max_steps
 
-    def _resume(self, loader: TrainingLoader) -> None:
+    def _resume(self, loader: loaders.TrainingLoader) -> None:
         folder = None if self._resumes_from is None else Path(self._resumes_from)
-        if folder is not None and not (folder / FILE).exists():
+        if folder is not None and not (folder / loaders.FILE).exists():
             reported = (
-                f"{folder} has no {FILE}, the position in the data: it is not of this Trainer. With "
+                f"{folder} has no {loaders.FILE}, the position in the data: it is not of this Trainer. With "
                 "ignore_data_skip=True the data begins at the start of an epoch, or where "
                 "pipe.load_state_dict(...) says"
             )
@@ -192,7 +190,9 @@ class PipelineTrainerMixin(Base):
         found = self.eval_dataset[found] if isinstance(found, str) else found
         if not _makes_batches(found):
             return super().get_eval_dataloader(eval_dataset)
-        return EvaluationLoader(self._loader(every_row(found)), self.accelerator, self._accepted)
+        return loaders.EvaluationLoader(
+            self._loader(loaders.every_row(found)), self.accelerator, self._accepted
+        )
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         get = (
@@ -204,7 +204,7 @@ class PipelineTrainerMixin(Base):
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer says; each batch's mean loss counts by its rows, on any number of ranks."""
-        if not isinstance(dataloader, EvaluationLoader):
+        if not isinstance(dataloader, loaders.EvaluationLoader):
             return super().evaluation_loop(dataloader, *args, **kwargs)
         kept = self.args.average_tokens_across_devices
         self.args.average_tokens_across_devices = False
@@ -219,9 +219,9 @@ class PipelineTrainerMixin(Base):
 
     def num_examples(self, dataloader: Any) -> int:
         """Rows of an epoch over all ranks."""
-        if isinstance(dataloader, EvaluationLoader) and dataloader.rows is not None:
+        if isinstance(dataloader, loaders.EvaluationLoader) and dataloader.rows is not None:
             return int(dataloader.rows)
-        if not isinstance(dataloader, EvaluationLoader | TrainingLoader):
+        if not isinstance(dataloader, loaders.EvaluationLoader | loaders.TrainingLoader):
             return int(super().num_examples(dataloader))
         plan = dataloader.loader._iteration.plan
         rows = plan.counts.batches_in_pass * plan.chain.batch_size
