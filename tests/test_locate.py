@@ -185,12 +185,12 @@ def test_what_is_not_there_is_refused_with_the_way_out() -> None:
     pipe = tp.from_dataset(range(20)).filter(lambda x: x > 2).batch(4)
     loader = tp.Loader(pipe)
     next(iter(loader))
-    with pytest.raises(tp.StateError, match="give an earlier state"):
+    with pytest.raises(tp.ConfigError, match="give an earlier state"):
         tp.locate(pipe, loader.state_dict(), after=-1)
     with pytest.raises(tp.StateError, match="no batch number 9"):
         tp.locate(pipe, 9)
     counted = tp.from_dataset(range(20)).batch(4)
-    with pytest.raises(tp.StateError, match="beyond the start of epoch 0"):
+    with pytest.raises(tp.ConfigError, match="1 batches from the start of epoch 0"):
         tp.locate(counted, counted.state_at(1), after=-2)
     for wrong in (
         lambda: tp.locate([1, 2], 0),  # type: ignore[arg-type]

@@ -148,7 +148,7 @@ class Pipeline(IterableDataset[Any]):
         return "\n".join([lines[0], *(f"  .{line}" for line in lines[1:])])
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from trainpipes.look.mermaid import mermaid
+        from trainpipes.look.record import mermaid
 
         found = {"text/plain": repr(self)}
         with suppress(TrainpipesError):  # what is wrong is said where the pipeline is used

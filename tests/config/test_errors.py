@@ -86,7 +86,6 @@ BEGINS: dict[str, str] = {
     "',' or '}', but got '{'; within {} and [] put ${NAME} in quotes",
     "a: 1\na: 2\n": ":2: the key 'a' stands here twice",
     "? [a]\n: 1\n": ":1: a key must be text or a number",
-    "<<: {a: 1}\n": ":1: merge keys (<<) are not of YAML 1.2",
     "a: b\n--- \nc: d": ":2: this is no YAML: expected a single document in the stream but found another",
     "a: [b\nc: d": ":2: this is no YAML: ",
     "a: *x": ":1: this is no YAML: found undefined alias 'x'",

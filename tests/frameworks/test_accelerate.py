@@ -257,7 +257,7 @@ def test_bad_uses_are_told_what_to_write(tmp_path: Path) -> None:
 def test_ranks_that_are_not_the_processes_are_refused(tmp_path: Path) -> None:
     for told in run(runs.other_ranks, 2, tmp_path / "ranks"):
         assert "write loader(pipe.distributed(rank=0, world_size=1), accelerator)" in told[0]
-        assert "got WORLD_SIZE=2 in the environment and num_processes=1" in told[2]
+        assert "got WORLD_SIZE=2 and num_processes=1" in told[2]
         assert told[1::2] == ["38", "38"]
 
 

@@ -238,10 +238,10 @@ def test_states_of_other_data_or_of_other_parts_are_refused() -> None:
         tp.from_arrow(TABLE).sharding_filter(num_shards=4).shuffle(16, seed=2).to_hf(), state
     )
     part = split_dataset_by_node(numbered().to_hf(), 1, 2)
-    assert "part 0 of 1 of the rows, loaded where part 1 of 2 is read" in refused(part, state)
+    assert "must be of part 1 of 2, got one of part 0 of 1" in refused(part, state)
     table = datasets.Dataset.from_list(TABLE.to_pylist()).to_iterable_dataset()
     next(iter(table))
-    assert "the state of another dataset" in refused(numbered().to_hf(), table.state_dict())
+    assert "must be one of pipe.to_hf()" in refused(numbered().to_hf(), table.state_dict())
     damaged = copy.deepcopy(state)
     damaged["examples_iterable"]["trainpipes"] = "{"
     assert "trainpipes: damaged" in refused(numbered().to_hf(), damaged)

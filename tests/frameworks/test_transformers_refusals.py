@@ -17,7 +17,7 @@ import trainpipes as tp
 from frameworks.transformers_runs import OwnTrainer, arguments, collated, model, pipeline, rows
 from trainpipes._internal import messages as warn_once
 from trainpipes.integrations.transformers import Trainer
-from trainpipes.integrations.transformers.training import FILE
+from trainpipes.integrations.transformers.loaders import FILE
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of the Trainer are not ours
 

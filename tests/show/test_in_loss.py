@@ -31,8 +31,8 @@ def next_token_loss(scores, labels):
 
 def marked(view, name=None, row=0):
     """The text that is marked as in the loss in a row."""
-    (one,) = [r for r in view.texts if r.row == row and (name is None or r.name == name)]
-    return [piece.text for piece in one.pieces if piece.kind in ("loss", "masked")]
+    (one,) = [column for column in view.tokens if name is None or column.name == name]
+    return [piece.text for piece in one.rows[row] if piece.kind in ("loss", "masked")]
 
 
 def only(pipe):
@@ -193,7 +193,7 @@ def test_packed_documents_are_separate_and_their_first_tokens_are_not_in_the_los
     view = only(
         tp.recipe("pretrain", texts, "bytes", max_length=24, batch_size=2, epochs=1, num_shards=1)
     )
-    kinds = [(p.kind, p.text, p.tokens) for p in view.texts[0].pieces]
+    kinds = [(p.kind, p.text, p.tokens) for p in view.tokens[0].rows[0]]
     assert [kind for kind, *_ in kinds] == [
         "plain", "loss", "document", "plain", "loss", "document", "plain", "loss", "padding"
     ]  # fmt: skip
@@ -207,11 +207,11 @@ def test_masked_tokens_are_shown_with_what_they_were():
         0.3, mask_token_id=0, special_ids=[1, 2, 3], vocab_size=800
     )
     view = only(tokens.batch(2).pad_collate())
-    hidden = [p for r in view.texts for p in r.pieces if p.kind == "masked"]
+    hidden = [p for row in view.tokens[0].rows for p in row if p.kind == "masked"]
     assert view.tokens[0].layout == "masked"
     assert all(p.tokens == 1 and p.truth for p in hidden)
     assert {p.text for p in hidden} >= {"<unk>"}
-    assert "".join(p.truth or p.text for p in view.texts[0].pieces) == "some words to hide " * 6
+    assert "".join(p.truth or p.text for p in view.tokens[0].rows[0]) == "some words to hide " * 6
 
 
 def test_a_tokenizer_that_pads_with_its_end_token_ends_once():

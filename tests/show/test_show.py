@@ -17,7 +17,6 @@ import torch
 import trainpipes as tp
 from tokenizer_fixtures import TEXTS, bpe, sentencepiece_model, tiktoken_encoding
 from trainpipes._internal.text import escaped
-from trainpipes.look.show import preview
 from trainpipes.tokenizers.load import load
 
 SUMS = [{"prompt": f"{k} + {k} =", "response": f" {2 * k}"} for k in range(40)]
@@ -49,6 +48,10 @@ class Page(HTMLParser):
 # The position
 
 
+def values(shown):
+    return [view.values for view in shown.items]
+
+
 def test_items_are_those_that_come_next_and_the_position_does_not_move():
     pipe = sft()
     pipe.peek()  # from here on the state has the columns of the rows, which are found at the first look
@@ -56,7 +59,7 @@ def test_items_are_those_that_come_next_and_the_position_does_not_move():
     shown = pipe.show(3)
     assert pipe.state_dict() == before
     came = [batch for batch, _ in zip(pipe, range(3), strict=False)]
-    assert shown.items == preview(came, pipe._iteration.plan).items
+    assert values(shown) == [values(tp.show(batch))[0] for batch in came]
 
 
 def test_within_an_iteration_the_next_epoch_is_shown_as_peek_does():
@@ -66,7 +69,7 @@ def test_within_an_iteration_the_next_epoch_is_shown_as_peek_does():
     state = items.state_dict()
     shown = pipe.show(1)
     assert items.state_dict() == state
-    assert preview([pipe.peek()], pipe._iteration.plan).items == shown.items
+    assert values(tp.show(pipe.peek())) == values(shown)
 
 
 def test_after_a_load_the_items_after_it_are_shown():
@@ -74,8 +77,7 @@ def test_after_a_load_the_items_after_it_are_shown():
     items = iter(pipe)
     next(items), next(items)
     other.load_state_dict(items.state_dict())
-    came = preview([next(items)], pipe._iteration.plan)
-    assert other.show(1).items == came.items
+    assert values(other.show(1)) == values(tp.show(next(items)))
 
 
 def test_at_the_end_of_an_epoch_the_next_one_is_shown():
@@ -188,12 +190,11 @@ ITEMS = {
 
 @pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
 def test_any_item_can_be_shown(item):
-    rows = tp.from_dataset(SUMS)
     for shown in (
         tp.show(item),
         tp.show(item, tokenizer="bytes"),
-        preview([item], rows._iteration.plan),
-        preview([item], rows.tokenize("bytes", "prompt").batch(2)._iteration.plan),
+        tp.from_dataset([item]).show(1),
+        tp.from_dataset([0, 1]).batch(2).collate(lambda _: item).show(1),
     ):
         text, html = shown.text(), Page(shown).text
         assert len(shown) == 1
@@ -216,7 +217,7 @@ def test_rows_show_columns_by_type_and_ids_as_text():
         ("response", "str"),
         ("input_ids", "array int32"),
     ]
-    assert view.texts[0].pieces[0].text == "0 + 0 ="
+    assert view.tokens[0].rows[0][0].text == "0 + 0 ="
 
 
 def test_classes_are_numbers_and_no_token_ids():
@@ -296,7 +297,7 @@ def test_ids_are_decoded_with_every_kind_of_tokenizer(kind, tmp_path):
         texts = ["a b", "emoji 🙂"]
     pipe = tp.from_dataset([{"text": text} for text in texts]).tokenize(tokenizer)
     for text, view in zip(texts, pipe.show(len(texts)).items, strict=True):
-        pieces = view.texts[0].pieces
+        pieces = view.tokens[0].rows[0]
         shown = "".join(p.text for p in pieces)
         if all(p.kind == "plain" for p in pieces):
             assert shown == escaped(text)
@@ -304,7 +305,7 @@ def test_ids_are_decoded_with_every_kind_of_tokenizer(kind, tmp_path):
 
 def test_a_function_that_tokenizes_leaves_numbers():
     pipe = tp.from_dataset([{"text": "ab"}]).tokenize(numbers)
-    assert pipe.show(1).items[0].texts[0].pieces[0].text == "97 98"
+    assert pipe.show(1).items[0].tokens[0].rows[0][0].text == "97 98"
 
 
 def numbers(texts):
@@ -325,7 +326,7 @@ def test_a_character_that_is_cut_between_two_pieces_is_not_lost():
     labels = ids.clone()
     labels[:, :3] = -100  # the cut is within the character
     (view,) = tp.show({"input_ids": ids, "labels": labels}, tokenizer="bytes").items
-    assert [(p.kind, p.text) for p in view.texts[0].pieces] == [
+    assert [(p.kind, p.text) for p in view.tokens[0].rows[0]] == [
         ("plain", "a\\xf0\\x9f"),
         ("loss", "🙂b"),
     ]
@@ -335,13 +336,13 @@ def test_each_column_is_decoded_by_its_own_tokenizer():
     rows = tp.from_dataset([{"a": "hi", "b": "the"}])
     pipe = rows.tokenize("bytes", {"a": "a_ids"}).tokenize(tiktoken_encoding(), {"b": "b_ids"})
     (view,) = pipe.show(1).items
-    assert {r.name: r.pieces[0].text for r in view.texts} == {"a_ids": "hi", "b_ids": "the"}
+    assert {c.name: c.rows[0][0].text for c in view.tokens} == {"a_ids": "hi", "b_ids": "the"}
 
 
 def test_ids_of_a_mix_are_decoded_by_the_sources_tokenizer():
     parts = {n: tp.from_dataset([{"text": n * 3}] * 8).tokenize("bytes") for n in "ab"}
     (view,) = tp.mix(parts, weights={"a": 1, "b": 1}).batch(4).pad_collate().show(1).items
-    assert {r.pieces[0].text for r in view.texts} == {"aaa", "bbb"}
+    assert {row[0].text for row in view.tokens[0].rows} == {"aaa", "bbb"}
 
 
 # Limits
@@ -369,7 +370,7 @@ def test_rows_of_a_million_tokens_show_their_start_and_end_and_what_is_in_the_lo
     labels = torch.full_like(ids, -100)
     labels[:, -3:] = 97
     (view,) = tp.show({"input_ids": ids, "labels": labels}, tokenizer="bytes").items
-    kinds = [(p.kind, p.tokens) for p in view.texts[0].pieces]
+    kinds = [(p.kind, p.tokens) for p in view.tokens[0].rows[0]]
     assert kinds == [("plain", 60), ("left_out", 999_877), ("plain", 60), ("loss", 3)]
 
 
@@ -378,9 +379,9 @@ def test_a_row_of_many_pieces_is_shown_in_part():
     labels = torch.full_like(ids, -100)
     labels[:, ::2] = 97
     (view,) = tp.show({"input_ids": ids, "labels": labels}).items
-    assert len(view.texts[0].pieces) < 500
-    assert view.texts[0].pieces[-1].kind == "left_out"
-    assert sum(p.tokens for p in view.texts[0].pieces) == 100_000
+    assert len(view.tokens[0].rows[0]) < 500
+    assert view.tokens[0].rows[0][-1].kind == "left_out"
+    assert sum(p.tokens for p in view.tokens[0].rows[0]) == 100_000
 
 
 # Terminals and notebooks

@@ -63,36 +63,29 @@ def run(arguments: Sequence[str]) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: warning_line(str(message))
         try:
-            return _run(arguments)
+            with command_line.make_context(NAME, arguments) as context:
+                code = command_line.invoke(context)
+            sys.stdout.flush()
+            return code if isinstance(code, int) else 0
         except BrokenPipeError:  # who reads the output has seen enough, as ``head`` has
             return 1
         except (SystemExit, GeneratorExit):
             raise
-        except (
-            BaseException
-        ) as error:  # a panic in Rust, as tokenizers may have one, is no Exception
+        except click.exceptions.Exit as ended:
+            return ended.exit_code
+        except click.UsageError as error:
+            error.show()
+            return error.exit_code
+        except click.ClickException as error:
+            error_line(error.format_message())
+            return error.exit_code
+        except BaseException as error:  # a panic in Rust, as of tokenizers, is no Exception
             if debug:
                 click.echo(printable(traceback.format_exc()), err=True, nl=False)
             stopped = isinstance(error, KeyboardInterrupt)
             if stopped or not debug:
                 error_line("stopped" if stopped else said(error))
             return INTERRUPTED if stopped else 1
-
-
-def _run(arguments: list[str]) -> int:
-    try:
-        with command_line.make_context(NAME, arguments) as context:
-            code = command_line.invoke(context)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else 0
-    except click.exceptions.Exit as ended:
-        return ended.exit_code
-    except click.UsageError as error:
-        error.show()
-        return error.exit_code
-    except click.ClickException as error:
-        error_line(error.format_message())
-        return error.exit_code
 
 
 def said(error: BaseException) -> str:

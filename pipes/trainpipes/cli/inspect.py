@@ -8,7 +8,6 @@ import click
 
 from trainpipes.cli.console import out, print_json
 from trainpipes.cli.options import AS_JSON, COUNT, STORAGE_OPTIONS, option
-from trainpipes.cli.options import storage_options as given_options
 
 
 @click.command("inspect")
@@ -24,7 +23,6 @@ from trainpipes.cli.options import storage_options as given_options
 def command(
     files: tuple[str, ...],
     column: tuple[str, ...],
-    storage_options: str | None,
     as_json: bool,
     strict: bool,
     **options: Any,
@@ -39,19 +37,17 @@ def command(
       trainpipes inspect data
       trainpipes inspect 'data/*.parquet' --tokenizer bytes --column text
     """
-    storage = given_options(storage_options)
     from trainpipes.look import inspect_files
 
-    found = inspect_files(list(files), column=column or None, storage_options=storage, **options)
+    found = inspect_files(list(files), column=column or None, **options)
     if as_json:
         print_json(found.to_dict())
     else:
         out(str(found))
     if found.unreadable:
         more = len(found.unreadable) - 1
-        raise click.ClickException(
-            f"cannot be read: {next(iter(found.unreadable))}{f' and {more:,} more' if more else ''}"
-        )
+        others = f" and {more:,} more" if more else ""
+        raise click.ClickException(f"cannot be read: {next(iter(found.unreadable))}{others}")
     if not found.readable:
         raise click.ClickException("there are no rows in these files")
     if strict and found.findings:

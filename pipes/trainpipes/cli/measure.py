@@ -40,12 +40,11 @@ def measure(
             for item in itertools.islice(_items(loader, epochs), steps):
                 total["seconds"] = perf_counter() - started  # type: ignore[assignment]
                 total["waited"] = loader.wait_seconds - waited  # type: ignore[assignment]
-                total.update(_counts(item, is_batch))
+                _count(item, is_batch, total)
                 progress.advance()
                 if len(begun) < MOST_WARM_UP:
                     begun.append(total.copy())
-                if step_seconds:
-                    time.sleep(step_seconds)
+                time.sleep(step_seconds)
         except KeyboardInterrupt:
             if not begun:
                 raise
@@ -65,24 +64,17 @@ def _items(loader: Loader, epochs: int | None) -> Iterator[Any]:
             )
 
 
-def _counts(item: Any, is_batch: bool) -> dict[str, int]:
+def _count(item: Any, is_batch: bool, total: Counter[str]) -> None:
     named = item if isinstance(item, Mapping) else {}
     masks = masks_of(named)
-    labels = [
-        value
-        for name, value in named.items()
-        if str(name).endswith("labels")
-        and any(getattr(value, "shape", None) == mask.shape for mask in masks)
-    ]
-    found = {
-        "steps": 1,
-        "rows": (rows_of(item) or 0) if is_batch else 1,
-        "cells": sum(mask.numel() for mask in masks),
-        "tokens": sum(int((mask != 0).sum()) for mask in masks),
-    }
-    return (
-        {**found, "targets": sum(int((one != -100).sum()) for one in labels)} if labels else found
-    )
+    shapes = [mask.shape for mask in masks]
+    total["steps"] += 1
+    total["rows"] += (rows_of(item) or 0) if is_batch else 1
+    total["cells"] += sum(mask.numel() for mask in masks)
+    total["tokens"] += sum(int((mask != 0).sum()) for mask in masks)
+    for name, value in named.items():
+        if str(name).endswith("labels") and getattr(value, "shape", None) in shapes:
+            total["targets"] += int((value != -100).sum())
 
 
 def report(

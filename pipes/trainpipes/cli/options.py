@@ -16,20 +16,9 @@ option = functools.partial(click.option, show_default=True)
 
 #: A whole number of 1 or more.
 COUNT = click.IntRange(1)
-CODECS = click.Choice(("zstd", "snappy", "gzip", "brotli", "lz4", "none"))
-AS_JSON = option("--json", "as_json", is_flag=True, help="Print JSON.")
-VERIFY = option("--verify", is_flag=True, help="Read each file back and compare it.")
-OVERWRITE = option(
-    "--overwrite", is_flag=True, help="Remove earlier output in OUT, and begin anew."
-)
-STORAGE_OPTIONS = option(
-    "--storage-options",
-    metavar="JSON",
-    help="Options of the file system, such as credentials: JSON, or @FILE with JSON.",
-)
 
 
-def storage_options(given: str | None) -> dict[str, Any] | None:
+def _storage_options(_: click.Context, __: click.Parameter, given: str | None) -> Any:
     """The options of a JSON text or @FILE. They are never shown."""
     if given is None:
         return None
@@ -37,9 +26,8 @@ def storage_options(given: str | None) -> dict[str, Any] | None:
         text = Path(given[1:]).read_text("utf-8") if given.startswith("@") else given
         found = json.loads(text)
     except OSError as error:
-        raise click.UsageError(
-            f"--storage-options: {given[1:]} cannot be read ({error.strerror})"
-        ) from None
+        said = f"--storage-options: {given[1:]} cannot be read ({error.strerror})"
+        raise click.UsageError(said) from None
     except ValueError:
         found = None
     if not isinstance(found, dict):
@@ -50,31 +38,54 @@ def storage_options(given: str | None) -> dict[str, Any] | None:
     return found
 
 
-def executor_options(command: Any) -> Any:
+AS_JSON = option("--json", "as_json", is_flag=True, help="Print JSON.")
+VERIFY = option("--verify", is_flag=True, help="Read each file back and compare it.")
+OVERWRITE = option(
+    "--overwrite", is_flag=True, help="Remove earlier output in OUT, and begin anew."
+)
+STORAGE_OPTIONS = option(
+    "--storage-options",
+    metavar="JSON",
+    callback=_storage_options,
+    help="Options of the file system, such as credentials: JSON, or @FILE with JSON.",
+)
+COMPRESSION = option(
+    "--compression",
+    type=click.Choice(("zstd", "snappy", "gzip", "brotli", "lz4", "none")),
+    default="zstd",
+    callback=lambda _, __, given: None if given == "none" else given,
+    help="Of the Parquet files.",
+)
+
+
+def takes_executor(command: Any) -> Any:
+    """Give a command the options that say who does the work, together, as ``executor``."""
+
+    @functools.wraps(command)
+    def taking(executor: str | None, shared_filesystem: bool, **options: Any) -> Any:
+        return command(executor=_executor(executor, shared_filesystem), **options)
+
     given = option(
         "--executor", metavar="NAME[:N]", help="threads:4, processes:8, ray, or ray:ADDRESS."
     )
     shared = option(
         "--shared-filesystem", is_flag=True, help="All nodes see the same files, as with NFS."
     )
-    return given(shared(command))
+    return given(shared(taking))
 
 
-def executor(given: str | None, shared_filesystem: bool) -> Executor | None:
-    """What ``--executor`` names; None where it is left out."""
+def _executor(given: str | None, shared_filesystem: bool) -> Executor | None:
     from trainpipes.storage import Processes, Ray, Threads
 
     name, _, rest = (given or "").partition(":")
     if shared_filesystem and name != "ray":
         raise click.UsageError("--shared-filesystem is of --executor ray")
-    if given is None:
-        return None
     if name == "ray":
         return Ray(rest or None, shared_filesystem)
-    if name in ("threads", "processes") and (not rest or (rest.isdigit() and int(rest))):
-        kind = Threads if name == "threads" else Processes
-        return kind(int(rest)) if rest else kind()
-    raise click.BadParameter(
-        f"must be threads:N, processes:N, ray or ray:ADDRESS, got {given!r}",
-        param_hint="--executor",
-    )
+    kind: Any = {"threads": Threads, "processes": Processes}.get(name)
+    if kind and (not rest or (rest.isdigit() and int(rest))):
+        return kind(int(rest)) if rest else kind()  # type: ignore[no-any-return]
+    if given is not None:
+        rule = "must be threads:N, processes:N, ray or ray:ADDRESS"
+        raise click.BadParameter(f"{rule}, got {given!r}", param_hint="--executor")
+    return None

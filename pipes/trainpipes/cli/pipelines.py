@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainpipes.cli.options import STORAGE_OPTIONS, option, storage_options
+from trainpipes.cli.options import STORAGE_OPTIONS, option
 
 if TYPE_CHECKING:
     from trainpipes import Pipeline
 
+several = functools.partial(option, multiple=True)
 #: Rows in a batch of files that are run without a recipe.
 BATCH_SIZE = 64
 
@@ -29,14 +30,14 @@ class PipelineOptions:
     options: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     allow_imports: bool = False
-    storage_options: str | None = None
+    storage_options: dict[str, Any] | None = None
 
     def recipe_options(self, files: Sequence[str] = ()) -> dict[str, Any]:
         self._refuse("a recipe takes --option NAME=VALUE", "changes", "allow_imports")
         others = {
             "tokenizer": self.tokenizer,
             "files": (list(files) if len(files) > 1 else files[0]) if files else None,
-            "storage_options": storage_options(self.storage_options),
+            "storage_options": self.storage_options,
         }
         given = {name: value for name, value in others.items() if value is not None}
         return {**dict(_named(text, "option") for text in self.options), **given}
@@ -57,7 +58,7 @@ class PipelineOptions:
         return load(
             path,
             allow_imports=self.allow_imports,
-            storage_options=storage_options(self.storage_options),
+            storage_options=self.storage_options,
             changes=dict(_named(text, "set") for text in self.changes),
         )
 
@@ -73,7 +74,7 @@ class PipelineOptions:
         from trainpipes import list_files
         from trainpipes.sources.files.file_rows import ends_of_names, reader_by_name
 
-        storage = storage_options(self.storage_options)
+        storage = self.storage_options
         listed = list_files(list(files), suffix=ends_of_names(), storage_options=storage)
         first = next(iter(listed.distributed(rank=0, world_size=1)))
         rows: Pipeline = getattr(listed, reader_by_name(first))()
@@ -89,20 +90,16 @@ class PipelineOptions:
 def takes_pipeline(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that name a pipeline, together, as ``given``."""
 
+    @STORAGE_OPTIONS
+    @option("--allow-imports", is_flag=True, help="Import functions that the config names.")
+    @several("--set", "changes", metavar="PATH=VALUE", help="Of the config: options.seed=1.")
+    @several("--option", "options", metavar="NAME=VALUE", help="Of the recipe: batch_size=16.")
+    @option("--tokenizer", help="Of the recipe: a path, or bytes.")
     @functools.wraps(command)
     def taking(**options: Any) -> Any:
         own = {name: options.pop(name) for name in PipelineOptions.__dataclass_fields__}
         return command(given=PipelineOptions(**own), **options)
 
-    several = functools.partial(option, multiple=True)
-    for added in (
-        STORAGE_OPTIONS,
-        option("--allow-imports", is_flag=True, help="Import functions that the config names."),
-        several("--set", "changes", metavar="PATH=VALUE", help="Of the config: options.seed=1."),
-        several("--option", "options", metavar="NAME=VALUE", help="Of the recipe: batch_size=16."),
-        option("--tokenizer", help="Of the recipe: a path, or bytes."),
-    ):
-        taking = added(taking)
     return taking
 
 

@@ -77,9 +77,7 @@ def copy(name: str, to: Path, force: bool) -> None:
     file, function = _file(name)
     to = to / Path(file).name if to.is_dir() else to
     if to.exists() and not force:
-        raise click.ClickException(
-            f"{to} is there already: choose another name, or pass --force to write over it"
-        )
+        raise click.ClickException(f"{to} is there already: pass --force to write over it")
     shutil.copyfile(file, to)
     note(f"{to} is yours to change; beside it, write: from {to.stem} import {function}")
 
@@ -95,10 +93,10 @@ def _file(name: str) -> tuple[str, str]:
 
 def _as_json(one: RecipeSummary) -> dict[str, Any]:
     options = {}
-    for text in one.options:
-        name, _, default = text.partition("=")
-        reported = one.texts.get(name.lstrip("*"), "")
-        options[name.lstrip("*")] = {
-            "default": default or None, "needed": name in one.needs, "text": reported,
-        }  # fmt: skip
+    for option in one.options:
+        text, _, default = option.partition("=")
+        name = text.lstrip("*")
+        needed = option in one.needs
+        said = {"default": default or None, "needed": needed, "text": one.texts.get(name, "")}
+        options[name] = said
     return {"name": one.name, "summary": one.summary, "columns": one.columns, "options": options}

@@ -36,11 +36,11 @@ columns: Any = {"multiple": True, "metavar": "COLUMNS", "callback": _names}
 @option("--row-group-size", type=o.COUNT, help="Rows in a row group; 8 MiB of them if left out.")
 @option("--rows-per-file", type=o.COUNT, help="Rows in a file; 512 MiB of them if left out.")
 @option("--num-files", type=o.COUNT, help="How many files to write, instead.")
-@option("--compression", type=o.CODECS, default="zstd", help="Of the Parquet files.")
+@o.COMPRESSION
 @option("--compression-level", type=int, help="Level for zstd, gzip or brotli.")
 @option("--memory-limit", default="512MB", help="Memory for rows that are worked on.")
 @option("--temp-dir", help="For temporary files; OUT, or of a URL the system's, if left out.")
-@o.executor_options
+@o.takes_executor
 @o.OVERWRITE
 @o.STORAGE_OPTIONS
 @o.AS_JSON
@@ -49,10 +49,6 @@ def command(
     folder: str,
     drop_duplicates: bool,
     drop_duplicates_by: list[str] | None,
-    compression: str,
-    executor: str | None,
-    shared_filesystem: bool,
-    storage_options: str | None,
     as_json: bool,
     **others: Any,
 ) -> None:
@@ -67,7 +63,6 @@ def command(
       trainpipes repack data once --drop-duplicates-by text --memory-limit 4G
       trainpipes repack data s3://bucket/packed --shuffle
     """
-    storage = o.storage_options(storage_options)
     from trainpipes._internal.text import amount
     from trainpipes.prepare import repack
 
@@ -75,8 +70,7 @@ def command(
         done = repack(
             files if len(files) > 1 else files[0], folder,
             drop_duplicates=drop_duplicates_by or drop_duplicates,
-            compression=None if compression == "none" else compression, storage_options=storage,
-            executor=o.executor(executor, shared_filesystem), **others,
+            **others,
         )  # fmt: skip
     except KeyboardInterrupt:
         note("the same command goes on where this one was stopped; --overwrite begins anew")

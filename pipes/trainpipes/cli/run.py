@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,13 +39,10 @@ def command(
     more_files: tuple[str, ...],
     files: tuple[str, ...],
     given: PipelineOptions,
-    steps: int | None,
-    epochs: int | None,
-    threads: int | None,
-    num_workers: int,
     simulate_step: float,
     show: int,
     as_json: bool,
+    **how: Any,
 ) -> int:
     """Run a pipeline without training: speed, padding, batches.
 
@@ -58,6 +56,7 @@ def command(
       trainpipes run train.yaml --set options.batch_size=16 --simulate-step 0.005
       trainpipes run data/ --steps 50
     """
+    steps, epochs, num_workers = how.pop("steps"), how.pop("epochs"), how["num_workers"]
     if steps and epochs:
         raise click.UsageError("give one of --steps and --epochs")
     if show and as_json:
@@ -70,57 +69,52 @@ def command(
     else:
         pipe = given.files([source, *all_files])
     if epochs and pipe._iteration.plan.chain.endless:
-        raise click.ClickException(
-            "--epochs must be left out where a pipeline has no end; give --steps"
-        )
+        raise click.ClickException("--epochs: the pipeline has no end; give --steps")
     from trainpipes import Loader
     from trainpipes.cli.measure import measure
 
-    loader = Loader(pipe, threads=threads, num_workers=num_workers)
+    loader = Loader(pipe, **how)
     if show:
         print(pipe.show(show), end="\n\n")  # noqa: T201
     report = measure(loader, steps=steps, epochs=epochs, step_seconds=simulate_step)
-    reported = advice(report, pipe, num_workers)
+    advised = advice(report, pipe, num_workers)
     if as_json:
-        print_json({**report, "advice": reported or None})
+        print_json({**report, "advice": advised or None})
     else:
-        print_table(_lines(report, pipe))
-        if reported:
-            note(f"! {reported}")
+        print_table(list(_lines(report, pipe)))
+        if advised:
+            note(f"! {advised}")
     return 130 if report["interrupted"] else 0
 
 
-def _lines(report: Mapping[str, Any], pipe: Pipeline) -> list[tuple[str, str]]:
-    try:
+def _lines(report: Mapping[str, Any], pipe: Pipeline) -> Iterator[tuple[str, str]]:
+    of, stopped = "", ", stopped" if report["interrupted"] else ""
+    with suppress(TypeError):
         of = f"; an epoch has {len(pipe):,}"
-    except TypeError:
-        of = ""
-    stopped = ", stopped" if report["interrupted"] else ""
-    lines = [("batches", f"{report['steps']:,}{of}{stopped}"), ("rows", f"{report['rows']:,}")]
+    yield "batches", f"{report['steps']:,}{of}{stopped}"
+    yield "rows", f"{report['rows']:,}"
+    share, ids = report["target_share"], report["tokens_per_second"]
     if report["tokens"]:
-        share = report["target_share"]
         targets = "" if share is None else f", {share:.1%} of them targets of the loss"
-        lines.append(("tokens", f"{report['tokens']:,}{targets}"))
+        yield "tokens", f"{report['tokens']:,}{targets}"
     if report["cells"]:
-        lines.append(("padding", f"{report['padding_share']:.1%} of {report['cells']:,} cells"))
+        yield "padding", f"{report['padding_share']:.1%} of {report['cells']:,} cells"
     warm_up = f", {report['warm_up_steps']:,} for warm-up after {report['warm_up_seconds']:,.2f} s"
     start = f"first batch after {report['first_batch_seconds']:,.2f} s"
-    lines.append(("start", start + warm_up * (report["warm_up_steps"] > 1)))
+    yield "start", start + warm_up * (report["warm_up_steps"] > 1)
     if report["steps_per_second"] is not None:
-        ids = report["tokens_per_second"]
-        then = (
-            f"{report['steps_per_second']:,.1f} batches/s, {report['rows_per_second']:,.0f} rows/s"
-        )
-        lines.append(("then", then + ("" if ids is None else f", {ids:,.0f} tokens/s")))
+        tokens = "" if ids is None else f", {ids:,.0f} tokens/s"
+        rows = f"{report['rows_per_second']:,.0f} rows/s"
+        yield "then", f"{report['steps_per_second']:,.1f} batches/s, {rows}{tokens}"
     if report["wait_share"] is not None:
-        lines.append(("waits", f"{report['wait_share']:.1%} of the time after that"))
-    return lines
+        yield "waits", f"{report['wait_share']:.1%} of the time after that"
 
 
 def advice(report: Mapping[str, Any], pipe: Pipeline, num_workers: int = 0) -> str:
     """What to change first; "" where nothing stands out."""
     stages = {stage.name for stage in pipe.stages}
     padding, waits = report["padding_share"] or 0, report["wait_share"] or 0
+    own = [str(stage) for stage in pipe.stages if stage.runs_user_code]
     if report["target_share"] == 0:
         return (
             "no token is a target, and the loss is NaN: raise max_length, or leave out such rows by "
@@ -131,17 +125,14 @@ def advice(report: Mapping[str, Any], pipe: Pipeline, num_workers: int = 0) -> s
             f"{padding:.0%} of the cells are padding: write .bucket_by_length() in place of .batch(), or "
             ".pack() before it; of recipes that have it, num_buckets=auto or packed=true"
         )
-    if waits >= MUCH_WAITING:
-        cure = "trainpipes inspect says what of the files costs time"
-        own = [str(stage) for stage in pipe.stages if stage.runs_user_code]
-        if num_workers or own:
-            cure = f"try --num-workers {max(2, 2 * num_workers)}, which is Loader(num_workers=)"
-            if own:
-                what = cut(" and ".join(own), 200)
-                cure = f"{what} calls Python; {cure}, or map(..., num_workers=4) there"
-        elif "tokenize" in stages and "cache" not in stages:
-            cure = (
-                "keep token ids on disk, by .cache() after .tokenize(), or cache=true of the recipe"
-            )
-        return f"the loop waits for data in {waits:.0%} of its time: {cure}"
-    return ""
+    if waits < MUCH_WAITING:
+        return ""
+    cure = "trainpipes inspect says what of the files costs time"
+    if num_workers or own:
+        cure = f"try --num-workers {max(2, 2 * num_workers)}, which is Loader(num_workers=)"
+    elif "tokenize" in stages and "cache" not in stages:
+        cure = "keep token ids on disk, by .cache() after .tokenize(), or cache=true of the recipe"
+    if own:
+        what = cut(" and ".join(own), 200)
+        cure = f"{what} calls Python; {cure}, or map(..., num_workers=4) there"
+    return f"the loop waits for data in {waits:.0%} of its time: {cure}"

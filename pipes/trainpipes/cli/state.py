@@ -12,7 +12,7 @@ from trainpipes.cli.options import AS_JSON, COUNT, option
 from trainpipes.cli.pipelines import PipelineOptions, recipe_or_config, takes_pipeline
 
 if TYPE_CHECKING:
-    from trainpipes.look.checkpoint import Fit, FoundState, StateSummary
+    from trainpipes.look.checkpoint import FoundState, StateSummary
 
 
 @click.command("state")
@@ -57,7 +57,16 @@ def command(
         return _show(chosen, as_json)
     pipe = given.named(recipe, config, files)
     tried = fits(chosen, pipe, world_size=world_size, allow_changes=allow_changes)
-    return _show_fits(tried, world_size, as_json)
+    if as_json:
+        print_json([{"fits": not one.problem, **vars(one)} for one in tried])
+    for one in tried:
+        where = " and ".join(one.where if len(one.where) < 4 else (*one.where[:3], "others"))
+        if one.problem:
+            error_line(f"{where}: {one.problem}")
+        elif not as_json:
+            done = "" if one.share is None else f", {one.share:.1%} of the epoch done"
+            out(f"{where}: loads on {world_size} rank{'s' * (world_size > 1)}{done}")
+    return int(any(one.problem for one in tried))
 
 
 def _show(found: Sequence[FoundState], as_json: bool) -> int:
@@ -66,14 +75,12 @@ def _show(found: Sequence[FoundState], as_json: bool) -> int:
 
     reported: list[dict[str, Any]] = []
     for one in found:
-        place = {"path": one.path, "keys": one.keys}
         try:
             summary = summarize(one)
-            reported.append({**place, "problem": None, **vars(summary)})
-            pairs = _lines(summary)
+            said, pairs = {"problem": None, **vars(summary)}, _lines(summary)
         except StateError as error:
-            reported.append({**place, "problem": str(error)})
-            pairs = [("problem", str(error))]
+            said, pairs = {"problem": str(error)}, [("problem", str(error))]
+        reported.append({"path": one.path, "keys": one.keys, **said})
         if not as_json:
             out(one.where)
             print_table(pairs)
@@ -85,28 +92,13 @@ def _show(found: Sequence[FoundState], as_json: bool) -> int:
     return 1
 
 
-def _show_fits(tried: Sequence[Fit], world_size: int, as_json: bool) -> int:
-    if as_json:
-        print_json([{"fits": not one.problem, **vars(one)} for one in tried])
-    for one in tried:
-        where = " and ".join(one.where if len(one.where) < 4 else (*one.where[:3], "others"))
-        if one.problem:
-            error_line(f"{where}: {one.problem}")
-        elif not as_json:
-            done = "" if one.share is None else f", {one.share:.1%} of the epoch done"
-            out(f"{where}: loads on {world_size} rank{'s' * (world_size > 1)}{done}")
-    return 1 if any(one.problem for one in tried) else 0
-
-
 def _lines(summary: StateSummary) -> list[tuple[str, str]]:
     done = f"epoch {summary.epoch}, {summary.batches:,} batches of all ranks done"
+    sizes = f"{', '.join(map(str, summary.world_sizes))} ranks"
     if summary.rank is not None:
         done += ", as rank {} of {} saved it".format(*summary.rank)
-    sizes = ", ".join(map(str, summary.world_sizes))
-    merged = "" if summary.rank is None else ", with the states of all ranks"
+        sizes += ", with the states of all ranks"
+    stages = " > ".join(summary.stages)
     return [
-        ("position", done),
-        ("pipeline", " > ".join(summary.stages)),
-        ("loads on", f"{sizes} ranks{merged}"),
-        ("format", str(summary.format)),
-    ]
+        ("position", done), ("pipeline", stages), ("loads on", sizes), ("format", str(summary.format))
+    ]  # fmt: skip

@@ -26,9 +26,9 @@ FORMATS = click.Choice(("parquet", "bin"))
 @takes_pipeline
 @option("--format", type=FORMATS, default="parquet", help="bin: ids alone, as nanoGPT's train.bin.")
 @option("--dtype", help="Of ids in bin files; uint16, where the vocabulary fits, if left out.")
-@option("--compression", type=o.CODECS, default="zstd", help="Of the Parquet files.")
+@o.COMPRESSION
 @option("--bytes-per-file", type=o.COUNT, default=256 << 20, help="Split input files above this.")
-@o.executor_options
+@o.takes_executor
 @o.VERIFY
 @o.OVERWRITE
 @o.AS_JSON
@@ -37,9 +37,6 @@ def command(
     recipe: str | None,
     config: str | None,
     given: PipelineOptions,
-    compression: str,
-    executor: str | None,
-    shared_filesystem: bool,
     verify: bool,
     as_json: bool,
     **others: Any,
@@ -56,23 +53,20 @@ def command(
       trainpipes tokenize chat.parquet chat --recipe sft --tokenizer bytes --option max_length=512
     """
     *files, folder = paths
-    workers = o.executor(executor, shared_filesystem)
     pipe = given.named(recipe, config, files)
-    storage = o.storage_options(given.storage_options) if "://" in folder else None
+    storage = given.storage_options if "://" in folder else None
     from trainpipes._internal.text import amount
     from trainpipes.prepare import tokenize
 
     started = time.monotonic()
-    done = tokenize(
-        pipe, folder, compression=None if compression == "none" else compression,
-        executor=workers, storage_options=storage, **others,
-    )  # fmt: skip
+    done = tokenize(pipe, folder, storage_options=storage, **others)
     if verify:
         done.verify()
     seconds = time.monotonic() - started
     options = {} if recipe is None else given.recipe_options()
-    given_options = {**options, "storage_options": storage} if storage else options
-    train = _train(done, folder, recipe, given_options)
+    train = _train(
+        done, folder, recipe, options | ({"storage_options": storage} if storage else {})
+    )
     if as_json:
         print_manifest(done, seconds=seconds, train=train)
         return
@@ -102,18 +96,13 @@ def _train(done: Tokenized, folder: str, recipe: str | None, given: Mapping[str,
 
         # Options that name columns of texts have nothing to name there.
         columns = next(one.columns for one in recipes() if one.name == recipe)
-        options = {
-            name: value
-            for name, value in given.items()
-            if name != "cache" and (name not in columns or value in done.columns)
-        }
+        kept = {k: v for k, v in given.items() if k not in columns or v in done.columns}
+        kept.pop("cache", None)
         with suppress(TrainpipesError):
-            if (
-                built(recipe, done.folder, **options)._plan().identity
-                == done.pipeline._plan().identity
-            ):
-                options.pop("storage_options", None)  # which may hold a secret
-                return _call(recipe, folder, options)
+            again = built(recipe, done.folder, **kept)
+            if again._plan().identity == done.pipeline._plan().identity:
+                kept.pop("storage_options", None)  # which may hold a secret
+                return _call(recipe, folder, kept)
     first, *rest = repr(done.pipeline).splitlines()
     return "\n".join([f"tp.{first}", *rest])
 

@@ -58,8 +58,13 @@ def load(
         raise ConfigError(f"{name}: a config must be UTF-8: {error}", path=name) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"the config {name!r} cannot be read: {error}", path=name) from error
-    given = {"storage_options": storage_options, "changes": changes}
-    return loads(text, name=name, allow_imports=allow_imports, **given)
+    return loads(
+        text,
+        name=name,
+        allow_imports=allow_imports,
+        storage_options=storage_options,
+        changes=changes,
+    )
 
 
 def loads(
@@ -78,7 +83,7 @@ def loads(
     """
     require(isinstance(text, str), "loads(text)", "text", text)
     reader = Reader(name, allow_imports, storage_options)
-    root = reader.document.parse(text)
+    root = reader.parse(text)
     for path, value in (changes or {}).items():
         reader.change(root, path, value)
     pipeline = reader.pipeline(root)
@@ -101,4 +106,4 @@ def parse_change(text: str) -> tuple[str, Any]:
     require(mark and path, "a change", "path=value, such as options.batch_size=16", text)
     path_steps(path)
     reader = Reader(f"the change {path}")
-    return path, reader.value(reader.document.parse(value), path)
+    return path, reader.value(reader.parse(value), path)

@@ -1,14 +1,18 @@
-"""The text of a config: YAML 1.2 with the line of each value, ``${NAME}``, and paths to values."""
+"""The text of a config: YAML 1.2 with the line of each value, ``${NAME}``, paths to values, and types."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import NoneType
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pyarrow as pa
+import torch
 
 from trainpipes._internal.checks import need
 from trainpipes._internal.messages import nearest
@@ -35,6 +39,7 @@ SCALARS: dict[str, tuple[str, Callable[[str], Any]]] = {
     ),
 }
 _OF_YAML = ("!!map", "!!seq", "!!str", *(f"!!{name}" for name in SCALARS))
+TAGS = ("!function", "!pipeline")
 
 
 @dataclass
@@ -74,11 +79,12 @@ def _loader() -> Any:
     return Loader
 
 
+@dataclass
 class Document:
     """Reads a text, and says where in it something is."""
 
-    def __init__(self, name: str, tags: Sequence[str]) -> None:
-        self.name, self._tags, self._count = name, tags, 0
+    name: str
+    _count: int = field(default=0, init=False)
 
     def at(self, node: Node | None, path: str) -> str:
         """``train.yaml:7: stages[3].buffer_size: ``, with what there is of it."""
@@ -110,47 +116,37 @@ class Document:
     def _node(self, given: Any, depth: int = 1, line: int | None = None) -> Node:
         """PyYAML's node as ours, at the line of its key; an alias's comes once for each use."""
         self._count += 1
-        own = given.start_mark.line + 1
-        node = Node(
-            None, own, given.tag.replace(STANDARD, "!!"), getattr(given, "style", None) is not None
-        )
+        tag, quoted = given.tag.replace(STANDARD, "!!"), getattr(given, "style", None) is not None
+        node = Node(None, given.start_mark.line + 1, tag, quoted)
         if self._count > MOST or depth > DEEPEST:
             rule = f"a config must have at most {MOST:,} values and {DEEPEST} levels"
             raise self.error(node, "", rule)
-        known = _OF_YAML if node.tag.startswith("!!") else self._tags
-        if node.tag not in known:
-            hint = f"{nearest(node.tag, known)}; there are {', '.join(known)}"
-            raise self.error(node, "", f"there is no tag {shown(node.tag)}{hint}")
+        known = _OF_YAML if tag.startswith("!!") else TAGS
+        if tag not in known:
+            hint = f"{nearest(tag, known)}; there are {', '.join(known)}"
+            raise self.error(node, "", f"there is no tag {shown(tag)}{hint}")
         if given.id == "sequence":
             node.value = [self._node(one, depth + 1) for one in given.value]
         elif given.id == "mapping":
-            node.value = self._mapping(given.value, depth)
+            node.value = {}
+            for name, value in given.value:
+                key = self._node(name, depth)
+                if name.id != "scalar" or key.tag:
+                    said = "a key must be text or a number, without a tag of ours"
+                    raise self.error(key, "", said)
+                if key.value in node.value:
+                    raise self.error(key, "", f"the key {shown(key.value)} stands here twice")
+                node.value[key.value] = self._node(value, depth + 1, key.line)
         else:
-            node.value = self._scalar(node, given.value)
-        node.tag = "" if node.tag.startswith("!!") else node.tag
-        node.line = line or own
+            kind = tag.removeprefix("!!")
+            try:
+                node.value = SCALARS[kind][1](given.value) if kind in SCALARS else given.value
+            except ValueError as error:
+                said = f"{shown(given.value)} is no {kind}: {error}"
+                raise self.error(node, "", said) from None
+        node.tag = "" if tag.startswith("!!") else tag
+        node.line = line or node.line
         return node
-
-    def _mapping(self, pairs: Any, depth: int) -> dict[Any, Node]:
-        found: dict[Any, Node] = {}
-        for given, value in pairs:
-            key = self._node(given, depth)
-            if given.id != "scalar" or key.tag:
-                raise self.error(key, "", "a key must be text or a number, without a tag of ours")
-            if key.value == "<<" and not key.quoted:
-                said = "merge keys (<<) are not of YAML 1.2: write the options out"
-                raise self.error(key, "", said)
-            if key.value in found:
-                raise self.error(key, "", f"the key {shown(key.value)} stands here twice")
-            found[key.value] = self._node(value, depth + 1, key.line)
-        return found
-
-    def _scalar(self, node: Node, text: str) -> Any:
-        kind = node.tag.removeprefix("!!")
-        try:
-            return SCALARS[kind][1](text) if kind in SCALARS else text
-        except ValueError as error:
-            raise self.error(node, "", f"{shown(text)} is no {kind}: {error}") from None
 
 
 def resolved(text: str) -> Any:
@@ -170,20 +166,19 @@ def expanded(text: str) -> str:
     """
 
     def put(place: re.Match[str]) -> str:
+        name, default = place["name"], place["default"]
         if place[0] == "$$":
             return "$"
-        named = re.fullmatch(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?\}", place[0], re.DOTALL)
-        if named is None:
+        if name is None:
             rule = "a variable is ${NAME} or ${NAME:-default}, and $${ stands for ${"
-            raise ValueError(f"{rule}; got {shown(place[0])}")
-        name, default = named.groups()
-        found = os.environ.get(name, default)
-        if found is None:
+            raise ValueError(f"{rule}; got {shown(text)}")
+        if (found := os.environ.get(name, default)) is None:
             way = f"set it, or write ${{{name}:-default}}"
             raise ValueError(f"the environment variable {name} is not set: {way}")
         return found or default or ""
 
-    return re.sub(r"\$\$(?=\{)|\$\{[^}]*\}?", put, text)
+    variable = r"\$\$(?=\{)|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})?"
+    return re.sub(variable, put, text)
 
 
 _STEP = re.compile(r"""\.?([A-Za-z_][\w-]*)|\[(\d+)\]|\['([^']*)'\]|\["([^"]*)"\]""")
@@ -207,3 +202,77 @@ def joined(path: str, name: Any) -> str:
     if not str(name).replace("-", "_").isidentifier():
         return f"{path}[{name!r}]"
     return f"{path}.{name}" if path else str(name)
+
+
+# What options are made of
+
+
+def declared_kinds(make: Any) -> dict[str, list[Any]]:
+    """The types of each option, without what these hold: ``[Sequence, NoneType]``."""
+    try:
+        types = get_type_hints(make)
+    except Exception:  # of types that are only there for type checkers
+        return {}
+    found = {}
+    for name, declared in types.items():
+        union = get_origin(declared) in (Union, UnionType)
+        parts = get_args(declared) if union else (declared,)
+        found[name] = [get_origin(one) or one for one in parts]
+    return found
+
+
+def is_name(text: str) -> bool:
+    name = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+    return re.fullmatch(f"{name}:{name}", text) is not None
+
+
+def imported(name: Any, allowed: bool) -> Any:
+    """A function or class by its name; raises ValueError."""
+    if not isinstance(name, str) or not is_name(name):
+        raise ValueError(f"a function must be named package.module:function, got {shown(name)}")
+    if not allowed:
+        way = "if you trust it, tp.load(path, allow_imports=True), or --allow-imports in the shell"
+        raise ValueError(f"{name} would be imported, and a config imports nothing by itself: {way}")
+    module, _, inner = name.partition(":")
+    try:
+        if module == "__main__":
+            raise ImportError("other programs cannot import what the script itself defines")
+        return functools.reduce(getattr, inner.split("."), importlib.import_module(module))
+    except Exception as error:  # a module may do anything when it is imported
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{name} cannot be imported ({said})") from error
+
+
+def _dtype(name: Any) -> torch.dtype:
+    found = vars(torch).get(str(name).removeprefix("torch."))  # getattr would import what is named
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"a dtype must be one of torch such as float32, got {shown(name)}")
+    return found
+
+
+def _arrow_type(text: Any) -> pa.DataType:
+    inner = re.fullmatch(r"list<(?:item: )?(.{1,200})>", str(text))
+    if inner is not None:
+        return pa.list_(_arrow_type(inner[1]))
+    try:
+        return pa.type_for_alias(str(text))
+    except ValueError:
+        rule = "an Arrow type must be int64, string, timestamp[us], list<int32> or the like"
+        raise ValueError(f"{rule}, got {shown(text)}") from None
+
+
+def arrow_schema(value: Any) -> pa.Schema:
+    """The schema of a mapping of names to types as text; raises ValueError.
+
+    >>> arrow_schema({"x": "list<list<int32>>"})
+    x: list<item: list<item: int32>>
+      child 0, item: list<item: int32>
+          child 0, item: int32
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"a schema must be a mapping such as {{x: int64}}, got {shown(value)}")
+    return pa.schema([(str(name), _arrow_type(kind)) for name, kind in value.items()])
+
+
+#: What the value of an option of such a type is made of.
+MADE: dict[Any, Callable[[Any], Any]] = {torch.dtype: _dtype, pa.Schema: arrow_schema}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from trainpipes import start
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
+from trainpipes.config import document
 from trainpipes.config.document import Document, Node, expanded, joined, path_steps, resolved
-from trainpipes.config.values import MADE, declared_kinds, imported, is_name
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.kinds.stage import Stage, snake_case
 from trainpipes.pipeline import Pipeline
@@ -21,40 +22,30 @@ from trainpipes.recipe_registry import recipe, recipe_function
 _KEYS = ("recipe", "options", "stages")
 
 
-class Reader:
-    def __init__(
-        self,
-        name: str,
-        allow_imports: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.document = Document(name, ("!function", "!pipeline"))
-        self.used_storage = False
-        self._error = self.document.error
-        self._allow_imports = allow_imports
-        self._storage_options = storage_options
+@dataclass
+class Reader(Document):
+    allow_imports: bool = False
+    storage_options: Mapping[str, Any] | None = None
+    used_storage: bool = False
 
     def change(self, root: Node, path: str, value: Any) -> None:
         steps, node = path_steps(path), root
         for at, step in enumerate(steps):
             if at > 1 and steps[at - 2] == "stages":
                 node = self._stage_parts(node, path, first=steps[at - 1] == 0)[2]
-            last = at == len(steps) - 1
-            if node.value is None and isinstance(step, str):
+            if isinstance(step, str) and node.value is None:
                 node.value = {}
-            there = node.value
-            if isinstance(step, int):
-                good = isinstance(there, list) and step < len(there)
-            else:
-                good = isinstance(there, dict)
-                if good and at == 0 and step == "options":
-                    there.setdefault(step, Node({}))
-                good = good and (last or step in there)
+            there, last = node.value, at == len(steps) - 1
+            if at == 0 and step == "options" and isinstance(there, dict):
+                there.setdefault(step, Node({}))
+            good = isinstance(there, dict) and isinstance(step, str) and (last or step in there)
+            if isinstance(there, list) and isinstance(step, int):
+                good = step < len(there)
             if not good:
                 names = [str(key) for key in there] if isinstance(there, dict) else []
                 has = f"it has {', '.join(names)}" if names else f"it is {node}"
                 said = f"there is no {shown(step)}{nearest(str(step), names)}; {has}"
-                raise self._error(Node(None), path, said)
+                raise self.error(Node(None), path, said)
             if last:
                 there[step] = Node.of(value)
             else:
@@ -80,16 +71,21 @@ class Reader:
         try:
             return call(*given)
         except ValueError as error:
-            raise self._error(node, path, error) from error
+            raise self.error(node, path, error) from error
 
     def _imported(self, name: Any, node: Node, path: str) -> Any:
-        return self._asked(node, path, imported, name, self._allow_imports)
+        return self._asked(node, path, document.imported, name, self.allow_imports)
 
     def _option(self, node: Node, path: str, kinds: list[Any]) -> Any:
         value = self.value(node, path)
-        if isinstance(value, str) and is_name(value) and Callable in kinds and str not in kinds:
+        if (
+            isinstance(value, str)
+            and document.is_name(value)
+            and Callable in kinds
+            and str not in kinds
+        ):
             return self._imported(value, node, path)  # where no tag is needed
-        make = next((MADE[kind] for kind in kinds if kind in MADE), None)
+        make = next((document.MADE[kind] for kind in kinds if kind in document.MADE), None)
         if make is None or value is None or type(value) in kinds:
             return value
         return self._asked(node, path, make, value)
@@ -101,25 +97,26 @@ class Reader:
         given, pipeline = node.value, None
         if not isinstance(given, dict) or node.tag or not given.keys() & {"recipe", "stages"}:
             rule = "a config must be a mapping with recipe: or stages:"
-            raise self._error(node, path, f"{rule}, got {node}")
+            raise self.error(node, path, f"{rule}, got {node}")
         for key, one in given.items():
             if key not in _KEYS:
                 said = f"there is no {shown(key)} in a config{nearest(str(key), _KEYS)}; there are "
                 hint = f"; an option of the recipe is options.{key}" if "recipe" in given else ""
-                raise self._error(one, joined(path, key), f"{said}{', '.join(_KEYS)}{hint}")
-            if key == "options" and "recipe" not in given:
-                said = "options are those of a recipe: name one"
-                raise self._error(one, joined(path, key), said)
-        stages, at = given.get("stages", Node(None)), joined(path, "stages")
-        if not isinstance(stages.value or [], list) or stages.tag:
-            raise self._error(stages, at, f"stages must be a list, got {stages}")
+                raise self.error(one, joined(path, key), f"{said}{', '.join(_KEYS)}{hint}")
+        options, stages = (given.get(key, Node(None)) for key in ("options", "stages"))
         if "recipe" in given:
-            pipeline = self._recipe(given["recipe"], given.get("options", Node(None)), path)
+            pipeline = self._recipe(given["recipe"], options, path)
+        elif "options" in given:
+            said = "options are those of a recipe: name one"
+            raise self.error(options, joined(path, "options"), said)
+        at = joined(path, "stages")
+        if not isinstance(stages.value or [], list) or stages.tag:
+            raise self.error(stages, at, f"stages must be a list, got {stages}")
         for number, one in enumerate(stages.value or []):
             pipeline = self._stage(one, f"{at}[{number}]", pipeline)
         if pipeline is None:
             said = "a config must have a recipe or some stages, got none"
-            raise self._error(node, path, said)
+            raise self.error(node, path, said)
         return pipeline
 
     def _recipe(self, node: Node, options: Node, path: str) -> Pipeline:
@@ -128,32 +125,31 @@ class Reader:
         try:
             function = recipe_function(str(name))
         except ConfigError as error:
-            raise self._error(node, at, error) from error
+            raise self.error(node, at, error) from error
         if not isinstance(options.value or {}, dict) or options.tag:
-            raise self._error(options, prefix, f"options must be a mapping, got {options}")
+            raise self.error(options, prefix, f"options must be a mapping, got {options}")
         make = partial(recipe, name)
         return self._made(make, function, node, at, options.value or {}, prefix)
 
     def _stage(self, node: Node, path: str, before: Pipeline | None) -> Pipeline:
         """The stages so far and an item of the list; a reader that comes first lists its files."""
         name, kind, options = self._stage_parts(node, path, before is None)
-        starts, said = kind.role in ("files", "source"), ""
-        if before is not None and starts:
-            said = f"{name} is a source, which only the first stage is"
-        elif before is None and kind.role == "reader" and "files" not in options.value:
-            said = f"{name} as the first stage needs its files: {name}: {{files: ...}}"
-        elif before is None and kind.role != "reader" and not starts:
+        starts, reads = kind.role in ("files", "source"), kind.role == "reader"
+        if before is not None:
+            if starts:
+                said = f"{name} is a source, which only the first stage is"
+                raise self.error(node, path, said)
+            then = before.then
+            return self._made(
+                lambda **given: then(kind(**given)), kind, node, path, options.value, path
+            )
+        if not (starts or reads):
             said = f"the first stage must be a source such as list_files, got {name}"
-        if said:
-            raise self._error(node, path, said)
-
-        def make(**given: Any) -> Pipeline:
-            if before is None and kind.role == "reader":
-                found: Pipeline = getattr(start, name)(**given)
-                return found
-            stage = kind(**given)
-            return Pipeline([stage]) if before is None else before.then(stage)
-
+            raise self.error(node, path, said)
+        if reads and "files" not in options.value:
+            said = f"{name} as the first stage needs its files: {name}: {{files: ...}}"
+            raise self.error(node, path, said)
+        make = getattr(start, name) if reads else lambda **given: Pipeline([kind(**given)])
         return self._made(make, kind, node, path, options.value, path)
 
     def _stage_parts(self, node: Node, path: str, first: bool) -> tuple[str, type[Stage], Node]:
@@ -162,14 +158,14 @@ class Reader:
             node.value = {node.value: Node(None, node.line)}
         if not isinstance(node.value, dict) or len(node.value) != 1 or node.tag:
             rule = "a stage must be a name, or a name and its options such as batch: 8"
-            raise self._error(node, path, f"{rule}; got {node}")
+            raise self.error(node, path, f"{rule}; got {node}")
         ((name, options),) = node.value.items()
         kind = self._stage_class(str(name), node, path)
         if not isinstance(options.value, dict) or options.tag:
             takes: list[str] = list(inspect.signature(kind).parameters)
             takes = ["files"] if first and kind.role == "reader" else takes
             if options.value is not None and not takes:
-                raise self._error(node, path, f"{name} has no options, got {options}")
+                raise self.error(node, path, f"{name} has no options, got {options}")
             inner = {} if options.value is None else {takes[0]: options}
             options = node.value[name] = Node(inner, options.line)
         return name, kind, options
@@ -178,13 +174,13 @@ class Reader:
         known = start.stage_classes()
         if name in known:
             return known[name]
-        if not is_name(name):
+        if not document.is_name(name):
             hint = nearest(name, list(known))
             own = "one of your own is package.module:Class"
-            raise self._error(node, path, f"there is no stage {shown(name)}{hint}; {own}")
+            raise self.error(node, path, f"there is no stage {shown(name)}{hint}; {own}")
         found = self._imported(name, node, path)
         if not inspect.isclass(found) or not issubclass(found, Stage):
-            raise self._error(node, path, f"{name} must be a class of stages, got {shown(found)}")
+            raise self.error(node, path, f"{name} must be a class of stages, got {shown(found)}")
         return found
 
     def _made(
@@ -197,16 +193,16 @@ class Reader:
         prefix: str,
     ) -> Pipeline:
         """What a stage or a recipe makes of its options; an error says where they stand."""
-        kinds, options = declared_kinds(kind), {}
+        kinds, options = document.declared_kinds(kind), {}
         for name, one in nodes.items():
             at = joined(prefix, name)
             if name == "storage_options":
                 way = "tp.load(path, storage_options=...), so that credentials are in no file"
-                raise self._error(one, at, f"storage_options are not part of a config: {way}")
+                raise self.error(one, at, f"storage_options are not part of a config: {way}")
             options[name] = self._option(one, at, kinds.get(name, []))
         takes = inspect.signature(kind).parameters
-        if self._storage_options is not None and "storage_options" in takes:
-            options["storage_options"] = dict(self._storage_options)
+        if self.storage_options is not None and "storage_options" in takes:
+            options["storage_options"] = dict(self.storage_options)
             self.used_storage = True
         step = snake_case(getattr(kind, "__name__", ""))
         try:
@@ -216,9 +212,9 @@ class Reader:
             if about is not None:
                 node, path = nodes[about], joined(prefix, about)
             if not isinstance(error, TrainpipesError):
-                raise self._error(node, path, error) from error
-            error.message = f"{self.document.at(node, path)}{error.message}"
-            error.path = error.path or self.document.name
+                raise self.error(node, path, error) from error
+            error.message = f"{self.at(node, path)}{error.message}"
+            error.path = error.path or self.name
             raise
 
 
@@ -229,13 +225,10 @@ def _blamed(step: str, text: str, options: Mapping[str, Any]) -> str | None:
         name = "files" if asked[2] == "urls" and "urls" not in options else asked[2]
         sure = name in options and (asked[1] == step or shown(options[name]) in text)
         return name if sure else None
-    match = re.match(r".*? no option '(\w+)'|(?:\w+ takes|a) (\w+) ", text)
-    if match is not None and (name := match[match.lastindex or 0]) in options:
-        return name
-    texts = {
-        name: re.escape(one)
-        for name, one in options.items()
-        if isinstance(one, str) and len(one) > 2
-    }
-    found = (n for n, one in texts.items() if re.search(rf"(?<![\w/]){one}(?![\w/])", text))
-    return next(found, None)
+    for name, value in options.items():
+        named = rf"no option '{re.escape(str(name))}'|^\w+ (takes )?{re.escape(str(name))} "
+        if isinstance(value, str) and len(value) > 2:
+            named += rf"|(?<![\w/]){re.escape(value)}(?![\w/])"
+        if re.search(named, text):
+            return name
+    return None

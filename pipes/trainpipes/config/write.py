@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ import torch
 from trainpipes._internal.checks import need
 from trainpipes._internal.secrets import is_secret, without_url_secrets
 from trainpipes._internal.text import shown
-from trainpipes.config.document import STANDARD, add_scalars
-from trainpipes.config.values import arrow_schema, declared_kinds
+from trainpipes.config.document import STANDARD, add_scalars, arrow_schema, declared_kinds
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import same
 from trainpipes.kinds.stage import Stage
@@ -36,7 +36,18 @@ WIDTH = 72
 _IN_MEMORY = (
     "from_arrow", "from_dataset", "from_hf", "from_iterable", "from_tensors", "from_torchdata",
 )  # fmt: skip
+#: Ways out for what has no form.
 _IN_CODE = "this pipeline belongs in code"
+_SAVED = 'save it, as with save_pretrained(folder) or save("tokenizer.json"), and give that path'
+_IN_FILES = "write them to files once, as with .write_parquet(folder), and read these"
+_SECRET = (
+    "a URL with a user, a password or values in its query may hold a secret: give it with storage_options, "
+    "or write ${VARIABLE} there, by hand"
+)
+_LISTED = (
+    'give it as a list, such as [["x", ">", 20], ["lang", "in", ["en", "de"]]] '
+    "(see pyarrow.parquet.filters_to_expression)"
+)
 
 
 def to_yaml(pipeline: Pipeline, path: str | os.PathLike[str] | None = None) -> str:
@@ -124,10 +135,9 @@ class _Writer:
 
     def document(self, pipeline: Pipeline) -> _Block:
         if pipeline._ranks is not None:
-            raise ConfigError(
-                "to_yaml(): what all ranks share is written, and distributed(...) is of one of them: write "
-                "the pipeline before, and call distributed() on what tp.load gives"
-            )
+            way = "write the pipeline before, and call distributed() on what tp.load gives"
+            rule = "what all ranks share is written, and distributed(...) is of one of them"
+            raise ConfigError(f"to_yaml(): {rule}: {way}")
         found, stages = _Block(), pipeline.stages
         if pipeline._recipe is not None:
             name, options, count = pipeline._recipe
@@ -141,27 +151,18 @@ class _Writer:
 
     def stage(self, stage: Stage) -> Any:
         kind, name = type(stage), stage.name
-        ours = stage_classes().get(name) is kind
+        ours, first = stage_classes().get(name) is kind, next(iter(stage.options), "")
         if not ours:
             try:
                 name = name_of(kind)
             except ValueError as error:
                 raise ConfigError(f"to_yaml(): {stage.name}: {error}", stage=str(stage)) from None
-        first = next(iter(stage.options), "")
         if ours and name in _IN_MEMORY and not inspect.isroutine(stage.options[first]):
-            raise ConfigError(
-                f"to_yaml(): {name}({first}): rows in memory have no place in a config: write them to files "
-                "once, as with .write_parquet(folder), and read these",
-                stage=str(stage),
-            )
-        given: Any = self.options(stage.name, stage.options, kind)
-        if list(given) == [first] and not isinstance(given[first], dict):
-            given = given[first]
-        return (
-            _Block({name: dict(given) if isinstance(given, dict) else given})
-            if given != {}
-            else name
-        )
+            said = f"{name}({first}): rows in memory have no place in a config: {_IN_FILES}"
+            raise ConfigError(f"to_yaml(): {said}", stage=str(stage))
+        given = dict(self.options(stage.name, stage.options, kind))
+        alone = list(given) == [first] and not isinstance(given[first], dict)
+        return _Block({name: given[first] if alone else given}) if given else name
 
     def options(self, caller: str, options: Mapping[str, Any], kind: Any) -> _Block:
         """Those that are not as the parameters of ``kind`` have them anyway."""
@@ -188,15 +189,11 @@ class _Writer:
             raise ValueError(f"{name!r} may be a secret: write ${{VARIABLE}} there, by hand")
         if isinstance(value, int | float):  # perhaps of NumPy
             return int(value) if isinstance(value, int) else float(value)
-        if isinstance(value, Path):
-            value = str(value)
+        value = str(value) if isinstance(value, Path) else value
         if isinstance(value, str) and str(value) == value:  # as an enum's is not
             left = without_url_secrets(value)
             if left != value or re.search(r"://[^\s'\"/?#]*@", left.replace("://…@", "://")):
-                raise ValueError(
-                    "a URL with a user, a password or values in its query may hold a secret: give it with "
-                    "storage_options, or write ${VARIABLE} there, by hand"
-                )
+                raise ValueError(_SECRET)
             return str(value).replace("${", "$${")
         if isinstance(value, Retry):
             value = dataclasses.asdict(value)
@@ -213,18 +210,14 @@ def _as_declared(value: Any, kinds: list[Any]) -> Any:
     """What a dtype or a schema is made of; other options as they are."""
     if isinstance(value, torch.dtype) and torch.dtype in kinds:
         return str(value).removeprefix("torch.")
-    if isinstance(value, pa.Schema) and pa.Schema in kinds:
-        found = {one.name: str(one.type) for one in value}
-        try:
-            if arrow_schema(found).equals(value, check_metadata=True):
-                return found
-        except ValueError:
-            pass
-        raise ValueError(
-            "a schema with metadata, with columns that may not be null, or of types beyond a name or a list, "
-            f"has no form in a config: {_IN_CODE}"
-        )
-    return value
+    if not (isinstance(value, pa.Schema) and pa.Schema in kinds):
+        return value
+    found = {one.name: str(one.type) for one in value}
+    with suppress(ValueError):
+        if arrow_schema(found).equals(value, check_metadata=True):
+            return found
+    what = "a schema with metadata, with columns that may not be null, or of types beyond a name or a list"
+    raise ValueError(f"{what}, has no form in a config: {_IN_CODE}")
 
 
 def _key(key: Any) -> Any:
@@ -236,29 +229,15 @@ def _key(key: Any) -> Any:
 def _named(value: Any, option: str) -> _Tagged:
     if inspect.isroutine(value) or inspect.isclass(value):
         return _Tagged("!function", name_of(value))
-    _refuse_parts_of_recipes(type(value))
     kind, way = f"{type(value).__module__}.{type(value).__qualname__}", _IN_CODE
     what = f"an object of {kind}"
     if option == "tokenizer":
-        what = f"a tokenizer that is an object ({kind})"
-        way = (
-            'save it, as with save_pretrained(folder) or save("tokenizer.json"), and give that path'
-        )
+        what, way = f"a tokenizer that is an object ({kind})", _SAVED
         if name := getattr(value, "name_or_path", ""):
             way = f"give its name, {shown(name)}, or {way}"
     elif isinstance(value, pc.Expression):
-        what = f"the expression {shown(str(value))}"
-        way = (
-            'give it as a list, such as [["x", ">", 20], ["lang", "in", ["en", "de"]]] '
-            "(see pyarrow.parquet.filters_to_expression)"
-        )
+        what, way = f"the expression {shown(str(value))}", _LISTED
     raise ValueError(f"{what} has no form in a config: {way}")
-
-
-def _refuse_parts_of_recipes(value: Any) -> None:
-    if str(getattr(value, "__module__", "")).startswith("trainpipes_recipes."):
-        way = "make this pipeline by tp.recipe(name, ...), and the recipe is written"
-        raise ValueError(f"{value.__qualname__} is part of a recipe: {way}")
 
 
 def name_of(value: Any) -> str:
@@ -268,7 +247,6 @@ def name_of(value: Any) -> str:
     >>> name_of(json.dumps)
     'json:dumps'
     """
-    _refuse_parts_of_recipes(value)
     module = getattr(value, "__module__", None) or "builtins"
     path = getattr(value, "__qualname__", type(value).__qualname__)
     try:
@@ -276,8 +254,6 @@ def name_of(value: Any) -> str:
     except (AttributeError, KeyError):
         found = None
     if module == "__main__" or (found is not value and found != value):
-        raise ValueError(
-            f"a config cannot import {module}:{path}: define it at the top of a module, and the config names "
-            "it package.module:function"
-        )
+        way = "define it at the top of a module, and the config names it package.module:function"
+        raise ValueError(f"a config cannot import {module}:{path}: {way}")
     return f"{module}:{path}"

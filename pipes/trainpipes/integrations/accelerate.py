@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
+from itertools import count
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,7 +18,7 @@ from trainpipes.loader import Loader
 from trainpipes.look.lengths import no_length
 from trainpipes.pipeline import Pipeline
 
-need("accelerate", "trainpipes.integrations.accelerate", oldest="0.34")
+need("accelerate", "trainpipes.integrations.accelerate", oldest="1.15")
 
 from accelerate import Accelerator  # noqa: E402
 from accelerate.data_loader import DataLoaderStateMixin  # noqa: E402
@@ -78,15 +79,15 @@ class AccelerateLoader(DataLoaderStateMixin):
         self.gradient_state = GradientState()
         self._accelerator = accelerator
         processes, world = accelerator.num_processes, loader._iteration.ranks()[1]
-        way = f"leave it out, and for batches of n rows write .batch(n // {processes})"
-        alone = not accelerator.split_batches or processes == 1
-        require(
-            alone, "split_batches", "off: a pipeline's batches are those of a process", True, way
+        whole, rule = (
+            not accelerator.split_batches,
+            "off: a pipeline's batches are those of a process",
         )
-        parallel = getattr(accelerator, "parallelism_config", None)  # from Accelerate 1.10 on
+        way = f"leave it out, and for batches of n rows write .batch(n // {processes})"
+        require(whole or processes == 1, "split_batches", rule, True, way)
+        parallel = accelerator.parallelism_config
         if parallel is not None and parallel.non_data_parallel_size > 1:
-            replicas = parallel.data_parallel_size
-            mesh = "rank=0, world_size=1"
+            replicas, mesh = parallel.data_parallel_size, "rank=0, world_size=1"
             mesh = 'mesh=accelerator.torch_device_mesh["dp"]' if replicas > 1 else mesh
             if world != replicas:
                 raise ConfigError(
@@ -96,9 +97,9 @@ class AccelerateLoader(DataLoaderStateMixin):
                 )
         elif world != processes and loader.pipeline._ranks is None:
             raise ConfigError(
-                "as many ranks read a pipeline as there are processes of the accelerator, got "
-                f"WORLD_SIZE={world} in the environment and num_processes={processes}; make the Accelerator "
-                "first, on CPUs as Accelerator(cpu=True), or say pipe.distributed(rank=..., world_size=...)"
+                "as many ranks must read the pipeline as the accelerator has processes, got WORLD_SIZE="
+                f"{world} and num_processes={processes}; make the Accelerator first, on CPUs as "
+                "Accelerator(cpu=True), or say pipe.distributed(rank=..., world_size=...)"
             )
 
     # Iteration
@@ -110,35 +111,29 @@ class AccelerateLoader(DataLoaderStateMixin):
     def _tracked(self, batches: EpochIterator, steps: int | None) -> Iterator[Any]:
         """Batches on the device, while Accelerate knows that this loader is at work, and how far."""
         self.begin()
-        self.remainder = 0
+        self.remainder, batch = 0, None
         try:
-            if steps is None:
-                for batch in batches:
-                    placed = self._placed(batch)
-                    self.end_of_dataloader = batches.is_last()
-                    yield placed
-            elif steps:
-                batch = None
-                for _ in range(steps - 1):
-                    batch = next(batches)
-                    yield self._placed(batch)
-                self.end_of_dataloader = True
-                yield self._placed(self._last_step(next(batches, None), batch))
+            for number in count(1) if steps is None else range(1, steps + 1):
+                before, batch = batch, next(batches, None)
+                if number == steps:
+                    batch = self._last_step(batch, before)
+                elif batch is None:
+                    return
+                placed = self._placed(batch)
+                self.end_of_dataloader = number == steps or (steps is None and batches.is_last())
+                yield placed
         finally:
             self.end()
 
     def _placed(self, batch: Any) -> Any:
-        accelerator = self._accelerator
-        if not accelerator.device_placement:
+        own = self._accelerator
+        if not own.device_placement:
             return batch
-        return send_to_device(
-            batch, accelerator.device, non_blocking=accelerator.dataloader_config.non_blocking
-        )
+        return send_to_device(batch, own.device, own.dataloader_config.non_blocking)
 
     def _steps_of_all(self, batches: EpochIterator) -> int | None:
         """Steps that all ranks take in this pass, if one may have to be filled up."""
-        iteration = self.loader._iteration
-        plan, (_, world) = iteration.plan, iteration.ranks()
+        plan, (_, world) = self.loader._iteration.plan, self.loader._iteration.ranks()
         if not (plan.chain.ragged and world > 1 and self._accelerator.even_batches):
             return None
         if not plan.counts.known or plan.chain.endless:
@@ -161,8 +156,8 @@ class AccelerateLoader(DataLoaderStateMixin):
             before = next(found for found in gather_object([shown]) if found is not None)
         if rows != [max(0, min(most, total - most * rank)) for rank in range(len(rows))]:
             raise ConfigError(
-                "gather_for_metrics() keeps the first rows of the last step, which would be repeated ones "
-                f"(rows of each rank: {rows}); resume an evaluation on as many processes, or start it anew"
+                f"the last step must have full batches on the first ranks, got rows {rows} of each: "
+                "resume an evaluation on as many processes, or start it anew"
             )
         self.remainder = 0 if total == most * len(rows) else total
         return _filled(before if batch is None else batch, most)
@@ -170,11 +165,9 @@ class AccelerateLoader(DataLoaderStateMixin):
     @property
     def dataset(self) -> NoReturn:
         """What ``skip_first_batches`` and ``prepare_data_loader`` would make another loader of."""
-        raise ConfigError(
-            "a loader of trainpipes.integrations.accelerate must be iterated itself, got one in "
-            "skip_first_batches() or prepare_data_loader(); leave these out: after "
-            "accelerator.load_state(folder) it goes on where it was saved"
-        )
+        rule = "iterated itself, got one in skip_first_batches() or prepare_data_loader()"
+        way = "leave these out: after accelerator.load_state(folder) it goes on where it was saved"
+        raise ConfigError(f"a loader of trainpipes.integrations.accelerate must be {rule}; {way}")
 
     # Where it stands
 
@@ -196,8 +189,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         return int(self.loader.state_dict()["epoch"])
 
     def __len__(self) -> int:
-        iteration = self.loader._iteration
-        plan, (_, world) = iteration.plan, iteration.ranks()
+        plan, (_, world) = self.loader._iteration.plan, self.loader._iteration.ranks()
         if plan.chain.ragged and plan.counts.known and self._accelerator.even_batches:
             return math.ceil(plan.counts.batches_in_pass / world)
         return len(self.loader)
@@ -208,10 +200,12 @@ def _rows_in(batch: Any) -> int:
     plain = dict(batch) if isinstance(batch, Mapping) else batch
     found = [len(part) for part in tree_leaves(plain, is_leaf=_is_rows) if _is_rows(part)]
     if not found:
-        raise ConfigError(
-            "a batch that is filled up must have tensors, arrays or lists of rows, got "
-            f"{type(batch).__name__}; let the pipeline end with pad_collate() or collate()"
+        rule, way = (
+            "tensors, arrays or lists of rows",
+            "end the pipeline with pad_collate() or collate()",
         )
+        kind = type(batch).__name__
+        raise ConfigError(f"a batch that is filled up must have {rule}, got {kind}; {way}")
     return found[0]
 
 

@@ -20,9 +20,7 @@ from trainpipes.errors import ConfigError, SchemaError, StateError, TopologyErro
 from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import Position
 
-need(
-    "datasets", "pipe.to_hf()", oldest="4.8"
-)  # in 4.5 filters fail, and the epoch is not passed on
+need("datasets", "pipe.to_hf()", oldest="4.8")  # in 4.5 filters fail
 
 import datasets  # noqa: E402
 from datasets.iterable_dataset import IterableDataset, _BaseExamplesIterable  # noqa: E402
@@ -112,12 +110,12 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         state = self._state_dict  # another iteration of the dataset makes another one
-        iteration = self.pipeline._iteration
+        plan = self.pipeline._iteration.plan
         topology = Topology(worker=self._part, num_workers=self._parts)
-        position = Position(self._epoch, 0, iteration.plan.chain.num_shards)
+        position = Position(self._epoch, 0, plan.chain.num_shards)
         if state is not None and state != {"trainpipes": "", "type": type(self).__name__}:
             position = self._loaded(state, topology)
-        one = OnePass(iteration.plan, topology, position, origin=0)
+        one = OnePass(plan, topology, position, origin=0)
         if state is not None:
             state["trainpipes"] = _Place(one)
         number = 0
@@ -144,19 +142,16 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
         turn = json.loads(position.extra.get("turn", '{"worker":0,"num_workers":1}'))
         if (turn["worker"], turn["num_workers"]) != (topology.worker, topology.num_workers):
             raise StateError(
-                f"this state is of part {turn['worker']} of {turn['num_workers']} of the rows, loaded where "
-                f"part {topology.worker} of {topology.num_workers} is read; pipe.to_hf() resumes on "
-                "as many ranks x workers as saved it, trainpipes.Loader on any"
+                f"the state must be of part {topology.worker} of {topology.num_workers}, got one of part "
+                f"{turn['worker']} of {turn['num_workers']}; resume on as many ranks x workers"
             )
         return position
 
 
 def _check_keys(state: dict[str, Any]) -> None:
     if state.keys() != {"trainpipes", "type"}:
-        raise StateError(
-            "this is the state of another dataset than one of pipe.to_hf(): its keys are "
-            f"{shown(sorted(map(str, state)))}; load what state_dict() of this dataset gave"
-        )
+        found, way = shown(sorted(map(str, state))), "load what state_dict() of this dataset gave"
+        raise StateError(f"the state must be one of pipe.to_hf(), got one with keys {found}; {way}")
 
 
 def to_hf(pipeline: Pipeline) -> IterableDataset:
@@ -164,15 +159,13 @@ def to_hf(pipeline: Pipeline) -> IterableDataset:
     plan = pipeline._iteration.plan
     batching = pipeline._batching()
     if batching is not None or plan.chain.device_stages:
-        raise ConfigError(
-            "pipe.to_hf() must be of rows, which a DataLoader makes batches of, got "
-            f"{batching or plan.chain.device_stages[0]}; leave that and what follows it out. Batches of a "
-            "pipeline are for trainpipes.Loader(pipe)"
-        )
+        got = batching or plan.chain.device_stages[0]
+        way = "leave that and what follows it out; batches are for trainpipes.Loader(pipe)"
+        raise ConfigError(f"pipe.to_hf() must be of rows, got {got}; {way}")
     if pipeline._ranks is not None:
+        way = "use datasets.distributed.split_dataset_by_node(dataset, rank, world_size)"
         raise ConfigError(
-            "pipe.to_hf() must be of the whole pipeline: leave .distributed() out, and use "
-            "datasets.distributed.split_dataset_by_node(dataset, rank, world_size)"
+            f"pipe.to_hf() must be of the whole pipeline: leave .distributed() out, and {way}"
         )
     features = _features(pipeline)
     info = datasets.DatasetInfo(features=features)
@@ -183,13 +176,9 @@ def _features(pipeline: Pipeline) -> Any:
     """Features of the rows; None where rows are Python objects, or have types that datasets lacks."""
     try:
         schema = row_schema(pipeline._iteration.plan.inputs, "to_hf()")
-    except SchemaError:  # they can be read only once
-        return None
-    if schema is None:
-        return None
-    try:
-        return datasets.Features.from_arrow_schema(schema.remove_metadata())
-    except ValueError:
+        known = None if schema is None else schema.remove_metadata()
+        return None if known is None else datasets.Features.from_arrow_schema(known)
+    except (SchemaError, ValueError):  # they can be read only once, or have such types
         return None
 
 

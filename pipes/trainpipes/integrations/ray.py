@@ -47,10 +47,8 @@ def loader(pipe: Pipeline, **options: Any) -> Loader:
     except (RuntimeError, AttributeError):
         rank = workers = None
     if rank is None or workers is None:
-        raise ConfigError(
-            "trainpipes.integrations.ray.loader(pipe) must be called in train_loop_per_worker, by each "
-            "worker of Ray Train; elsewhere write trainpipes.Loader(pipe)"
-        )
+        caller = "trainpipes.integrations.ray.loader(pipe) must be called in train_loop_per_worker"
+        raise ConfigError(f"{caller}, by each worker; elsewhere write trainpipes.Loader(pipe)")
     if isinstance(pipe, Pipeline) and pipe._ranks is None and not dist.is_initialized():
         pipe = pipe.distributed(rank=rank, world_size=workers)  # of a trainer that is not torch's
     return Loader(pipe, **options)
@@ -110,11 +108,11 @@ def load(
         with checkpoint.filesystem.open_input_stream(path) as file:
             state = json.loads(file.read())
     except FileNotFoundError as error:
-        raise StateError(
-            f"the checkpoint {checkpoint.path} has no {name}: call trainpipes.integrations.ray.save(loader, "
-            "folder) on all workers before the report; to begin the data anew, leave load() out",
-            path=path,
-        ) from error
+        way = (
+            "call trainpipes.integrations.ray.save(loader, folder) on all workers before the report"
+        )
+        reported = f"the checkpoint {checkpoint.path} has no {name}: {way}; to begin anew, leave load() out"
+        raise StateError(reported, path=path) from error
     except ValueError as error:
         reported = f"{path} is damaged ({error}): resume from another checkpoint"
         raise StateError(reported, path=path) from error

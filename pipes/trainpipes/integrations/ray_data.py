@@ -119,9 +119,9 @@ def to_ray(pipeline: Pipeline, epoch: int) -> Dataset:
     """The rows of a pipeline as a ``ray.data.Dataset``. See ``Pipeline.to_ray``."""
     whole_number(epoch, 0, "to_ray(epoch)", "number of the epoch, from 0")
     if pipeline._ranks is not None:
+        way = "use dataset.streaming_split(n) or ray.train.get_dataset_shard()"
         raise ConfigError(
-            "pipe.to_ray() must be of the whole pipeline: leave .distributed() out, and use "
-            "dataset.streaming_split(n) or ray.train.get_dataset_shard()"
+            f"pipe.to_ray() must be of the whole pipeline: leave .distributed() out, and {way}"
         )
     rows = EpochRows(pipeline, "to_ray")
     if not rows.plan.counted:

@@ -14,7 +14,7 @@ from trainpipes._internal.text import cut, shown
 from trainpipes.engine.layout import divisors
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import MissingFilesError, StateError, TrainpipesError
-from trainpipes.look.checkpoint_files import INDEX, check_regular, mentions_us, read_dcp, read_file
+from trainpipes.look.checkpoint_files import INDEX, mentions_us, read_dcp, read_file
 from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import read, unrecognized_state_error
 from trainpipes.state.merge import merge_states
@@ -117,12 +117,11 @@ def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
     place = Path(path)
     if place.is_dir():
         return _in_folder(place)
-    check_regular(place)
     value = read_file(place)
     if found := list(_states_in(value, str(path))):
         return found
-    is_dict = isinstance(value, dict)
-    what = unrecognized_state_error(value) if is_dict else f"it holds {shown(value, 60)}"
+    what = f"it holds {shown(value, 60)}"
+    what = str(unrecognized_state_error(value)) if isinstance(value, dict) else what
     raise StateError(
         f"{path} holds no state of trainpipes: {what}; save what loader.state_dict() gives",
         path=str(path),
@@ -171,13 +170,12 @@ def fits(
         groups.setdefault(_step(one) or number, []).append(one)
     tried = []
     for group in groups.values():
-        where = tuple(one.where for one in group)
+        problem, share = "", None
         try:
             share = _load(_whole(group), pipeline, world_size, allow_changes)
         except TrainpipesError as error:
-            tried.append(Fit(where, str(error)))
-        else:
-            tried.append(Fit(where, "", share))
+            problem = str(error)
+        tried.append(Fit(tuple(one.where for one in group), problem, share))
     return tried
 
 
@@ -186,22 +184,20 @@ def _in_folder(folder: Path) -> list[FoundState]:
     files = list(_files(folder))
     for path in files:
         is_dcp = path.name == INDEX
-        if not is_dcp and not mentions_us(path):
-            continue
         place = path.parent if is_dcp else path
-        try:
-            value = read_dcp(place) if is_dcp else read_file(path)
-        except TrainpipesError as error:
-            found.append(FoundState(str(place), problem=str(error)))
-        else:
-            found += _states_in(value, str(place))
-    if not found:
-        what = f"none of its {len(files):,} files holds one" if files else "it has no files"
-        raise StateError(
-            f"{folder} holds no state of trainpipes: {what}; give the folder of one checkpoint, or a file",
-            path=str(folder),
-        )
-    return found
+        if is_dcp or mentions_us(path):
+            try:
+                value = read_dcp(place) if is_dcp else read_file(path)
+                found += _states_in(value, str(place))
+            except TrainpipesError as error:
+                found.append(FoundState(str(place), problem=str(error)))
+    if found:
+        return found
+    what = f"none of its {len(files):,} files holds one" if files else "it has no files"
+    raise StateError(
+        f"{folder} holds no state of trainpipes: {what}; give the folder of one checkpoint, or a file",
+        path=str(folder),
+    )
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -231,35 +227,29 @@ def _states_in(value: Any, path: str) -> Iterator[FoundState]:
                 yield found
                 continue
             seen.add(id(one))
-            pairs = one.items() if isinstance(one, Mapping) else enumerate(one)
-            inner += [
-                (f"{keys}[{json.dumps(key) if isinstance(key, str) else repr(key)[:80]}]", below)
-                for key, below in pairs
-                if isinstance(below, Mapping | list | tuple)
-            ]
+            for key, below in one.items() if isinstance(one, Mapping) else enumerate(one):
+                if isinstance(below, Mapping | list | tuple):
+                    name = json.dumps(key) if isinstance(key, str) else repr(key)[:80]
+                    inner.append((f"{keys}[{name}]", below))
         level = inner
 
 
 def _found(value: Any, path: str, keys: str) -> FoundState | None:
-    if not isinstance(value, Mapping):
-        return None
-    if "trainpipes" in value and "m" in value:
+    names = value.keys() if isinstance(value, Mapping) else set()
+    if {"trainpipes", "m"} <= names:
         return FoundState(path, keys, value)
-    if value.keys() == {"trainpipes", "type"}:
+    if names == {"trainpipes", "type"}:
         return FoundState(path, keys, problem=OF_DATASETS)
-    if value.keys() & {"_snapshot", "fetcher_state"}:
-        below = _states_in(list(value.values()), path)
-        if (first := next(below, None)) is not None:
-            return FoundState(path, keys, problem=first.problem or OF_STATEFUL)
-    return None
+    below = _states_in(list(value.values()), path) if names & {"_snapshot", "fetcher_state"} else ()
+    first = next(iter(below), None)
+    return None if first is None else FoundState(path, keys, problem=first.problem or OF_STATEFUL)
 
 
 def _rank(shards: list[int], S: int) -> tuple[int, int] | None:
-    if shards and len(shards) < S and S % len(shards) == 0:
-        world = S // len(shards)
-        if shards == list(range(shards[0], S, world)):
-            return shards[0], world
-    return None
+    """Which rank of how many has these shards; None if that is no rank, or has all."""
+    world = S // len(shards) if shards else 1
+    is_rank = world > 1 and shards == list(range(shards[0], S, world))
+    return (shards[0], world) if is_rank and S % len(shards) == 0 else None
 
 
 def _step(found: FoundState) -> tuple[Any, ...] | None:
@@ -272,9 +262,8 @@ def _step(found: FoundState) -> tuple[Any, ...] | None:
 
 
 def _whole(group: Sequence[FoundState]) -> dict[str, Any]:
-    for one in group:
-        if one.problem:
-            raise StateError(one.problem)
+    if problem := next((one.problem for one in group if one.problem), ""):
+        raise StateError(problem)
     states = list({id(one.state): one.state for one in group}.values())  # one may be at two places
     return dict(states[0]) if len(states) == 1 else merge_states(states)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -64,8 +64,19 @@ class KnownIds:
 
 def known_ids(plan: Plan) -> KnownIds:
     found = KnownIds()
+    engines = found.engines
     for stage in _stages(plan.inputs):
-        _add(found, stage)
+        if isinstance(stage, Tokenizes):
+            for name in stage.id_columns:
+                other = engines.get(name, stage.maker)
+                same = other is not None and other.fingerprint() == stage.maker.fingerprint()
+                engines[name] = stage.maker if same else None
+        elif isinstance(stage, Rename):
+            names = stage.names.items()
+            engines |= {new: engines.pop(old) for old, new in names if old in engines}
+        elif isinstance(stage, Pack) and stage.column in engines:
+            engines["input_ids"] = engines[stage.column]
+        found.masked |= isinstance(stage, MaskTokens)
     return found
 
 
@@ -75,26 +86,10 @@ def _stages(inputs: Inputs) -> Iterator[Stage]:
     yield from inputs.chain.stages
 
 
-def _add(found: KnownIds, stage: Stage) -> None:
-    if isinstance(stage, Tokenizes):
-        for name in stage.id_columns:
-            other = found.engines.get(name, stage.maker)
-            same = other is not None and other.fingerprint() == stage.maker.fingerprint()
-            found.engines[name] = stage.maker if same else None
-    elif isinstance(stage, Rename):
-        for old, new in stage.names.items():
-            if old in found.engines:
-                found.engines[new] = found.engines.pop(old)
-    elif isinstance(stage, Pack) and stage.column in found.engines:
-        found.engines["input_ids"] = found.engines[stage.column]
-    elif isinstance(stage, MaskTokens):
-        found.masked = True
-
-
 # The ids of an item
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class TokenGrid:
     """Token ids of an item, and what is known of each."""
 
@@ -122,25 +117,26 @@ def token_grids(
     values: Mapping[str, Any], known: KnownIds, of_row: bool = False
 ) -> list[TokenGrid]:
     found: list[TokenGrid] = []
-    taken: set[str] = set()
     for name, value in values.items():
         match = IDS.fullmatch(name)
-        is_ids = match or (name in known.engines and not LABELS.fullmatch(name))
-        ids = number_grid(value) if is_ids and name not in taken else None
-        if ids is not None:
-            made = _with_labels(name, match[1] if match else "", ids, values, known, of_row)
-            found.append(made)
-            taken |= {made.labels}
+        if match or (name in known.engines and not LABELS.fullmatch(name)):
+            ids = number_grid(value)
+            if ids is not None:
+                found.append(_grid(name, match[1] if match else "", ids, values, known, of_row))
+    taken = {one.labels for one in found}
     for name, value in values.items():
-        if name not in taken and LABELS.fullmatch(name) and found:
+        if found and name not in taken and LABELS.fullmatch(name):
             labels = number_grid(value)
             own = name in known.engines or (labels is not None and _stands_at_start(labels))
             if labels is not None and own and (of_row or getattr(value, "ndim", 2) > 1):
-                found.append(_labels_alone(name, labels, known, of_row))
+                there, engine = labels >= 0, known.engine(name)
+                if there.all() and not of_row:
+                    there = _unpadded(labels, engine)
+                found.append(TokenGrid(name, labels, there, engine, layout="own", in_loss=there))
     return found
 
 
-def _with_labels(
+def _grid(
     name: str, prefix: str, ids: Array, values: Mapping[str, Any], known: KnownIds, of_row: bool
 ) -> TokenGrid:
     def beside(*names: str) -> Array | None:
@@ -149,7 +145,7 @@ def _with_labels(
         return next((one for one in grids if one is not None and one.shape == ids.shape), None)
 
     engine, segments, positions = known.engine(name), beside("segment_ids"), beside("position_ids")
-    mask = beside(*MASKS)
+    mask, weight, labels = beside(*MASKS), beside(*LOSS_MASKS), beside("labels")
     there = ids != MISSING
     if mask is not None:
         there &= mask > 0
@@ -157,20 +153,19 @@ def _with_labels(
         there = _unpadded(ids, engine)
     made = TokenGrid(name, ids, there, engine)
     if segments is not None:
-        made = replace(made, starts=_starts(segments[:, 1:] != segments[:, :-1], there))
+        made.starts = _starts(segments[:, 1:] != segments[:, :-1], there)
     elif positions is not None:
-        made = replace(made, starts=_starts(positions[:, 1:] == 0, there))
-    weight, label = beside(*LOSS_MASKS), f"{prefix}labels"
-    labels = beside("labels")
+        made.starts = _starts(positions[:, 1:] == 0, there)
+    weighted = np.ones_like(there) if weight is None else weight > 0
     if labels is None:
-        if weight is None:
-            return made
-        return replace(made, layout="mask", in_loss=_after_first(weight > 0))
-    in_loss = labels >= 0 if weight is None else (labels >= 0) & (weight > 0)
-    if known.masked or _looks_masked(ids, labels):
-        return replace(made, layout="masked", labels=label, in_loss=in_loss, truth=labels)
-    if (ids == labels)[labels >= 0].all():
-        return replace(made, layout="aligned", labels=label, in_loss=_after_first(in_loss))
+        made.layout, made.in_loss = ("", None) if weight is None else ("mask", weighted)
+    elif known.masked or _looks_masked(ids, labels):
+        made.layout, made.in_loss, made.truth = "masked", weighted & (labels >= 0), labels
+    elif (ids == labels)[labels >= 0].all():
+        made.layout, made.in_loss = "aligned", weighted & (labels >= 0)
+    made.labels = f"{prefix}labels" if made.layout in ("masked", "aligned") else ""
+    if made.in_loss is not None and made.truth is None:
+        made.in_loss[:, :1] = False
     return made
 
 
@@ -180,21 +175,9 @@ def _looks_masked(ids: Array, labels: Array) -> bool:
     return most * 2 > hidden.size and not _stands_at_start(labels)
 
 
-def _labels_alone(name: str, labels: Array, known: KnownIds, of_row: bool) -> TokenGrid:
-    there, engine = labels >= 0, known.engine(name)
-    if there.all() and not of_row:
-        there = _unpadded(labels, engine)
-    return TokenGrid(name, labels, there, engine=engine, layout="own", in_loss=there)
-
-
 def _stands_at_start(labels: Array) -> bool:
     valid = labels >= 0
     return bool(valid.any()) and bool((valid[:, 1:] <= valid[:, :-1]).all())
-
-
-def _after_first(in_loss: Array) -> Array:
-    in_loss[:, :1] = False
-    return in_loss
 
 
 def _starts(begins: Array, there: Array) -> Array:

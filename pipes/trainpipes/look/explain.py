@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RandomAccessSource
 from trainpipes.look.lengths import ends_short, exact_length, expected_items
-from trainpipes.look.mermaid import mermaid, written
-from trainpipes.look.record import record
+from trainpipes.look.record import mermaid, record, written
 from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.tokenizing import Tokenizes
 
@@ -124,9 +123,13 @@ def explain(
     batches = exact_length(plan, 0, world_size)
     window = _window_rows(plan)
     held = _window_bytes(plan, world_size * max(1, num_workers))
-    source_lines = plan.inputs.source.describe()
+    sizes, source_lines = tuple(divisors(shards)), plan.inputs.source.describe()
     lines = [
-        *_stage_lines(plan),
+        *zip(
+            ["stages", *[""] * len(chain.stages)],
+            (cut(written(s), MOST_WIDE) for s in chain.stages),
+            strict=False,
+        ),
         *source_lines,
         *([] if "columns" in dict(source_lines) else _column_lines(plan)),
         ("an epoch", _epoch(plan, batches, world_size)),
@@ -134,7 +137,8 @@ def explain(
     if shards > 1:
         said = "which ranks and workers share: always so many, so that a state fits all"
         lines.append(("shards", f"{shards}, {said}"))
-    lines += _shuffle_lines(plan, window)
+    if shuffled := _shuffled(plan, window):
+        lines.append(("shuffle", shuffled))
     if held:
         what = "of all sources' rows" if plan.mixed else "of rows to be mixed"
         who = "worker" if num_workers else "rank"
@@ -145,7 +149,6 @@ def explain(
     engines = (stage.runs_on() for stage in chain.stages if isinstance(stage, Tokenizes))
     lines += [("tokenizer", text) for text in engines if text]
     lines += [(stage.name, text) for stage in chain.stages if (text := stage.report())]
-    sizes = tuple(divisors(shards))
     more = " only: sharding_filter() lets more ranks share the rows"
     if len(sizes) > 1:
         more = ": a run can start on any of these numbers, and go on with any other"
@@ -155,11 +158,6 @@ def explain(
         tuple((label, hidden(text)) for label, text in lines),
         tuple(map(hidden, _notes(plan, window))), pipeline, iteration, loader,
     )  # fmt: skip
-
-
-def _stage_lines(plan: Plan) -> Lines:
-    lines = [cut(written(stage), MOST_WIDE) for stage in plan.chain.stages]
-    return [("stages" if not number else "", line) for number, line in enumerate(lines)]
 
 
 def _column_lines(plan: Plan) -> Lines:
@@ -190,83 +188,78 @@ def _epoch(plan: Plan, batches: int | None, world_size: int) -> str:
     return f"how many is known only at the end; {measure}"
 
 
-def _shuffle_lines(plan: Plan, window: int | None) -> Lines:
+def _shuffled(plan: Plan, window: int | None) -> str:
     rows, shuffle = plan.inputs.epoch_rows, plan.chain.shuffle
     if plan.chain.drawn is not None and window is not None:
-        return [("shuffle", f"every row by its number: {shuffle}")]
+        return f"every row by its number: {shuffle}"
     if not rows or window is None:
-        return []
+        return ""
     if not shuffle:
-        return [("shuffle", "none: rows come in file order")]
+        return "none: rows come in file order"
     if window < rows:
-        return [("shuffle", f"{window:,} rows are mixed at a time, {window / rows:.1%} of all")]
-    return [("shuffle", f"all {rows:,} rows are mixed together")]
+        return f"{window:,} rows are mixed at a time, {window / rows:.1%} of all"
+    return f"all {rows:,} rows are mixed together"
 
 
 def _window_rows(plan: Plan) -> int | None:
     layout = plan.layouts.usual
     if not isinstance(layout, Layout) or not plan.inputs.epoch_rows:
         return None
-    return max(_largest(layout, span) for span in {0, layout.num_spans - 1})
+    found = [0]
+    for span in {0, layout.num_spans - 1}:
+        start, stop = layout.span(span)
+        if count := layout.num_windows(span):
+            found.append(-(-(stop - start) // count))
+    return max(found)
 
 
 def _window_bytes(plan: Plan, processes: int) -> int | None:
-    found = 0
+    found = sum(_window_bytes(source, processes) or 0 for source in plan.mixed.values())
     layout, row_bytes = plan.layouts.usual, plan.layouts.window_row_bytes
     window = _window_rows(plan)
     if row_bytes and window and plan.chain.buffer is not None and plan.chain.drawn is None:
         spans = min(layout.num_spans, -(-plan.chain.num_shards // processes))
-        found = math.ceil(row_bytes * window * spans)
-    found += sum(_window_bytes(source, processes) or 0 for source in plan.mixed.values())
+        found += math.ceil(row_bytes * window * spans)
     return found or None
 
 
-def _largest(layout: Layout, span: int) -> int:
-    count = layout.num_windows(span)
-    if not count:
-        return 0
-    start, stop = layout.span(span)
-    return -(-(stop - start) // count)
-
-
-def _notes(plan: Plan, window_rows: int | None) -> list[str]:
-    notes = []
+def _notes(plan: Plan, window_rows: int | None) -> Iterator[str]:
     chain = plan.chain
     if chain.shuffle is not None and window_rows and chain.drawn is None:
-        buffer = int(chain.shuffle.buffer_size)
-        if window_rows < min(buffer, plan.inputs.blocks.rows):
-            notes.append(
+        blocks = plan.inputs.blocks
+        buffer, longest = int(chain.shuffle.buffer_size), int(blocks.lengths.max(initial=0))
+        if window_rows < min(buffer, blocks.rows):
+            yield (
                 f"max_bytes = {chain.shuffle.max_bytes:,} makes the shuffle's buffer smaller "
                 f"than the {buffer:,} rows asked for; raise it in shuffle(max_bytes=...)"
             )
-        longest = int(plan.inputs.blocks.lengths.max(initial=0))
-        text = f"rows are mixed within {window_rows:,} consecutive rows"
-        if longest > 2 * window_rows and isinstance(plan.inputs.source, RandomAccessSource):
-            notes.append(f'{text}; all are, at no more memory, by shuffle(scope="global")')
-        elif longest > 2 * window_rows:
+        if longest > 2 * window_rows:
+            text = f"rows are mixed within {window_rows:,} consecutive rows"
             what = "blocks" if "blocks" in dict(plan.inputs.source.describe()) else "row groups"
             cure = f"write the files with smaller {what}, or give it a larger buffer_size"
             if "block_rows" in chain.opener.options:
                 cure = f"read smaller blocks by {chain.opener.name}(block_rows=...)"
-            notes.append(f"{what} have up to {longest:,} rows: {text} of one; {cure}")
+            if isinstance(plan.inputs.source, RandomAccessSource):
+                yield f'{text}; all are, at no more memory, by shuffle(scope="global")'
+            else:
+                yield f"{what} have up to {longest:,} rows: {text} of one; {cure}"
     if chain.shuffle is None and any(s.role == "shuffle" for s in chain.file_stages):
-        notes.append(
+        yield (
             "shuffle() before the reader changes the order of files only, and rows keep their places in a "
             "file: shuffle() after the reader mixes rows, and files, too"
         )
     several = next((s for s in chain.after if isinstance(s, FlatMap)), None)
     if chain.shuffle is not None and several is not None:
-        notes.append(
+        yield (
             f"{several} makes several rows of one after the shuffle, so that these stay together: to mix "
             "them, too, write them to files by write_parquet(folder), and shuffle what is read from there"
         )
     if ends_short(plan):
         short, size = f"up to {chain.num_shards} short batches", chain.batch_size
         what = f"leaves out {short}" if chain.drop_last else f"makes {short}"
-        each = f"of up to {size - 1:,} row{'s' * (size > 2)} each"
-        notes.append(
-            f"{chain.batch} {what} in an epoch, {each}: one for each shard, since how many rows a shard has "
-            "is known only at its end. Fewer shards, by sharding_filter(num_shards), have fewer of them, and "
-            "with repeat() before batch() there are none between epochs"
+        yield (
+            f"{chain.batch} {what} in an epoch, of up to {size - 1:,} row{'s' * (size > 2)} each: one for "
+            "each shard, since how many rows a shard has is known only at its end. Fewer shards, by "
+            "sharding_filter(num_shards), have fewer of them, and with repeat() before batch() there are "
+            "none between epochs"
         )
-    return notes

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from trainpipes._internal.checks import column_names, whole_number
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import amount, cut, shown
-from trainpipes.columns.arrays import has_text, is_number, is_utf8, replaced, to_numpy
+from trainpipes.columns.arrays import has_text, is_number, replaced, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.look.inspect_findings import findings_of
@@ -89,14 +89,15 @@ def inspect_files(
     chunks = _chunks(tables)
     columns = _columns(found, chunks)
     need_columns([one.name for one in columns], asked, "inspect_files(column)")
-    if asked:
-        having = [table for table in tables if set(asked) <= set(table.column_names)]
-        lengths = [_lengths(_chunks(having), asked, engine, max_length)] if having else []
-    else:
-        lengths = [
-            _lengths(chunks, [name], engine, max_length)
-            for name in _measured_columns(chunks, max_length)
-        ]
+    together = [asked] if asked else [[name] for name in _measured_columns(chunks, max_length)]
+    having = [table for table in tables if set(asked) <= set(table.column_names)]
+    measured = _chunks(having) if asked else chunks
+    lengths = [_lengths(measured, names, engine, max_length) for names in together if having]
+    groups = None
+    if found.reader == "read_parquet" and len(found.lengths):
+        sizes = np.quantile(found.lengths, (0, 0.5, 1)).astype(int).tolist()
+        names = ("count", "least", "median", "most")
+        groups = dict(zip(names, [len(found.lengths), *sizes], strict=True))
     return Inspection(
         reader=found.reader,
         files=found.count - len(found.unreadable),
@@ -104,7 +105,7 @@ def inspect_files(
         rows=total,
         rows_counted=found.scale == 1,
         memory_bytes=round(sum(table.nbytes for table in tables) / max(1, sampled) * total),
-        row_groups=_row_groups(found),
+        row_groups=groups,
         columns=columns,
         sampled_rows=sampled,
         shown=_shown(tables, np.linspace(0, sampled - 1, min(rows, sampled)).astype(int).tolist()),
@@ -112,14 +113,6 @@ def inspect_files(
         findings=findings_of(found, tables, chunks, total, columns, lengths, asked, max_length),
         unreadable=found.unreadable,
     )
-
-
-def _row_groups(found: Found) -> dict[str, int] | None:
-    rows = found.lengths
-    if found.reader != "read_parquet" or not len(rows):
-        return None
-    least, median, most = int(rows.min()), int(np.median(rows)), int(rows.max())
-    return {"count": len(rows), "least": least, "median": median, "most": most}
 
 
 def _chunks(tables: Iterable[pa.Table]) -> dict[str, list[pa.Array]]:
@@ -151,21 +144,9 @@ def _columns(found: Found, chunks: Columns) -> list[Column]:
     return columns
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
-
-
 def _is_list(kind: pa.DataType) -> bool:
     types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def _counts(array: pa.Array) -> IntArray:
-    """Bytes of each text, or items of each list, 0 for null, int64 ``[rows]``."""
-    sizes = pc.binary_length(array) if _is_text(array.type) else pc.list_value_length(array)
-    found = np.zeros(len(array), dtype=np.int64)
-    found[to_numpy(array.is_valid())] = to_numpy(sizes.drop_null())
-    return found
 
 
 def _shown(tables: Sequence[pa.Table], rows: Sequence[int]) -> list[dict[str, str]]:
@@ -195,10 +176,9 @@ def _measured_columns(chunks: Columns, max_length: int | None) -> list[str]:
     """The columns with most bytes whose lengths differ."""
     total: dict[str, int] = {}
     for name in chunks.keys() - NAMES:
-        measured = _measured(chunks[name], None)
-        if measured is None or not measured[0].any():
+        lengths, _ = _measured(chunks[name], None) or (np.empty(0), "")
+        if not lengths.any():
             continue
-        lengths = measured[0]
         too_long = max_length is not None and lengths.max() > max_length
         if len(lengths) == 1 or lengths.min() < lengths.max() or too_long:
             total[name] = int(lengths.sum())
@@ -209,7 +189,7 @@ def _measured_columns(chunks: Columns, max_length: int | None) -> list[str]:
 def _lengths(
     chunks: Columns, names: list[str], engine: Engine | None, max_length: int | None
 ) -> Lengths:
-    found = []
+    lengths, units = np.zeros(1, dtype=np.int64), []
     for name in names:
         measured = _measured(chunks[name], engine)
         if measured is None:
@@ -217,9 +197,9 @@ def _lengths(
                 f"inspect_files(column) must be a column of text, bytes or lists of numbers, got {name!r} of "
                 f"{chunks[name][0].type}; choose another"
             )
-        found.append(measured)
-    lengths = np.sum([own for own, _ in found], axis=0)
-    unit = max((unit for _, unit in found), key=UNITS.index)
+        lengths = lengths + measured[0]
+        units.append(measured[1])
+    unit = max(units, key=UNITS.index)
     if engine is not None and unit == "tokens":
         lengths += sum(map(len, engine.affixes()))
     percentiles = np.percentile(lengths, (50, 90, 95, 99), method="higher").tolist()
@@ -243,9 +223,10 @@ def _measured(chunks: Iterable[pa.Array], engine: Engine | None) -> tuple[IntArr
             unit = "bytes" if engine is None else "tokens"
             for texts, rows in _texts(chunk, np.arange(len(chunk))):
                 own += np.bincount(rows, _sizes(texts, engine), len(chunk)).astype(np.int64)
-        elif _is_text(kind) or (_is_list(kind) and is_number(kind.value_type)):
-            own = _counts(chunk)
-            unit = "bytes" if _is_text(kind) else unit
+        elif _is_list(kind) and is_number(kind.value_type):
+            own += to_numpy(pc.list_value_length(chunk).fill_null(0))
+        elif kind in (pa.binary(), pa.large_binary()):
+            own, unit = own + to_numpy(pc.binary_length(chunk).fill_null(0)), "bytes"
         elif not pa.types.is_null(kind):
             return None
         found.append(own)
@@ -271,6 +252,5 @@ def _texts(array: pa.Array, rows: IntArray) -> Iterator[tuple[pa.Array, IntArray
 
 def _sizes(texts: pa.Array, engine: Engine | None) -> IntArray:
     if engine is None:
-        return _counts(texts)
-    texts = texts if is_utf8(texts) else replaced(texts)
-    return engine.encode(texts.cast(pa.large_string())).lengths
+        return to_numpy(pc.binary_length(texts))
+    return engine.encode(replaced(texts).cast(pa.large_string())).lengths

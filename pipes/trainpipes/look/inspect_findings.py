@@ -81,7 +81,6 @@ def _of_blocks(found: Found, rows: int) -> Iterator[Finding]:
     lengths, sizes = found.lengths[filled], found.block_bytes[filled]
     if not len(lengths) or found.reader in BY_ROW:
         return
-    cure = _repack(found, f"--row-group-size {GOOD_ROWS}")
     if found.reader != "read_parquet":
         if sizes.max() > LARGE_BYTES:
             text = (
@@ -90,8 +89,8 @@ def _of_blocks(found: Found, rows: int) -> Iterator[Finding]:
             )
             yield Finding("large_blocks", text, _repack(found, ""))
         return
-    shards = min(NUM_SHARDS, rows // BUFFER_ROWS)
-    if lengths.max() > LARGE_ROWS or len(lengths) < shards:
+    cure = _repack(found, f"--row-group-size {GOOD_ROWS}")
+    if lengths.max() > LARGE_ROWS or len(lengths) < min(NUM_SHARDS, rows // BUFFER_ROWS):
         text = (
             f"{len(lengths):,} row groups for {NUM_SHARDS} shards, of up to {lengths.max():,} rows "
             f"({amount(sizes.max())}): .shuffle({BUFFER_ROWS}) mixes within {BUFFER_ROWS:,} consecutive rows "
@@ -108,74 +107,65 @@ def _of_blocks(found: Found, rows: int) -> Iterator[Finding]:
 
 
 def _of_values(chunks: Chunks, columns: Sequence[Column]) -> Iterator[Finding]:
-    nulls = {one.name: one.nulls for one in columns if one.nulls}
-    if nulls:
-        some = next((name for name, share in nulls.items() if share < 1), None)
-        cure = f".filter(pc.field({some!r}).is_valid()), or " if some is not None else ""
-        text = f"nulls in {_named(nulls)}"
-        yield Finding("nulls", text, f"{cure}leave the column out by columns=[...]")
+    if nulls := {one.name: one.nulls for one in columns if one.nulls}:
+        some = [name for name, share in nulls.items() if share < 1][:1]
+        ways = [f".filter(pc.field({name!r}).is_valid())" for name in some]
+        cure = " or ".join([*ways, "leave the column out by columns=[...]"])
+        yield Finding("nulls", f"nulls in {_named(nulls)}", cure)
     empty = {}
     for name, own in chunks.items():
         texts = [one.drop_null() for one in own if one.type in (pa.string(), pa.large_string())]
         if count := sum(int((to_numpy(pc.binary_length(one)) == 0).sum()) for one in texts):
             empty[name] = count / sum(map(len, own))
     if empty:
-        text = f"empty texts in {_named(empty)}"
-        yield Finding("empty_texts", text, f'.filter(pc.field({next(iter(empty))!r}) != "")')
+        cure = f'.filter(pc.field({next(iter(empty))!r}) != "")'
+        yield Finding("empty_texts", f"empty texts in {_named(empty)}", cure)
 
 
 def _of_lengths(lengths: Sequence[Lengths], max_length: int | None) -> Iterator[Finding]:
     for one in lengths:
-        if not one.too_long:
-            continue
-        names = " + ".join(_quoted(name) for name in one.columns)
-        text = (
-            f"{percent(one.too_long)} of rows have more than {max_length:,} {one.unit} in {names}, up to "
-            f"{one.most:,}"
-        )
-        cure = f".tokenize(..., max_length={max_length}), which cuts them"
-        if one.unit == "items":
-            cure = f"a larger max_length than {max_length}, or shorter rows"
-        yield Finding("too_long", text, cure)
+        if one.too_long:
+            text = (
+                f"{percent(one.too_long)} of rows have more than {max_length:,} {one.unit} in "
+                f"{_joined(one.columns)}, up to {one.most:,}"
+            )
+            cure = f".tokenize(..., max_length={max_length}), which cuts them"
+            if one.unit == "items":
+                cure = f"a larger max_length than {max_length}, or shorter rows"
+            yield Finding("too_long", text, cure)
 
 
 def _of_order(found: Found, chunks: Chunks, rows: int) -> Iterator[Finding]:
     """Columns that files are sorted by."""
-    if rows <= BUFFER_ROWS:  # a shuffle mixes all of them
-        return
     seen = set()
-    for name, own in chunks.items():
+    for name, own in chunks.items() if rows > BUFFER_ROWS else ():  # of fewer, a shuffle mixes all
         alike, usual = _alike(own)
         # A class and its number are one label.
         if usual == 1 or (alike - usual) / (1 - usual) < CLUSTERED or (alike, usual) in seen:
             continue
         seen.add((alike, usual))
         text = (
-            f"rows with the same {_quoted(name)} stand together ({percent(alike)} of neighbors are alike, "
+            f"rows with the same {_joined([name])} stand together ({percent(alike)} of neighbors are alike, "
             f"{percent(usual)} of any two rows), and .shuffle({BUFFER_ROWS}) mixes rows that are near each "
             "other"
         )
         cure = _repack(found, f"--shuffle --row-group-size {GOOD_ROWS}")
-        yield Finding(
-            "clustered", text, '.shuffle(scope="global")' if found.reader in BY_ROW else cure
-        )
+        cure = '.shuffle(scope="global")' if found.reader in BY_ROW else cure
+        yield Finding("clustered", text, cure)
 
 
 def _alike(chunks: Sequence[pa.Array]) -> tuple[float, float]:
     """The chance that near rows have the same value, and any two; (0, 0) for no labels."""
     kinds, types = {chunk.type for chunk in chunks}, pa.types
-    if len(kinds) != 1 or not any(
-        is_label(*kinds)
-        for is_label in (types.is_string, types.is_large_string, types.is_integer, types.is_boolean)
-    ):
-        return 0.0, 0.0
-    joined = pa.concat_arrays(chunks).dictionary_encode(null_encoding="encode")
-    codes, distinct = to_numpy(joined.indices), len(joined.dictionary)
-    if len(codes) < LEAST_ROWS or not 1 < distinct <= min(MOST_LABELS, len(codes) / LABEL_ROWS):
-        return 0.0, 0.0
-    shares = np.bincount(codes) / len(codes)
-    apart = min(APART, len(codes) // 16)
-    return float((codes[apart:] == codes[:-apart]).mean()), float((shares**2).sum())
+    labels = (types.is_string, types.is_large_string, types.is_integer, types.is_boolean)
+    if len(kinds) == 1 and any(is_label(*kinds) for is_label in labels):
+        joined = pa.concat_arrays(chunks).dictionary_encode(null_encoding="encode")
+        codes, distinct = to_numpy(joined.indices), len(joined.dictionary)
+        most = min(MOST_LABELS, len(codes) / LABEL_ROWS)
+        if len(codes) >= LEAST_ROWS and 1 < distinct <= most:
+            shares, apart = np.bincount(codes) / len(codes), min(APART, len(codes) // 16)
+            return float((codes[apart:] == codes[:-apart]).mean()), float((shares**2).sum())
+    return 0.0, 0.0
 
 
 def _of_equal_rows(
@@ -183,23 +173,20 @@ def _of_equal_rows(
 ) -> Iterator[Finding]:
     hashes = [np.empty(0, dtype=np.uint64)]
     for table in tables:
-        names = [name for name in table.column_names if name in (asked or {name} - {*NAMES})]
-        if names:
+        if names := [name for name in table.column_names if name in (asked or {name} - {*NAMES})]:
             own = table.select(names)
             null = np.logical_and.reduce([to_numpy(column.is_null()) for column in own.columns])
             hashes.append(row_hashes(own)[~null])
     every = np.concatenate(hashes)
-    equal = len(every) - len(np.unique(every))
-    if not equal:
-        return
-    same = f" in {' + '.join(map(_quoted, asked))}" if asked else ""
-    text = (
-        f"{equal:,} of {len(every):,} rows that were looked at are equal to another one{same} "
-        f"({percent(equal / len(every))})"
-    )
-    by = f"-by {shlex.quote(','.join(asked))}" if asked else ""
-    cure = _repack(found, f"--drop-duplicates{by}")
-    yield Finding("duplicates", text, "remove copies" if found.reader in BY_ROW else cure)
+    if equal := len(every) - len(np.unique(every)):
+        same = f" in {_joined(asked)}" if asked else ""
+        text = (
+            f"{equal:,} of {len(every):,} rows that were looked at are equal to another one{same} "
+            f"({percent(equal / len(every))})"
+        )
+        by = f"-by {shlex.quote(','.join(asked))}" if asked else ""
+        cure = _repack(found, f"--drop-duplicates{by}")
+        yield Finding("duplicates", text, "remove copies" if found.reader in BY_ROW else cure)
 
 
 def _repack(found: Found, options: str) -> str:
@@ -210,9 +197,9 @@ def _repack(found: Found, options: str) -> str:
 
 def _named(shares: dict[str, float]) -> str:
     largest = sorted(shares, key=lambda name: -shares[name])
-    said = ", ".join(f"{_quoted(name)} ({percent(shares[name])})" for name in largest[:NAMED])
+    said = ", ".join(f"{_joined([name])} ({percent(shares[name])})" for name in largest[:NAMED])
     return said + (f" and {len(largest) - NAMED:,} more columns" if largest[NAMED:] else "")
 
 
-def _quoted(name: str) -> str:
-    return repr(cut(name, 60))
+def _joined(names: Sequence[str]) -> str:
+    return " + ".join(repr(cut(name, 60)) for name in names)

@@ -118,11 +118,10 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
             f"others, such as {cut(files.names[0])}; rename them"
         )
     reader = max(known, key=lambda one: sizes[readers == one].sum())
-    others = [
-        hidden(files.names[n])
-        for n in np.flatnonzero((readers != reader) & (readers != "")).tolist()
-        if reader != "read_arrow" or not files.names[n].endswith(ABOUT)
+    beside = [
+        files.names[n] for n in np.flatnonzero((readers != reader) & (readers != "")).tolist()
     ]
+    others = [hidden(one) for one in beside if reader != "read_arrow" or not one.endswith(ABOUT)]
     files = files.pick(np.flatnonzero(readers == reader).astype(np.int64))
     if reader == "read_arrow":
         files = saved_files(files, "inspect_files()")
@@ -134,10 +133,6 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
 
 def _open(found: Found, files: FileList) -> None:
     wanted = _wanted_files(found, files)
-    if found.reader == "read_images":
-        empty = np.flatnonzero(files.sizes == 0).tolist()
-        found.unreadable.update((hidden(files.names[n]), "empty: 0 bytes") for n in empty)
-        wanted = np.flatnonzero(files.sizes != 0).tolist()
 
     def look(*numbers: int) -> list[tuple[str, RowSource]]:
         some = files.pick(np.array(numbers, dtype=np.int64))
@@ -159,15 +154,18 @@ def _open(found: Found, files: FileList) -> None:
             wanted=wanted, job="looking at files",
         )  # fmt: skip
         found.sources = [one for several in one_by_one.values() for one in several]
-        if len(wanted) < len(files):
+        if found.reader in SCANNED and len(wanted) < len(files):
             read = sum(int(files.sizes[n]) for n, several in one_by_one.items() if several)
             found.scale = found.bytes / max(1, read)
 
 
 def _wanted_files(found: Found, files: FileList) -> list[int]:
-    most = SCANNED_BYTES
-    if found.remote or any(name.lower().endswith((*COMPRESSED, ".tgz")) for name in files.names):
-        most //= 4
+    if found.reader == "read_images":
+        empty = np.flatnonzero(files.sizes == 0).tolist()
+        found.unreadable.update((hidden(files.names[n]), "empty: 0 bytes") for n in empty)
+        return np.flatnonzero(files.sizes != 0).tolist()
+    packed = any(name.lower().endswith((*COMPRESSED, ".tgz")) for name in files.names)
+    most = SCANNED_BYTES // 4 if found.remote or packed else SCANNED_BYTES
     if found.reader not in SCANNED or found.bytes <= most:
         return list(range(len(files)))
     spread = np.arange(0, len(files), -(-len(files) // SCANNED_FILES))
@@ -178,17 +176,18 @@ def _wanted_files(found: Found, files: FileList) -> list[int]:
 
 def _opened(reader: str, files: FileList) -> RowSource:
     read: Any = getattr(Pipeline([ListFiles.of(files, files.names)]), reader)
-    options: dict[str, Any] = {} if reader == "read_images" else {"index": False}
-    if reader == "read_webdataset":
-        options["missing"] = "null"
+    options: dict[str, Any] = {"missing": "null"} if reader == "read_webdataset" else {}
+    if reader != "read_images":
+        return _source(read(index=False, **options))
     try:
-        *below, stage = read(**options).stages
-        source: RowSource = stage.open_files(below)
-    except ConfigError:
-        if reader != "read_images":
-            raise
-        *below, stage = read(labels=None).stages  # they are not in folders of classes
-        source = stage.open_files(below)
+        return _source(read())
+    except ConfigError:  # they are not in folders of classes
+        return _source(read(labels=None))
+
+
+def _source(pipeline: Pipeline) -> RowSource:
+    stages: list[Any] = list(pipeline.stages)
+    source: RowSource = stages[-1].open_files(stages[:-1])
     return source
 
 

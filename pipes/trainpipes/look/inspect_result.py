@@ -113,61 +113,43 @@ class Inspection:
         return dataclasses.asdict(self)
 
     def __repr__(self) -> str:
-        width = terminal_width()
-        found = []
-        for rows in (self._summary(), self._columns(), self._shown(), self._lengths()):
-            if rows:
-                found += [table([list(map(escaped, row)) for row in rows], width), ""]
+        width, found = terminal_width(), []
+        for rows in self._tables():
+            found += [table([list(map(escaped, row)) for row in rows], width), ""]
         for line in map(escaped, self._lines()):
             copied = line.startswith(("  ->", "cannot be read"))  # a command or a path
             found += [line] if copied else folded(line, width)
         return "\n".join(found)
 
-    def _summary(self) -> Rows:
+    def _tables(self) -> Iterator[Rows]:
         about = "" if self.rows_counted else "about "
-        lines = [
+        summary = [
             ["files", f"{self.files:,} of {amount(self.bytes)}, for {self.reader}()"],
             ["rows", f"{about}{self.rows:,}, about {amount(self.memory_bytes)} in memory"],
         ]
         if self.row_groups:
             count, *sizes = (f"{value:,}" for value in self.row_groups.values())
-            lines.append(
-                ["row groups", f"{count} of {' / '.join(sizes)} rows (least / median / most)"]
-            )
+            said = f"{count} of {' / '.join(sizes)} rows (least / median / most)"
+            summary.append(["row groups", said])
         if self.sampled_rows != self.rows:
-            lines.append(["looked at", f"a sample of {self.sampled_rows:,} rows"])
-        return lines
+            summary.append(["looked at", f"a sample of {self.sampled_rows:,} rows"])
+        yield summary
+        if self.columns:
+            rows = [[one.name, one.type, percent(one.nulls)] for one in self.columns]
+            yield _cut([["column", "type", "nulls"], *rows])
+        if names := dict.fromkeys(name for row in self.shown for name in row):
+            head = ["", *(f"row {n + 1}" for n in range(len(self.shown)))]
+            rows = [[name, *(row.get(name, "") for row in self.shown)] for name in names]
+            yield _cut([head, *rows])
+        if self.lengths:
+            head = ["length of", "in", "mean", "50 / 90 / 95 / 99 %", "longest"]
+            yield [head, *map(self._length, self.lengths)]
 
-    def _columns(self) -> Rows:
-        rows = [
-            [one.name, one.type, "?" if one.nulls is None else percent(one.nulls)]
-            for one in self.columns
-        ]
-        return _cut([["column", "type", "nulls"], *rows]) if rows else []
-
-    def _shown(self) -> Rows:
-        names = dict.fromkeys(name for row in self.shown for name in row)
-        head = ["", *(f"row {n + 1}" for n in range(len(self.shown)))]
-        rows = [[name, *(row.get(name, "") for row in self.shown)] for name in names]
-        return _cut([head, *rows]) if rows else []
-
-    def _lengths(self) -> Rows:
-        chats = {one.name for one in self.columns if "list<" in one.type and "content:" in one.type}
-        rows = [
-            [
-                " + ".join(
-                    f"{c} (texts, without the template)" if c in chats else c for c in one.columns
-                ),
-                one.unit,
-                f"{one.mean:,.1f}",
-                " / ".join(f"{value:,}" for value in one.percentiles.values()),
-                f"{one.most:,}",
-            ]
-            for one in self.lengths
-        ]
-        return (
-            [["length of", "in", "mean", "50 / 90 / 95 / 99 %", "longest"], *rows] if rows else []
-        )
+    def _length(self, one: Lengths) -> list[str]:
+        chats = {c.name for c in self.columns if "list<" in c.type and "content:" in c.type}
+        names = [f"{c} (texts, without the template)" if c in chats else c for c in one.columns]
+        percentiles = " / ".join(f"{value:,}" for value in one.percentiles.values())
+        return [" + ".join(names), one.unit, f"{one.mean:,.1f}", percentiles, f"{one.most:,}"]
 
     def _lines(self) -> Iterator[str]:
         for path, reason in list(self.unreadable.items())[:MOST_UNREADABLE]:
@@ -179,12 +161,14 @@ class Inspection:
             yield f"  -> {one.cure}"
 
 
-def percent(share: float) -> str:
+def percent(share: float | None) -> str:
     """A share as text: never 0 % for what is there, nor 100 % for what is not all.
 
     >>> percent(0.00001), percent(0.123), percent(0.99999), percent(1.0)
     ('under 0.1 %', '12.3 %', 'over 99.9 %', '100 %')
     """
+    if share is None:
+        return "?"
     if 0 < share < 0.001:
         return "under 0.1 %"
     if 0.999 < share < 1:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -112,32 +112,27 @@ def expected_items(plan: Plan, made: Mapping[Stage, float] | None = None) -> flo
             if share is None:
                 return None
             count, exact = count * share, False
-        elif role == "batch" and (exact or not ends_short(plan)):
+        elif role == "batch" and ends_short(plan) and not exact:
+            count = _batches(plan, count, several)
+        elif role == "batch":
             dropping = bool(options.get("drop_last"))
             count = count_batches(round(count), options["batch_size"], dropping)
-        elif role == "batch":
-            count = _batches(plan, count, several)
         several = several or role == "pack"
         kept = count if exact else kept
     return count
 
 
 def _batches(plan: Plan, rows: float, several: bool) -> float:
-    """Batches where each shard ends with its own, by how likely each has rows."""
-    chain, size = plan.chain, plan.chain.batch_size
-    mean = rows / chain.num_shards
-    if mean > 100 * size:
-        return rows / size + chain.num_shards * (-0.5 if chain.drop_last else 0.5)
+    """Batches where each shard ends with its own, by how many rows shards are likely to have."""
+    chain, mean = plan.chain, rows / plan.chain.num_shards
     share = rows / max(1, plan.inputs.epoch_rows or 0)
     # Shards that read the same span share its rows evenly.
     sharers = chain.num_shards // plan.layouts.usual.num_spans
     spread = math.sqrt(mean / sharers * (1 if several else max(0.0, 1 - share)))
-    first = size if chain.drop_last else 1  # rows that make the first batch
-    edges = (np.arange(first, mean + 5 * spread + 1, size) - 0.5).tolist()
-    if not spread:
-        return chain.num_shards * float(sum(edge <= mean for edge in edges))
-    of_shard = NormalDist(mean, spread)
-    return chain.num_shards * sum(1 - of_shard.cdf(edge) for edge in edges)
+    of_shards = np.random.default_rng(0).normal(mean, spread, 10_000).round().clip(0)
+    whole, rest = np.divmod(of_shards, chain.batch_size)
+    batches = whole if chain.drop_last else whole + (rest > 0)
+    return chain.num_shards * float(batches.mean())
 
 
 def _is_measured(stage: Stage) -> bool:
@@ -159,25 +154,21 @@ def _measured(plan: Plan) -> dict[Stage, float]:
     if any(stage.role == "batch" for stage in stages[:place]):
         most = max(MINIMUM_BATCHES, SAMPLE_ROWS // plan.chain.batch_size)
     chain: list[Stage] = []
-    counts: dict[Stage, tuple[_Count, _Count]] = {}
+    counts: Counter[tuple[Stage, str]] = Counter()
     for number, stage in enumerate(stages):
         if stage.role in ("take", "skip") and number > place:
             continue
+        tallies = [_Tally((stage, way), counts) for way in ("in", "out") if number in measured]
         chain += [Take(most)] if number == place else []
-        fresh = stage.fresh()
-        if number not in measured:
-            chain.append(fresh)
-            continue
-        into, out = counts[stage] = _Count(), _Count()
-        chain += [_Tally(into), fresh, _Tally(out)]
+        chain += [*tallies[:1], stage.fresh(), *tallies[1:]]
     chain += [Take(most)] if place == len(stages) else []
     sample = Plan.of([*chain, Numbered()], plan.inputs.source, plan.inputs.schemas, quiet=True)
     next(walk(sample), None)  # finds the types that functions make, by rows that pass here, too
-    for into, out in counts.values():
-        into.items = out.items = 0
+    counts.clear()
     for _ in walk(sample):
         pass
-    return {stage: out.items / max(1, into.items) for stage, (into, out) in counts.items()}
+    own = (stages[number] for number in measured)
+    return {stage: counts[stage, "out"] / max(1, counts[stage, "in"]) for stage in own}
 
 
 def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
@@ -193,17 +184,14 @@ def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
         items.close()
 
 
-class _Count:
-    items = 0
-
-
 class _Tally(RunStage):
     keeps_rows = False
 
-    count: _Count
+    key: tuple[Stage, str]
+    counts: Counter[tuple[Stage, str]]
 
     def process(self, run: Run) -> Run:
-        self.count.items += len(run)
+        self.counts[self.key] += len(run)
         return run
 
 

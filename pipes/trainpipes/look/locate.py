@@ -140,6 +140,7 @@ def locate(
         world_size: ranks of the run; those of this process's if left out.
 
     Raises:
+        ConfigError: an option is invalid, or ``after`` goes back too far.
         StateError: the state does not fit, or there is no such batch.
 
     >>> import trainpipes as tp
@@ -155,61 +156,32 @@ def locate(
     """
     require(isinstance(run, Loader | Pipeline), "locate(run)", "a pipeline or a Loader", run)
     iteration = run._iteration
-    topology = _topology(iteration, rank, world_size)
+    plan, topology = iteration.plan, _topology(iteration, rank, world_size)
     if isinstance(at, Mapping):
         rule = "None where a state is given"
         require(epoch is None, "locate(epoch)", rule, epoch, "leave it out")
         whole_number(after, None, "locate(after)", "batches after the state")
-        position, passed = iteration.parse(at), after
+        start, passed = iteration.parse(at), after
     else:
         whole_number(at, 0, "locate(at)", "a batch's number in its epoch, or a state")
         way = "give a state, or leave after out"
         require(not after, "locate(after)", "0 where no state is given", after, way)
-        position, passed = _start(iteration, epoch), at
-    return _found(iteration, topology, position, passed)
-
-
-def _topology(iteration: IterationState, rank: int | None, world_size: int | None) -> Topology:
-    own, world = iteration.ranks()
-    if world_size is not None:
-        whole_number(world_size, 1, "locate(world_size)", "ranks of the run")
-        world = world_size
-    if rank is None:
-        rank = own
-    whole_number(rank, 0, "locate(rank)", "a rank of the run")
-    way = "give world_size, too" if world_size is None else "ranks count from 0"
-    require(rank < world, "locate(rank)", f"a rank of {world}", rank, way)
-    topology, chain = Topology(rank, world), iteration.plan.chain
-    topology.check(chain.num_shards, chain.shard is not None, chain.opener.one_consumer)
-    return topology
-
-
-def _start(iteration: IterationState, epoch: int | None) -> Position:
-    if epoch is None:
-        return iteration.start_of_epoch_at_hand()
-    whole_number(epoch, 0, "locate(epoch)", "a pass over the data")
-    return iteration.start_of(epoch)
-
-
-def _found(
-    iteration: IterationState, topology: Topology, start: Position, passed: int
-) -> LocatedBatch:
-    plan, world = iteration.plan, topology.world_size
-    position, walked = start, passed
-    if plan.counted:  # the step that holds it
-        position, walked = replace(start, m=start.m + passed * world), 0
-        if position.m < 0:
-            raise StateError(
-                f"locate(after) must not go back beyond the start of epoch {start.epoch} (m = {start.m} "
-                f"batches ago), got {passed}; give the number of the batch, and epoch="
+        start, passed = iteration.start_of_epoch_at_hand(), at
+        if epoch is not None:
+            start = iteration.start_of(
+                whole_number(epoch, 0, "locate(epoch)", "a pass over the data")
             )
-    elif passed < 0:
-        raise StateError(
-            "locate(after) must be 0 or more where batches are not counted (as with a filter, or pack()), "
-            f"got {passed}; give an earlier state, or the batch's number in its epoch"
-        )
+    way = f"the state is {start.m} batches from the start of epoch {start.epoch}"
+    position = start
+    if plan.counted:  # the step that holds it
+        position = replace(start, m=start.m + passed * topology.world_size)
+        require(position.m >= 0, "locate(after)", "within the epoch", passed, way)
     else:
+        rule = "0 or more where batches are not counted (as with a filter, or pack())"
+        way = "give an earlier state, or the batch's number in its epoch"
+        require(passed >= 0, "locate(after)", rule, passed, way)
         position.require(topology.shards(start.m, start.num_shards))
+    walked = 0 if plan.counted else passed
     items = WorkerIterator(plan, topology, position, position.m, RunOptions(with_rows=True))
     try:
         for _ in counted(range(walked), "making the batches before it", walked, "batches"):
@@ -221,7 +193,19 @@ def _found(
         items.close()
     assert items.rows is not None and items.m is not None  # noqa: PT018
     places = Provenance(items.rows, plan.inputs)
-    return LocatedBatch(batch, places, start.epoch, items.m, topology.rank, world)
+    return LocatedBatch(batch, places, start.epoch, items.m, topology.rank, topology.world_size)
+
+
+def _topology(iteration: IterationState, rank: int | None, world_size: int | None) -> Topology:
+    own, world = iteration.ranks()
+    if world_size is not None:
+        world = whole_number(world_size, 1, "locate(world_size)", "ranks of the run")
+    rank = whole_number(own if rank is None else rank, 0, "locate(rank)", "a rank of the run")
+    way = "give world_size, too" if world_size is None else "ranks count from 0"
+    require(rank < world, "locate(rank)", f"a rank of {world}", rank, way)
+    topology, chain = Topology(rank, world), iteration.plan.chain
+    topology.check(chain.num_shards, chain.shard is not None, chain.opener.one_consumer)
+    return topology
 
 
 def _beyond(passed: int, topology: Topology, start: Position) -> StateError:

@@ -1,4 +1,4 @@
-"""What a run trained on, as plain JSON types without secrets: ``explain().to_dict()``."""
+"""A pipeline as plain JSON types without secrets, and as Mermaid text, https://mermaid.js.org."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
+from textwrap import wrap
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from trainpipes._internal.secrets import LEFT_OUT, hidden, is_secret
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import StateError
-from trainpipes.kinds.options import identify
+from trainpipes.kinds.options import identify, show
+from trainpipes.kinds.stage import Stage
 from trainpipes.look.lengths import exact_length, rows_of
 from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import FORMAT
@@ -29,55 +31,54 @@ PACKAGES = (
     "gigatoken", "datasets", "pillow", "torchvision", "s3fs", "gcsfs", "adlfs", "huggingface_hub",
 )  # fmt: skip
 
+#: Characters of a line in a box, and lines.
+MOST_WIDE, MOST_LINES = 44, 4
+#: What Mermaid would take for its own, in a text.
+ESCAPED = {ord(c): f"#{ord(c)};" for c in '#"<>&`\\'}
+
 
 def record(
     pipeline: Pipeline, iteration: IterationState, loader: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    plan = iteration.plan
-    rank, world_size = iteration.ranks()
-    chain = plan.chain
-    identity = json.loads(plan.identity)
+    plan, (rank, world_size) = iteration.plan, iteration.ranks()
+    chain, identity = plan.chain, json.loads(plan.identity)
     known = without_secrets(identity)
     is_even = chain.num_shards % world_size == 0
-    found: dict[str, Any] = {
-        "fingerprint": _content_hash(identity),
+    data = {
+        "fingerprint": _fingerprint(identity["data"]),
+        "files": _files(known["data"]),
+        "rows": _rows(plan.inputs),
+        "known_by": known["data"],
+    }
+    return {
+        "fingerprint": _fingerprint(identity),
         "pipeline": repr(pipeline),
         "stages": known["stages"],
-        "data": {
-            "fingerprint": _content_hash(identity["data"]),
-            "files": _files(known["data"]),
-            "rows": _rows(plan.inputs),
-            "known_by": known["data"],
-        },
+        "data": data,
         "epoch_rows": plan.inputs.epoch_rows,
         "epoch_batches": exact_length(plan, 0, world_size) if is_even else None,
         "num_shards": chain.num_shards,
         "batch_size": None if chain.batch is None else chain.batch.batch_size,
         "world_size": world_size,
+        **({} if loader is None else {"loader": without_secrets(dict(loader))}),
+        "position": _position(iteration, rank),
+        "versions": _versions(),
     }
-    if loader is not None:
-        found["loader"] = without_secrets(dict(loader))
-    found["position"] = _position(iteration, rank)
-    found["versions"] = _versions()
-    return found
 
 
 def _files(data: Any) -> int | None:
-    if isinstance(data, Mapping):
-        if isinstance(data.get("files"), int):
-            return int(data["files"])
-        data = list(data.values())
-    counts = [_files(one) for one in data] if isinstance(data, list) else []
-    known = [count for count in counts if count is not None]
+    if isinstance(data, Mapping) and isinstance(data.get("files"), int):
+        return int(data["files"])
+    inner = data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ()
+    known = [count for one in inner if (count := _files(one)) is not None]
     return sum(known) if known else None
 
 
 def _rows(inputs: Inputs) -> int | None:
-    if inputs.mixed:
-        parts = [_rows(part) for part in inputs.mixed.values()]
-        known = [rows for rows in parts if rows is not None]
-        return sum(known) if len(known) == len(parts) else None
-    return rows_of(inputs.source)
+    if not inputs.mixed:
+        return rows_of(inputs.source)
+    parts = [_rows(part) for part in inputs.mixed.values()]
+    return None if None in parts else sum(rows for rows in parts if rows is not None)
 
 
 def _position(iteration: IterationState, rank: int) -> dict[str, Any] | None:
@@ -120,21 +121,67 @@ def without_secrets(value: Any, name: str = "") -> Any:
     return hidden(str(value if isinstance(value, float | str) else identify(value)))
 
 
-def _content_hash(value: Any) -> str:
+def _fingerprint(value: Any) -> str:
     """A digest that is equal for what a state takes for equal."""
-    return _digest(json.dumps(_canonical(value), sort_keys=True, separators=(",", ":")))
-
-
-def _digest(text: str) -> str:
+    text = json.dumps(_given(value), sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
-def _canonical(value: Any) -> Any:
+def _given(value: Any) -> Any:
+    """A value without what is None, at the end of lists and in dicts."""
     if isinstance(value, dict):
-        return {key: _canonical(inner) for key, inner in value.items() if inner is not None}
+        return {key: _given(inner) for key, inner in value.items() if inner is not None}
     if not isinstance(value, list):
         return value
-    found = [_canonical(inner) for inner in value]
-    while found and found[-1] is None:
-        found.pop()
-    return found
+    last = max((n for n, one in enumerate(value, 1) if one is not None), default=0)
+    return [_given(inner) for inner in value[:last]]
+
+
+# A diagram
+
+
+def mermaid(pipeline: Pipeline) -> str:
+    nodes: list[str] = []
+    edges: list[str] = []
+    last = _draw(pipeline, nodes, edges)
+    edges.append(f'    {last} --> training(["training loop"])')
+    return "\n".join(["flowchart TB", *nodes, *edges])
+
+
+def written(stage: Stage) -> str:
+    """A stage with its options in one line; of the pipelines that it joins, how many."""
+    text = repr(stage)
+    if joined := _pipelines(stage):
+        options = {k: v for k, v in stage.options.items() if v is not None and not _joined(v)}
+        given = [f"{name}={show(value)}" for name, value in options.items()]
+        text = f"{stage.name}({', '.join([f'{len(joined)} pipelines', *given])})"
+    return _legible(text)
+
+
+def _pipelines(stage: Stage) -> list[tuple[str, Pipeline]]:
+    return [one for value in stage.options.values() for one in _joined(value)]
+
+
+def _joined(value: Any) -> list[tuple[str, Pipeline]]:
+    named = list(value.items()) if isinstance(value, Mapping) else []
+    if isinstance(value, tuple | list):
+        named = [("", one) for one in value]
+    return [(str(name), one) for name, one in named if isinstance(one, Pipeline)]
+
+
+def _legible(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _draw(pipeline: Pipeline, nodes: list[str], edges: list[str]) -> str:
+    last = ""
+    for stage in pipeline.stages:
+        ends = [("", last)] if last else []
+        ends += [(name, _draw(one, nodes, edges)) for name, one in _pipelines(stage)]
+        lines = wrap(written(stage), MOST_WIDE, max_lines=MOST_LINES, placeholder=" …")
+        last = f"stage{len(nodes) + 1}"
+        nodes.append(f'    {last}["{"<br/>".join(line.translate(ESCAPED) for line in lines)}"]')
+        for name, end in ends:
+            label = f'|"{_legible(name).translate(ESCAPED)}"|' if name else ""
+            edges.append(f"    {end} -->{label} {last}")
+    return last

@@ -7,9 +7,9 @@ import html
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from trainpipes._internal.checks import whole_number
 from trainpipes._internal.table import WIDTH, folded, in_color, table, terminal_width
 from trainpipes._internal.text import escaped
 from trainpipes.engine.iterating.iteration_state import IterationState
-from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import DataError
 from trainpipes.look.decoded import KnownIds, Piece, TokenGrid, known_ids, pieces_of, token_grids
 from trainpipes.look.values import NAME, Facts, as_mapping, facts_of, leaves, rows_of
@@ -53,8 +52,8 @@ ON_TERMINAL, IN_NOTEBOOK = "\x1b[32m\\g<0>\x1b[0m", r'<span style="color: green"
 
 
 @dataclass(frozen=True)
-class TokenCounts:
-    """How much of a column of token ids is in the loss, and how much is padding."""
+class TokenColumn:
+    """A column of token ids: how much of it is in the loss, how much is padding, and some rows in pieces."""
 
     name: str
     layout: str
@@ -62,15 +61,7 @@ class TokenCounts:
     tokens: int
     padding: int
     in_loss: int | None
-
-
-@dataclass(frozen=True)
-class RowText:
-    """One row of a column of token ids: its number in the item, the column, and its pieces in order."""
-
-    row: int
-    name: str
-    pieces: tuple[Piece, ...]
+    rows: tuple[tuple[Piece, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -82,8 +73,7 @@ class ItemView:
     rows: int | None
     values: tuple[Facts, ...] = ()
     more_values: bool = False
-    tokens: tuple[TokenCounts, ...] = ()
-    texts: tuple[RowText, ...] = ()
+    tokens: tuple[TokenColumn, ...] = ()
     items: tuple[ItemView, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -156,21 +146,17 @@ def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
 def show_next(iteration: IterationState, count: int, rows: int) -> Preview:
     whole_number(count, 1, "show(n)", "items to show", most=MOST)
     whole_number(rows, 1, "show(rows)", "rows of a batch to show", most=MOST)
-    found = preview(islice(iteration.coming(), count), iteration.plan, rows)
+    plan, known = iteration.plan, known_ids(iteration.plan)
+    is_batch = plan.chain.batch is not None or plan.chain.opener.makes_batches
+    title = "batch {:,}" if is_batch else "row {:,}"
+    items = enumerate(islice(iteration.coming(), count))
+    found = Preview([_view(item, known, title.format(k), is_batch, rows) for k, item in items])
     if not len(found):
         raise DataError(
             "show() shows the first items of the next epoch, and that gives nothing: see explain() for what "
             "the stages make of the rows"
         )
     return found
-
-
-def preview(items: Iterable[Any], plan: Plan, rows: int = 4) -> Preview:
-    known = known_ids(plan)
-    is_batch = plan.chain.batch is not None or plan.chain.opener.makes_batches
-    title = "batch {:,}" if is_batch else "row {:,}"
-    numbered = enumerate(items)
-    return Preview([_view(item, known, title.format(k), is_batch, rows) for k, item in numbered])
 
 
 def _is_batch(item: Any) -> bool:
@@ -205,21 +191,16 @@ def _view(item: Any, known: KnownIds, title: str, is_batch: bool, rows: int) -> 
         rows_of(item) if is_batch else None,
         tuple(facts_of(name, value) for name, value in found),
         more,
-        tuple(_counts(grid) for grid in grids),
-        tuple(
-            RowText(k, escaped(grid.name, NAME), tuple(pieces_of(grid, k)))
-            for k in range(rows if is_batch else 1)
-            for grid in grids
-            if k < len(grid.ids)
-        ),
+        tuple(_column(grid, rows if is_batch else 1) for grid in grids),
         notes=tuple(_notes(grids, values if is_batch else None)),
     )
 
 
-def _counts(grid: TokenGrid) -> TokenCounts:
+def _column(grid: TokenGrid, rows: int) -> TokenColumn:
     in_loss = None if grid.in_loss is None else grid.loss_count
     name, cells, padding = escaped(grid.name, NAME), int(grid.ids.size), grid.padding
-    return TokenCounts(name, grid.layout, cells, cells - padding, padding, in_loss)
+    texts = tuple(tuple(pieces_of(grid, row)) for row in range(min(rows, len(grid.ids))))
+    return TokenColumn(name, grid.layout, cells, cells - padding, padding, in_loss, texts)
 
 
 def _notes(grids: list[TokenGrid], batch: Mapping[str, Any] | None) -> Iterator[str]:
@@ -249,8 +230,8 @@ def _block(view: ItemView, width: int) -> str:
         table(_texts(view), width=width - 2),
         *(_block(inner, width - 2) for inner in view.items),
     ]
-    left_out = (view.rows or 0) - len({one.row for one in view.texts} or view.items)
-    if left_out > 0 and (view.texts or view.items):
+    there = max((len(one.rows) for one in view.tokens), default=len(view.items))
+    if there and (left_out := (view.rows or 0) - there) > 0:
         inside.append(f"… and {left_out:,} more row{'s' * (left_out > 1)}")
     body = "\n".join(filter(None, inside))
     return "\n".join(
@@ -265,7 +246,7 @@ def _cells(value: Facts) -> list[str]:
     return [value.name or "·", value.type, shape, text]
 
 
-def _share_line(counts: TokenCounts) -> str:
+def _share_line(counts: TokenColumn) -> str:
     parts = [f"{counts.tokens:,} tokens"]
     if counts.in_loss is not None:
         share = f" ({counts.in_loss / counts.tokens:.1%})" if counts.tokens else ""
@@ -279,11 +260,11 @@ def _share_line(counts: TokenCounts) -> str:
 
 def _texts(view: ItemView) -> list[list[str]]:
     found = []
-    for row, group in groupby(view.texts, lambda one: one.row):
+    for row in range(max((len(one.rows) for one in view.tokens), default=0)):
         title = [f"row {row}"] if view.rows is not None else []
-        for one in group:
+        for one in (one for one in view.tokens if row < len(one.rows)):
             name = [one.name] if len(view.tokens) > 1 or not title else []
-            found.append([*title, *name, "".join(map(_marked, one.pieces))])
+            found.append([*title, *name, "".join(map(_marked, one.rows[row]))])
             title = [""] * len(title)
     return found
 
@@ -294,7 +275,8 @@ def _marked(piece: Piece) -> str:
 
 def _legend(views: Sequence[ItemView]) -> str:
     inner = [one for view in views for one in (view, *view.items)]
-    there = {piece.kind for view in inner for one in view.texts for piece in one.pieces}
+    columns = [column for view in inner for column in view.tokens]
+    there = {piece.kind for column in columns for row in column.rows for piece in row}
     return "   ".join(
         f"{_marked(Piece(kind, 'text', 9, 'label')).strip()} {meaning}"
         for kind, (_, meaning) in MARKS.items()

@@ -57,17 +57,15 @@ class ShuffleQuality:
     def __str__(self) -> str:
         n = max(1, self.epoch_rows)
         of = f"{self.rows:,}" + f" of {n:,}" * (self.rows < self.epoch_rows)
-        measures = [
-            ("neighbor distance", self.neighbor_distance, 3, "0.333"),
-            ("neighbors kept", self.neighbors_kept, 4, f"{min(1.0, 2 / n):.4f}"),
-            ("files in a batch", self.files_per_batch, 1, f"{self.random_files_per_batch:.1f}"),
-        ]
         files = f"{self.files:,} file{'s'[: self.files != 1]}"
-        measured = [
-            (label, f"{value:<10.{digits}f}random: {random}")
-            for label, value, digits, random in measures
-        ]
-        return table([("rows", f"{of} of {files}, batches of {self.batch_size}"), *measured])
+        distance, kept = self.neighbor_distance, self.neighbors_kept
+        lines = [
+            ("rows", f"{of} of {files}, batches of {self.batch_size}"),
+            ("neighbor distance", f"{distance:<10.3f}random: 0.333"),
+            ("neighbors kept", f"{kept:<10.4f}random: {min(1.0, 2 / n):.4f}"),
+            ("files in a batch", f"{self.files_per_batch:<10.1f}random: {self.random_files_per_batch:.1f}"),
+        ]  # fmt: skip
+        return table(lines)
 
     __repr__ = __str__
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.look.label_counts import label_counts
 from trainpipes.look.lengths import Numbered, walk
 from trainpipes.look.shuffle_quality import BATCH_SIZE, ShuffleQuality, order_quality
-from trainpipes.look.values import Array, masks_of
+from trainpipes.look.values import masks_of
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.mixed.mixture import Mixture
 from trainpipes.stages.batch import Batch
@@ -122,7 +122,7 @@ class Stats:
 
     def __str__(self) -> str:
         many = f"the first {self.batches:,}" if self.batches != 1 else "the first one"
-        parts = [("batches", f"{many} of an epoch")] if self.batches else []
+        parts = [("batches", f"{many} of an epoch")] * bool(self.batches)
         measured = ("padding", "packing", "mixture", "shuffle")
         parts += [(name, str(value)) for name in measured if (value := getattr(self, name))]
         for column, counts in self.labels.items():
@@ -146,7 +146,7 @@ def stats(
     stages = [stage for stage in pipeline._stages if stage.role != "place"]
     looked_at = islice(Pipeline(stages, (0, 1)), batches)
     cells = tokens = count = 0
-    packed: list[tuple[int, int, int]] = []
+    packed: list[tuple[int, int, int]] = []  # length, tokens and documents of each row
     for batch in counted(looked_at, "measuring batches", batches, "batches"):
         named = batch if isinstance(batch, Mapping) else {}
         masks = masks_of(named) if mask is None else [_named_mask(batch, mask)]
@@ -156,11 +156,18 @@ def stats(
         count += 1
         cells += sum(one.numel() for one in masks)
         tokens += sum(int(torch.count_nonzero(one)) for one in masks)
-        if segments is not None:  # of a batch, or of a row
-            packed += map(_documents, np.atleast_2d(np.asarray(segments)))
+        for row in () if segments is None else np.atleast_2d(np.asarray(segments)):
+            there = row[row > 0]
+            packed.append((len(row), len(there), len(np.unique(there))))
     padding = Padding(cells, cells - tokens, (cells - tokens) / cells) if cells else None
+    packing = None
+    if packed:
+        widths, held, documents = zip(*packed, strict=True)
+        room = len(packed) * max(widths)
+        empty = room - sum(held)
+        packing = Packing(len(packed), max(widths), sum(documents), empty, empty / max(1, room))
     mixing, shuffle = _mixing(pipeline, batches), order_quality(pipeline, batches)
-    return Stats(count, padding, _packing(packed), mixing, shuffle, found)
+    return Stats(count, padding, packing, mixing, shuffle, found)
 
 
 def _named_mask(batch: Any, name: str) -> torch.Tensor:
@@ -173,57 +180,37 @@ def _named_mask(batch: Any, name: str) -> torch.Tensor:
     )
 
 
-def _documents(segments: Array) -> tuple[int, int, int]:
-    there = segments[segments > 0]
-    return len(segments), len(there), len(np.unique(there))
-
-
-def _packing(rows: Sequence[tuple[int, int, int]]) -> Packing | None:
-    if not rows:
-        return None
-    widths, held, documents = zip(*rows, strict=True)
-    cells = len(rows) * max(widths)
-    empty = cells - sum(held)
-    return Packing(len(rows), max(widths), sum(documents), empty, empty / max(1, cells))
-
-
 def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
     stages = pipeline.stages
     chain = Plan.of([stage.fresh() for stage in stages]).chain
     if not chain.mixes:
         return None
     shard: list[Stage] = [] if chain.shard is None else [chain.shard.fresh()]
-    cutting = next((s for s in stages if s.role == "batch" and s.options.get("batch_size")), None)
-    size = BATCH_SIZE if cutting is None else int(cutting.options["batch_size"])
+    sizes = (s.options["batch_size"] for s in stages if s.role == "batch")
+    size = next((int(one) for one in sizes if one), BATCH_SIZE)
     lengths: list[Any] = []
     plan = Plan.of([chain.opener.fresh(), *shard, Batch(size), Numbered(lengths)], quiet=True)
     mixture = plan.inputs.source
     assert isinstance(mixture, Mixture)
-    if mixture.rules.lengths is not None:
-        lengths.append(mixture.rules.lengths)
-    drawn = counted(islice(walk(plan), batches), "looking at the mix", batches, "batches")
-    return _shares(mixture, list(chain.opener.options["sources"]), drawn)
-
-
-def _shares(mixture: Mixture, names: Sequence[str], drawn: Iterable[Any]) -> Mixing:
-    rules = mixture.rules
+    rules, names = mixture.rules, list(chain.opener.options["sources"])
+    if rules.lengths is not None:
+        lengths.append(rules.lengths)
     rows, amounts = np.zeros(len(names), np.int64), np.zeros(len(names))
-    for ids, sizes in drawn:
+    drawn = counted(islice(walk(plan), batches), "looking at the mix", batches, "batches")
+    for ids, weighed in drawn:
         for path, places, _ in mixture.ids.split(ids):
             number = names.index(path[0])
             rows[number] += len(ids[places])
-            amounts[number] += sizes[places].sum()
+            amounts[number] += weighed[places].sum()
     total = max(1.0, float(amounts.sum()))
-    edges = np.minimum([*rules.starts, np.inf], total)
-    parts = np.array([after - before for before, after in pairwise(edges.tolist())])
-    weights = [
-        [step[rules.names.index(name)] / sum(step) for name in names] for step in rules.steps
-    ]
-    targets = parts @ np.array(weights) / parts.sum()
+    parts = np.diff(np.minimum([*rules.starts, np.inf], total))
+    order = [rules.names.index(name) for name in names]
+    weights = np.array(rules.steps)[:, order]
+    targets = parts @ (weights / weights.sum(axis=1, keepdims=True)) / parts.sum()
     return Mixing(
         "rows" if rules.lengths is None else "tokens",
         dict(zip(names, rows.tolist(), strict=True)),
-        {name: round(amount) for name, amount in zip(names, amounts.tolist(), strict=True)},
+        dict(zip(names, amounts.round().astype(int).tolist(), strict=True)),
         dict(zip(names, (amounts / total).tolist(), strict=True)),
         dict(zip(names, targets.tolist(), strict=True)),
     )

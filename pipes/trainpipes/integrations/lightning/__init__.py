@@ -10,7 +10,7 @@ from copy import copy
 from types import MethodType
 from typing import Any
 
-from trainpipes._internal.checks import need, wrong
+from trainpipes._internal.checks import need, require, wrong
 from trainpipes._internal.text import shown
 from trainpipes.errors import StateError
 from trainpipes.loader import Loader
@@ -79,13 +79,12 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._loaders: dict[str, list[Any]] = {}
         self._to_load: Any = None
+        is_plain = type(self).setup is LightningDataModule.setup
         for stage in ("train", "val", "test", "predict"):
+            hook = f"{stage}_dataloader"
             if getattr(self, stage) is not None:
                 self._combined(stage)
-            elif (
-                type(self).setup is LightningDataModule.setup
-            ):  # as if there were no such method here
-                hook = f"{stage}_dataloader"
+            elif is_plain:  # as if there were no such method here
                 setattr(self, hook, MethodType(getattr(LightningDataModule, hook), self))
 
     def train_dataloader(self) -> CombinedLoader:
@@ -127,10 +126,9 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         except StateError as error:
             if self.trainer is None or not self.trainer.interrupted:
                 raise
-            raise StateError(
-                f"no checkpoint was saved on this exception, which not all ranks had ({error}); resume from "
-                "the last one that all ranks have saved"
-            ) from error
+            way = "resume from the last one that all ranks have saved"
+            said = f"no checkpoint was saved on this exception, which not all ranks had ({error}); {way}"
+            raise StateError(said) from error
         return {"train": states[0] if isinstance(self.train, Pipeline) else states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -143,11 +141,8 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
 
     def _load(self, loaders: list[TrainingLoader], states: Any) -> None:
         states = states if isinstance(states, list) else [states]
-        if len(states) != len(loaders):
-            raise StateError(
-                f"PipelineDataModule(train) must have the {len(states)} pipelines whose positions are in the "
-                f"checkpoint, got {len(loaders)}"
-            )
+        rule = f"the {len(states)} pipelines whose positions are in the checkpoint"
+        require(len(states) == len(loaders), "PipelineDataModule(train)", rule, len(loaders))
         for loader, state in zip(loaders, states, strict=True):
             loader.resume(state, self.allow_changes)
 
@@ -161,32 +156,24 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
 
     def _combined(self, stage: str) -> CombinedLoader:
         """A stage's loaders for Lightning; the same ones each time."""
-        given = getattr(self, stage)
-        if isinstance(given, CombinedLoader):
-            combined = copy(given)
-        else:
-            mode = "max_size_cycle" if stage == "train" else "sequential"
-            combined = CombinedLoader(given, mode)  # as Lightning has it
-        pipelines = combined.flattened
-        if stage == "train" and combined._mode == "max_size" and len(pipelines) > 1:
-            rule = '"max_size_cycle" or "min_size" for training'
-            raise wrong(
-                "CombinedLoader(mode)", rule, "max_size", "in it, what has ended has no position"
-            )
+        given, mode = getattr(self, stage), "max_size_cycle" if stage == "train" else "sequential"
+        is_combined = isinstance(given, CombinedLoader)
+        combined = (
+            copy(given) if is_combined else CombinedLoader(given, mode)
+        )  # as Lightning has it
+        pipelines, option = combined.flattened, f"PipelineDataModule({stage})"
+        lasting = stage != "train" or combined._mode != "max_size" or len(pipelines) == 1
+        rule, way = '"max_size_cycle" or "min_size" for training', "what has ended has no position"
+        require(lasting, "CombinedLoader(mode)", rule, "max_size", f"in it, {way}")
         for pipeline in pipelines:
             if not isinstance(pipeline, Pipeline):
                 inner = getattr(pipeline, "pipeline", getattr(pipeline, "dataset", None))
-                write = (
-                    "=pipe" if pipeline is None else "=trainpipes.from_dataset(dataset).batch(32)"
-                )
-                write = "=pipe, num_workers=..." if isinstance(inner, Pipeline) else write
-                raise wrong(
-                    f"PipelineDataModule({stage})",
-                    "a trainpipes Pipeline, or several in a list or dict",
-                    pipeline,
-                    f"write PipelineDataModule({stage}{write})",
-                )
-            pipeline._need_batches(f"PipelineDataModule({stage})")
+                write = "trainpipes.from_dataset(dataset).batch(32)"
+                write = "pipe, num_workers=..." if isinstance(inner, Pipeline) else write
+                way = f"write PipelineDataModule({stage}={'pipe' if pipeline is None else write})"
+                rule = "a trainpipes Pipeline, or several in a list or dict"
+                raise wrong(option, rule, pipeline, way)
+            pipeline._need_batches(option)
         loaders = self._loaders.get(stage, [])
         if [id(loader.pipeline) for loader in loaders] != [id(pipeline) for pipeline in pipelines]:
             kind = TrainingLoader if stage == "train" else EvaluationLoader

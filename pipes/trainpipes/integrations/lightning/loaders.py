@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from trainpipes._internal.checks import require
 from trainpipes._internal.messages import warn_once
-from trainpipes.errors import ConfigError, StateError
+from trainpipes.errors import StateError
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
 
@@ -55,11 +56,10 @@ class Progress:
 
     def count_as(self, taken: int) -> None:
         """Count a resumed epoch's batches as this number of ranks would have taken them."""
-        if self.restarts:
-            current = self._batches.current
-            more = taken - current.processed
-            for event in ("ready", "started", "processed", "completed"):
-                setattr(current, event, getattr(current, event) + more)
+        current = self._batches.current
+        more = taken - current.processed
+        for event in ("ready", "started", "processed", "completed") if self.restarts else ():
+            setattr(current, event, getattr(current, event) + more)
 
 
 class TrainingLoader:
@@ -195,21 +195,16 @@ class EvaluationLoader:
 
     def check(self, stage: str) -> None:
         """Warn if it would leave rows out."""
-        iteration = self.loader._iteration
+        iteration, option = self.loader._iteration, f"PipelineDataModule({stage})"
         world, chain = iteration.ranks()[1], iteration.plan.chain
-        if chain.endless:
-            raise ConfigError(
-                f"PipelineDataModule({stage}) must have an end, got .repeat(); leave .repeat() out, or say "
-                f"Trainer(limit_{stage}_batches=...)"
-            )
+        way = f"leave .repeat() out, or say Trainer(limit_{stage}_batches=...)"
+        require(not chain.endless, option, "a pipeline with an end", self.pipeline, way)
         try:
             whole = len(self.pipeline.distributed(rank=0, world_size=1))
             left = f"the last {whole % world} of {whole} batches" if whole % world else ""
         except TypeError:
             left = "what some ranks have more than others" if world > 1 else ""
         if left and not chain.ragged:
-            warn_once(
-                f"PipelineDataModule({stage}) leaves out {left} on {world} ranks: for every row once write "
-                '.sharding_filter(tail="ragged")',
-                key=(stage, self.pipeline),
-            )
+            way = 'for every row once write .sharding_filter(tail="ragged")'
+            said = f"{option} leaves out {left} on {world} ranks: {way}"
+            warn_once(said, key=(stage, self.pipeline))

@@ -27,9 +27,7 @@ import transformers  # noqa: E402
 from transformers.trainer_utils import get_last_checkpoint, has_length  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
-from trainpipes.integrations.transformers import training  # noqa: E402
-from trainpipes.integrations.transformers.evaluation import EvaluationLoader, every_row  # noqa: E402
-from trainpipes.integrations.transformers.training import FILE, TrainingLoader  # noqa: E402
+from trainpipes.integrations.transformers import loaders  # noqa: E402
 
 Base: Any = object  # a Trainer, whose types are not there without transformers
 
@@ -59,13 +57,13 @@ class PipelineTrainerMixin(Base):
 
     _resumes_from: str | None = None
     #: While it trains.
-    _training: TrainingLoader | None = None
+    _training: loaders.TrainingLoader | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         given = inspect.signature(super().__init__).bind_partial(*arguments, **options)
         _check_given({**given.arguments, **given.kwargs})
         super().__init__(*arguments, **options)
-        self.add_callback(training.NotePosition)
+        self.add_callback(loaders.NotePosition)
 
     # Training
 
@@ -88,7 +86,7 @@ class PipelineTrainerMixin(Base):
             return super().get_train_dataloader()
         self._check(self.train_dataset)
         loader = self._loader(self.train_dataset, self.args.dataloader_persistent_workers)
-        return TrainingLoader(loader, self._accepted)
+        return loaders.TrainingLoader(loader, self._accepted)
 
     def _loader(self, pipe: Pipeline, persistent: bool = False) -> Loader:
         args, device = self.args, self.args.device
@@ -132,7 +130,7 @@ class PipelineTrainerMixin(Base):
         """As the Trainer says. On another number of ranks, training ends after as many epochs, or
         ``max_steps``.
         """
-        if not isinstance(dataloader, TrainingLoader):
+        if not isinstance(dataloader, loaders.TrainingLoader):
             return super().set_initial_training_values(args, dataloader)
         self._resume(dataloader)
         epochs, updates, examples, samples, size, batches, max_steps = (
@@ -144,14 +142,14 @@ class PipelineTrainerMixin(Base):
             )
         elif dataloader.step >= max_steps:
             epochs = 0
-        length = training.EpochLength(batches, dataloader)
+        length = loaders.EpochLength(batches, dataloader)
         return epochs, updates, examples, samples, size, length, max_steps
 
-    def _resume(self, loader: TrainingLoader) -> None:
+    def _resume(self, loader: loaders.TrainingLoader) -> None:
         folder = None if self._resumes_from is None else Path(self._resumes_from)
-        if folder is not None and not (folder / FILE).exists():
+        if folder is not None and not (folder / loaders.FILE).exists():
             reported = (
-                f"{folder} has no {FILE}, the position in the data: it is not of this Trainer. With "
+                f"{folder} has no {loaders.FILE}, the position in the data: it is not of this Trainer. With "
                 "ignore_data_skip=True the data begins at the start of an epoch, or where "
                 "pipe.load_state_dict(...) says"
             )
@@ -168,11 +166,10 @@ class PipelineTrainerMixin(Base):
         try:
             return super().compute_loss(model, inputs, *arguments, **options)
         except ValueError as error:
-            found = list(inputs) if isinstance(inputs, Mapping) else []
-            if "loss" in str(error) and not any("label" in name for name in found):
+            if "loss" in str(error) and not any("label" in name for name in inputs):
                 raise ConfigError(
-                    f"the model gives a loss where a batch has labels, and this one has {found}: write "
-                    "tokenize(..., labels=True) in the pipeline"
+                    f"the model gives a loss where a batch has labels, and this one has {list(inputs)}: "
+                    "write tokenize(..., labels=True) in the pipeline"
                 ) from error
             raise
 
@@ -193,16 +190,21 @@ class PipelineTrainerMixin(Base):
         found = self.eval_dataset[found] if isinstance(found, str) else found
         if not _makes_batches(found):
             return super().get_eval_dataloader(eval_dataset)
-        return EvaluationLoader(self._loader(every_row(found)), self.accelerator, self._accepted)
+        return loaders.EvaluationLoader(
+            self._loader(loaders.every_row(found)), self.accelerator, self._accepted
+        )
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        if _makes_batches(test_dataset):
-            return self.get_eval_dataloader(test_dataset)
-        return super().get_test_dataloader(test_dataset)
+        get = (
+            self.get_eval_dataloader
+            if _makes_batches(test_dataset)
+            else super().get_test_dataloader
+        )
+        return get(test_dataset)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer says; each batch's mean loss counts by its rows, on any number of ranks."""
-        if not isinstance(dataloader, EvaluationLoader):
+        if not isinstance(dataloader, loaders.EvaluationLoader):
             return super().evaluation_loop(dataloader, *args, **kwargs)
         kept = self.args.average_tokens_across_devices
         self.args.average_tokens_across_devices = False
@@ -217,9 +219,9 @@ class PipelineTrainerMixin(Base):
 
     def num_examples(self, dataloader: Any) -> int:
         """Rows of an epoch over all ranks."""
-        if isinstance(dataloader, EvaluationLoader) and dataloader.rows is not None:
+        if isinstance(dataloader, loaders.EvaluationLoader) and dataloader.rows is not None:
             return int(dataloader.rows)
-        if not isinstance(dataloader, EvaluationLoader | TrainingLoader):
+        if not isinstance(dataloader, loaders.EvaluationLoader | loaders.TrainingLoader):
             return int(super().num_examples(dataloader))
         plan = dataloader.loader._iteration.plan
         rows = plan.counts.batches_in_pass * plan.chain.batch_size
@@ -259,7 +261,9 @@ def _makes_batches(dataset: Any) -> bool:
 
 def _check_given(given: dict[str, Any]) -> None:
     """Raise for arguments that would fail later, or have no effect."""
-    args = given.get("args") or transformers.TrainingArguments  # whose defaults it would take
+    usual = transformers.TrainingArguments
+    args = given.get("args") or usual  # whose defaults it would take
+    size = args.per_device_train_batch_size
     for name in ("train_dataset", "eval_dataset"):
         dataset = given.get(name)
         for one in dataset.values() if isinstance(dataset, dict) else [dataset]:
@@ -268,24 +272,24 @@ def _check_given(given: dict[str, Any]) -> None:
                 way = f"write {name}=pipe, and dataloader_num_workers= in the arguments"
                 raise wrong(name, "the pipeline itself", one, way)
             if isinstance(one, Pipeline) and given.get("data_collator") is None:
-                way = f"end it with .batch({args.per_device_train_batch_size}).pad_collate(), or pass a "
-                one._need_batches(name, f"{way}data_collator to the Trainer")
+                way = f"end it with .batch({size}).pad_collate(), or pass a data_collator to the Trainer"
+                one._need_batches(name, way)
     # A trainer of TRL is given something to look at in place of its pipeline.
     pipe = getattr(given.get("train_dataset"), "pipeline", given.get("train_dataset"))
     if not _makes_batches(pipe):
         return
+    plan = pipe._iteration.plan
     if args.max_steps <= 0 and not has_length(pipe):
         about = ""
         with suppress(TypeError):
-            length = estimated_length(pipe._iteration.plan, *pipe._data_parallel())
+            length = estimated_length(plan, *pipe._data_parallel())
             steps = args.num_train_epochs * -(-length // args.gradient_accumulation_steps)
             about = f"; {args.num_train_epochs:g} epochs are about {round(steps)}"
         raise ConfigError(
             "num_train_epochs needs the number of steps in an epoch, for the learning rate: pass "
-            f"max_steps=...{about} ({no_length(pipe._iteration.plan)})"
+            f"max_steps=...{about} ({no_length(plan)})"
         )
-    size, usual = args.per_device_train_batch_size, transformers.TrainingArguments
-    if size not in (pipe._iteration.plan.chain.batch_size, usual.per_device_train_batch_size):
+    if size not in (plan.chain.batch_size, usual.per_device_train_batch_size):
         warn_once(
             f"per_device_train_batch_size={size} has no effect: the pipeline makes the batches "
             f"({pipe._batching()}). Leave it out",
