@@ -27,7 +27,8 @@ def as_expression(filter: Any, caller: str) -> pc.Expression:
     except Exception as error:  # of any kind, for a list of any values
         example = '[["x", ">", 20], ["lang", "in", ["en", "de"]]]'
         rule = f"a pyarrow expression, or a list such as {example}"
-        raise wrong(caller, rule, filter, str(error)) from None
+        way = "put .filter(function) after it" if callable(filter) else str(error)
+        raise wrong(caller, rule, filter, way) from None
 
 
 class Filter(RunStage):
