@@ -110,7 +110,7 @@ class Chat(Loaded):
         for start in range(0, len(written), AT_A_TIME):
             some = written[start : start + AT_A_TIME]
             encodings = engine.encode_batch([one.text for one in some], add_special_tokens=False)
-            ids += Ragged.of_encodings(encodings).to_rows()
+            ids += Ragged.of_lists(encoding.ids for encoding in encodings).to_rows()
             for encoding, one in zip(encodings, some, strict=True):
                 places = chain.from_iterable(encoding.offsets)
                 edges = np.fromiter(places, dtype=np.int64, count=2 * len(encoding))
@@ -143,7 +143,12 @@ class Chat(Loaded):
             if message["role"] != "assistant" or number < first:
                 continue
             last = number + 1 == len(messages)
-            before = self._before(messages[:number], tools)
+            try:
+                before = self._render(messages[:number], tools, add_generation_prompt=True)[0]
+            except DataError:
+                if number:
+                    raise
+                before = None  # the template has none for no message
             upto = text if last else self._render(messages[: number + 1], tools)[0]
             if before is None or not (upto.startswith(before) and text.startswith(upto)):
                 raise DataError(
@@ -159,15 +164,6 @@ class Chat(Loaded):
                 kept = max(kept, said.find(content) + len(content))
             spans.append((len(before), len(before) + kept))
         return spans
-
-    def _before(self, messages: Messages, tools: Tools) -> str | None:
-        """The assistant's prompt; None if the template has none for these messages."""
-        try:
-            return self._render(messages, tools, add_generation_prompt=True)[0]
-        except DataError:
-            if messages:
-                raise
-            return None
 
 
 def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]]:

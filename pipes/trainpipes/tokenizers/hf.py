@@ -261,9 +261,8 @@ class HuggingFace(Engine):
 
 
 def encode_all(tokenizer: Any, texts: pa.LargeStringArray) -> Ragged:
-    return Ragged.of_encodings(
-        tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
-    )
+    found = tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
+    return Ragged.of_lists(encoding.ids for encoding in found)
 
 
 def longest_first(first: Ragged, second: Ragged, room: int, side: Side) -> tuple[Ragged, Ragged]:

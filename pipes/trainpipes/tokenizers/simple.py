@@ -166,15 +166,12 @@ def ids_of(rows: Any, count: int, caller: object) -> Ragged:
         raise DataError(f"{rule}, got {error}") from error
     if len(rows) != count:
         raise DataError(f"{rule}, got {len(rows)} for {count} texts")
-    if rows and all(isinstance(row, np.ndarray) for row in rows):
-        values = np.concatenate(rows)
-    else:
-        values = np.array(list(chain.from_iterable(rows)))
-    limits = np.iinfo(np.int32)
-    if not values.size:
-        values = np.empty(0, dtype=np.int32)
-    elif values.ndim != 1 or values.dtype.kind not in "iu":
-        raise DataError(f"{rule}, got values such as {values.reshape(-1)[0].item()!r}")
-    elif values.max() > limits.max or values.min() < limits.min:
-        raise DataError(f"{rule}, of 32 bits, got {max(abs(values.max()), abs(values.min()))}")
-    return Ragged.of_lengths(values.astype(np.int32), lengths)
+    arrays = rows and all(isinstance(row, np.ndarray) for row in rows)
+    values = np.concatenate(rows) if arrays else np.array(list(chain.from_iterable(rows)))
+    if values.size:
+        if values.ndim != 1 or values.dtype.kind not in "iu":
+            raise DataError(f"{rule}, got values such as {values.reshape(-1)[0].item()!r}")
+        most = max(abs(int(values.max())), abs(int(values.min()) + 1))
+        if most > np.iinfo(np.int32).max:
+            raise DataError(f"{rule}, of 32 bits, got {most}")
+    return Ragged.of_lengths(values.astype(np.int32).reshape(-1), lengths)
