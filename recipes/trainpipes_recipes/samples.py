@@ -21,12 +21,12 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import random
 import sysconfig
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +52,13 @@ TEMPLATE = (
 )
 #: What a function is about, by a word in it; the first that is there counts.
 TOPICS = ("socket", "thread", "path", "date", "xml", "email", "test", "parse", "read")
-SHAPES = ("circle", "cross", "square")
+SHAPES: dict[str, Callable[..., Any]] = {
+    "circle": lambda x, y, radius: np.hypot(x, y) < radius,
+    "cross": lambda x, y, radius: (
+        (abs(abs(x) - abs(y)) < 6) & (np.maximum(abs(x), abs(y)) < radius)
+    ),
+    "square": lambda x, y, radius: np.maximum(abs(x), abs(y)) < radius,
+}
 PICTURES, SIDE = 40, 96
 
 
@@ -172,25 +178,20 @@ def write_ids(folder: Path, texts: Sequence[str]) -> None:
 def draw_pictures(folder: Path) -> bool:
     """JPEGs of shapes of several looks; False without Pillow."""
     try:
-        from PIL import Image, ImageDraw
+        from PIL import Image
     except ImportError:
         return False
-    rng = random.Random(0)
-    for shape in SHAPES:
-        (folder / shape).mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    rows, columns = np.mgrid[:SIDE, :SIDE]
+    for name, inside in SHAPES.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
         for number in range(PICTURES):
-            colors = [tuple(rng.randrange(256) for _ in "rgb") for _ in range(2)]
-            image = Image.new("RGB", (SIDE, SIDE), colors[0])
-            size = rng.randrange(SIDE // 3, SIDE * 2 // 3)
-            x, y = rng.randrange(SIDE - size), rng.randrange(SIDE - size)
-            box, draw = (x, y, x + size, y + size), ImageDraw.Draw(image)
-            if shape == "cross":
-                draw.line(box, fill=colors[1], width=8)
-                draw.line((x, y + size, x + size, y), fill=colors[1], width=8)
-            else:
-                kind = draw.ellipse if shape == "circle" else draw.rectangle
-                kind(box, fill=colors[1])
-            image.save(folder / shape / f"{number}.jpg", quality=90)
+            radius = rng.integers(SIDE // 6, SIDE // 3)
+            x, y = rng.integers(radius, SIDE - radius, 2)
+            ground, shape = rng.integers(256, size=(2, 3), dtype=np.uint8)
+            drawn = inside(columns - x, rows - y, radius)[:, :, None]
+            path = folder / name / f"{number}.jpg"
+            Image.fromarray(np.where(drawn, shape, ground)).save(path, quality=90)
     return True
 
 

@@ -30,6 +30,7 @@ from recipes.chats import conversations_of, preferences_of, small_tokenizer
 from recipes.trained import check_training, real_text
 from trainpipes.tokenizers.simple import VOCABULARY as BYTES
 from trainpipes_recipes import train_pretrain, train_sft
+from trainpipes_recipes.samples import write_functions
 
 TOKENIZER = small_tokenizer()
 SMALL: dict[str, Any] = {"batch_size": 8, "buffer_size": 100}

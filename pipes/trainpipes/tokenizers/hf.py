@@ -193,7 +193,7 @@ class HuggingFace(Engine):
             probe.post_processor = self._plain.post_processor
         found = {}
         for count, special in ((1, True), (2, False), (2, True)):
-            made = probe.encode(*["x"] * count, add_special_tokens=special)
+            made = probe.encode("x", "x" if count == 2 else None, add_special_tokens=special)
             rows = zip(
                 made.ids, made.type_ids, made.sequence_ids, made.special_tokens_mask, strict=True
             )
