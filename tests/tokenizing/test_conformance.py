@@ -35,8 +35,8 @@ def assert_same(name: str, batches: Iterator[list[str]], content: Any = None) ->
     from tokenizers import Tokenizer
 
     tokenizer = tokenizer_of(name) if content is None else Tokenizer.from_str(json.dumps(content))
-    engine = HuggingFace.of(tokenizer)
-    reference = HuggingFace.of(tokenizer, fast=False)
+    engine = HuggingFace(tokenizer)
+    reference = HuggingFace(tokenizer, fast=False)
     assert engine.package() == "gigatoken"
     for texts in batches:
         given = pa.array(texts, pa.large_string())
@@ -147,13 +147,13 @@ def test_added_tokens_with_habits_of_their_own_are_left_to_tokenizers(flag: str)
 
     tokenizer = tokenizer_of("gpt 2")
     tokenizer.add_tokens([AddedToken("<x>", **{flag: True})])
-    assert flag in str(HuggingFace.of(tokenizer)._refusal)
-    assert HuggingFace.of(tokenizer).package() == "tokenizers"
+    assert flag in str(HuggingFace(tokenizer)._refusal)
+    assert HuggingFace(tokenizer).package() == "tokenizers"
 
 
 def test_a_type_with_other_ids_is_refused_on_its_first_texts() -> None:
     """OpenAI's own notation, in which four digits are one token for one package and not for the other."""
-    checked: Checked = HuggingFace.of(tokenizer_of("cl100k")).loaded[1]
+    checked: Checked = HuggingFace(tokenizer_of("cl100k")).loaded[1]
     with pytest.raises(
         ConfigError, match=r"gives other ids than tokenizers for the text .*engine="
     ):
@@ -162,9 +162,9 @@ def test_a_type_with_other_ids_is_refused_on_its_first_texts() -> None:
 
 def test_without_the_guard_young_code_points_would_differ() -> None:
     """So the guard is needed, and the test sees what it keeps away."""
-    engine = HuggingFace.of(tokenizer_of("qwen 2, nfc"))
+    engine = HuggingFace(tokenizer_of("qwen 2, nfc"))
     texts = pa.array(["a", "a\u0301\u1ae0\u0323", "é"], pa.large_string())
     assert young_texts(texts).tolist() == [False, True, False]
-    right = HuggingFace.of(tokenizer_of("qwen 2, nfc"), fast=False).encode(texts)
+    right = HuggingFace(tokenizer_of("qwen 2, nfc"), fast=False).encode(texts)
     assert not np.array_equal(engine._faster().encode(texts).values, right.values)
     assert np.array_equal(engine.encode(texts).values, right.values)

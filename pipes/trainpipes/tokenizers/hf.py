@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,46 +43,33 @@ class Facts:
 
 
 class HuggingFace(Engine):
-    def __init__(
-        self,
-        content: bytes,
-        name: str,
-        named: Mapping[str, Any],
-        fast: bool = True,
-        splits_special: bool = False,
-    ) -> None:
-        super().__init__(name)
+    """The path of a ``tokenizer.json``; or an object as it is now: later changes do not count."""
+
+    def __init__(self, tokenizer: Any, fast: bool = True) -> None:
+        is_file = isinstance(tokenizer, str)
+        super().__init__(tokenizer if is_file else type(tokenizer).__name__)
         need("tokenizers", "a tokenizer.json")
         settle()
-        self._content, self._fast, self._splits_special = content, fast, splits_special
-        self._named: dict[str, str | None] = {}
-        for key in NAMED:
-            entry = named.get(key)
-            entry = entry.get("content") if isinstance(entry, Mapping) else entry
-            self._named[key] = entry if isinstance(entry, str) else None
-
-    @staticmethod
-    def of_file(path: str, fast: bool = True) -> HuggingFace:
-        named: Any = {}
-        with suppress(OSError, ValueError, RecursionError):
-            named = json.loads(Path(path).with_name("tokenizer_config.json").read_bytes())
-        return HuggingFace(read(path), path, named, fast)
-
-    @staticmethod
-    def of(tokenizer: Any, fast: bool = True) -> HuggingFace:
-        """An object as it is now; later changes do not count."""
-        name = type(tokenizer).__name__
-        try:
-            content = getattr(tokenizer, "backend_tokenizer", tokenizer).to_str().encode()
-        except Exception as error:
-            raise ConfigError(
-                f"{name} has parts written in Python, which cannot be copied ({error}); give a "
-                "function instead: lambda texts: [e.ids for e in tokenizer.encode_batch(texts)]"
-            ) from error
+        self._fast = fast
         split = ("encode_special_tokens", "split_special_tokens")
-        splits_special = any(getattr(tokenizer, option, False) for option in split)
-        named = {key: getattr(tokenizer, key, None) for key in NAMED}
-        return HuggingFace(content, name, named, fast, splits_special)
+        self._splits_special = any(getattr(tokenizer, option, False) for option in split)
+        named: Any = {key: getattr(tokenizer, key, None) for key in NAMED}
+        if is_file:
+            self._content = read(tokenizer)
+            with suppress(OSError, ValueError, RecursionError):
+                beside = Path(tokenizer).with_name("tokenizer_config.json").read_bytes()
+                named |= json.loads(beside)
+        else:
+            try:
+                text = getattr(tokenizer, "backend_tokenizer", tokenizer).to_str()
+            except Exception as error:
+                raise ConfigError(
+                    f"{self} has parts written in Python, which cannot be copied ({error}); give a "
+                    "function instead: lambda texts: [e.ids for e in tokenizer.encode_batch(texts)]"
+                ) from error
+            self._content = text.encode()
+        entries = {k: v.get("content") if isinstance(v := named[k], dict) else v for k in NAMED}
+        self._named = {k: v if isinstance(v, str) else None for k, v in entries.items()}
 
     def _load(self) -> tuple[Any, Checked | None]:
         from tokenizers import Tokenizer

@@ -36,9 +36,9 @@ def load(tokenizer: Any, engine: str = "auto") -> Engine:
     if ("transformers", "PreTrainedTokenizerBase") in classes:
         if not hasattr(tokenizer, "backend_tokenizer"):
             return Slow(tokenizer)
-        return HuggingFace.of(tokenizer, fast)
+        return HuggingFace(tokenizer, fast)
     if classes & {("tokenizers", "Tokenizer"), ("tokenizers", "BaseTokenizer")}:
-        return HuggingFace.of(tokenizer, fast)
+        return HuggingFace(tokenizer, fast)
     if ("tiktoken", "Encoding") in classes:
         return Tiktoken(tokenizer)
     if ("sentencepiece", "SentencePieceProcessor") in classes:
@@ -72,7 +72,7 @@ def _from_path(tokenizer: str | os.PathLike[str], fast: bool) -> Engine:
             raise ConfigError(f"{text!r} is not a path; {KINDS}. {way}")
         return load(auto_tokenizer(text), "auto" if fast else "tokenizers")
     if path.endswith(".json"):
-        return HuggingFace.of_file(path, fast)
+        return HuggingFace(path, fast)
     if path.endswith(".model"):
         return SentencePiece(path)
     rule = "a tokenizer.json ends in .json, a SentencePiece model in .model"
