@@ -723,9 +723,9 @@ class TestProcesses:
         sent = pickle.dumps(stage)
         json_file.write_text("{}")
         beside.unlink()
-        for given in (stage, pickle.loads(sent)):
-            assert column(given, ["x"]) == hugging(bracketed(), ["x"])
-            assert given.pad_id == EOS
+        for either in (stage, pickle.loads(sent)):
+            assert column(either, ["x"]) == hugging(bracketed(), ["x"])
+            assert either.pad_id == EOS
 
     def test_threads_load_it_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from concurrent.futures import ThreadPoolExecutor
