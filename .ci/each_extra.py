@@ -63,7 +63,7 @@ pathlib.Path("own.model").write_bytes(model.getvalue())
 assert len(list(texts.tokenize("own.model"))[0]["input_ids"])
 """,
     "fast": """
-from trainpipes_recipes.demo.corpus import train_tokenizer
+from trainpipes_recipes.samples import train_tokenizer
 train_tokenizer([("row one", "row two")] * 9, pathlib.Path("tokenizer.json"), 300)
 pipe = texts.tokenize("tokenizer.json")
 assert len(list(pipe)[0]["input_ids"]) and "gigatoken" in str(pipe.explain()), pipe.explain()

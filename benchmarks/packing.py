@@ -30,7 +30,7 @@ from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.engine.layout import IntArray
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.tokenize import Tokenize
-from trainpipes_recipes.demo.corpus import function_pairs, train_tokenizer
+from trainpipes_recipes.samples import function_pairs, train_tokenizer
 
 METHODS = ("best_fit", "first_fit", "concat")
 RUN_ROWS = 512

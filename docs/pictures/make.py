@@ -23,8 +23,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 import trainpipes as tp
-from trainpipes_recipes.demo.__main__ import draw as demo_curves
-from trainpipes_recipes.demo.logged import Step, compare
 
 sys.path.insert(0, str(Path(__file__).parent))
 import concept_drawings
@@ -102,14 +100,28 @@ def padding() -> Figure:
 
 
 def demo() -> Figure:
-    """The picture that ``make demo`` ends with, of a run whose logs stand in demo.json."""
+    """Both loss curves of ``make demo``, of a run whose hashes and losses stand in demo.json."""
     held = json.loads((FOLDER / "demo.json").read_text())
-    alone, resumed = (
-        [Step(number, *step) for number, step in enumerate(held[run], start=1)]
-        for run in ("left_alone", "resumed")
-    )
-    same = compare(alone, resumed)
-    return demo_curves(alone, resumed, held["killed_after"], held["epoch"], same)
+    alone, resumed = held["left_alone"], held["resumed"]
+    figure = Figure(figsize=(7, 3.9), layout="constrained")
+    axes = figure.add_subplot()
+    numbers, losses = range(1, len(alone) + 1), [loss for _, loss in alone]
+    axes.plot(numbers, losses, label="left alone", color="#f0b429", linewidth=5)
+    numbers, losses = range(1, len(resumed) + 1), [loss for _, loss in resumed]
+    axes.plot(numbers, losses, label="killed and resumed", color="#1d3557", linewidth=1.2)
+    for number, step in enumerate(held["killed_after"]):
+        label = "_" if number else "SIGKILL"  # one line in the legend
+        axes.axvline(step, label=label, color="#d62828", linestyle="--", linewidth=1.2)
+    for end in range(held["epoch"], len(alone), held["epoch"]):
+        label = "_" if end > held["epoch"] else "an epoch ends"
+        axes.axvline(end + 0.5, label=label, color="#999999", linestyle=":", linewidth=1.2)
+    same = "identical, bit for bit" if alone == resumed else "NOT identical"
+    axes.set_title(f"{len(alone)} batches and losses: {same}", loc="left")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats per token)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure
 
 
 def speeds(head: str) -> dict[str, int]:

@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -101,27 +101,27 @@ def check_resume(
     """
     make = _maker(subject)
     first = make()
-    reference = _walk(_Driver(first), epochs, limit)
+    reference = _walk(first, epochs, limit)
     hint = partial(_hint, _functions(first))
     points = _points(reference, every)
     largest = 0
     for epoch, k in points:
         state = reference[epoch].states[k]
-        largest = max(largest, len(json.dumps(state)))
         before = json.dumps(state)
-        compare = partial(_compare, reference, epoch, k, hint=hint)
-        compare(_resume(make, state, epochs - epoch, limit, k))
+        largest = max(largest, len(before))
+        found = _walk(make(), epochs - epoch, limit, state, k)
+        _compare(reference, epoch, k, found, hint)
         if json.dumps(state) != before:
             raise ResumeError(f"loading the state of epoch {epoch}, item {k} changed it")
-        again = _resume(make, state, 1, k + 3, k)  # the same state a second time
+        again = _walk(make(), 1, k + 3, state, k)  # the same state a second time
         again[0].items = again[0].items[: len(reference[epoch].items) - k]
-        compare(again, part=True)
+        _compare(reference, epoch, k, again, hint, part=True)
     alone = points[:: max(1, len(points) // processes)][:processes] if processes else []
     for epoch, k in alone:
         state = reference[epoch].states[k]
-        found = _in_process(make, state, epochs - epoch, limit, k, start_method)
-        alone_found = [_Epoch(own) for own in found]
-        _compare(reference, epoch, k, alone_found, hint=hint, where=" in a fresh process")
+        given = epochs - epoch, limit, state, k
+        found = _in_process(make, given, start_method)
+        _compare(reference, epoch, k, found, hint, where=" in a fresh process")
     items = tuple(len(e.items) for e in reference)
     return ResumeReport(items, len(points), len(alone), largest)
 
@@ -149,30 +149,6 @@ class _Epoch:
         return item if digest(item) == self.items[number] else None
 
 
-class _Driver:
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
-
-    def load(self, state: Any) -> None:
-        if isinstance(self._subject, BaseNode):
-            self._state: Any = state
-        else:
-            self._subject.load_state_dict(state)
-
-    _state: Any = None
-
-    def epoch(self) -> Iterator[Any]:
-        if not isinstance(self._subject, BaseNode):
-            return iter(self._subject)
-        self._subject.reset(self._state)
-        self._state = None
-        iterator: Iterator[Any] = self._subject
-        return iterator
-
-    def state(self) -> Any:
-        return self._subject.state_dict()
-
-
 def _maker(subject: Any) -> Callable[[], Subject]:
     if isinstance(subject, Pipeline):
         stages, ranks = subject.stages, subject._ranks
@@ -181,23 +157,28 @@ def _maker(subject: Any) -> Callable[[], Subject]:
 
 
 def _walk(
-    driver: _Driver, epochs: int, limit: int | None, begun: int = 0, states: bool = True
+    subject: Subject, epochs: int, limit: int | None, state: Any = None, begun: int = 0
 ) -> list[_Epoch]:
-    """Items, and the state before each one and after the last; ``begun`` items came before."""
+    """Items of a subject, from a state after ``begun`` items of an epoch; without one also the state
+    before each item and after the last.
+    """
     found: list[_Epoch] = []
-    left = KEPT_BYTES
+    left, saves = KEPT_BYTES, state is None
     for number in range(epochs):
-        own = _Epoch()
+        if isinstance(subject, BaseNode):
+            subject.reset(None if number else state)
+        elif not number and not saves:
+            subject.load_state_dict(state)
+        own, iterator = _Epoch(), subject if isinstance(subject, BaseNode) else iter(subject)
         most = math.inf if limit is None else limit - (0 if number else begun)
-        iterator = driver.epoch()
         while True:
-            own.states += [copy.deepcopy(driver.state())] if states else []
+            own.states += [copy.deepcopy(subject.state_dict())] if saves else []
             if len(own.items) >= most:
                 break
             try:
                 left = own.add(next(iterator), left)
             except StopIteration:
-                own.states[-1:] = [copy.deepcopy(driver.state())] if states else []
+                own.states[-1:] = [copy.deepcopy(subject.state_dict())] if saves else []
                 break
         found.append(own)
     return found
@@ -210,14 +191,6 @@ def _points(reference: Sequence[_Epoch], every: int) -> list[tuple[int, int]]:
         for k in range(0, len(epoch.items) + 1, every)
         if number < max(1, len(reference) - 1) or k % max(1, len(epoch.items)) == 0
     ]
-
-
-def _resume(
-    make: Callable[[], Subject], state: Any, epochs: int, limit: int | None, k: int
-) -> list[_Epoch]:
-    driver = _Driver(make())
-    driver.load(state)
-    return _walk(driver, epochs, limit, k, states=False)
 
 
 def _compare(
@@ -286,21 +259,14 @@ def _hint(functions: Sequence[Stage]) -> str:
     )
 
 
-def _in_process(
-    make: Callable[[], Subject],
-    state: Any,
-    epochs: int,
-    limit: int | None,
-    k: int,
-    start_method: str,
-) -> list[list[str]]:
+def _in_process(make: Callable[[], Subject], given: Any, start_method: str) -> list[_Epoch]:
     context: Any = multiprocessing.get_context(start_method)
     receive, send = context.Pipe(duplex=False)
     sent: Any = make
     if start_method != "fork":
         sent = make()
         ForkingPickler.dumps(sent)
-    process = context.Process(target=_answer, args=(send, sent, state, epochs, limit, k))
+    process = context.Process(target=_answer, args=(send, sent, given))
     process.start()
     send.close()
     try:
@@ -309,14 +275,17 @@ def _in_process(
         found = f"ended with exit code {process.exitcode} and no answer"
     process.join()
     if isinstance(found, str):
-        raise ResumeError(f"after resuming in a fresh process at item {k}, the run failed: {found}")
-    return found
+        raise ResumeError(
+            f"after resuming in a fresh process at item {given[-1]}, the run failed: {found}"
+        )
+    return [_Epoch(own) for own in found]
 
 
-def _answer(send: Any, make: Any, state: Any, epochs: int, limit: int | None, k: int) -> None:
+def _answer(send: Any, make: Any, given: Any) -> None:
+    epochs, limit, state, k = given
     try:
-        maker = _maker(make) if isinstance(make, Pipeline) else make
-        found = _resume(maker, json.loads(json.dumps(state)), epochs, limit, k)
+        subject = make if not callable(make) else make()
+        found = _walk(subject, epochs, limit, json.loads(json.dumps(state)), k)
         send.send([own.items for own in found])
     except Exception as error:
         send.send(f"{type(error).__name__}: {error}")

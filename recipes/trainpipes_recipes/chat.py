@@ -96,10 +96,7 @@ def chat(
             tokenizer, messages, template=template, tools=tools, parse_arguments=parse_arguments,
             max_length=max_length, on_error=on_error,
         ).select("input_ids", "labels")  # fmt: skip
-    rows = given.arrange(
-        rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
-    )
-    if packed:  # each shard packs its own, and keeps what is left at its end
-        packed_rows = rows.pack(max_length, seed=seed, on_error="keep")  # they were looked at
-        return packed_rows.batch(batch_size).pad_collate()
+    rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
+    if packed:  # each shard packs its own, and keeps what is left; all rows were looked at
+        return rows.pack(max_length, seed=seed, on_error="keep").batch(batch_size).pad_collate()
     return rows.batch(batch_size, drop_last=train and drop_last).pad_collate()

@@ -140,12 +140,9 @@ class Conversations(CheckedRows):
 
     def look(self, row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
         names = {**ROLES, **(self.roles or {})}
-        messages = to_messages(row[self.column], names, self.column)
-        row = {**row, self.column: messages}
-        if self.prompt is None:
-            return row, problem(messages)
-        row[self.prompt] = to_messages(row[self.prompt], names, self.prompt)
-        return row, problem(messages, row[self.prompt])
+        taken = [name for name in (self.column, self.prompt) if name is not None]
+        row = row | {name: to_messages(row[name], names, name) for name in taken}
+        return row, problem(*(row[name] for name in taken))
 
 
 class Answered(CheckedRows):
@@ -169,12 +166,8 @@ class SplitPrompt(tp.RowStage):
         one, other = (list(row[name] or []) for name in (self.chosen, self.rejected))
         most = max(min(len(one), len(other)) - 1, 0)
         shared = next((n for n in range(most) if one[n] != other[n]), most)
-        parts = {
-            self.prompt: one[:shared],
-            self.chosen: one[shared:],
-            self.rejected: other[shared:],
-        }
-        return {**row, **parts}
+        responses = {self.chosen: one[shared:], self.rejected: other[shared:]}
+        return {**row, self.prompt: one[:shared], **responses}
 
 
 def to_messages(
@@ -186,22 +179,23 @@ def to_messages(
         raise tp.SchemaError(
             f"column {column!r} holds lists of messages, got {type(messages).__name__}{way}"
         )
-    return [_message(one, roles, column) for one in messages or ()]
+    return [_message({} if one is None else one, roles, column) for one in messages or ()]
 
 
 def _message(one: Any, roles: Mapping[str, str], column: str) -> dict[str, Any]:
-    one = {} if one is None else one
     if not isinstance(one, Mapping) or (one and not {"role", "from"} & set(one)):
         raise tp.SchemaError(
             f'column {column!r} holds lists of messages, dicts with "role" and "content" or with "from" and '
             f'"value", got {one!r:.80}'
         )
-    role = next((one[key] for key in ("role", "from") if one.get(key) is not None), None)
+    role, content = (
+        next((one[key] for key in keys if one.get(key) is not None), None)
+        for keys in (("role", "from"), ("content", "value"))
+    )
+    more = {k: v for k, v in one.items() if k not in ("role", "from", "content", "value")}
     if not isinstance(role, str | None):
         raise tp.SchemaError(f"column {column!r}: a role is text, got {role!r:.80}")
-    content = next((one[key] for key in ("content", "value") if one.get(key) is not None), None)
-    others = {k: v for k, v in one.items() if k not in ("role", "from", "content", "value")}
-    if others.get("weight") == 0:
+    if more.get("weight") == 0:
         raise tp.DataError(
             f'column {column!r}: a message has "weight" 0, and all that the assistant says is in the loss: '
             "make such messages part of a prompt, or leave the key out with map()"
@@ -213,28 +207,28 @@ def _message(one: Any, roles: Mapping[str, str], column: str) -> dict[str, Any]:
         if None in texts:
             raise tp.DataError("content is text, or parts of text, got a part without text")
         content = "".join(texts)
-    if role == "function_call" and isinstance(content, str) and not others.get("tool_calls"):
-        calls = _calls(content)
-        if calls:
-            content, others["tool_calls"] = None, calls
-    return {"role": roles.get(role or "", role), "content": content, **others}
+    calls = _calls(content) if role == "function_call" and not more.get("tool_calls") else []
+    if calls:
+        content, more["tool_calls"] = None, calls
+    return {"role": roles.get(role or "", role), "content": content, **more}
 
 
-def _calls(text: str) -> list[dict[str, Any]]:
+def _calls(text: Any) -> list[dict[str, Any]]:
     """The function calls in a JSON text; none if it is the assistant's words."""
     try:
         said = json.loads(text)
-    except (ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError):
         return []
-    calls = []
-    for call in said if isinstance(said, list) else [said]:
-        if not isinstance(call, dict) or "name" not in call:
-            return []
+    calls = said if isinstance(said, list) else [said]
+    if not all(isinstance(call, dict) and "name" in call for call in calls):
+        return []
+    found = []
+    for call in calls:
         given = call.get("arguments", {})
         given = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
         function = {"name": str(call["name"]), "arguments": given}
-        calls.append({"type": "function", "function": function})
-    return calls
+        found.append({"type": "function", "function": function})
+    return found
 
 
 def problem(
@@ -272,12 +266,11 @@ def _wrong(message: Mapping[str, Any], before: str | None) -> str | None:
             f"is of role {role!r}, which is none of {', '.join(KNOWN)}: give its role, as in roles="
             f'{{{role!r}: "user"}}'
         )
-    if not message.get("tool_calls"):
-        said = content.strip() if isinstance(content, str) else content
-        if role == "assistant" and (said is None or said in ("", [])):
-            return f"of role {role!r} is an empty response"
-        if content is None:
-            return f"of role {role!r} is without content"
+    said = content.strip() if isinstance(content, str) else content
+    if not message.get("tool_calls") and role == "assistant" and said in (None, "", []):
+        return f"of role {role!r} is an empty response"
+    if not message.get("tool_calls") and content is None:
+        return f"of role {role!r} is without content"
     expected = NEXT[SAME.get(before or "", before)]
     if SAME.get(role, role) in expected:
         return None

@@ -87,15 +87,15 @@ def classification(
     if pair and isinstance(tokenizer, str) and tokenizer.split(":")[0] in ("bytes", "tiktoken"):
         rows, pair = with_context(rows, *texts), False
     if texts:
-        columns = texts if pair else texts[0]
-        rows = rows.tokenize(
-            tokenizer, columns, pair=pair, max_length=max_length, on_error=on_error
-        )
-    rows = given.arrange(
-        rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
-    )
+        columns, most = texts if pair else texts[0], max_length
+        rows = rows.tokenize(tokenizer, columns, pair=pair, max_length=most, on_error=on_error)
+    rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
     if num_buckets == "auto":
-        num_buckets = 32 if given.has_rows(16 * num_shards * batch_size) else None
+        try:
+            few = len(given.rows().distributed(rank=0, world_size=1)) < 16 * num_shards * batch_size
+        except TypeError:  # nobody knows how many there are
+            few = False
+        num_buckets = None if few else 32
     if num_buckets is None or not train:
         rows = rows.batch(batch_size, drop_last=train and drop_last)
     else:

@@ -106,14 +106,11 @@ def images(
 
     first = next(iter(rows.distributed(rank=0, world_size=1)), {image: None})
     encoded = not isinstance(first[image], np.ndarray | Tensor)
-    rows = given.arrange(
-        rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards
-    )
+    rows = given.arrange(rows, train, buffer_size, seed, num_shards)
     if encoded:
         rows = rows.decode_image(image, output_column=image, on_error=on_error, min_size=min_size)
     if not train:
-        larger = size * 8 // 7 if resize is None else resize
-        rows = rows.resize(larger, column=image).center_crop(size, column=image)
+        rows = rows.resize(resize or size * 8 // 7, column=image).center_crop(size, column=image)
     elif transform is not None:
         rows = rows.image_transform(transform, column=image, seed=seed)
     elif padding is not None:

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as types
 
 import trainpipes as tp
 from trainpipes.prepare import tokenized_rows
@@ -127,69 +128,38 @@ class Input:
     def __init__(
         self, recipe: str, data: Any, storage_options: Mapping[str, Any] | None = None
     ) -> None:
-        self.recipe = recipe
-        self._data = data
-        self._storage_options = storage_options
+        self.recipe, self._data, self._storage_options = recipe, data, storage_options
+        many = data if isinstance(data, list | tuple) else [data]
         if isinstance(data, tp.Pipeline):
-            if any(stage.role == "batch" for stage in data.stages):
+            roles = {stage.role for stage in data.stages}
+            if "batch" in roles:
                 raise tp.ConfigError(
                     f"{recipe} takes a pipeline of rows and batches them itself, got one that batches: "
                     "leave out its batch() and what follows"
                 )
-            if data.stages[0].role == "files" and all(s.role != "reader" for s in data.stages):
+            if "files" in roles and "reader" not in roles:
                 raise tp.ConfigError(
                     f"{recipe} takes a pipeline of rows, got one of paths: add its reader, such as "
                     ".read_parquet()"
                 )
-        elif not (
-            _is_path(data) or (isinstance(data, Sequence) and data and all(map(_is_path, data)))
-        ):
+        elif not many or not all(isinstance(one, str | os.PathLike) for one in many):
             raise tp.ConfigError(
                 f"{recipe} takes files (a path, folder, glob, URL, or a list of them) or a pipeline of "
                 f"rows, got {type(data).__name__}: trainpipes.from_hf, from_dataset, from_arrow and others "
                 "make a pipeline of data in memory"
             )
 
+    # Rows
+
     @cached_property
     def columns(self) -> list[str]:
         return list(self.rows().explain(world_size=1).columns)
-
-    def first(self, column: str) -> Any:
-        """The first value in a column that is not null, or several as a list."""
-        rows = self.rows([column]).distributed(rank=0, world_size=1)
-        for row in islice(rows, 1000):
-            value = row[column]
-            if value is not None:
-                several = isinstance(value, tuple) or getattr(value, "ndim", 0) > 0
-                return list(value) if several else value
-        return None
-
-    def has_rows(self, count: int) -> bool:
-        """Whether there are so many rows; also where nobody knows."""
-        try:
-            return len(self.rows().distributed(rank=0, world_size=1)) >= count
-        except TypeError:
-            return True
-
-    def texts(self, text: str | None, text_pair: str | None, label: str) -> list[str]:
-        """The column of a text, or two of a pair; see ``find``."""
-        pairs = any(set(names) <= set(self.columns) for names in TEXT_PAIRS)
-        if text is None and (pairs or text_pair is not None):
-            texts = [*self.find({"text": text, "text_pair": text_pair}, TEXT_PAIRS)]
-        else:
-            texts = [*self.find({"text": text}, (*TEXTS, ("sentence",), ("review",)))]
-            texts += [] if text_pair is None else [text_pair]
-        if label in texts:
-            raise tp.ConfigError(
-                f"{self.recipe} takes texts and labels from columns of their own, got {label!r} for both"
-            )
-        return texts
 
     def rows(self, columns: Sequence[str] | None = None) -> tp.Pipeline:
         wanted = None if columns is None else list(dict.fromkeys(columns))
         if isinstance(self._data, tp.Pipeline):
             rows = self._data
-        elif self._is_memmap:
+        elif self._reader == "from_memmap":
             rows = tp.from_memmap(self._data)
         else:
             read = getattr(self._listed(), self._reader)
@@ -197,6 +167,15 @@ class Input:
                 return read(wanted)  # type: ignore[no-any-return]
             rows = read()
         return rows if wanted is None else rows.select(*wanted)
+
+    def first(self, column: str) -> Any:
+        """The first value in a column that is not null, or several as a list."""
+        for row in islice(self.rows([column]).distributed(rank=0, world_size=1), 1000):
+            value = row[column]
+            if value is not None:
+                several = isinstance(value, tuple) or getattr(value, "ndim", 0) > 0
+                return list(value) if several else value
+        return None
 
     def tokenized(
         self,
@@ -217,16 +196,39 @@ class Input:
             made_by: the options that each stage that made ids must have had; ``...`` for any but
                 None.
         """
-        if isinstance(self._data, tp.Pipeline) or self._is_memmap or any(named):
+        ids = {name for name in columns if name.endswith("input_ids")}
+        if isinstance(self._data, tp.Pipeline) or any(named) or self._reader != "read_parquet":
             return None
-        if self._reader != "read_parquet":
-            return None
-        ids = [name for name in columns if name.endswith("input_ids")]
-        if not set(ids) & set(self.columns):  # so that files of texts are not listed twice
+        if not ids & set(self.columns):  # so that files of texts are not listed twice
             return None
         return tokenized_rows(
             self.rows(), tokenizer, columns, caller=self.recipe, made_by=made_by, on_error=on_error
         )
+
+    def _listed(self, suffix: Sequence[str] | None = None) -> tp.Pipeline:
+        return tp.list_files(self._data, suffix=suffix, storage_options=self._storage_options)
+
+    @cached_property
+    def _reader(self) -> str:
+        given = self._data if isinstance(self._data, list | tuple) else [self._data]
+        if len(given) == 1 and any(Path(given[0]).glob("part-*.*.npy")):
+            return "from_memmap"
+        named = [reader_by_name(os.fspath(path)) for path in given]
+        if "" in named:  # folders, or globs without an end
+            listed = self._listed(ends_of_names()).distributed(rank=0, world_size=1)
+            named = [reader_by_name(path) for path in listed]
+        found = sorted(set(named))
+        if found == [""] or len(found) != 1:
+            kinds = ", ".join(reader or "others" for reader in found)
+            usual = Counter([*filter(None, named), "read_json"]).most_common(1)[0][0]
+            raise tp.ConfigError(
+                f"{self.recipe}: how to read {self._data!r} is not clear from the names of the "
+                f"files ({kinds}): read them with one of trainpipes' readers, and pass the pipeline, as in "
+                f"{self.recipe}(trainpipes.{usual}(...), ...)"
+            )
+        return found[0]
+
+    # Columns
 
     def find(
         self, options: Mapping[str, str | None], known: Sequence[Sequence[str]]
@@ -249,20 +251,51 @@ class Input:
             if set(names) <= set(self.columns)
             and all(own in (None, name) for own, name in zip(given, names, strict=True))
         )
-        found = next(fitting, None)
-        if found is None and any(given):  # one by one
-            there = [
-                [name for name in names if name in self.columns]
-                for names in zip(*known, strict=True)
-            ]
-            found = [own or next(iter(names), "") for own, names in zip(given, there, strict=True)]
-        if found is None or "" in found:
-            raise self._not_found(options, found or [""] * len(given), known)
-        said = [
-            f"{o} from column {n!r}" for o, n in zip(options, found, strict=True) if not options[o]
+        found = next(fitting, None) or [
+            own or next((n for n in names if any(given) and n in self.columns), "")  # one by one
+            for own, names in zip(given, zip(*known, strict=True), strict=True)
         ]
-        log.info("%s takes %s", self.recipe, ", ".join(said))
+        if "" in found:
+            raise self._not_found(options, found, known)
+        named = zip(options.items(), found, strict=True)
+        taken = [f"{option} from column {name!r}" for (option, own), name in named if not own]
+        log.info("%s takes %s", self.recipe, ", ".join(taken))
         return tuple(found)
+
+    def _not_found(
+        self, options: Mapping[str, Any], found: Sequence[str], known: Sequence[Sequence[str]]
+    ) -> tp.SchemaError:
+        lacking = list(options)[list(found).index("")]
+        tried = ", ".join(" + ".join(names) for names in known)
+        lines = ", ".join(f"{name}=..." for name, value in options.items() if value is None)
+        what = "token ids" if lacking == "column" else lacking.replace("_", " ")
+        other = next((
+            f"use the recipe {recipe}, which takes {takes} ({' + '.join(names)}), or "
+            for recipe, several, takes in OTHERS
+            for names in several
+            if recipe != self.recipe and set(names) <= set(self.columns)
+        ), "")  # fmt: skip
+        return tp.SchemaError(
+            f"{self.recipe}: no column found for the {what}; the columns are {self.columns}, and names "
+            f"tried were {tried}: {other}name one by {lines}",
+            stage=self.recipe,
+        )
+
+    def texts(self, text: str | None, text_pair: str | None, label: str) -> list[str]:
+        """The column of a text, or two of a pair; see ``find``."""
+        pairs = any(set(names) <= set(self.columns) for names in TEXT_PAIRS)
+        if text is None and (pairs or text_pair is not None):
+            texts = [*self.find({"text": text, "text_pair": text_pair}, TEXT_PAIRS)]
+        else:
+            texts = [*self.find({"text": text}, (*TEXTS, ("sentence",), ("review",)))]
+            texts += [] if text_pair is None else [text_pair]
+        if label in texts:
+            raise tp.ConfigError(
+                f"{self.recipe} takes texts and labels from columns of their own, got {label!r} for both"
+            )
+        return texts
+
+    # Stages
 
     def prompted(self, prompt: str, context: str | None, columns: Sequence[str]) -> tp.Pipeline:
         """``rows(columns)``, whose prompt goes on with its context, if there is one."""
@@ -275,7 +308,6 @@ class Input:
     def arrange(
         self,
         rows: tp.Pipeline,
-        *,
         train: bool,
         buffer_size: int,
         seed: int,
@@ -290,18 +322,15 @@ class Input:
         """
         if cache:
             rows = rows.cache(None if cache is True else cache)
-        stages = rows.stages
-        roles = {stage.role for stage in stages}
+        stages, roles = rows.stages, {stage.role for stage in rows.stages}
         later = [n for n, s in enumerate(stages) if s.name in TOKENIZING and not s.keeps_rows]
         first = later[0] if later and "cache" not in roles else len(stages)
-        if first < len(stages):
-            rows = tp.Pipeline(stages[:first], rows._ranks, rows._members)
-        if train:
-            if "shard" not in roles:
-                rows = rows.sharding_filter(num_shards)
-            if not roles & {"shuffle", "draw"} and stages[0].name != "mix":
-                rows = rows.shuffle(buffer_size, seed=seed)
-        else:
+        rows = (
+            rows
+            if first == len(stages)
+            else tp.Pipeline(stages[:first], rows._ranks, rows._members)
+        )
+        if not train:
             for stage in stages:
                 if stage.role in ("shuffle", "shard", "repeat") or stage.name == "mix":
                     raise tp.ConfigError(
@@ -310,58 +339,14 @@ class Input:
                         "a mix one by one"
                     )
             rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
+        else:
+            if "shard" not in roles:
+                rows = rows.sharding_filter(num_shards)
+            if not roles & {"shuffle", "draw"} and stages[0].name != "mix":
+                rows = rows.shuffle(buffer_size, seed=seed)
         for stage in stages[first:]:
             rows = rows.then(stage)
         return rows
-
-    def _not_found(
-        self,
-        options: Mapping[str, str | None],
-        found: Sequence[str],
-        known: Sequence[Sequence[str]],
-    ) -> tp.SchemaError:
-        tried = ", ".join(" + ".join(names) for names in known)
-        lines = ", ".join(f"{name}=..." for name, value in options.items() if value is None)
-        lacking = next(name for name, one in zip(options, found, strict=True) if not one)
-        what = "token ids" if lacking == "column" else lacking.replace("_", " ")
-        other = ""
-        for recipe, names_of, takes in OTHERS:
-            there = next((names for names in names_of if set(names) <= set(self.columns)), None)
-            if there is not None and recipe != self.recipe:
-                other = f"use the recipe {recipe}, which takes {takes} ({' + '.join(there)}), or "
-                break
-        return tp.SchemaError(
-            f"{self.recipe}: no column found for the {what}; the columns are {self.columns}, and names "
-            f"tried were {tried}: {other}name one by {lines}",
-            stage=self.recipe,
-        )
-
-    # Reading
-
-    def _listed(self, suffix: Sequence[str] | None = None) -> tp.Pipeline:
-        return tp.list_files(self._data, suffix=suffix, storage_options=self._storage_options)
-
-    @cached_property
-    def _is_memmap(self) -> bool:
-        return _is_path(self._data) and any(Path(self._data).glob("part-*.*.npy"))
-
-    @cached_property
-    def _reader(self) -> str:
-        given = [self._data] if _is_path(self._data) else self._data
-        named = [reader_by_name(os.fspath(path)) for path in given]
-        if "" in named:  # folders, or globs without an end
-            listed = self._listed(ends_of_names()).distributed(rank=0, world_size=1)
-            named = [reader_by_name(path) for path in listed]
-        found = sorted(set(named))
-        if found == [""] or len(found) != 1:
-            kinds = ", ".join(reader or "others" for reader in found)
-            usual = Counter(filter(None, named)).most_common(1)
-            raise tp.ConfigError(
-                f"{self.recipe}: how to read {self._data!r} is not clear from the names of the "
-                f"files ({kinds}): read them with one of trainpipes' readers, and pass the pipeline, as in "
-                f"{self.recipe}(trainpipes.{usual[0][0] if usual else 'read_json'}(...), ...)"
-            )
-        return found[0]
 
 
 def with_context(rows: tp.Pipeline, prompt: str, context: str) -> tp.Pipeline:
@@ -389,14 +374,9 @@ class _Joined:
 def _text(table: pa.Table, name: str) -> Any:
     """A column of text; one of nothing but nulls is text, too."""
     kind = table[name].type
-    if pa.types.is_null(kind) or pa.types.is_dictionary(kind) or pa.types.is_string_view(kind):
-        return table[name].cast(pa.string())
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    texts = (types.is_null, types.is_string, types.is_large_string, types.is_string_view)
+    if not types.is_dictionary(kind) and not any(is_text(kind) for is_text in texts):
         raise tp.SchemaError(
             f"column {name!r} holds {kind}, and prompt and context are text: make it text with map()"
         )
-    return table[name]
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str | os.PathLike)
+    return table[name].cast(pa.string())

@@ -117,9 +117,7 @@ def preference(
                 )  # fmt: skip
             rows = rows.rename({name: f"{side}_{name}" for name in ("input_ids", "labels")})
         rows = rows.select(*columns)
-    rows = given.arrange(
-        rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
-    )
+    rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
     return rows.batch(batch_size, drop_last=train and drop_last).pad_collate(
         mask={f"{side}_input_ids": f"{side}_attention_mask" for side in SIDES},
         columns={f"{side}_labels": {"value": -100} for side in SIDES},

@@ -63,12 +63,7 @@ def pretrain(
     if rows is None:
         (text,) = given.find({"text": text}, TEXTS)
         rows = given.rows([text]).tokenize(tokenizer, text, add_eos=add_eos, on_error=on_error)
-    rows = given.arrange(
-        rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
-    )
-    return (
-        rows.repeat(epochs if train else 1)
-        .pack(max_length, method=method, buffer_size=pack_buffer_size, seed=seed)
-        .batch(batch_size)
-        .pad_collate()
-    )
+    rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
+    rows = rows.repeat(epochs if train else 1)
+    rows = rows.pack(max_length, method=method, buffer_size=pack_buffer_size, seed=seed)
+    return rows.batch(batch_size).pad_collate()

@@ -19,20 +19,29 @@ All of it is made of the source of Python's standard library; the pictures are d
 from __future__ import annotations
 
 import argparse
+import ast
 import json
-import random
-from collections.abc import Sequence
+import sysconfig
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes_recipes.demo.corpus import END, PAD, function_pairs, train_tokenizer, write_parquet
+__all__ = [
+    "function_pairs", "main", "train_tokenizer", "write_configs", "write_functions", "write_samples",
+    "write_tokenizer",
+]  # fmt: skip
 
-__all__ = ["main", "write_configs", "write_samples", "write_tokenizer"]
-
-MASK, START, STOP = "<mask>", "<|im_start|>", "<|im_end|>"
+END, PAD, MASK, START, STOP = "<eos>", "<pad>", "<mask>", "<|im_start|>", "<|im_end|>"
+#: Folders of the standard library that hold no library code, or packages of others.
+LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages"})
+#: Where files end, as parts of all rows, and rows of their row groups: uneven, as real files are.
+EDGES, ROW_GROUPS = (0, 0.4, 0.45, 0.7, 0.72, 1), (700, 90, 1100, 33, 256)
 #: Turns as ChatML writes them; what the assistant says is marked, as transformers knows it.
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -43,26 +52,66 @@ TEMPLATE = (
 )
 #: What a function is about, by a word in it; the first that is there counts.
 TOPICS = ("socket", "thread", "path", "date", "xml", "email", "test", "parse", "read")
-SHAPES = ("circle", "cross", "square")
+SHAPES: dict[str, Callable[..., Any]] = {
+    "circle": lambda x, y, radius: np.hypot(x, y) < radius,
+    "cross": lambda x, y, radius: (
+        (abs(abs(x) - abs(y)) < 6) & (np.maximum(abs(x), abs(y)) < radius)
+    ),
+    "square": lambda x, y, radius: np.maximum(abs(x), abs(y)) < radius,
+}
 PICTURES, SIDE = 40, 96
+
+
+def function_pairs(every: int = 1) -> Iterator[tuple[str, str]]:
+    """Prompt and response of each function of the standard library with a docstring."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = sorted(p for p in root.rglob("*.py") if not LEFT_OUT & set(p.relative_to(root).parts))
+    for path in paths[::every]:
+        try:
+            source = path.read_text(encoding="utf-8")
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError):  # deliberately broken examples, and other encodings
+            continue
+        lines = source.splitlines()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and len(node.body) > 1:
+                doc, body = node.body[0].end_lineno or 0, node.body[1]
+                first = body.lineno - len(getattr(body, "decorator_list", ()))
+                if ast.get_docstring(node) and first > doc:
+                    prompt = "\n".join(lines[node.lineno - 1 : doc])
+                    response = "\n".join(lines[doc : node.end_lineno])
+                    yield textwrap.dedent(prompt), textwrap.dedent(response).strip("\n")
 
 
 def write_samples(folder: Path, every: int = 1) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     pairs = [pair for pair in function_pairs(every) if pair[1].strip()]
+    prompts, bodies = map(list, zip(*pairs, strict=True))
     texts = ["\n".join(pair) for pair in pairs]
     write_tokenizer(folder / "tokenizer", pairs)
-    write_parquet(pairs, folder / "functions")
+    write_functions(pairs, folder / "functions")
     (folder / "texts").mkdir(exist_ok=True)
     pq.write_table(pa.table({"text": texts}), folder / "texts" / "0.parquet", row_group_size=500)
     write_chats(folder / "chats.jsonl", pairs)
-    others = [body for _, body in pairs[1:]] + [pairs[0][1]]
-    columns = [("prompt", [p for p, _ in pairs]), ("chosen", [b for _, b in pairs])]
-    pq.write_table(pa.table(dict([*columns, ("rejected", others)])), folder / "preferences.parquet")
+    rejected = [*bodies[1:], bodies[0]]
+    choices = pa.table({"prompt": prompts, "chosen": bodies, "rejected": rejected})
+    pq.write_table(choices, folder / "preferences.parquet")
     pq.write_table(topics(texts), folder / "topics.parquet")
     write_ids(folder, texts)
     draw_pictures(folder / "pictures")
     write_configs(folder)
+
+
+def write_functions(pairs: Sequence[tuple[str, str]], folder: Path) -> list[Path]:
+    """Write "prompt" and "response" to files of uneven sizes and row groups."""
+    folder.mkdir(parents=True, exist_ok=True)
+    prompts, bodies = map(list, zip(*pairs, strict=True))
+    table = pa.table({"prompt": prompts, "response": bodies})
+    paths = [folder / f"functions-{number}.parquet" for number in range(len(ROW_GROUPS))]
+    edges = pairwise(round(edge * len(table)) for edge in EDGES)
+    for path, (start, stop), rows in zip(paths, edges, ROW_GROUPS, strict=True):
+        pq.write_table(table.slice(start, stop - start), path, row_group_size=rows)
+    return paths
 
 
 def write_configs(folder: Path) -> None:
@@ -79,16 +128,21 @@ def write_configs(folder: Path) -> None:
 def write_tokenizer(folder: Path, pairs: Sequence[tuple[str, str]]) -> None:
     """A tokenizer as transformers saves one."""
     folder.mkdir(exist_ok=True)
-    special = [END, PAD, MASK, START, STOP]
-    train_tokenizer(pairs, folder / "tokenizer.json", special=special)
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END,
-        "pad_token": PAD,
-        "mask_token": MASK,
-        "chat_template": TEMPLATE,
-    }
+    train_tokenizer(pairs, folder / "tokenizer.json")
+    named = {"eos_token": END, "pad_token": PAD, "mask_token": MASK, "chat_template": TEMPLATE}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+
+
+def train_tokenizer(pairs: Sequence[tuple[str, str]], path: Path, vocabulary: int = 2048) -> None:
+    """Train a byte-level BPE tokenizer and write its ``tokenizer.json``."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    tokenizer = ByteLevelBPETokenizer()
+    special = [END, PAD, MASK, START, STOP]
+    texts = (text for pair in pairs for text in pair)
+    tokenizer.train_from_iterator(texts, vocabulary, show_progress=False, special_tokens=special)
+    tokenizer.save(str(path))
 
 
 def write_chats(path: Path, pairs: Sequence[tuple[str, str]]) -> None:
@@ -124,26 +178,20 @@ def write_ids(folder: Path, texts: Sequence[str]) -> None:
 def draw_pictures(folder: Path) -> bool:
     """JPEGs of shapes of several looks; False without Pillow."""
     try:
-        from PIL import Image, ImageDraw
+        from PIL import Image
     except ImportError:
         return False
-    rng = random.Random(0)
-    for shape in SHAPES:
-        (folder / shape).mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    rows, columns = np.mgrid[:SIDE, :SIDE]
+    for name, inside in SHAPES.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
         for number in range(PICTURES):
-            colors = [tuple(rng.randrange(256) for _ in "rgb") for _ in range(2)]
-            image = Image.new("RGB", (SIDE, SIDE), colors[0])
-            size = rng.randrange(SIDE // 3, SIDE * 2 // 3)
-            x, y = rng.randrange(SIDE - size), rng.randrange(SIDE - size)
-            box, draw = (x, y, x + size, y + size), ImageDraw.Draw(image)
-            if shape == "circle":
-                draw.ellipse(box, fill=colors[1])
-            elif shape == "square":
-                draw.rectangle(box, fill=colors[1])
-            else:
-                draw.line(box, fill=colors[1], width=8)
-                draw.line((x, y + size, x + size, y), fill=colors[1], width=8)
-            image.save(folder / shape / f"{number}.jpg", quality=90)
+            radius = rng.integers(SIDE // 6, SIDE // 3)
+            x, y = rng.integers(radius, SIDE - radius, 2)
+            ground, shape = rng.integers(256, size=(2, 3), dtype=np.uint8)
+            drawn = inside(columns - x, rows - y, radius)[:, :, None]
+            path = folder / name / f"{number}.jpg"
+            Image.fromarray(np.where(drawn, shape, ground)).save(path, quality=90)
     return True
 
 

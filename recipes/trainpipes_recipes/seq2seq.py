@@ -59,8 +59,6 @@ def seq2seq(
             tokenizer, {prompt: "input_ids", response: "labels"}, max_length=max_length, add_eos=True,
             on_error=on_error,
         )  # fmt: skip
-    rows = given.arrange(
-        rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
-    )
+    rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
     batches = rows.batch(batch_size, drop_last=train and drop_last)
     return batches.pad_collate(mask={"input_ids": "attention_mask"})

@@ -62,7 +62,5 @@ def sft(
             tokenizer, concat=[prompt, response], max_length=max_length, add_eos=True, labels=response,
             on_error=on_error,
         )  # fmt: skip
-    rows = given.arrange(
-        rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
-    )
+    rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
     return rows.batch(batch_size, drop_last=train and drop_last).pad_collate()

@@ -70,10 +70,9 @@ def tokens(
     epochs = epochs if train else 1
     if dtype is not None:
         if column is not None or isinstance(files, Pipeline):
-            got = f"column={column!r}" if column is not None else "a pipeline"
             raise ConfigError(
-                f"tokens(dtype) is for files that hold nothing but ids, got dtype={dtype!r} and {got}: leave "
-                "out one of them"
+                f"tokens(dtype) is for files that hold nothing but ids, got dtype={dtype!r} and "
+                f"{'a pipeline' if column is None else f'column={column!r}'}: leave out one of them"
             )
         rows = from_memmap(files, dtype=dtype, length=max_length)
         if train:
@@ -91,19 +90,13 @@ def tokens(
     given = Input("tokens", files, storage_options)
     (column,) = given.find({"column": column}, TOKENS)
     labels = ["labels"] if "labels" in given.columns else []
-    rows = given.arrange(
-        given.rows([column, *labels]), train=train, buffer_size=buffer_size, seed=seed,
-        num_shards=num_shards,
+    rows = given.rows([column, *labels])
+    rows = given.arrange(rows, train, buffer_size, seed, num_shards).repeat(epochs)
+    packed = rows.pack(
+        max_length, method=method, column=column, buffer_size=pack_buffer_size,
+        pad_token_id=pad_token_id, seed=seed, on_error=on_error,
     )  # fmt: skip
-    return (
-        rows.repeat(epochs)
-        .pack(
-            max_length, method=method, column=column, buffer_size=pack_buffer_size,
-            pad_token_id=pad_token_id, seed=seed, on_error=on_error,
-        )
-        .batch(batch_size)
-        .pad_collate()
-    )  # fmt: skip
+    return packed.batch(batch_size).pad_collate()
 
 
 class WithLabels(BatchStage):

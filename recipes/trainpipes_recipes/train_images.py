@@ -10,7 +10,7 @@ transformers saves it.
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,12 @@ from transformers import (
 import trainpipes as tp
 
 CUDA = torch.cuda.is_available()
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))
-DEVICE = torch.device("cuda", LOCAL_RANK) if CUDA else torch.device("cpu")
+DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if CUDA else "cpu")
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 LOG_EVERY, WARMUP, CLIP, BF16 = 10, 0.05, 1.0, CUDA  # steps; part of all steps; norm of gradients
 
 
-def main(arguments: Sequence[str] | None = None, on_step: Callable[..., Any] | None = None) -> None:
+def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -> None:
     """Train. ``on_step(step, batches, loss)`` is called after each step."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
@@ -82,8 +81,7 @@ def main(arguments: Sequence[str] | None = None, on_step: Callable[..., Any] | N
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        if on_step:
-            on_step(step, [batch], loss.detach())
+        on_step(step, [batch], loss.detach())
         if step % LOG_EVERY == 0:
             report(f"step {step}: loss {over_ranks(loss.detach()).item() / RANKS:.4f}")
         if step % args.save_every == 0 or step == args.steps:

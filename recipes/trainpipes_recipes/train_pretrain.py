@@ -11,7 +11,7 @@ transformers saves it.
 import argparse
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, get_cosine_schedule_w
 import trainpipes as tp
 
 CUDA = torch.cuda.is_available()
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))
-DEVICE = torch.device("cuda", LOCAL_RANK) if CUDA else torch.device("cpu")
+DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if CUDA else "cpu")
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 LOG_EVERY, WARMUP, CLIP, BF16 = 10, 0.05, 1.0, CUDA  # steps; part of all steps; norm of gradients
 
 
-def main(arguments: Sequence[str] | None = None, on_step: Callable[..., Any] | None = None) -> None:
+def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -> None:
     """Train. ``on_step(step, batches, loss)`` is called after each step."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
@@ -88,10 +87,11 @@ def main(arguments: Sequence[str] | None = None, on_step: Callable[..., Any] | N
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        if on_step:
-            on_step(step, micro, loss)
+        on_step(step, micro, loss)
         if step % LOG_EVERY == 0:
-            mean = over_ranks(loss).item() / RANKS
+            if RANKS > 1:
+                dist.all_reduce(loss)
+            mean = loss.item() / RANKS
             seconds, idle = time.perf_counter() - began, loader.wait_seconds - waited
             rate = f"{tokens * (step - logged) / seconds:,.0f} tokens/s"
             report(f"step {step}: loss {mean:.4f}, {rate}, {idle / seconds:.1%} waiting for data")
@@ -118,12 +118,6 @@ def loss_of(model: Any, batch: dict[str, Any]) -> Tensor:
     loss: Tensor = F.cross_entropy(found, wanted, reduction="sum")
     loss /= (wanted >= 0).sum().clamp(min=1)
     return loss
-
-
-def over_ranks(tensor: Tensor) -> Tensor:
-    if RANKS > 1:
-        dist.all_reduce(tensor)
-    return tensor
 
 
 def save(args: argparse.Namespace, step: int, parts: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ transformers saves it.
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, get_cosine_schedule_w
 import trainpipes as tp
 
 CUDA = torch.cuda.is_available()
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))
-DEVICE = torch.device("cuda", LOCAL_RANK) if CUDA else torch.device("cpu")
+DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if CUDA else "cpu")
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 LOG_EVERY, WARMUP, CLIP, BF16 = 10, 0.05, 1.0, CUDA  # steps; part of all steps; norm of gradients
 
 
-def main(arguments: Sequence[str] | None = None, on_step: Callable[..., Any] | None = None) -> None:
+def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -> None:
     """Train. ``on_step(step, batches, loss)`` is called after each step."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
@@ -89,8 +88,7 @@ def main(arguments: Sequence[str] | None = None, on_step: Callable[..., Any] | N
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        if on_step:
-            on_step(step, micro, loss)
+        on_step(step, micro, loss)
         if step % LOG_EVERY == 0:
             report(f"step {step}: loss {over_ranks(loss).item():.4f}")
         if step % args.save_every == 0 or step == args.steps:

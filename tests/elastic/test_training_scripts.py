@@ -11,9 +11,8 @@ import pytest
 
 from elastic.launch import Launch
 from elastic.test_docs_examples import TORCH_ABORTS
-from trainpipes_recipes import samples
-from trainpipes_recipes.demo import logged
-from trainpipes_recipes.demo.logged import Step, read_log
+from trainpipes_recipes import logged, samples
+from trainpipes_recipes.logged import Step, read_log
 
 SCRIPTS = (pytest.param("train_sft", marks=pytest.mark.slow), "train_pretrain")
 EVERY, STEPS = 5, 60

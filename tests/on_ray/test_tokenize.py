@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ import trainpipes as tp
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.prepare import tokenize
 from trainpipes.storage import Processes, Ray, Threads
-from trainpipes.tokenizers.engine import File
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where the workers, too, find what they import
 
@@ -272,19 +270,3 @@ def test_paths_of_one_machine_are_refused_on_several(cluster, texts, tmp_path, m
         tokenize(pipeline(texts), "s3://bucket/several", executor=Ray())
     done = tokenize(pipeline(texts), tmp_path / "ids", executor=Ray(shared_filesystem=True))
     assert done.rows == FILES * ROWS
-
-
-# What needs no cluster
-
-
-def test_the_content_of_a_tokenizer_file_travels(tmp_path):
-    path = tmp_path / "tokenizer.json"
-    path.write_text("{}")
-    (tmp_path / "tokenizer_config.json").write_text('{"x": 1}')
-    file = File(str(path))
-    file.carry("tokenizer_config.json")
-    sent = pickle.dumps(file)
-    path.unlink()
-    (tmp_path / "tokenizer_config.json").unlink()
-    assert pickle.loads(sent).read() == b"{}"
-    assert pickle.loads(sent).beside("tokenizer_config.json") == b'{"x": 1}'

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -90,11 +89,8 @@ def write_json(table: pa.Table, path: Path) -> None:
 FILES: dict[str, Callable[[pa.Table, Path], Any]] = {
     "x.parquet": lambda table, path: pq.write_table(table, path, row_group_size=3),
     "x.jsonl": write_json,
-    "x.arrow": lambda table, path: pa.feather.write_feather(table, path),
 }
 SOURCES: dict[str, Callable[[list[Any]], tp.Pipeline]] = {
-    "from_arrow": lambda told: tp.from_arrow(pa.table({"conversations": told})),
-    "from_dataset": lambda told: tp.from_dataset([{"conversations": each} for each in told]),
     "from_iterable": lambda told: tp.from_iterable([{"conversations": each} for each in told]),
     "filter": lambda told: tp.from_arrow(pa.table({"conversations": told})).filter(len),
     "mix": lambda told: tp.mix(

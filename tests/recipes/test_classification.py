@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -27,22 +26,13 @@ ROWS = [
 SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 16, "num_shards": 12, "seed": 3}
 
 
-def files(kind: str, folder: Path) -> Path:
-    table, path = pa.Table.from_pylist(ROWS), folder / f"rows.{kind}"
-    if kind == "parquet":
-        pq.write_table(table, path, row_group_size=13)
-    elif kind == "csv":
-        pyarrow.csv.write_csv(table, path)
-    else:
-        tp.from_arrow(table).write_json(path)
-    return path
+def parquet(folder: Path) -> Path:
+    pq.write_table(pa.Table.from_pylist(ROWS), folder / "rows.parquet", row_group_size=13)
+    return folder / "rows.parquet"
 
 
 SOURCES: dict[str, Callable[[Path], Any]] = {
-    "parquet": lambda f: files("parquet", f),
-    "json": lambda f: files("json", f),
-    "csv": lambda f: files("csv", f),
-    "from_dataset": lambda f: tp.from_dataset(ROWS),
+    "parquet": parquet,
     "mix": lambda f: tp.mix({"a": tp.from_dataset(ROWS[:30]), "b": tp.from_dataset(ROWS[30:])}),
     "filter": lambda f: tp.from_dataset(ROWS).filter(lambda row: "7" not in row["text"]),
 }
@@ -226,7 +216,7 @@ def test_what_is_not_right_is_refused(
 
 
 def test_an_unknown_label_names_its_file(tmp_path: Path) -> None:
-    path = files("parquet", tmp_path)
+    path = parquet(tmp_path)
     with pytest.raises(tp.DataError, match=r"'food'.*rows\.parquet, row group \d, row \d+\)"):
         list(classification(path, "bytes", classes=["animal"], num_shards=1))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -122,26 +120,18 @@ def test_ids_that_are_mapped_come_in_their_order(tmp_path: Path) -> None:
     assert torch.cat([batch["input_ids"] for batch in pipe]).flatten().tolist() == list(range(992))
 
 
-def files(kind: str, folder: Path) -> Any:
+def files(folder: Path) -> Any:
     """The rows in two files, whose names are in order."""
     for number, part in enumerate([ROWS[:20], ROWS[20:]]):
-        table, path = pa.Table.from_pylist(part), folder / f"{number}.{kind}"
-        if kind == "parquet":
-            pq.write_table(table, path, row_group_size=7)
-        elif kind == "csv":
-            pyarrow.csv.write_csv(table, path)
-        else:
-            path.write_text("".join(json.dumps(row) + "\n" for row in part))
-    return folder / f"*.{kind}"
+        pq.write_table(pa.Table.from_pylist(part), folder / f"{number}.parquet", row_group_size=7)
+    return folder / "*.parquet"
 
 
 SOURCES: dict[str, Callable[[Path], Any]] = {
-    "parquet": lambda f: files("parquet", f),
-    "jsonl": lambda f: files("jsonl", f),
-    "csv": lambda f: files("csv", f),
+    "parquet": files,
     "from_iterable": lambda f: tp.from_iterable(lambda: ROWS),
     "concat": lambda f: tp.concat(rows(ROWS[:9]), rows(ROWS[9:])),
-    "cached": lambda f: files("parquet", f),
+    "cached": files,
 }
 
 

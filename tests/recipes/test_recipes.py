@@ -164,14 +164,23 @@ def test_no_sequence_is_longer_than_max_length(files: Path, tokenizer: Any) -> N
 def test_files_are_given_by_position_or_by_name(files: Path) -> None:
     by_name = tp.recipe("sft", files=files, tokenizer="bytes")
     assert tp.recipe("sft", files, "bytes") == tp.recipe("sft", files, tokenizer="bytes") == by_name
-    with pytest.raises(
-        tp.ConfigError, match=r"'sft': multiple values for argument 'files'; it is sft"
-    ):
-        tp.recipe("sft", files, files=files)
-    with pytest.raises(
-        tp.ConfigError, match=r"too many positional arguments; it is sft\(files, tokenizer, \*"
-    ):
-        tp.recipe("sft", *range(30))
+
+
+REFUSED: dict[str, tuple[str, list[Any], dict[str, Any], str]] = {
+    "no recipe": ("stf", [], {}, r"no recipe 'stf' \(did you mean 'sft'\?\).*seq2seq, sft"),
+    "twice": ("sft", ["x"], {"files": "x"}, "multiple values for argument 'files'; it is sft"),
+    "too many": ("sft", [*range(30)], {}, r"too many pos.*; it is sft\(files, tokenizer, \*"),
+    "misspelt": ("sft", ["x"], {"tokeniser": 1}, r"no option 'tokeniser' \(did you .*; it is sft"),
+    "missing": ("sft", ["x"], {}, r"missing a required .*'tokenizer'; it is sft\(files, tokenizer"),
+    "no flag": ("sft", ["x", "bytes"], {"drop_last": "no"}, r"\(drop_last\) must be True or False"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_recipe_does_not_take_is_refused_with_what_it_takes(case: str) -> None:
+    name, arguments, options, said = REFUSED[case]
+    with pytest.raises(tp.ConfigError, match=said):
+        tp.recipe(name, *arguments, **options)
 
 
 def test_every_recipe_of_the_package_is_offered() -> None:
@@ -181,31 +190,6 @@ def test_every_recipe_of_the_package_is_offered() -> None:
         if point.value.startswith("trainpipes_recipes.")
     }
     assert offered == set(trainpipes_recipes.__all__)
-
-
-def test_a_name_that_is_no_recipe_is_refused_with_those_that_are() -> None:
-    with pytest.raises(
-        tp.ConfigError, match=r"no recipe 'stf' \(did you mean 'sft'\?\).*seq2seq, sft"
-    ):
-        tp.recipe("stf")
-
-
-def test_an_option_that_a_recipe_does_not_have_is_refused_with_those_it_has() -> None:
-    message = (
-        r"no option 'tokeniser' \(did you mean 'tokenizer'\?\); it is sft\(files, tokenizer, \*, "
-    )
-    with pytest.raises(tp.ConfigError, match=message):
-        tp.recipe("sft", files="x", tokeniser="bytes")
-
-
-def test_an_option_that_is_missing_is_named() -> None:
-    with pytest.raises(
-        tp.ConfigError,
-        match=r"'sft': missing a required .*'tokenizer'; it is sft\(files, tokenizer, ",
-    ):
-        tp.recipe("sft", files="x")
-    with pytest.raises(tp.ConfigError, match=r"sft\(drop_last\) must be True or False, got 'no'"):
-        tp.recipe("sft", files="x", tokenizer="bytes", drop_last="no")
 
 
 def offer(folder: Path, package: str, recipes: dict[str, str], monkeypatch: Any) -> None:
@@ -226,22 +210,22 @@ def test_another_package_can_offer_recipes(tmp_path: Path, monkeypatch: Any) -> 
     sys.modules.pop("counting_recipes", None)
 
 
-def test_a_recipe_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: Any) -> None:
-    offer(tmp_path, "broken", {"broken": "no_such_module:broken"}, monkeypatch)
-    with pytest.raises(tp.ConfigError, match=r"no_such_module:broken, which cannot be imported"):
-        tp.recipe("broken")
-
-
-def test_two_recipes_of_one_name_are_refused(tmp_path: Path, monkeypatch: Any) -> None:
-    offer(tmp_path, "other", {"sft": "elsewhere:sft"}, monkeypatch)
-    with pytest.raises(tp.ConfigError, match="more than once"):
-        tp.recipe("sft", files="x", tokenizer="bytes")
-
-
-def test_what_a_recipe_returns_is_a_pipeline(tmp_path: Path, monkeypatch: Any) -> None:
-    offer(tmp_path, "odd", {"odd": "fractions:Fraction"}, monkeypatch)
-    with pytest.raises(tp.ConfigError, match="must return a trainpipes Pipeline, got Fraction"):
-        tp.recipe("odd")
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("broken", "no_such_module:broken", "cannot be imported: No module named 'no_such_module'"),
+        ("sft", "elsewhere:sft", "offered more than once"),
+        ("odd", "fractions:Fraction", None),
+    ],
+)
+def test_a_recipe_that_cannot_be_used_is_listed_with_the_reason(
+    name: str, value: str, said: str | None, tmp_path: Path, monkeypatch: Any
+) -> None:
+    offer(tmp_path, "other", {name: value}, monkeypatch)
+    with pytest.raises(tp.ConfigError, match=said or "must return a trainpipes Pipeline, got Frac"):
+        tp.recipe(name)
+    (listed,) = (recipe for recipe in tp.recipes() if recipe.name == name)
+    assert said is None or said in listed.summary
 
 
 def test_installed_recipes_are_listed_with_what_they_are_for_and_their_options() -> None:
@@ -253,16 +237,6 @@ def test_installed_recipes_are_listed_with_what_they_are_for_and_their_options()
     assert "\nsft " in text
     assert "batch_size=8" in text
     assert max(map(len, text.splitlines())) <= 100
-
-
-def test_a_recipe_that_cannot_be_used_is_listed_with_the_reason(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
-    points = {"broken": "no_such_module:broken", "sft": "elsewhere:sft"}
-    offer(tmp_path, "other", points, monkeypatch)
-    listed = {recipe.name: recipe for recipe in tp.recipes()}
-    assert "cannot be imported: No module named 'no_such_module'" in listed["broken"].summary
-    assert "offered more than once" in listed["sft"].summary
 
 
 def test_no_module_has_the_name_of_the_function_and_none_of_the_recipes_is_imported() -> None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 import trainpipes as tp
 from recipes.chats import CHATML, conversations_of
 from trainpipes_recipes import chat, sft
-from trainpipes_recipes.demo.corpus import END, PAD, function_pairs, train_tokenizer
+from trainpipes_recipes.samples import END, PAD, function_pairs, train_tokenizer
 
 UNMARKED = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

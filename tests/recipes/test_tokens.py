@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from pathlib import Path
 
@@ -63,15 +62,12 @@ def documents(batches: list[dict[str, torch.Tensor]]) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["parquet", "json", "rows", "memmap"])
+@pytest.mark.parametrize("kind", ["parquet", "rows", "memmap"])
 def test_documents_are_packed_whole(tmp_path: Path, kind: str) -> None:
     table = pa.table({"token_ids": DOCUMENTS, "id": list(range(300))})
     if kind == "parquet":
         pq.write_table(table, tmp_path / "a.parquet", row_group_size=70)
         given: object = tmp_path / "a.parquet"
-    elif kind == "json":
-        (tmp_path / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in table.to_pylist()))
-        given = tmp_path
     elif kind == "memmap":
         tp.from_arrow(table).write_memmap(tmp_path / "a")
         given = tmp_path / "a"

@@ -30,7 +30,7 @@ from recipes.chats import conversations_of, preferences_of, small_tokenizer
 from recipes.trained import check_training, real_text
 from trainpipes.tokenizers.simple import VOCABULARY as BYTES
 from trainpipes_recipes import train_pretrain, train_sft
-from trainpipes_recipes.demo.corpus import write_parquet
+from trainpipes_recipes.samples import write_functions
 
 TOKENIZER = small_tokenizer()
 SMALL: dict[str, Any] = {"batch_size": 8, "buffer_size": 100}
@@ -54,13 +54,13 @@ Case = tuple[Callable[[], tp.Pipeline], Callable[[], nn.Module], Callable[[Any, 
 
 
 def sft(folder: Path) -> Case:
-    files = write_parquet(real_text(), folder)
+    files = write_functions(real_text(), folder)
     return lambda: tp.recipe("sft", files, "bytes", max_length=128, **SMALL), causal, padded
 
 
 def seq2seq(folder: Path) -> Case:
     """The batches are the arguments of transformers' encoder-decoder models, which leave padding out."""
-    files = write_parquet(real_text(), folder)
+    files = write_functions(real_text(), folder)
     config = T5Config(
         vocab_size=BYTES, dropout_rate=0.0, pad_token_id=BYTES - 1, decoder_start_token_id=0, d_model=32,
         d_kv=8, d_ff=64, num_layers=1, num_heads=4,
@@ -78,7 +78,7 @@ def pretrain(folder: Path) -> Case:
 
 
 def masked_lm(folder: Path) -> Case:
-    files = write_parquet(real_text(), folder)
+    files = write_functions(real_text(), folder)
     learnt = Tokenizer(models.BPE(unk_token="[UNK]"))
     learnt.pre_tokenizer = pre_tokenizers.Whitespace()
     special = ["[MASK]", "[UNK]"]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch_settings import torch_as_before
 from trainpipes import Loader, Pipeline
 from trainpipes.testing import digest
-from trainpipes_recipes.demo.corpus import function_pairs
+from trainpipes_recipes.samples import function_pairs
 
 __all__ = ["check_training", "real_text"]
 

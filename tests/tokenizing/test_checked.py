@@ -75,7 +75,7 @@ def started(engine: Any) -> Checked:
 
 
 @pytest.mark.parametrize("bad", [[7], [], [1, 2], [len(BAD), 0]])
-@pytest.mark.parametrize("place", [0, 1, FIRST - 1, FIRST])
+@pytest.mark.parametrize("place", [0, FIRST - 1, FIRST])
 def test_the_first_texts_are_compared(bad: list[int], place: int) -> None:
     texts = ["x"] * (2 * FIRST)
     texts[place] = BAD
@@ -87,43 +87,40 @@ def test_the_first_texts_are_compared(bad: list[int], place: int) -> None:
         checked.encode(array(texts))
 
 
-@pytest.mark.parametrize("number", [0, 1, 999, EVERY, 5 * EVERY, 5 * EVERY + 1])
+@pytest.mark.parametrize("number", [0, 999, EVERY, 5 * EVERY + 1])
 def test_rows_are_compared_by_their_number(number: int) -> None:
     checked = started(Engine([7]))
-    texts, numbers = array(["x", BAD]), np.array([3, number])
+    texts, numbers = array(["x", BAD + "x" * 10_000]), np.array([3, number])
     if number % EVERY:
         assert checked.encode(texts, numbers).values.tolist() == [1, 7]
         return
-    with pytest.raises(ConfigError, match="other ids"):
+    with pytest.raises(ConfigError, match=r"other ids .*xxx…") as caught:
         checked.encode(texts, numbers)
-
-
-def test_of_a_long_text_the_start_is_shown() -> None:
-    checked = Checked(lambda: Engine([7]), lengths_of, "some.json")
-    with pytest.raises(ConfigError, match="xxx…") as caught:
-        checked.encode(array([BAD + "x" * 10_000]))
     assert len(str(caught.value)) < SHOWN + 200
 
 
-@pytest.mark.parametrize("failure", [RuntimeError, Panic])
-def test_an_engine_that_fails_is_named(failure: Any) -> None:
-    with pytest.raises(ConfigError, match=r"failed: .*no such byte.*engine="):
-        started(Engine(failure("no such byte"))).encode(array(["x", BAD]))
+class Short(Engine):
+    def encode(self, texts: pa.LargeStringArray) -> Ragged:
+        return super().encode(texts.slice(1) if BAD in texts.to_pylist() else texts)
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        (Engine(RuntimeError("no such byte")), r"failed: .*no such byte.*engine="),
+        (Engine(Panic("no such byte")), r"failed: .*no such byte.*engine="),
+        (Short(), "gave 1 rows for 2 texts"),
+    ],
+)
+def test_an_engine_that_fails_is_named(engine: Engine, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        started(engine).encode(array(["x", BAD]))
 
     def fail() -> Engine:
-        raise failure("unknown pre-tokenizer")
+        raise Panic("unknown pre-tokenizer")
 
     with pytest.raises(ConfigError, match=r"failed: .*unknown pre-tokenizer"):
         Checked(fail, lengths_of, "some.json").encode(array(["x"]))
-
-
-def test_an_engine_that_loses_rows_is_named() -> None:
-    class Short(Engine):
-        def encode(self, texts: pa.LargeStringArray) -> Ragged:
-            return super().encode(texts.slice(1) if BAD in texts.to_pylist() else texts)
-
-    with pytest.raises(ConfigError, match="gave 1 rows for 2 texts"):
-        started(Short()).encode(array(["x", BAD]))
 
 
 def test_rows_with_young_code_points_are_the_references() -> None:
@@ -310,7 +307,7 @@ def test_a_forked_child_starts_an_engine_of_its_own() -> None:
 
     def work(found: Any) -> None:
         same = [stage.process(run_of(table)).block.data for table in runs] == expected
-        found.send((same, stage._engine.loaded.checked._fast is not None))  # type: ignore[attr-defined]
+        found.send((same, stage._engine.loaded[1]._fast is not None))  # type: ignore[attr-defined]
 
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()

@@ -43,9 +43,7 @@ class Progress:
     """
 
     def __init__(self, job: str, total: int | None, unit: str) -> None:
-        self._job = job
-        self._total = total or None
-        self._unit = unit
+        self._job, self._total, self._unit = job, total or None, unit
         self._counting, self._drawing = threading.Lock(), threading.Lock()
         self._bar: Any = None
         self._done = self._before = 0
@@ -76,9 +74,7 @@ class Progress:
         self._before += count
 
     def _draw(self) -> None:
-        if self._next == math.inf:
-            return
-        if not _may_show():
+        if self._next == math.inf or not _may_show():
             self._next = math.inf
         elif _has_bar():
             if self._bar is None:
@@ -90,13 +86,12 @@ class Progress:
             self._next = time.monotonic() + EVERY_LOGGED
 
     def _line(self) -> str:
-        if self._unit == "bytes":
-            done, total = amount(self._done), amount(self._total or 0)
-        else:
-            done, total = f"{self._done:,}", f"{self._total or 0:,} {self._unit}"
+        of_bytes = self._unit == "bytes"
+        done, total = (amount(n) if of_bytes else f"{n:,}" for n in (self._done, self._total or 0))
+        unit = "" if of_bytes else f" {self._unit}"
         if self._total is None:
-            return f"{self._job}: {done}" + f" {self._unit}" * (self._unit != "bytes")
-        return f"{self._job}: {self._done / self._total:.0%}, {done} of {total}"
+            return f"{self._job}: {done}{unit}"
+        return f"{self._job}: {self._done / self._total:.0%}, {done} of {total}{unit}"
 
 
 def counted(items: Iterable[T], job: str, total: int | None, unit: str) -> Iterator[T]:

@@ -12,15 +12,17 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes._internal.checks import pip_install
 from trainpipes._internal.secrets import hidden
+from trainpipes._internal.text import cut
 from trainpipes.columns.arrays import apart, to_arrow, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.tokenizers.ragged import Ids, Ragged
+from trainpipes.tokenizers.ragged import Ragged
 
 #: Bytes of text after which the engine is made anew. It keeps every word that it has ever seen: some
 #: 10 MiB of them in so much prose or code, where words are random letters up to 60 bytes for each.
@@ -31,8 +33,6 @@ FIRST = 64
 EVERY = 1000
 #: Characters that are shown of a text, at most.
 SHOWN = 500
-#: What is no failure of an engine. A panic of Rust is no ``Exception`` either.
-ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 #: Code points that Unicode came to know in this century, and what has none yet: the packages'
 #: tables are of different versions, so that they disagree on the class, or on the canonical order,
@@ -47,31 +47,24 @@ YOUNG = (
 
 
 def why_not(content: Mapping[str, Any], splits_special: bool = False) -> str | None:
+    """Why gigatoken cannot do the work of a ``tokenizer.json``, if so."""
     try:
         version("gigatoken")
     except PackageNotFoundError:
         return f"gigatoken is not installed: {pip_install('gigatoken')}"
+    model = content["model"]
     if splits_special:
         return "it reads special tokens in a text as plain text"
-    model = content["model"]
     if model.get("type") != "BPE":
         return f"its model is {model.get('type')}, and gigatoken does BPE"
     if model.get("dropout"):
         return f"its model has dropout = {model['dropout']!r}"
-    if not _has_bytes(model["vocab"]):
-        return "its vocabulary lacks tokens for some bytes, which gigatoken needs"
-    return _added(content)
-
-
-def _has_bytes(vocab: Mapping[str, int]) -> bool:
+    # Bytes are tokens by number, or by letter: those that print by themselves, others by 256 and more.
     printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in printed)
-    letters = [*map(chr, printed), *(chr(0x100 + n) for n, _ in enumerate(others))]
-    by_number = (f"<0x{byte:02X}>" for byte in range(256))
-    return all(letter in vocab for letter in letters) or all(name in vocab for name in by_number)
-
-
-def _added(content: Mapping[str, Any]) -> str | None:
+    letters = map(chr, [*printed, *range(0x100, 0x200 - len(printed))])
+    numbers = (f"<0x{byte:02X}>" for byte in range(256))
+    if not any(all(name in model["vocab"] for name in names) for names in (letters, numbers)):
+        return "its vocabulary lacks tokens for some bytes, which gigatoken needs"
     for token in content.get("added_tokens") or ():
         name = token.get("content")
         for flag in ("rstrip", "single_word"):
@@ -92,7 +85,7 @@ class Gigatoken:
 
     def encode(self, texts: pa.LargeStringArray) -> Ragged:
         if not len(texts):
-            return Ragged(np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
+            return Ragged.of_lists([])
         self._read += texts.nbytes
         if self._read > RENEWED:
             self._read, self._backend = 0, self._make()
@@ -118,43 +111,34 @@ class Checked:
         self._starting = threading.Lock()
 
     def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
-        sampled = np.empty(0, dtype=np.int64)
-        if numbers is not None:
-            sampled = np.flatnonzero(numbers % EVERY == 0)
-        with self._starting:
-            if self._fast is None:
-                self._fast = self._asked(self._make, texts)
-                sampled = np.union1d(sampled, np.arange(min(len(texts), FIRST)))
-        fast = self._fast
-        found: Ragged = self._asked(lambda: fast.encode(texts), texts)
-        if len(found) != len(texts):
-            raise self._refused(f"gave {len(found)} rows for {len(texts)} texts")
-        young = has_young(texts)
-        rows = np.union1d(sampled, young)
-        if not len(rows):
-            return found
-        right = self._reference(texts.take(to_arrow(rows))).to_rows()
-        got, edges = found.values, found.offsets
-        wrong = {
-            row: ids
-            for row, ids in zip(rows.tolist(), right, strict=True)
-            if not np.array_equal(got[edges[row] : edges[row + 1]], ids)
-        }
-        unexpected = wrong.keys() - set(young.tolist())
-        if unexpected:
-            text = repr(texts[min(unexpected)].as_py())
-            shown = text[:SHOWN] + "…" * (len(text) > SHOWN)
-            raise self._refused(f"gives other ids than tokenizers for the text {shown}")
-        return with_rows(found, wrong) if wrong else found
-
-    def _asked(self, work: Callable[[], Any], texts: pa.LargeStringArray) -> Any:
+        sampled = np.zeros(len(texts), dtype=np.bool_) if numbers is None else numbers % EVERY == 0
         try:
-            return work()
-        except ENDS:
+            with self._starting:
+                if self._fast is None:
+                    self._fast = self._make()
+                    sampled[:FIRST] = True
+            found: Ragged = self._fast.encode(texts)
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
-        except BaseException as error:
+        except BaseException as error:  # a panic of Rust is no ``Exception``
             self._reference(texts)  # which says what is wrong with a text
             raise self._refused(f"failed: {error!r}") from error
+        if len(found) != len(texts):
+            raise self._refused(f"gave {len(found)} rows for {len(texts)} texts")
+        young = young_texts(texts)
+        looked_at = np.flatnonzero(sampled | young)
+        if not len(looked_at):
+            return found
+        right = self._reference(texts.take(to_arrow(looked_at))).to_rows()
+        right_of = dict(zip(looked_at.tolist(), right, strict=True))
+        for row, ids in right_of.items():
+            got = found.values[found.offsets[row] : found.offsets[row + 1]]
+            if not young[row] and not np.array_equal(got, ids):
+                text = cut(repr(texts[row].as_py()), SHOWN)
+                raise self._refused(f"gives other ids than tokenizers for the text {text}")
+        if not young.any():
+            return found
+        return Ragged.of_rows([right_of.get(n, ids) for n, ids in enumerate(found.to_rows())])
 
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(
@@ -163,19 +147,11 @@ class Checked:
         )
 
 
-def has_young(texts: pa.LargeStringArray) -> IntArray:
-    """Rows with a code point that packages know differently, int64."""
-    if apart(texts)[0].max(initial=0) < 0x80:
-        return np.empty(0, dtype=np.int64)
-    wide = pc.indices_nonzero(pc.invert(pc.string_is_ascii(texts)))
-    young = pc.match_substring_regex(texts.take(wide), YOUNG)
-    found: IntArray = to_numpy(wide.filter(young)).astype(np.int64)
+def young_texts(texts: pa.LargeStringArray) -> npt.NDArray[np.bool_]:
+    """Of each text, whether it has a code point that packages know differently: bool ``[texts]``."""
+    found = np.zeros(len(texts), dtype=np.bool_)
+    if apart(texts)[0].max(initial=0) >= 0x80:
+        wide = pc.indices_nonzero(pc.invert(pc.string_is_ascii(texts)))
+        young = pc.match_substring_regex(texts.take(wide), YOUNG)
+        found[to_numpy(wide.filter(young))] = True
     return found
-
-
-def with_rows(found: Ragged, right: Mapping[int, Ids]) -> Ragged:
-    rows = found.to_rows()
-    for number, ids in right.items():
-        rows[number] = ids
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    return Ragged.of_lengths(np.concatenate(rows), lengths)

@@ -7,14 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trainpipes._internal.checks import pip_install
+from trainpipes._internal.checks import need, pip_install
 from trainpipes._internal.text import shown
-from trainpipes.errors import ConfigError
-from trainpipes.tokenizers.engine import Engine, File
+from trainpipes.errors import ConfigError, UnreadableError
+from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.hf import HuggingFace
-from trainpipes.tokenizers.simple import Bytes, Function
+from trainpipes.tokenizers.simple import Bytes, Function, Slow
 from trainpipes.tokenizers.trained import SentencePiece, Tiktoken
-from trainpipes.tokenizers.transformers import Slow, auto_tokenizer, is_hub_name
 
 KINDS = (
     "a tokenizer is the path of a tokenizer.json, of a *.model, or of a directory that holds one; a name on "
@@ -27,13 +26,17 @@ def load(tokenizer: Any, engine: str = "auto") -> Engine:
     if isinstance(tokenizer, Engine):
         return tokenizer
     fast = engine == "auto"
+    if isinstance(tokenizer, str) and tokenizer == "bytes":
+        return Bytes()
+    if isinstance(tokenizer, str) and tokenizer.startswith("tiktoken:"):
+        return Tiktoken(tokenizer.removeprefix("tiktoken:"))
     if isinstance(tokenizer, str | os.PathLike):
-        return _from_text(tokenizer, fast)
+        return _from_path(tokenizer, fast)
     classes = {(c.__module__.split(".")[0], c.__name__) for c in type(tokenizer).__mro__}
     if ("transformers", "PreTrainedTokenizerBase") in classes:
-        if hasattr(tokenizer, "backend_tokenizer"):
-            return HuggingFace(tokenizer, fast)
-        return Slow(tokenizer)
+        if not hasattr(tokenizer, "backend_tokenizer"):
+            return Slow(tokenizer)
+        return HuggingFace(tokenizer, fast)
     if classes & {("tokenizers", "Tokenizer"), ("tokenizers", "BaseTokenizer")}:
         return HuggingFace(tokenizer, fast)
     if ("tiktoken", "Encoding") in classes:
@@ -45,50 +48,56 @@ def load(tokenizer: Any, engine: str = "auto") -> Engine:
     raise ConfigError(f"{KINDS}; got {shown(tokenizer)}")
 
 
-def _from_text(tokenizer: str | os.PathLike[str], fast: bool) -> Engine:
+def _from_path(tokenizer: str | os.PathLike[str], fast: bool) -> Engine:
     text = os.fspath(tokenizer)
-    if isinstance(tokenizer, str):
-        if text == "bytes":
-            return Bytes()
-        if text.startswith("tiktoken:"):
-            return Tiktoken(text.removeprefix("tiktoken:"))
     path = text if "://" in text else os.path.expanduser(text)
-    if "://" in text or os.path.isfile(path):
-        return _from_file(path, fast)
     if os.path.isdir(path):
-        return _from_directory(path, fast)
-    if not isinstance(tokenizer, str) or not is_hub_name(text):
-        raise ConfigError(_not_there(text))
-    if find_spec("transformers") is None:
-        way = f"For a name on the Hugging Face hub: {pip_install('transformers')}"
-        raise ConfigError(f"{text!r} is not a path; {KINDS}. {way}")
-    return load(auto_tokenizer(text), "auto" if fast else "tokenizers")
-
-
-def _from_file(path: str, fast: bool) -> Engine:
+        found = sorted(os.listdir(path))
+        file = next((n for n in ("tokenizer.json", "tokenizer.model") if n in found), None)
+        if file is None and {"tokenizer_config.json", "config.json"} & set(found):
+            return load(auto_tokenizer(path), "auto" if fast else "tokenizers")
+        if file is None:
+            there = f"{', '.join(found[:8]) or 'nothing'}{', …' if len(found) > 8 else ''}"
+            names = "tokenizer.json, tokenizer.model or tokenizer_config.json"
+            raise ConfigError(f"the directory {path} holds no {names}; it holds {there}")
+        path = os.path.join(path, file)
+    elif "://" not in text and not os.path.isfile(path):
+        if not isinstance(tokenizer, str) or not is_hub_name(text):
+            parent = next(p for p in Path(path).absolute().parents if p.exists())
+            raise ConfigError(
+                f"there is no tokenizer {text}: the nearest directory that exists is {parent}"
+            )
+        if find_spec("transformers") is None:
+            way = f"For a name on the Hugging Face hub: {pip_install('transformers')}"
+            raise ConfigError(f"{text!r} is not a path; {KINDS}. {way}")
+        return load(auto_tokenizer(text), "auto" if fast else "tokenizers")
     if path.endswith(".json"):
-        return HuggingFace(File(path), fast)
+        return HuggingFace(path, fast)
     if path.endswith(".model"):
-        return SentencePiece(File(path))
+        return SentencePiece(path)
     rule = "a tokenizer.json ends in .json, a SentencePiece model in .model"
     raise ConfigError(f"{path} has no known ending of a tokenizer file: {rule}")
 
 
-def _from_directory(path: str, fast: bool) -> Engine:
-    found = sorted(os.listdir(path))
-    if "tokenizer.json" in found:
-        return HuggingFace(File(os.path.join(path, "tokenizer.json")), fast)
-    if "tokenizer.model" in found:
-        return SentencePiece(File(os.path.join(path, "tokenizer.model")))
-    if {"tokenizer_config.json", "config.json"} & set(found):
-        return load(auto_tokenizer(path), "auto" if fast else "tokenizers")
-    there = f"{', '.join(found[:8]) or 'nothing'}{', …' if len(found) > 8 else ''}"
-    names = "tokenizer.json, tokenizer.model or tokenizer_config.json"
-    raise ConfigError(f"the directory {path} holds no {names}; it holds {there}")
+def is_hub_name(text: str) -> bool:
+    path = text.endswith((".json", ".model")) or text.count("/") > 1 or text[:1] in "./~"
+    return not path and ":" not in text and text != "bytes"
 
 
-def _not_there(text: str) -> str:
-    parent = Path(os.path.expanduser(text)).absolute().parent
-    while not parent.exists():
-        parent = parent.parent
-    return f"there is no tokenizer {text}: the nearest directory that exists is {parent}"
+def auto_tokenizer(name: str) -> Any:
+    """What transformers makes of a folder, or of a name on the Hugging Face hub."""
+    need("transformers", f"the tokenizer {name}")
+    from transformers import AutoTokenizer
+
+    folder = os.path.isdir(name)
+    try:
+        return AutoTokenizer.from_pretrained(name, local_files_only=folder, trust_remote_code=False)
+    except Exception as error:
+        why = (str(error) or repr(error)).splitlines()[0]
+        if folder:
+            message = f"transformers makes no tokenizer of {name}: {why}"
+            raise UnreadableError(message, path=name) from error
+        raise ConfigError(
+            f"{name!r} is not a path, and transformers.AutoTokenizer finds no tokenizer of that name: {why}; "
+            f"without a network, fetch it elsewhere (hf download {name}) and give the folder"
+        ) from error

@@ -1,8 +1,11 @@
-"""Tokenizers without a model: UTF-8 bytes, and any function of texts."""
+"""Tokenizers without a model: UTF-8 bytes, any function of texts, and what transformers has in Python."""
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -10,14 +13,15 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.columns.arrays import apart
+from trainpipes.columns.rectangles import Side
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import DataError
+from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.options import identify, show
-from trainpipes.tokenizers.engine import Engine, text_of_bytes
+from trainpipes.tokenizers.engine import Affixes, Engine, decoded, digest, utf8
 from trainpipes.tokenizers.ragged import Ragged
 
-#: Ids after the 256 bytes.
-EOS, PAD = 256, 257
+#: Of bytes, the ids that are none.
+SPECIAL = {"<eos>": 256, "<pad>": 257}
 #: Size of an embedding for these ids.
 VOCABULARY = 258
 
@@ -25,8 +29,8 @@ VOCABULARY = 258
 class Bytes(Engine):
     """The UTF-8 bytes of a text, 0 to 255; 256 ends a text, 257 pads."""
 
-    def __repr__(self) -> str:
-        return "bytes"
+    def __init__(self) -> None:
+        super().__init__("bytes")
 
     def _load(self) -> None:
         return None
@@ -40,19 +44,21 @@ class Bytes(Engine):
         return ""
 
     def ends(self) -> dict[str, int]:
-        return {"<eos>": EOS}
+        return {"<eos>": SPECIAL["<eos>"]}
 
     def pad_id(self) -> int:
-        return PAD
+        return SPECIAL["<pad>"]
 
     def token_id(self, token: str) -> int | None:
-        return {"<eos>": EOS, "<pad>": PAD}.get(token)
+        return SPECIAL.get(token)
 
     def decode(self, ids: Sequence[int]) -> str:
-        names = {EOS: "<eos>", PAD: "<pad>"}
-        return text_of_bytes(
-            bytes([i]) if 0 <= i < 256 else names.get(i, f"<{i}>") for i in map(int, ids)
-        )
+        names = {number: name for name, number in SPECIAL.items()}
+
+        def name(token: int) -> str:
+            return "" if 0 <= token < 256 else names.get(token, f"<{token}>")
+
+        return decoded(ids, name, lambda some: utf8(bytes(some)))
 
     def fingerprint(self) -> str:
         return "bytes"
@@ -60,11 +66,8 @@ class Bytes(Engine):
 
 class Function(Engine):
     def __init__(self, function: Callable[[list[str]], Sequence[Sequence[int]]]) -> None:
-        super().__init__()
+        super().__init__(show(function))
         self._function = function
-
-    def __repr__(self) -> str:
-        return show(self._function)
 
     def _load(self) -> Any:
         return self._function
@@ -81,7 +84,80 @@ class Function(Engine):
         return identify(self._function)
 
 
+class Slow(Engine):
+    """A transformers tokenizer written in Python, used by calling it, one thread at a time."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(type(tokenizer).__name__)
+        self._tokenizer = tokenizer
+
+    def _load(self) -> Any:
+        return copy.deepcopy(self._tokenizer)
+
+    def _ids(self, texts: list[str], special: bool) -> Any:
+        off = ("padding", "truncation", "return_attention_mask", "return_token_type_ids", "verbose")
+        with self.turn:
+            made = self.loaded(texts, add_special_tokens=special, **dict.fromkeys(off, False))
+        return made["input_ids"]
+
+    def runs_on(self) -> str:
+        return "transformers, in Python, by one thread at a time"
+
+    def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
+        return ids_of(self._ids(texts.to_pylist(), special=False), len(texts), self)
+
+    def affixes(self) -> Affixes:
+        for probe in ("a", "0", "The end", "."):
+            (bare,), (full,) = self._ids([probe], special=False), self._ids([probe], special=True)
+            places = [k for k in range(len(full)) if full[k : k + len(bare)] == bare]
+            if bare and len(places) == 1:
+                return tuple(full[: places[0]]), tuple(full[places[0] + len(bare) :])
+        raise ConfigError(
+            f"which special tokens {self} puts around a text is not known: pass "
+            "add_special_tokens=False"
+        )
+
+    def ends(self) -> dict[str, int]:
+        found = self._tokenizer.eos_token_id
+        return {} if found is None else {self._tokenizer.eos_token: found}
+
+    def pad_id(self) -> int | None:
+        found: int | None = self._tokenizer.pad_token_id
+        return found
+
+    def padding(self) -> Side | None:
+        return "left" if self._tokenizer.padding_side == "left" else "right"
+
+    def token_id(self, token: str) -> int | None:
+        return self.pieces().get(token)
+
+    def pieces(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab())
+
+    def special_ids(self) -> list[int]:
+        return sorted(self._tokenizer.all_special_ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        work = self.loaded
+        with self.turn:
+            return decoded(
+                ids,
+                lambda token: "" if 0 <= token < len(work) else f"<{token}>",
+                lambda some: str(work.decode(some, clean_up_tokenization_spaces=False)),
+            )
+
+    @cached_property
+    def _digest(self) -> str:
+        kept = [self._tokenizer.get_vocab(), self._tokenizer.init_kwargs]
+        content = json.dumps(kept, sort_keys=True, default=str)
+        return digest(content.encode("utf-8", "surrogatepass"))
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"class": type(self._tokenizer).__qualname__, "content": self._digest}
+
+
 def ids_of(rows: Any, count: int, caller: object) -> Ragged:
+    """What a function returned, if it is a list of ids for each text."""
     rule = f"the tokenizer {caller} gives a list of ids for each text"
     try:
         rows = list(rows)
@@ -90,15 +166,12 @@ def ids_of(rows: Any, count: int, caller: object) -> Ragged:
         raise DataError(f"{rule}, got {error}") from error
     if len(rows) != count:
         raise DataError(f"{rule}, got {len(rows)} for {count} texts")
-    if all(isinstance(row, np.ndarray) for row in rows) and rows:
-        values = np.concatenate(rows)
-    else:
-        values = np.array(list(chain.from_iterable(rows)))
-    limits = np.iinfo(np.int32)
-    if not values.size:
-        values = np.empty(0, dtype=np.int32)
-    elif values.ndim != 1 or values.dtype.kind not in "iu":
-        raise DataError(f"{rule}, got values such as {values.reshape(-1)[0].item()!r}")
-    elif values.max() > limits.max or values.min() < limits.min:
-        raise DataError(f"{rule}, of 32 bits, got {max(abs(values.max()), abs(values.min()))}")
-    return Ragged.of_lengths(values.astype(np.int32), lengths)
+    arrays = rows and all(isinstance(row, np.ndarray) for row in rows)
+    values = np.concatenate(rows) if arrays else np.array(list(chain.from_iterable(rows)))
+    if values.size:
+        if values.ndim != 1 or values.dtype.kind not in "iu":
+            raise DataError(f"{rule}, got values such as {values.reshape(-1)[0].item()!r}")
+        most = max(abs(int(values.max())), abs(int(values.min()) + 1))
+        if most > np.iinfo(np.int32).max:
+            raise DataError(f"{rule}, of 32 bits, got {most}")
+    return Ragged.of_lengths(values.astype(np.int32).reshape(-1), lengths)

@@ -5,40 +5,33 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import groupby
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import need
 from trainpipes._internal.messages import nearest
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.tokenizers.engine import Affixes, Engine, File, digest, text_of_bytes
+from trainpipes.tokenizers.engine import Affixes, Engine, decoded, digest, read, utf8
 from trainpipes.tokenizers.ragged import Ragged
 
 
 class SentencePiece(Engine):
+    """The path of a model, or a ``SentencePieceProcessor``."""
+
     def __init__(self, model: Any) -> None:
-        super().__init__()
+        super().__init__(model if isinstance(model, str) else type(model).__name__)
         need("sentencepiece", "a SentencePiece model")
-        self._model = model
-        self._adds = tuple(bool(getattr(model, name, False)) for name in ("_add_bos", "_add_eos"))
-
-    def __repr__(self) -> str:
-        return self._model.path if isinstance(self._model, File) else type(self._model).__name__
-
-    def _proto(self) -> bytes:
-        if isinstance(self._model, File):
-            return self._model.read()
-        return bytes(self._model.serialized_model_proto())
+        given = isinstance(model, str)
+        self._content = read(model) if given else bytes(model.serialized_model_proto())
+        self._adds = [name for name in ("bos", "eos") if getattr(model, f"_add_{name}", False)]
 
     def _load(self) -> Any:
         from sentencepiece import SentencePieceProcessor
 
         try:
-            return SentencePieceProcessor(model_proto=self._proto())
+            return SentencePieceProcessor(model_proto=self._content)
         except RuntimeError as error:
             raise UnreadableError(
                 f"{self} is not a SentencePiece model: {error}; some models keep tiktoken ranks "
@@ -53,68 +46,56 @@ class SentencePiece(Engine):
         )
 
     def affixes(self) -> Affixes:
-        bos, eos = (self._known(name) for name in ("bos_id", "eos_id"))
-        prefix = (bos,) if self._adds[0] and bos is not None else ()
-        return prefix, ((eos,) if self._adds[1] and eos is not None else ())
+        bos, eos = (
+            (known,) if name in self._adds and (known := self._id(name)) is not None else ()
+            for name in ("bos", "eos")
+        )
+        return bos, eos
 
-    def _known(self, name: str) -> int | None:
-        found = int(getattr(self.loaded, name)())
+    def _id(self, name: str) -> int | None:
+        found = int(getattr(self.loaded, f"{name}_id")())
         return None if found < 0 else found
 
     def ends(self) -> dict[str, int]:
-        found = self._known("eos_id")
+        found = self._id("eos")
         return {} if found is None else {self.loaded.id_to_piece(found): found}
 
     def pad_id(self) -> int | None:
-        return self._known("pad_id")
+        return self._id("pad")
 
     def token_id(self, token: str) -> int | None:
         found = int(self.loaded.piece_to_id(token))
         return found if self.loaded.id_to_piece(found) == token else None
 
     def decode(self, ids: Sequence[int]) -> str:
-        model = self.loaded
-        size = int(model.get_piece_size())
+        model, size = self.loaded, int(self.loaded.get_piece_size())
 
-        def piece(token: int) -> str:  # of a control token, which decoding leaves out; else none
+        def name(token: int) -> str:  # of a control token, which decoding leaves out
             if not 0 <= token < size:
                 return f"<{token}>"
             return str(model.id_to_piece(token)) if model.is_control(token) else ""
 
-        found = []
-        for name, run in groupby(map(int, ids), piece):
-            some = list(run)
-            found.append(name * len(some) if name else str(model.decode(some)))
-        return "".join(found)
-
-    @cached_property
-    def _content(self) -> str:
-        return digest(self._proto())
+        return decoded(ids, name, lambda some: str(model.decode(some)))
 
     def fingerprint(self) -> str:
-        return self._content + "".join(
-            f" +{name}" for name, adds in zip(("bos", "eos"), self._adds, strict=True) if adds
-        )
+        return digest(self._content) + "".join(f" +{name}" for name in self._adds)
 
 
 class Tiktoken(Engine):
+    """The name of an encoding, or an ``Encoding``."""
+
     def __init__(self, encoding: Any) -> None:
-        super().__init__()
+        super().__init__(f"tiktoken:{getattr(encoding, 'name', encoding)}")
         need("tiktoken", "a tiktoken encoding")
+        import tiktoken
+
         self._encoding = encoding
-        if isinstance(encoding, str):
-            import tiktoken
-
-            names = tiktoken.list_encoding_names()
-            if encoding not in names:
-                raise ConfigError(
-                    f"tiktoken has no encoding {encoding!r}{nearest(encoding, names)}; it has "
-                    f"{', '.join(names)}"
-                )
-
-    def __repr__(self) -> str:
-        name = self._encoding if isinstance(self._encoding, str) else self._encoding.name
-        return f"tiktoken:{name}"
+        names = tiktoken.list_encoding_names()
+        if isinstance(encoding, str) and encoding not in names:
+            raise ConfigError(
+                f"tiktoken has no encoding {encoding!r}{nearest(encoding, names)}; it has "
+                f"{', '.join(names)}"
+            )
 
     def _load(self) -> Any:
         if not isinstance(self._encoding, str):
@@ -131,10 +112,7 @@ class Tiktoken(Engine):
 
     def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
         to_numpy = self.loaded.encode_to_numpy
-        rows = [to_numpy(text, disallowed_special=()) for text in texts.to_pylist()]
-        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-        values = np.concatenate(rows) if rows else np.empty(0, dtype=np.uint32)
-        return Ragged.of_lengths(values.astype(np.int32), lengths)
+        return Ragged.of_rows([to_numpy(t, disallowed_special=()) for t in texts.to_pylist()])
 
     def ends(self) -> dict[str, int]:
         found = self.token_id("<|endoftext|>")
@@ -147,16 +125,19 @@ class Tiktoken(Engine):
             return None
 
     def decode(self, ids: Sequence[int]) -> str:
-        return text_of_bytes(map(self._piece, map(int, ids)))
+        bytes_of = self.loaded.decode_single_token_bytes
 
-    def _piece(self, token: int) -> bytes | str:
-        try:
-            return bytes(self.loaded.decode_single_token_bytes(token))
-        except (KeyError, OverflowError):
-            return f"<{token}>"
+        def name(token: int) -> str:
+            try:
+                bytes_of(token)
+            except (KeyError, OverflowError):
+                return f"<{token}>"
+            return ""
+
+        return decoded(ids, name, lambda some: utf8(b"".join(map(bytes_of, some))))
 
     @cached_property
-    def _content(self) -> str:
+    def _digest(self) -> str:
         encoding = self.loaded
         content = hashlib.sha256(encoding._pat_str.encode())
         for token, rank in sorted(encoding._mergeable_ranks.items(), key=lambda item: item[1]):
@@ -165,4 +146,4 @@ class Tiktoken(Engine):
         return f"sha256:{content.hexdigest()[:32]}"
 
     def fingerprint(self) -> str:
-        return self._content
+        return self._digest

@@ -38,7 +38,6 @@ from trainpipes.storage.executor import (
 from trainpipes.storage.output_folder import Manifest, OutputFolder
 from trainpipes.storage.output_folder import run as make_files
 from trainpipes.storage.places import place_at
-from trainpipes.storage.ray_cluster import Ray
 from trainpipes.storage.writers.formats import CODECS, check_codec, parquet_form
 from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
 from trainpipes.storage.writers.write import Format
@@ -159,10 +158,6 @@ def tokenize(
                 f"tokenize(executor={given}) would call functions of yours in several threads at once: give "
                 f"Processes({given.n})"
             )
-        if isinstance(given, Ray):
-            for stage in parts.ahead:
-                if isinstance(stage, Tokenizes):
-                    stage.maker.carry()
         schema = first_rows(plan).schema
         if not is_parquet:
             _check_bare(schema)

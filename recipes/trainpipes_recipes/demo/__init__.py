@@ -1,1 +1,0 @@
-"""What ``python -m trainpipes_recipes.demo`` runs."""
