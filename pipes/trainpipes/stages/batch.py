@@ -16,7 +16,7 @@ from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
 from trainpipes.stages.held import MOST_EPOCHS, Held, Runs, opened
-from trainpipes.stages.token_columns import lengths_of
+from trainpipes.stages.read_columns import lengths_of
 
 #: Buckets where nothing is said.
 NUM_BUCKETS = 32

@@ -28,8 +28,8 @@ from trainpipes.stages.pack_fit import (
     placed,
     rows_of,
 )
+from trainpipes.stages.read_columns import check_beside, ids_of, names_of, numbers_of
 from trainpipes.stages.targets import LeftOut, OnError, Targets, have_target
-from trainpipes.stages.token_columns import check_beside, ids_of, names_of, numbers_of
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
 
 #: Tokens of a run: rows are made in small lots, so that only token ids wait.

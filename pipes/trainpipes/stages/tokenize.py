@@ -216,7 +216,7 @@ class Tokenize(Tokenizes):
                 f"{self} must come before pad_collate() or collate(), which make tensors of columns"
             )
         self._targets.refuse_batches(run)
-        nulls = null_texts(run.block, self._texts) if self.on_error == "skip" else None
+        nulls = null_texts(run.block, self._texts, self) if self.on_error == "skip" else None
         if nulls is not None and nulls.any():
             self._targets.left_out.add(run.block.ids[nulls], nulls[nulls].astype(np.int64))
             run = run.pick(np.flatnonzero(~nulls))

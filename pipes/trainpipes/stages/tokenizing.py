@@ -13,8 +13,8 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
 from trainpipes.kinds.stage import Stage, made_once
+from trainpipes.stages.read_columns import holds_lists, names_of, numbers_of
 from trainpipes.stages.targets import Flags, OnError, TargetStage, have_target
-from trainpipes.stages.token_columns import is_list, names_of, numbers_of
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
 from trainpipes.tokenizers.parallelism import take_turns
@@ -132,7 +132,11 @@ class TokenizedBy(Tokenizes):
     def _labels(self, block: Block) -> list[str]:
         ends = [name for name in self.columns if name.endswith("input_ids")]
         names = {name.removesuffix("input_ids") + "labels" for name in ends}
-        return [name for name in names_of(block, self) if name in names and is_list(block, name)]
+        return [
+            name
+            for name in names_of(block, self)
+            if name in names and holds_lists(block, name, self)
+        ]
 
     #: Rows that were looked at in this process.
     _seen: ClassVar[int] = 0

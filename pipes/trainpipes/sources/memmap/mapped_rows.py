@@ -29,7 +29,7 @@ from trainpipes.sources.memmap.manifest import (
     offsets_ending,
     read_headers,
 )
-from trainpipes.stages.pad_columns import Ragged
+from trainpipes.stages.read_columns import Ragged
 
 CHECK_BYTES = 16 << 20
 #: Offsets that are compared in one step.

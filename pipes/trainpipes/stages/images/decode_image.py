@@ -20,8 +20,8 @@ from trainpipes.kinds.blame import blame, refused
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import taken
+from trainpipes.stages.read_columns import cell
 from trainpipes.stages.targets import LeftOut
-from trainpipes.stages.token_columns import cell
 
 #: An image, ``[C, H, W]``.
 Pixels = npt.NDArray[Any]

@@ -23,8 +23,8 @@ from trainpipes.kinds.blame import blame, each, refused
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.images.decode_image import Interpolation, NoPicture, Pixels, resized
+from trainpipes.stages.read_columns import cell
 from trainpipes.stages.row_hash import unit
-from trainpipes.stages.token_columns import cell
 
 
 class ImageStage(RunStage):
