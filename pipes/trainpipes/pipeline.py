@@ -54,12 +54,12 @@ from trainpipes.stages.images.decode_image import DecodeImage
 from trainpipes.stages.images.image_stages import (
     CenterCrop,
     Flip,
+    ImageTransform,
     Normalize,
     RandomCrop,
     RandomResizedCrop,
     Resize,
 )
-from trainpipes.stages.images.image_transform import ImageTransform
 from trainpipes.stages.labels import EncodeLabels
 from trainpipes.stages.map import Map, MapBatches, WithColumns
 from trainpipes.stages.order import Cache, Repeat, ShardingFilter, Shuffle, Skip, Take

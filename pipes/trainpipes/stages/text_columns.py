@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from trainpipes._internal.checks import column_names, require, wrong
+from trainpipes._internal.checks import column_names, require, several, wrong
 from trainpipes._internal.messages import nearest
 from trainpipes.columns.arrays import is_text, one_chunk, python_to_arrow, to_numpy
 from trainpipes.columns.bad_text import BadCell
@@ -132,6 +132,7 @@ def _written(texts: list[str], name: str, caller: Stage, block: Block) -> Texts:
 
 
 def outputs_of(columns: Any, concat: Any, templated: bool, pair: bool) -> dict[str, list[str]]:
+    """Columns of ids, and the columns of text that each is made of."""
     named = [columns != "text", concat is not None, templated]
     if sum(named) > 1 or (pair and any(named[1:])):
         raise ConfigError(
@@ -142,7 +143,7 @@ def outputs_of(columns: Any, concat: Any, templated: bool, pair: bool) -> dict[s
     if concat is not None:
         return {"input_ids": column_names(concat, "tokenize(concat)")}
     option = "tokenize(columns)"
-    names: list[str] = []
+    require(not pair or several(columns), "tokenize(pair=True)", "a list of two columns", columns)
     if isinstance(columns, Mapping):
         good = columns and all(isinstance(n, str) for item in columns.items() for n in item)
         require(good, option, "a dict of text columns and names for their ids", columns)
@@ -150,12 +151,12 @@ def outputs_of(columns: Any, concat: Any, templated: bool, pair: bool) -> dict[s
         way = f"to join them, concat={list(columns)}"
         rule = "a dict with another column of ids for each text column"
         require(len(outputs) == len(columns), option, rule, columns, way)
-    else:
-        names = column_names(columns, option)
-        one = pair or isinstance(columns, str)
-        outputs = {"input_ids": names} if one else {f"{name}_ids": [name] for name in names}
+        return outputs
+    names = column_names(columns, option)
     require(not pair or len(names) == 2, "tokenize(pair=True)", "a list of two columns", columns)
-    return outputs
+    if pair or isinstance(columns, str):
+        return {"input_ids": names}
+    return {f"{name}_ids": [name] for name in names}
 
 
 def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bool | None:

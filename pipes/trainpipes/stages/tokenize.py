@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from trainpipes._internal.checks import Count, Text, require, whole_number
+from trainpipes.columns.bad_text import first_bad
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
@@ -125,8 +126,8 @@ class Tokenize(Tokenizes):
                 f"tokenize(keep_text=True) keeps the text column {both[0]!r}, and the ids would have "
                 "that name too; give them another by columns={text: ids}"
             )
-        if isinstance(self._engine, Function) and self.add_eos is True:
-            raise ConfigError(self._no_end({}))
+        if isinstance(self._engine, Function):
+            self._end()
 
     @cached_property
     def _template(self) -> Template | None:
@@ -171,25 +172,24 @@ class Tokenize(Tokenizes):
     # Special tokens
 
     def _end(self) -> int | None:
-        asked = self.add_eos
+        asked, engine = self.add_eos, self._engine
         if asked is False:
             return None
         if not isinstance(asked, bool | str):
             return int(asked)
         if isinstance(asked, str):
-            found = self._engine.token_id(asked)
-            rule = f"a token that the tokenizer {self._engine} has"
+            found = engine.token_id(asked)
+            rule = f"a token that the tokenizer {engine} has"
             require(found is not None, "tokenize(add_eos)", rule, asked, "give another, or its id")
             return found
-        ends = self._engine.ends()
-        if len(ends) != 1:
-            raise ConfigError(self._no_end(ends))
-        return next(iter(ends.values()))
-
-    def _no_end(self, ends: Mapping[str, int]) -> str:
+        ends = {} if isinstance(engine, Function) else engine.ends()
+        if len(ends) == 1:
+            return next(iter(ends.values()))
         said = f"has several ({', '.join(ends)})" if ends else "does not tell which token that is"
-        way = 'give it: add_eos="<token>" or add_eos=<id>'
-        return f"tokenize(add_eos=True) needs the end token, and the tokenizer {self._engine} {said}; {way}"
+        raise ConfigError(
+            f"tokenize(add_eos=True) needs the end token, and the tokenizer {engine} {said}; give it: "
+            'add_eos="<token>" or add_eos=<id>'
+        )
 
     @cached_property
     def _affixes(self) -> Affixes:
@@ -211,15 +211,13 @@ class Tokenize(Tokenizes):
     # The work
 
     def process(self, run: Run) -> Run:
-        if run.items is not None:
-            raise ConfigError(
-                f"{self} must come before pad_collate() or collate(), which make tensors of columns"
-            )
+        self._check_rows(run)
         self._targets.refuse_batches(run)
-        nulls = null_texts(run.block, self._texts, self) if self.on_error == "skip" else None
-        if nulls is not None and nulls.any():
-            self._targets.left_out.add(run.block.ids[nulls], nulls[nulls].astype(np.int64))
-            run = run.pick(np.flatnonzero(~nulls))
+        if self.on_error == "skip":
+            nulls = null_texts(run.block, self._texts, self)
+            if nulls.any():
+                self._targets.left_out.add(run.block.ids[nulls], nulls[nulls].astype(np.int64))
+                run = run.pick(np.flatnonzero(~nulls))
         block = run.block
         if isinstance(block.data, list) and not block.data:
             return run
@@ -291,30 +289,32 @@ class Tokenize(Tokenizes):
             columns["labels"] = Ragged(ids.values.copy(), ids.offsets)
         return columns
 
-    def _culprit(self, texts: Mapping[str, Any], block: Block) -> int | None:
-        for number in range(len(block)):
+    def _culprit(self, texts: Mapping[str, Any], block: Block) -> int:
+        def fails(start: int, stop: int) -> bool:
+            part = {name: column.slice(start, stop - start) for name, column in texts.items()}
             try:
-                one = {name: column.slice(number, 1) for name, column in texts.items()}
-                self._encode(one, block.ids[number : number + 1])
+                self._encode(part, block.ids[start:stop])
             except Exception:
-                return int(block.ids[number])
-        return None
+                return True
+            return False
+
+        return int(block.ids[first_bad(len(block), fails)])
 
     def _replaced(self, block: Block, columns: Mapping[str, Ragged]) -> Any:
         data: Any = block.data
         gone = set() if self.keep_text else set(self._texts)
-        rows = data if isinstance(data, list) else [data.column_names]
-        present = {name for row in rows for name in row}
-        clash = [name for name in columns if name in present and name not in gone]
-        if clash:
-            raise taken(clash[0], self)
+        present = (
+            {name for row in data for name in row} if isinstance(data, list) else data.column_names
+        )
+        for name in columns:
+            if name in present and name not in gone:
+                raise taken(name, self)
         if isinstance(data, list):
-            made = [ragged.to_rows() for ragged in columns.values()]
-            kept = [{k: v for k, v in row.items() if k not in gone} for row in data]
-            ids = zip(*made, strict=True)
+            made = zip(*(ragged.to_rows() for ragged in columns.values()), strict=True)
             return [
-                row | dict(zip(columns, one, strict=True))
-                for row, one in zip(kept, ids, strict=True)
+                {k: v for k, v in row.items() if k not in gone}
+                | dict(zip(columns, one, strict=True))
+                for row, one in zip(data, made, strict=True)
             ]
         kept = data.select([name for name in data.column_names if name not in gone])
         for name, ragged in columns.items():

@@ -1,5 +1,3 @@
-"""What stages that make token ids share, and ``tokenized_by``."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -37,10 +35,11 @@ class Tokenizes(TargetStage):
     def _checked(self, run: Run, columns: Mapping[str, Ragged], bad: Flags | None = None) -> Run:
         """The run without ``bad`` rows and those without a target, if these are left out."""
         labels, most = columns.get("labels"), self.options["max_length"]
-        if self.options["on_error"] == "keep" or (labels is None and self.keeps_rows):
-            return run
         if labels is None:
-            return self._targets.check(run, np.ones(len(run), dtype=np.bool_), bad=bad)
+            found = np.ones(len(run), dtype=np.bool_)
+            return run if self.keeps_rows else self._targets.check(run, found, bad=bad)
+        if self.options["on_error"] == "keep":
+            return run
         cut = None if most is None else labels.lengths >= most
         return self._targets.check(run, have_target(labels.values, labels.lengths), cut, bad)
 
