@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 
 from trainpipes._internal.checks import ColumnName, Count, Text
-from trainpipes._internal.messages import need_columns
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import made_once
-from trainpipes.stages.columns import refuse_taken, row_table
+from trainpipes.stages.columns import row_table
 from trainpipes.stages.targets import IGNORED, Flags, OnError
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.chat import Chat, Written, messages_of, tools_of
@@ -90,13 +89,10 @@ class ChatTemplate(Tokenizes):
 
     def process(self, run: Run) -> Run:
         self._targets.refuse_batches(run)
-        block, table = row_table(run, self)
         taken = [name for name in (self.column, self.prompt, self.tools) if name is not None]
-        need_columns(table.column_names, taken, self)
-        added = ["input_ids", "labels"] if self.labels else ["input_ids"]
+        block, table = row_table(run, self, taken, ["input_ids", "labels"][: 1 + self.labels])
         given = [table.column(name).to_pylist() for name in taken]
         table = table.drop_columns([self.column])
-        refuse_taken(table, added, self)
         written, bad = self._written(block, given)
         ids, said = self._chat.encode(written)
         columns = {"input_ids": ids}

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal import checks
-from trainpipes._internal.messages import nearest, need_columns
+from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import (
     first_null,
@@ -30,7 +30,7 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import in_column, refused
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.columns import refuse_taken, row_table
+from trainpipes.stages.columns import row_table
 from trainpipes.stages.read_columns import row_at
 
 Label: TypeAlias = "str | int"
@@ -181,10 +181,7 @@ class EncodeLabels(RunStage):
         return isinstance(given, int) or all(isinstance(name, str) for name in given)
 
     def process(self, run: Run) -> Run:
-        block, table = row_table(run, self)
-        need_columns(table.column_names, [self.column], self)
-        if self.output_column != self.column:
-            refuse_taken(table, [self.output_column], self)
+        block, table = row_table(run, self, [self.column], {self.output_column} - {self.column})
         labels = LabelColumn(table[self.column], self.column, self, block.ids)
         codes = self._encode(labels)
         made = to_arrow(codes) if labels.lengths is None else list_array(codes, labels.lengths)

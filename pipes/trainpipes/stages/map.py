@@ -28,7 +28,7 @@ from trainpipes.kinds.blame import at_row, blame, refused
 from trainpipes.kinds.global_draws import DrawWatch
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.columns import columns_as
+from trainpipes.stages.columns import columns_as, with_column
 from trainpipes.storage.caching.contents import digest_of
 
 COLUMNS = (
@@ -368,13 +368,7 @@ class WithColumns(ColumnFunction):
 
     def process(self, run: Run) -> Run:
         found = self.returned(run)
-        return run.with_block(run.block.with_data(_beside(table_of(run.block.data, self), found)))
-
-
-def _beside(table: pa.Table, found: pa.Table) -> pa.Table:
-    for field, column in zip(found.schema, found.columns, strict=True):
-        if field.name in table.column_names:
-            table = table.set_column(table.column_names.index(field.name), field, column)
-        else:
-            table = table.append_column(field, column)
-    return table
+        table = table_of(run.block.data, self)
+        for field, column in zip(found.schema, found.columns, strict=True):
+            table = with_column(table, field, column)
+        return run.with_block(run.block.with_data(table))

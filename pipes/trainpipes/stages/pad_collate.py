@@ -133,10 +133,6 @@ class PadCollate(TakesTokenizer, RunStage):
         return self._rules.get(name, self._rule)
 
     @cached_property
-    def _asked(self) -> np.dtype[Any]:
-        return numpy_dtype(self.dtype, str(self))
-
-    @cached_property
     def _masks(self) -> dict[str, str]:
         return asked_masks(self.mask, self._rules)
 
@@ -236,7 +232,7 @@ class PadCollate(TakesTokenizer, RunStage):
             ids = ids[edges[-1] :]
 
     def _tensor_dtype(self, name: str, tensor: torch.Tensor) -> torch.dtype:
-        asked = self.dtype if self._asked.kind == "f" and tensor.is_floating_point() else None
+        asked = self.dtype if self.dtype.is_floating_point and tensor.is_floating_point() else None
         return self._rule_of(name).dtype or asked or tensor.dtype
 
     def _converted(
@@ -334,10 +330,12 @@ class PadCollate(TakesTokenizer, RunStage):
         return _ragged_writer(name, rows, mask)
 
     def _dtype(self, name: str, values: Any, ragged: bool) -> np.dtype[Any]:
-        own, asked, found = self._rule_of(name).numpy, self._asked, values.dtype
-        padded = ragged or (self._pack is not None and values.ndim == 2)
-        if own is not None or (found.kind == asked.kind == "f"):
-            return own or asked
+        own, asked = self._rule_of(name).dtype, numpy_dtype(self.dtype, "")
+        if own is not None:
+            return numpy_dtype(own, "")
+        padded, found = ragged or (self._pack is not None and values.ndim == 2), values.dtype
+        if found.kind == asked.kind == "f":
+            return asked
         if found.kind in "iu" and (padded or values.ndim == 1):
             return np.dtype(np.int64) if asked.kind == "f" or not padded else asked
         return (

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal import checks
-from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import list_array
 from trainpipes.columns.block import Block
 from trainpipes.columns.rectangles import Side, cut_rows
@@ -21,7 +20,7 @@ from trainpipes.engine.layout import IntArray, random_key
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.columns import refuse_taken, row_table
+from trainpipes.stages.columns import row_table, with_column
 from trainpipes.stages.read_columns import check_beside, ids_of, label_dtype, numbers_of
 from trainpipes.stages.row_hash import HashArray, mix, unit
 from trainpipes.stages.targets import IGNORED, OnError, TargetStage, have_target
@@ -71,26 +70,24 @@ class Truncate(TargetStage):
     def process(self, run: Run) -> Run:
         self._targets.refuse_batches(run)
         block, table = row_table(run, self)
-        if self.columns is None:
-            names = [name for name in USUAL if name in table.column_names] or ["input_ids"]
-        else:
-            names = checks.column_names(self.columns, "truncate(columns)")
-        need_columns(table.column_names, names, self)
-        most, cut = self.max_length, False
+        usual = [name for name in USUAL if name in table.column_names] or ["input_ids"]
+        names = (
+            usual
+            if self.columns is None
+            else checks.column_names(self.columns, "truncate(columns)")
+        )
         lost = np.zeros(len(block), dtype=np.bool_)  # rows whose targets are cut off
         for name in names:
             values, lengths = numbers_of(block, name, self)
-            if not (lengths > most).any():
-                continue
-            offsets = np.concatenate([[0], np.cumsum(lengths)])
-            place = table.column_names.index(name)
-            kept, kept_lengths = cut_rows(values, offsets, most, self.truncation_side)
-            table = table.set_column(place, name, list_array(kept, kept_lengths))
-            cut = True
-            if name == "labels":
-                lost = (lengths > most) & ~have_target(kept, kept_lengths)
-        run = run.with_block(block.with_data(table)) if cut else run.with_block(block)
-        return self._targets.check(run, ~lost, lost) if self._targets.asked_for else run
+            longer = lengths > self.max_length
+            if longer.any():
+                offsets = np.concatenate([[0], np.cumsum(lengths)])
+                values, lengths = cut_rows(values, offsets, self.max_length, self.truncation_side)
+                table = with_column(table, name, list_array(values, lengths))
+                if name == "labels":
+                    lost = longer & ~have_target(values, lengths)
+        run = run.with_block(block if table is block.data else block.with_data(table))
+        return self._targets.check(run, ~lost, lost)
 
 
 class AddLabels(RunStage):
@@ -131,10 +128,8 @@ class AddLabels(RunStage):
         self._set(ignore=list(ids) or ())
 
     def process(self, run: Run) -> Run:
-        block, table = row_table(run, self)
-        asked = [self.column, *([] if self.where is None else [self.where])]
-        need_columns(table.column_names, asked, self)
-        refuse_taken(table, ["labels"], self)
+        needs = [name for name in (self.column, self.where) if name is not None]
+        block, table = row_table(run, self, needs, ["labels"])
         values, lengths = ids_of(block, self.column, self)
         labels = values.astype(label_dtype(values))
         if self.where is not None:
@@ -289,14 +284,10 @@ class MaskTokens(TakesTokenizer, RunStage):
     # The work
 
     def process(self, run: Run) -> Run:
-        block, table = row_table(run, self)
-        name = self.column
-        need_columns(table.column_names, [name], self)
-        refuse_taken(table, ["labels"], self)
-        values, lengths = ids_of(block, name, self)
+        block, table = row_table(run, self, [self.column], ["labels"])
+        values, lengths = ids_of(block, self.column, self)
         ids, labels = self._hidden(block, values, lengths)
-        place = table.column_names.index(name)
-        table = table.set_column(place, name, list_array(ids, lengths))
+        table = with_column(table, self.column, list_array(ids, lengths))
         table = table.append_column("labels", list_array(labels, lengths))
         return run.with_block(block.with_data(table))
 
