@@ -17,7 +17,6 @@ from trainpipes._internal.checks import (
     Text,
     local_path,
     require,
-    wrong,
 )
 from trainpipes.columns.run import Cursors, Run, RunSource, innermost
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard, kept_nothing
@@ -72,29 +71,21 @@ class Shuffle(ShuffleStage):
     sampler: Any = None
 
     def check(self) -> None:
-        if self.sampler is not None:
-            self._check_sampler()
-        whole = self.scope == "global" or self.sampler is not None
-        if whole and (self.buffer_size, self.max_bytes) != (40_960, 1 << 30):
-            option = 'shuffle(scope="global")' if self.sampler is None else "shuffle(sampler=...)"
-            given = (self.buffer_size, self.max_bytes)
-            raise wrong(option, "without buffer_size and max_bytes", given)
-
-    def _check_sampler(self) -> None:
-        sampler = self.sampler
-        if self.scope == "global" or self.seed:
-            given = (self.scope, self.seed)
-            raise wrong("shuffle(sampler=...)", "without scope and seed", given)
-        if isinstance(sampler, BatchSampler) or (
-            isinstance(sampler, Sampler) and hasattr(sampler, "batch_size")
-        ):
-            way = "give its sampler here, and .batch(batch_size) after it"
-            raise wrong("shuffle(sampler)", "a sampler of rows", sampler, way)
-        good = isinstance(sampler, RowSampler | Sized) and isinstance(
-            sampler, RowSampler | Iterable
-        )
+        option, sampler = "shuffle(sampler)", self.sampler
+        plain = (self.buffer_size, self.max_bytes) == (40_960, 1 << 30)
+        rule = '"buffer" where buffer_size or max_bytes is given'
+        self._require(plain or self.scope == "buffer", "scope", rule)
+        if sampler is None:
+            return
+        alone = plain and self.scope == "buffer" and not self.seed
+        require(alone, option, "given without buffer_size, max_bytes, scope and seed", sampler)
+        batches = isinstance(sampler, Sampler) and hasattr(sampler, "batch_size")
+        batches = batches or isinstance(sampler, BatchSampler)
+        way = "give its sampler here, and .batch(batch_size) after it"
+        require(not batches, option, "a sampler of rows", sampler, way)
+        good = isinstance(sampler, Sized) and isinstance(sampler, Iterable)
         rule = "one of trainpipes.samplers, or one of torch's that has a length"
-        require(good, "shuffle(sampler)", rule, sampler)
+        require(good or isinstance(sampler, RowSampler), option, rule, sampler)
 
     @made_once
     def order(self) -> RowSampler | TorchOrder | None:

@@ -14,7 +14,6 @@ from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import Array, to_arrow
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.lazy_batches import late_if_small
-from trainpipes.columns.payload import take_payload
 from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.columns.row_types import as_array
 from trainpipes.columns.run import Run
@@ -177,23 +176,17 @@ class PadCollate(TakesTokenizer, RunStage):
         return run.with_items([self._of_rows(run, k, rows) for k, rows in enumerate(run.unroll())])
 
     def _of_tables(self, run: Run, bounds: IntArray) -> MutableSequence[Any]:
-        """Batches of Arrow rows; small sound ones are made when they are taken."""
+        """Batches of Arrow rows; small ones are made when they are taken."""
         batches: list[tuple[Cut, int]] = []
-        row_bytes = 0.0
+        row_bytes, ids = 0.0, run.block.ids
         for part in run.block.parts(bounds):
-            writers, count = self._by_table.of(part.data, self._try_writers), len(part.bounds) - 1
-            if writers is not None:
-                cut = self._cut(writers, part.index, part.bounds)
-                batches += [(cut, k) for k in range(count)]
-                row_bytes = max(row_bytes, sum(writer.row_bytes for writer in writers))
-                continue
-            row_bytes = float("inf")
-            for start, stop in zip(
-                part.bounds[:-1].tolist(), part.bounds[1:].tolist(), strict=True
-            ):
-                index = np.arange(start, stop) if part.index is None else part.index[start:stop]
-                columns, ids = _columns(take_payload(part.data, index)), run.row_ids(len(batches))
-                batches.append((self._cut_all(columns, ids), 0))
+            index, writers = part.index, self._by_table.of(part.data, self._try_writers)
+            if writers is None:  # something is bad, which need not be in these rows
+                index, writers = None, self._writers(_columns(part.cut[0]), ids)
+            cut = self._cut(writers, index, part.bounds)
+            batches += [(cut, k) for k in range(len(part.bounds) - 1)]
+            row_bytes = max(row_bytes, sum(writer.row_bytes for writer in writers))
+            ids = ids[part.bounds[-1] :]
 
         def make(k: int) -> dict[str, Any]:
             cut, number = batches[k]
@@ -253,7 +246,8 @@ class PadCollate(TakesTokenizer, RunStage):
             if names is None or not isinstance(row, Mapping) or row.keys() != names:
                 self._refuse_row(row, names, int(ids[number]))
         columns = {name: [row[name] for row in rows] for name in names or ()}
-        return self._cut_all(columns, ids)(0)
+        bounds = np.array([0, len(ids)], dtype=np.int64)
+        return self._cut(self._writers(columns, ids), None, bounds)(0)
 
     def _refuse_row(self, row: Any, names: Any, row_id: int) -> NoReturn:
         if isinstance(row, Mapping):
@@ -263,18 +257,12 @@ class PadCollate(TakesTokenizer, RunStage):
         message = f"{self}: the rows of a batch must be dicts with the same keys, got {found}"
         raise at_row(message, self, row_id, SchemaError)
 
-    def _cut_all(self, columns: Mapping[str, Any], ids: IntArray) -> Cut:
-        bounds = np.array([0, len(ids)], dtype=np.int64)
-        return self._cut(self._writers(columns, ids), None, bounds)
-
     def _cut(self, writers: Sequence[Writer], index: IntArray | None, bounds: IntArray) -> Cut:
         cuts = [writer.cut(index, bounds) for writer in writers]
         packed = self._pack is not None
 
         def make(k: int) -> dict[str, Any]:
-            batch: dict[str, Any] = {}
-            for cut in cuts:
-                batch.update(cut(k))
+            batch = {name: values for cut in cuts for name, values in cut(k).items()}
             if packed and "segment_ids" in batch:
                 add_sequences(batch)
             return batch

@@ -26,9 +26,9 @@ from trainpipes.columns.arrays import (
     python_to_arrow,
     to_numpy,
 )
-from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.bad_text import BadCell, first_bad
 from trainpipes.columns.block import Block
-from trainpipes.columns.row_types import as_array
+from trainpipes.columns.row_types import array_of, as_array, fixed_shape
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError
@@ -78,41 +78,36 @@ def _null(row: int, name: str) -> BadCell:
 def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
     array = one_chunk(column)
     kind = array.type
-    tensors = isinstance(kind, pa.FixedShapeTensorType)
-    if isinstance(array, pa.ExtensionArray) and not tensors:
-        return Opaque(array)
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         array = python_to_arrow(array.to_pylist(), pa.large_list(kind.value_type))
-    inner = array.storage if tensors else array
-    ragged, leaf = is_list(inner.type), inner.type
-    if ragged:
-        leaf = leaf.value_type
-    shape: tuple[int, ...] = ()
-    while pa.types.is_fixed_size_list(leaf):
-        leaf, shape = leaf.value_type, (*shape, leaf.list_size)
-    if not is_number(leaf):
-        while ragged and is_list(leaf):
-            leaf = leaf.value_type
-        if is_number(leaf):
+    ragged = is_list(array.type)
+    inner = array.type.value_type if ragged else array.type
+    is_even = fixed_shape(inner) is not None and not (
+        ragged and isinstance(inner, pa.ExtensionType)
+    )
+    if not is_number(inner) and not is_even:
+        while pa.types.is_fixed_size_list(inner):
+            inner = inner.value_type
+        while ragged and is_list(inner):
+            inner = inner.value_type
+        if ragged and is_number(inner):
             raise BadCell(None, TWO_RAGGED)
         return Opaque(array)
     if array.null_count:
         raise _null(first_null(array), name)
-    starts: IntArray = np.arange(len(array))
-    if ragged:
-        inner, offsets = apart(inner)
-        starts = offsets[:-1].astype(np.int64)
-    for size in (*shape, 0):
-        if inner.null_count:
-            row = int(np.searchsorted(starts, first_null(inner), side="right")) - 1
-            raise BadCell(row, NULL_WITHIN)
-        if size or pa.types.is_fixed_size_list(inner.type):
-            inner, starts = inner.flatten(), starts * size
-    if ragged:
-        return Ragged(to_numpy(inner).reshape(-1, *shape), np.diff(offsets).astype(np.int64))
-    if tensors:
-        return Even(array.to_numpy_ndarray())
-    return Even(to_numpy(inner).reshape(len(array), *shape))
+    rows, offsets = apart(array) if ragged else (array, np.arange(len(array) + 1))
+    values = _numbers(rows)
+    if values is None:
+        place = first_bad(len(rows), lambda a, b: _numbers(rows.slice(a, b - a)) is None)
+        raise BadCell(int(np.searchsorted(offsets, place, side="right")) - 1, NULL_WITHIN)
+    return Ragged(values, np.diff(offsets).astype(np.int64)) if ragged else Even(values)
+
+
+def _numbers(array: pa.Array) -> Array | None:
+    """Numbers, or fixed-size lists of them, as an array ``[rows, ...]``; None with a null."""
+    if fixed_shape(array.type) is not None:
+        return array_of(array)
+    return None if array.null_count else to_numpy(array)
 
 
 def of_list(values: Sequence[Any], name: str) -> Column:
@@ -291,16 +286,22 @@ def _length(value: Any) -> int:
 def numbers_of(block: Block, name: str, caller: Stage) -> tuple[Array, IntArray]:
     """A column of lists of numbers: all values, and each row's length."""
     column = cells(block, name, caller)
-    found = read(column, name, caller, block.ids)
-    if isinstance(found, Ragged) and found.values.ndim == 1:
-        return found.values, found.lengths
-    if isinstance(found, Even) and found.values.ndim == 2:
-        rows, length = found.values.shape
-        return found.values.reshape(-1), np.full(rows, length, dtype=np.int64)
-    problem = (
-        f"must hold a list of numbers a row, got {_said(column)}; tokenize() makes such columns"
-    )
-    raise in_column(BadCell(None, problem), name, caller, block.ids)
+    found = lists_of(read(column, name, caller, block.ids))
+    if found is None:
+        got = f"got {_said(column)}; tokenize() makes such columns"
+        problem = f"must hold a list of numbers a row, {got}"
+        raise in_column(BadCell(None, problem), name, caller, block.ids)
+    return found
+
+
+def lists_of(column: Column) -> tuple[Array, IntArray] | None:
+    """The values of lists of numbers, and how long these are; None of others."""
+    if isinstance(column, Ragged) and column.values.ndim == 1:
+        return column.values, column.lengths
+    if isinstance(column, Even) and column.values.ndim == 2:
+        rows, length = column.values.shape
+        return column.values.reshape(-1), np.full(rows, length, dtype=np.int64)
+    return None
 
 
 def ids_of(
@@ -327,15 +328,6 @@ def check_beside(
             f"{column!r} has {lengths[row]}"
         )
         raise in_column(BadCell(row, problem), name, caller, block.ids)
-
-
-def holds_lists(block: Block, name: str, caller: Stage) -> bool:
-    column = cells(block, name, caller)
-    if isinstance(column, pa.ChunkedArray):
-        return is_list(column.type) or bool(pa.types.is_fixed_size_list(column.type))
-    if isinstance(column, torch.Tensor):
-        return column.ndim > 1
-    return isinstance(column[0], list | tuple) or getattr(column[0], "ndim", 0) > 0
 
 
 def label_dtype(ids: Array) -> type[np.int32 | np.int64]:

@@ -7,11 +7,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from trainpipes._internal.checks import column_names
-from trainpipes.columns.block import Block
 from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
 from trainpipes.kinds.stage import Stage, made_once
-from trainpipes.stages.read_columns import holds_lists, names_of, numbers_of
+from trainpipes.stages.read_columns import cells, lists_of, names_of, read
 from trainpipes.stages.targets import Flags, OnError, TargetStage, have_target
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
@@ -122,20 +121,16 @@ class TokenizedBy(Tokenizes):
 
     def process(self, run: Run) -> Run:
         self._targets.refuse_batches(run)
-        names = self._labels(run.block) if self._looks(run) else []
-        if not names:
+        if not self._looks(run):
             return run
-        found = [have_target(*numbers_of(run.block, name, self)) for name in names]
-        return self._targets.check(run, np.logical_and.reduce(found))
-
-    def _labels(self, block: Block) -> list[str]:
+        block, found = run.block, np.ones(len(run), dtype=np.bool_)
         ends = [name for name in self.columns if name.endswith("input_ids")]
         names = {name.removesuffix("input_ids") + "labels" for name in ends}
-        return [
-            name
-            for name in names_of(block, self)
-            if name in names and holds_lists(block, name, self)
-        ]
+        for name in sorted(names.intersection(names_of(block, self))):
+            labels = lists_of(read(cells(block, name, self), name, self, block.ids))
+            if labels is not None:
+                found &= have_target(*labels)
+        return self._targets.check(run, found)
 
     #: Rows that were looked at in this process.
     _seen: ClassVar[int] = 0
