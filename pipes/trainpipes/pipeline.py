@@ -48,7 +48,7 @@ from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import DropColumns, Enumerate, Rename, Select
 from trainpipes.stages.device import Pin, To
-from trainpipes.stages.filter import Filter
+from trainpipes.stages.filter import Filter, Sample, Split, checked_parts
 from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.images.decode_image import DecodeImage
 from trainpipes.stages.images.image_stages import (
@@ -65,7 +65,6 @@ from trainpipes.stages.map import Map, MapBatches, WithColumns
 from trainpipes.stages.order import Cache, Repeat, ShardingFilter, Shuffle, Skip, Take
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_collate import PadCollate
-from trainpipes.stages.sample import Sample, Split, checked_parts
 from trainpipes.stages.token_ids import AddLabels, MaskTokens, Truncate
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenizing import TokenizedBy

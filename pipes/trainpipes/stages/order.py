@@ -8,35 +8,19 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from torch.utils.data import Sampler
 
-from trainpipes._internal.checks import (
-    LARGEST,
-    Count,
-    Ge,
-    Natural,
-    Seed,
-    Text,
-    local_path,
-    require,
-)
+from trainpipes._internal import checks
 from trainpipes.columns.run import Cursors, Run, RunSource, innermost
+from trainpipes.kinds import stage_kinds
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard, kept_nothing
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import (
-    CacheStage,
-    OpenBelow,
-    RegroupStage,
-    RepeatStage,
-    ShardStage,
-    ShuffleStage,
-)
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
 from trainpipes.stages.held import Runs
 from trainpipes.stages.torch_samplers import TorchOrder, draws_globally, reorders
 from trainpipes.storage.cache import folder
 
 
-class Shuffle(ShuffleStage):
+class Shuffle(stage_kinds.ShuffleStage):
     """Shuffle the order of row groups, and rows within buffers.
 
     A new order every epoch, the same for the same seed in any process and on any number of ranks. A
@@ -63,10 +47,10 @@ class Shuffle(ShuffleStage):
     ([5, 0, 4, 2, 1, 3], [5, 0, 1, 2, 4, 3])
     """
 
-    buffer_size: Count = 40_960
+    buffer_size: checks.Count = 40_960
     _: KW_ONLY
-    seed: Seed = 0
-    max_bytes: Count = 1 << 30
+    seed: checks.Seed = 0
+    max_bytes: checks.Count = 1 << 30
     scope: Literal["buffer", "global"] = "buffer"
     sampler: Any = None
 
@@ -78,14 +62,16 @@ class Shuffle(ShuffleStage):
         if sampler is None:
             return
         alone = plain and self.scope == "buffer" and not self.seed
-        require(alone, option, "given without buffer_size, max_bytes, scope and seed", sampler)
+        checks.require(
+            alone, option, "given without buffer_size, max_bytes, scope and seed", sampler
+        )
         batches = isinstance(sampler, Sampler) and hasattr(sampler, "batch_size")
         batches = batches or isinstance(sampler, BatchSampler)
         way = "give its sampler here, and .batch(batch_size) after it"
-        require(not batches, option, "a sampler of rows", sampler, way)
+        checks.require(not batches, option, "a sampler of rows", sampler, way)
         good = isinstance(sampler, Sized) and isinstance(sampler, Iterable)
         rule = "one of trainpipes.samplers, or one of torch's that has a length"
-        require(good or isinstance(sampler, RowSampler), option, rule, sampler)
+        checks.require(good or isinstance(sampler, RowSampler), option, rule, sampler)
 
     @made_once
     def order(self) -> RowSampler | TorchOrder | None:
@@ -112,7 +98,7 @@ class Shuffle(ShuffleStage):
         return identity
 
 
-class ShardingFilter(ShardStage):
+class ShardingFilter(stage_kinds.ShardStage):
     """Deal the batches of an epoch to logical shards, and these to ranks and workers.
 
     Batch m of the one global sequence belongs to shard ``m % num_shards``; rank r of R takes every
@@ -139,14 +125,14 @@ class ShardingFilter(ShardStage):
 
     free = frozenset({"tail"})
 
-    num_shards: Annotated[int, Ge(1, 2**20)] = 24
+    num_shards: Annotated[int, checks.Ge(1, 2**20)] = 24
     _: KW_ONLY
     split: Literal["spans", "stride"] = "spans"
     balance: Literal["rows", "bytes"] = "rows"
     tail: Literal["even", "ragged"] = "even"
 
 
-class Repeat(RepeatStage):
+class Repeat(stage_kinds.RepeatStage):
     """Start the next epoch where one ends, each in its own order.
 
     With ``.repeat().batch()``, a batch may hold rows of two epochs, and none is short; with
@@ -166,23 +152,23 @@ class Repeat(RepeatStage):
     [[0, 1], [2], [0, 1], [2]]
     """
 
-    times: Count | None = None
+    times: checks.Count | None = None
 
 
-class _Counted(RegroupStage):
+class _Counted(stage_kinds.RegroupStage):
     asks_inputs = True
 
-    count: Natural
+    count: checks.Natural
 
-    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+    def open(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> RunSource:
         return Runs(self._counted(below, at), self)
 
-    def _counted(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
+    def _counted(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         # Below, the state before the run at hand; items of the epoch before it, and of it, used up.
         state, passed, skip = (
             (at["below"], at["passed"], at["row"]) if "below" in at else (at, 0, 0)
         )
-        low, high = (0, self.count) if self.role == "take" else (self.count, LARGEST)
+        low, high = (0, self.count) if self.role == "take" else (self.count, checks.LARGEST)
         rolls = self.plan_inputs.chain.rolling  # into the next epoch
         epoch = innermost(state)["epoch"]
         guard = EmptyEpochGuard(gave=passed > 0 or skip > 0)
@@ -235,7 +221,7 @@ class Skip(_Counted):
     role = "skip"
 
 
-class Cache(CacheStage):
+class Cache(stage_kinds.CacheStage):
     """Keep on disk the rows that the stages before it make.
 
     Stands before ``shuffle``, ``batch`` and ``repeat``, on a source with blocks. Rows, order and
@@ -269,13 +255,13 @@ class Cache(CacheStage):
 
     path: str | os.PathLike[str] | None = None
     _: KW_ONLY
-    max_bytes: Count | None = None
-    version: Text | None = None
+    max_bytes: checks.Count | None = None
+    version: checks.Text | None = None
     enabled: bool = True
 
     def check(self) -> None:
         if self.path is not None:
-            self._set(path=local_path(self.path, "cache(path)"))
+            self._set(path=checks.local_path(self.path, "cache(path)"))
 
     @property
     def on(self) -> bool:

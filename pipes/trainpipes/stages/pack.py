@@ -16,18 +16,8 @@ from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import OpenBelow, RegroupStage
+from trainpipes.stages import pack_fit
 from trainpipes.stages.held import MOST_EPOCHS, CursorsOf, Held, Runs, opened
-from trainpipes.stages.pack_fit import (
-    PACKED,
-    Documents,
-    Placing,
-    best_fit,
-    best_window,
-    concat,
-    first_fit,
-    placed,
-    rows_of,
-)
 from trainpipes.stages.read_columns import check_beside, ids_of, names_of, numbers_of
 from trainpipes.stages.targets import LeftOut, OnError, Targets, have_target
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
@@ -45,8 +35,8 @@ class _Window(NamedTuple):
     """Documents of some rows, placed; the positions of these rows, and how many were given."""
 
     block: Block
-    documents: Documents
-    placing: Placing
+    documents: pack_fit.Documents
+    placing: pack_fit.Placing
     cursors: CursorsOf
     used: int
 
@@ -123,8 +113,8 @@ class Pack(TakesTokenizer, RegroupStage):
         _ = self._own  # whether it is there is said here
         self._require(not isinstance(self.along, str), "along", "a list of column names")
         column_names(self.along, "pack(along)", least=0)
-        taken = {*self.along} & {*PACKED, self.column}
-        rule = f"columns besides {self.column!r} and those that it makes ({', '.join(PACKED)})"
+        taken = {*self.along} & {*pack_fit.PACKED, self.column}
+        rule = f"columns besides {self.column!r} and those that it makes ({', '.join(pack_fit.PACKED)})"
         self._require(not taken, "along", rule, 'a column "labels" is packed anyway')
 
     #: Whether a window continues over the joint of two epochs, or there is none.
@@ -170,7 +160,9 @@ class Pack(TakesTokenizer, RegroupStage):
         for block, documents, placing, cursors, used in windows:
             for first in range(used, len(placing), lot):
                 stop = min(first + lot, len(placing))
-                table = rows_of(documents, placing, first, stop, self.max_length, self.fill_id)
+                table = pack_fit.rows_of(
+                    documents, placing, first, stop, self.max_length, self.fill_id
+                )
                 # Each row is known by its first piece's document and first token.
                 piece = placing.bounds[first:stop]
                 whose = block.take(placing.document[piece])
@@ -197,10 +189,10 @@ class Pack(TakesTokenizer, RegroupStage):
                 continue
             least = 0
             if self.method == "best_fit" and count == size:
-                count, found = best_window(lengths, self.max_length, most)
+                count, found = pack_fit.best_window(lengths, self.max_length, most)
             else:  # or an epoch's end: all that is left
-                fit = best_fit if self.method == "best_fit" else first_fit
-                found = placed(lengths, self.max_length, most, fit)
+                fit = pack_fit.best_fit if self.method == "best_fit" else pack_fit.first_fit
+                found = pack_fit.placed(lengths, self.max_length, most, fit)
             self._count_dropped(documents, block, count)
             order, cursors = held.window(len(found), count, used, "pack", self._reorders)
             yield _Window(block, documents, found.take(order), cursors, used)
@@ -213,7 +205,9 @@ class Pack(TakesTokenizer, RegroupStage):
             documents = self._documents(run.block)
             lengths = documents.lengths
             held.check_used(used, lengths[0])
-            found, edges = concat(lengths, used, self.max_length, self.max_documents, held.closed)
+            found, edges = pack_fit.concat(
+                lengths, used, self.max_length, self.max_documents, held.closed
+            )
             spent = held.rows
             needed = spent + 1 + spent // 2  # a row may be of very many documents
             if len(found):
@@ -236,7 +230,7 @@ class Pack(TakesTokenizer, RegroupStage):
     def keep_pieces(self) -> None:
         object.__setattr__(self, "keeps_pieces", True)
 
-    def _documents(self, block: Block) -> Documents:
+    def _documents(self, block: Block) -> pack_fit.Documents:
         ids, lengths = ids_of(block, self.column, self, np.int32)
         columns = {"input_ids": ids.astype(np.int32, copy=False)}
         given = ["labels"] if "labels" in names_of(block, self) else []
@@ -258,13 +252,13 @@ class Pack(TakesTokenizer, RegroupStage):
             way = 'raise max_length, or pass overflow="split", "truncate" or "drop"'
             rule = f"documents must have at most {self.max_length} tokens, got one of"
             raise at_row(f"{self}: {rule} {lengths[row]}; {way}", self, block.ids[row])
-        return Documents(columns, np.cumsum(lengths) - lengths, kept, lengths)
+        return pack_fit.Documents(columns, np.cumsum(lengths) - lengths, kept, lengths)
 
     @made_once
     def _dropped(self) -> LeftOut:
         return LeftOut(self, f"longer than {self.max_length:,} tokens")
 
-    def _count_dropped(self, documents: Documents, block: Block, count: int) -> None:
+    def _count_dropped(self, documents: pack_fit.Documents, block: Block, count: int) -> None:
         if self.overflow == "drop" and count:
             lost = documents.given - documents.lengths
             self._dropped.add(block.ids[:count], lost[:count])

@@ -23,18 +23,9 @@ from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.kinds.blame import at_row, in_column
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.stages import pad_rules
 from trainpipes.stages.columns import refuse_collated, unbatched
 from trainpipes.stages.pack import Pack
-from trainpipes.stages.pad_rules import (
-    FIXED,
-    Cells,
-    PadValue,
-    Rule,
-    asked_masks,
-    column_options,
-    dtype_of_numbers,
-    numpy_dtype,
-)
 from trainpipes.stages.read_columns import Opaque, Ragged, check_fit, read
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
 
@@ -105,35 +96,35 @@ class PadCollate(TakesTokenizer, RunStage):
     takes_objects = True
 
     _: KW_ONLY
-    max_length: Cells | None = None
-    pad_to_multiple_of: Cells | None = None
+    max_length: pad_rules.Cells | None = None
+    pad_to_multiple_of: pad_rules.Cells | None = None
     padding_side: Side | None = None
     truncation_side: Side | None = None
-    value: PadValue | None = None
+    value: pad_rules.PadValue | None = None
     mask: Mapping[str, str] | bool | None = None
-    columns: Annotated[Mapping[str, Mapping[str, Any]], column_options] | None = None
-    dtype: Annotated[torch.dtype, dtype_of_numbers] = torch.int64
+    columns: Annotated[Mapping[str, Mapping[str, Any]], pad_rules.column_options] | None = None
+    dtype: Annotated[torch.dtype, pad_rules.dtype_of_numbers] = torch.int64
     tokenizer: Any = None
 
     def check(self) -> None:
         _ = self._own, self._masks  # what is wrong with them is said here
 
     @cached_property
-    def _rule(self) -> Rule:
+    def _rule(self) -> pad_rules.Rule:
         names = ("max_length", "pad_to_multiple_of", "padding_side", "truncation_side", "value")
-        return Rule(**{name: self.options[name] for name in names})
+        return pad_rules.Rule(**{name: self.options[name] for name in names})
 
     @cached_property
-    def _rules(self) -> dict[str, Rule]:
+    def _rules(self) -> dict[str, pad_rules.Rule]:
         given = self.columns or {}
         return {name: self._rule.of_column(name, own) for name, own in given.items()}
 
-    def _rule_of(self, name: str) -> Rule:
+    def _rule_of(self, name: str) -> pad_rules.Rule:
         return self._rules.get(name, self._rule)
 
     @cached_property
     def _masks(self) -> dict[str, str]:
-        return asked_masks(self.mask, self._rules)
+        return pad_rules.asked_masks(self.mask, self._rules)
 
     _tokenize: ClassVar[Tokenizes | None] = None
     _id_columns: ClassVar[Mapping[str, Tokenizes]] = {}
@@ -232,7 +223,7 @@ class PadCollate(TakesTokenizer, RunStage):
         self, name: str, tensor: torch.Tensor, dtype: torch.dtype, ids: IntArray
     ) -> torch.Tensor:
         try:
-            check_fit(as_array(tensor), numpy_dtype(dtype, name), None)
+            check_fit(as_array(tensor), pad_rules.numpy_dtype(dtype, name), None)
         except BadCell as bad:
             raise in_column(bad, name, self, ids) from None
         return tensor.to(dtype)
@@ -318,9 +309,9 @@ class PadCollate(TakesTokenizer, RunStage):
         return _ragged_writer(name, rows, mask)
 
     def _dtype(self, name: str, values: Any, ragged: bool) -> np.dtype[Any]:
-        own, asked = self._rule_of(name).dtype, numpy_dtype(self.dtype, "")
+        own, asked = self._rule_of(name).dtype, pad_rules.numpy_dtype(self.dtype, "")
         if own is not None:
-            return numpy_dtype(own, "")
+            return pad_rules.numpy_dtype(own, "")
         padded, found = ragged or (self._pack is not None and values.ndim == 2), values.dtype
         if found.kind == asked.kind == "f":
             return asked
@@ -332,7 +323,7 @@ class PadCollate(TakesTokenizer, RunStage):
 
     def _pad_value(self, name: str, dtype: np.dtype[Any]) -> float:
         own = self._rules[name].value if name in self._rules else None
-        value = FIXED.get(name, self.value) if own is None else own
+        value = pad_rules.FIXED.get(name, self.value) if own is None else own
         tokenize = self._id_columns.get(name)
         if value is None and tokenize is not None:
             if self._pack is None and not tokenize.says_pad_id:

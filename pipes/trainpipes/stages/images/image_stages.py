@@ -11,16 +11,6 @@ import numpy.typing as npt
 import torch
 
 from trainpipes._internal import checks
-from trainpipes._internal.checks import (
-    ColumnName,
-    Function,
-    Ge,
-    Natural,
-    Seed,
-    Share,
-    require,
-    several,
-)
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
@@ -134,14 +124,14 @@ def cropped(image: Pixels, size: tuple[int, int], drawn: Sequence[float] = ()) -
 
 
 def numbers_in(value: Any) -> list[float]:
-    values = list(value) if several(value) else [value]
+    values = list(value) if checks.several(value) else [value]
     good = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
     return values if good and np.isfinite(values).all() else []
 
 
 def size_of(value: Any, option: str) -> tuple[int, int]:
-    sides = list(value) if several(value) else [value, value]
-    require(len(sides) == 2, option, "a number of pixels, or (height, width)", value)
+    sides = list(value) if checks.several(value) else [value, value]
+    checks.require(len(sides) == 2, option, "a number of pixels, or (height, width)", value)
     height, width = (checks.whole_number(side, 1, option, "pixels of a side") for side in sides)
     return height, width
 
@@ -170,7 +160,7 @@ class Resize(ImageStage):
 
     size: Size
     _: KW_ONLY
-    column: ColumnName = "image"
+    column: checks.ColumnName = "image"
     interpolation: Interpolation = "bilinear"
 
     def check(self) -> None:
@@ -212,10 +202,10 @@ class RandomCrop(RandomImageStage):
 
     size: Size
     _: KW_ONLY
-    padding: Natural = 0
-    fill: Annotated[int, Ge(0, 255)] = 0
-    column: ColumnName = "image"
-    seed: Seed = 0
+    padding: checks.Natural = 0
+    fill: Annotated[int, checks.Ge(0, 255)] = 0
+    column: checks.ColumnName = "image"
+    seed: checks.Seed = 0
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         if self.padding:
@@ -242,7 +232,7 @@ class CenterCrop(ImageStage):
 
     size: Size
     _: KW_ONLY
-    column: ColumnName = "image"
+    column: checks.ColumnName = "image"
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         return cropped(image, self._sides)
@@ -282,9 +272,9 @@ class RandomResizedCrop(RandomImageStage):
     _: KW_ONLY
     scale: Sequence[float] = (0.08, 1.0)
     ratio: Sequence[float] = (3 / 4, 4 / 3)
-    column: ColumnName = "image"
+    column: checks.ColumnName = "image"
     interpolation: Interpolation = "bilinear"
-    seed: Seed = 0
+    seed: checks.Seed = 0
 
     def check(self) -> None:
         for name, most in (("scale", 1.0), ("ratio", math.inf)):
@@ -333,11 +323,11 @@ class Flip(RandomImageStage):
     [[[[1, 2, 3]]], [[[3, 2, 1]]], [[[3, 2, 1]]], [[[1, 2, 3]]]]
     """
 
-    p: Share = 0.5
+    p: checks.Share = 0.5
     _: KW_ONLY
     direction: Literal["horizontal", "vertical"] = "horizontal"
-    column: ColumnName = "image"
-    seed: Seed = 0
+    column: checks.ColumnName = "image"
+    seed: checks.Seed = 0
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         if drawn[0] >= self.p:
@@ -374,18 +364,18 @@ class Normalize(ImageStage):
     mean: float | Sequence[float] = MEAN
     std: float | Sequence[float] = STD
     _: KW_ONLY
-    column: ColumnName = "image"
+    column: checks.ColumnName = "image"
 
     def check(self) -> None:
         for name in ("mean", "std"):
             given = self.options[name]
             values = numbers_in(given)
-            require(values, f"normalize({name})", "a number, or one of each channel", given)
-            require(name != "std" or min(values) > 0, "normalize(std)", "above 0", given)
+            checks.require(values, f"normalize({name})", "a number, or one of each channel", given)
+            checks.require(name != "std" or min(values) > 0, "normalize(std)", "above 0", given)
 
     @made_once
     def _numbers(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        given = [value if several(value) else [value] for value in (self.mean, self.std)]
+        given = [value if checks.several(value) else [value] for value in (self.mean, self.std)]
         mean, std = (np.array(values, dtype=np.float32)[:, None, None] for values in given)
         return mean, std
 
@@ -459,12 +449,12 @@ class ImageTransform(RunStage):
     draws_by = "draw from torch's generator, which is seeded for each row, or use map(fn, rng=True)"
     free = frozenset({"num_workers"})
 
-    transform: Function
+    transform: checks.Function
     _: KW_ONLY
-    column: ColumnName = "image"
-    seed: Seed = 0
+    column: checks.ColumnName = "image"
+    seed: checks.Seed = 0
     version: str | None = None
-    num_workers: Natural = 0
+    num_workers: checks.Natural = 0
 
     _turn = 0  # which one it is of several alike
 
