@@ -12,7 +12,6 @@ from trainpipes._internal.checks import ColumnName, Count, Ge, Natural, Seed, co
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import OpenBelow, RegroupStage
@@ -125,11 +124,8 @@ class Pack(TakesTokenizer, RegroupStage):
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         tokenize = self.tokenizes(below) if self.pad_token_id is None else None
-        if tokenize is not None and not tokenize.says_pad_id:
-            raise ConfigError(
-                f"{self} fills rows up with the tokenizer's pad token, and {tokenize.maker} is a "
-                "function, which does not tell its pad token: give pack(pad_token_id=...)"
-            )
+        if tokenize is not None:
+            tokenize.pads(f"{self}: the end of a row", "pack(pad_token_id=...)")
         crosses = any(s.role == "repeat" or getattr(s, "endless", False) for s in below)
         reorders = any(stage.reorders for stage in below)
         return self.resolved(_crosses=crosses, _reorders=reorders, _tokenize=tokenize)

@@ -325,14 +325,10 @@ class PadCollate(TakesTokenizer, RunStage):
         own = self._rules[name].value if name in self._rules else None
         value = pad_rules.FIXED.get(name, self.value) if own is None else own
         tokenize = self._id_columns.get(name)
-        if value is None and tokenize is not None:
-            if self._pack is None and not tokenize.says_pad_id:
-                raise ConfigError(
-                    f"{self}: column {name!r} is padded with the tokenizer's pad token, and "
-                    f"{tokenize.maker} is a function, which does not tell its pad token: give "
-                    "pad_collate(value=...)"
-                )
-            value = tokenize.pad_id if self._pack is None else self._pack.fill_id
+        if value is None and tokenize is not None and self._pack is not None:
+            value = self._pack.fill_id
+        elif value is None and tokenize is not None:
+            value = tokenize.pads(f"{self}: column {name!r}", "pad_collate(value=...)")
         if value is None:
             return 0
         try:

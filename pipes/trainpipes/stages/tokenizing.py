@@ -9,6 +9,7 @@ import numpy as np
 from trainpipes._internal.checks import column_names
 from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.stages.read_columns import cells, lists_of, names_of, read
 from trainpipes.stages.targets import Flags, OnError, TargetStage, have_target
@@ -50,10 +51,14 @@ class Tokenizes(TargetStage):
     def pad_id(self) -> int:
         return self._engine.pad_id() or 0
 
-    @property
-    def says_pad_id(self) -> bool:
-        """Whether the tokenizer can say what it is padded with: a function cannot."""
-        return not isinstance(self._engine, Function)
+    def pads(self, what: str, way: str) -> int:
+        """The pad token, for what is padded; raises with the way out where there is none."""
+        if isinstance(self._engine, Function):
+            raise ConfigError(
+                f"{what} is padded with the tokenizer's pad token, and {self._engine} is a function, "
+                f"which does not tell its pad token: give {way}"
+            )
+        return self.pad_id
 
     @property
     def padding_side(self) -> Side:
