@@ -13,7 +13,7 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run, RunSource
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.blame import at_row
-from trainpipes.kinds.stage import Stage, made_once
+from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
 from trainpipes.stages.held import MOST_EPOCHS, Held, Runs, opened
 from trainpipes.stages.read_columns import lengths_of
@@ -24,62 +24,30 @@ NUM_BUCKETS = 32
 RUN_ROWS = 512
 
 
-class Budget:
-    """At most so many cells and rows in a batch; without cells, as many rows in each."""
+def cut(lengths: IntArray, max_tokens: int, max_rows: int | None) -> IntArray:
+    """Where batches of at most so many cells and rows start, and the end: int64 ``[batches + 1]``.
 
-    def __init__(self, max_tokens: int | None, max_rows: int | None, alone: bool = False) -> None:
-        self.max_tokens, self.max_rows, self.alone = max_tokens, max_rows, alone
-
-    def lengths(self, block: Block, column: str, caller: Stage) -> IntArray:
-        """How long rows are, none too long."""
-        lengths = lengths_of(block, column, caller)
-        if self.max_tokens is not None and not self.alone:
-            longer = lengths > self.max_tokens
-            if longer.any():
-                place = int(np.argmax(longer))
-                message = (
-                    f"{caller}: no row must be longer than max_tokens, got one of {lengths[place]}; raise "
-                    'max_tokens, cut rows (tokenize(max_length=...)), or pass overflow="alone" for a batch '
-                    "of its own"
-                )
-                raise at_row(message, caller, block.ids[place])
-        return lengths
-
-    def edges(self, lengths: IntArray, open_too: bool) -> IntArray:
-        """Where batches start, and the end; one with room for more rows is left out or last."""
-        if self.max_tokens is None:
-            assert self.max_rows is not None
-            full = len(lengths) // self.max_rows * self.max_rows
-            last = [len(lengths)] if open_too and full < len(lengths) else []
-            return np.array([*range(0, full, self.max_rows), full, *last], dtype=np.int64)
-        found = self.cut(lengths, self.max_tokens)
-        last = lengths[found[-2] :] if len(found) > 1 else lengths
-        room = len(last) != self.max_rows
-        room = room and int(last.max(initial=0)) * (len(last) + 1) <= self.max_tokens
-        return found[:-1] if len(last) and room and not open_too else found
-
-    def cut(self, lengths: IntArray, max_tokens: int) -> IntArray:
-        """Where batches start, and the end: int64 ``[batches + 1]``.
-
-        >>> Budget(12, None).cut(np.array([3, 4, 4, 6, 6, 1]), 12).tolist()
-        [0, 3, 5, 6]
-        """
-        edges = [0]
-        guess = 64
-        while edges[-1] < len(lengths):
-            coming = lengths[edges[-1] : edges[-1] + guess]
-            cells = np.maximum.accumulate(coming) * np.arange(1, len(coming) + 1)
-            rows = int(np.searchsorted(cells, max_tokens, side="right"))
-            rows = max(1, min(rows, self.max_rows or rows))
-            if rows == guess and (self.max_rows is None or rows < self.max_rows):
-                guess *= 2
-                continue
-            edges.append(edges[-1] + rows)
-            guess = 2 * rows + 8
-        return np.array(edges, dtype=np.int64)
+    >>> cut(np.array([3, 4, 4, 6, 6, 1]), 12, None).tolist()
+    [0, 3, 5, 6]
+    """
+    edges = [0]
+    guess = 64
+    while edges[-1] < len(lengths):
+        coming = lengths[edges[-1] : edges[-1] + guess]
+        cells = np.maximum.accumulate(coming) * np.arange(1, len(coming) + 1)
+        rows = int(np.searchsorted(cells, max_tokens, side="right"))
+        rows = max(1, min(rows, max_rows or rows))
+        if rows == guess and (max_rows is None or rows < max_rows):
+            guess *= 2
+            continue
+        edges.append(edges[-1] + rows)
+        guess = 2 * rows + 8
+    return np.array(edges, dtype=np.int64)
 
 
 class _Budgeted(BatchingStage):
+    """Batches of as many rows each, or of at most so many tokens and rows."""
+
     @property
     def max_tokens(self) -> int | None:
         return None
@@ -94,12 +62,32 @@ class _Budgeted(BatchingStage):
         for name in ("max_rows", "overflow"):
             self._require(tokens or self.options[name] is None, name, "given with max_tokens")
 
-    @made_once
-    def budget(self) -> Budget:
-        if self.max_tokens is None:
-            return Budget(None, self.batch_size)
-        given = self.options
-        return Budget(self.max_tokens, given["max_rows"], given["overflow"] == "alone")
+    def _lengths(self, block: Block, column: str) -> IntArray:
+        """How long rows are, none too long."""
+        lengths, most = lengths_of(block, column, self), self.max_tokens
+        if most is not None and self.options["overflow"] != "alone" and (lengths > most).any():
+            place = int(np.argmax(lengths > most))
+            message = (
+                f"{self}: no row must be longer than max_tokens, got one of {lengths[place]}; raise "
+                'max_tokens, cut rows (tokenize(max_length=...)), or pass overflow="alone" for a batch of '
+                "its own"
+            )
+            raise at_row(message, self, block.ids[place])
+        return lengths
+
+    def _edges(self, lengths: IntArray, open_too: bool) -> IntArray:
+        """Where batches start, and the end; one with room for more rows is left out or last."""
+        rows, most = len(lengths), self.max_tokens
+        if most is None:
+            size = self.batch_size or 1
+            full = rows // size * size
+            end = [rows] if open_too and full < rows else []
+            return np.array([*range(0, full, size), full, *end], dtype=np.int64)
+        max_rows = self.options["max_rows"]
+        found = cut(lengths, most, max_rows)
+        last = lengths[found[-2:][0] :]
+        room = len(last) != max_rows and int(last.max(initial=0)) * (len(last) + 1) <= most
+        return found[:-1] if len(last) and room and not open_too else found
 
 
 class Batch(_Budgeted):
@@ -157,8 +145,8 @@ class Batch(_Budgeted):
             if self.max_tokens is None:
                 lengths = np.empty(held.rows, dtype=np.int64)
             else:
-                lengths = self.budget.lengths(held.waiting().block, column, self)
-            edges = self.budget.edges(lengths, held.closed and not self.drop_last)
+                lengths = self._lengths(held.waiting().block, column)
+            edges = self._edges(lengths, held.closed and not self.drop_last)
             needed = self.batch_size or 1
             if len(edges) > 1:
                 yield held.take(edges)
@@ -222,7 +210,7 @@ class BucketByLength(_Budgeted):
             edges = list(self.boundaries)
             good = self.num_buckets is None
             self._require(good, "boundaries", "left out where num_buckets is given")
-            good = edges and all(a < b for a, b in pairwise(edges))
+            good = bool(edges) and all(a < b for a, b in pairwise(edges))
             self._require(good, "boundaries", "ascending lengths, each once")
             self._set(boundaries=edges)
 
@@ -260,18 +248,18 @@ class BucketByLength(_Budgeted):
 
     def _cut(self, block: Block) -> tuple[IntArray, IntArray]:
         """A window's rows bucket by bucket, and where batches start in that order."""
-        lengths = self.budget.lengths(block, self.column, self)
+        lengths = self._lengths(block, self.column)
         buckets = self._buckets(lengths)
         order = np.argsort(buckets, kind="stable")
         kept, rest = [], []
         sizes: list[IntArray] = []
         for rows in np.split(order, np.cumsum(np.bincount(buckets))[:-1]):
-            edges = self.budget.edges(lengths[rows], False)
+            edges = self._edges(lengths[rows], False)
             kept.append(rows[: edges[-1]])
             rest.append(rows[edges[-1] :])
             sizes.append(np.diff(edges))
         rows = np.concatenate(rest)
-        edges = self.budget.edges(lengths[rows], not self.drop_last)
+        edges = self._edges(lengths[rows], not self.drop_last)
         sizes.append(np.diff(edges))
         rows = np.concatenate([*kept, rows[: edges[-1]]]).astype(np.int64)
         return rows, np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
