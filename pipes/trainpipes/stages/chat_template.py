@@ -68,18 +68,18 @@ class ChatTemplate(Tokenizes):
             own = getattr(self, name)
             good = own is None or (isinstance(own, str) and own != self.column)
             self._require(good, name, "the name of another column")
-        _ = self._chat, self._engine  # raises unless both are there
+        _ = self._chat, self.maker  # raises unless both are there
 
     @made_once
     def _chat(self) -> Chat:
         return Chat(self.tokenizer, self.template)
 
     def runs_on(self) -> str:
-        return f"{self._engine}: its chat template, by transformers"
+        return f"{self.maker}: its chat template, by transformers"
 
     def identity(self) -> dict[str, Any]:
         found = {
-            "stage": self.name, "tokenizer": self._engine.fingerprint(),
+            "stage": self.name, "tokenizer": self.maker.fingerprint(),
             "template": self._chat.fingerprint(), "column": self.column, "labels": self.labels,
             "max_length": self.max_length, "prompt": self.prompt, "tools": self.tools,
             "parse_arguments": None if self.parse_arguments else False,

@@ -250,10 +250,6 @@ def same_below(stage: Stage, below: Sequence[Stage]) -> int:
     )
 
 
-#: What is said of columns whose types are not known.
-CURE = "have the function return Arrow arrays of a type, pa.array(values, pa.string())"
-
-
 class ColumnFunction(RunStage):
     needs_columns = True
     finds_types = True
@@ -302,7 +298,8 @@ class ColumnFunction(RunStage):
         def find() -> pa.Schema:
             steps = inputs.chain.steps
             below = steps[: steps.index(self)]
-            return find_schema(inputs, below, str(self), CURE, self._untyped)
+            cure = "have the function return Arrow arrays of a type, pa.array(values, pa.string())"
+            return find_schema(inputs, below, str(self), cure, self._untyped)
 
         schema = inputs.schemas.get(key, find)
         return schema.field(name).type if name in schema.names else None

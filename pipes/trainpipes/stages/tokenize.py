@@ -126,7 +126,7 @@ class Tokenize(Tokenizes):
                 f"tokenize(keep_text=True) keeps the text column {both[0]!r}, and the ids would have "
                 "that name too; give them another by columns={text: ids}"
             )
-        if isinstance(self._engine, Function):
+        if isinstance(self.maker, Function):
             self._end()
 
     @cached_property
@@ -153,7 +153,7 @@ class Tokenize(Tokenizes):
 
     @property
     def runs_user_code(self) -> bool:
-        return isinstance(self._engine, Function)
+        return isinstance(self.maker, Function)
 
     def identity(self) -> dict[str, Any]:
         gone = {"tokenizer", *self.free}
@@ -163,16 +163,16 @@ class Tokenize(Tokenizes):
         elif "input_ids" not in self._outputs:  # of a list, as of a dict that names the same
             shaping["columns"] = identify({name: ids for ids, (name,) in self._outputs.items()})
         shaping["on_error"] = None if self.keeps_rows else "skip"
-        shaping["engine"] = self._engine.package()
+        shaping["engine"] = self.maker.package()
         if shaping["add_eos"] is True:
             shaping["add_eos"] = self._end()
         shaping = {k: v for k, v in shaping.items() if v is not None}
-        return {"stage": self.name, "tokenizer": self._engine.fingerprint(), **shaping}
+        return {"stage": self.name, "tokenizer": self.maker.fingerprint(), **shaping}
 
     # Special tokens
 
     def _end(self) -> int | None:
-        asked, engine = self.add_eos, self._engine
+        asked, engine = self.add_eos, self.maker
         if asked is False:
             return None
         if not isinstance(asked, bool | str):
@@ -193,7 +193,7 @@ class Tokenize(Tokenizes):
 
     @cached_property
     def _affixes(self) -> Affixes:
-        prefix, suffix = self._engine.affixes() if self.add_special_tokens else ((), ())
+        prefix, suffix = self.maker.affixes() if self.add_special_tokens else ((), ())
         end = self._end()
         if end is not None and suffix[-1:] != (end,):
             suffix = (*suffix, end)
@@ -222,7 +222,7 @@ class Tokenize(Tokenizes):
         if isinstance(block.data, list) and not block.data:
             return run
         texts = text_columns(block, self._texts, self, numbers=self._template is not None)
-        _ = self._engine.loaded  # what fails here is about no row
+        _ = self.maker.loaded  # what fails here is about no row
         try:
             columns = self._encode(texts, block.ids)
         except ConfigError:
@@ -248,7 +248,7 @@ class Tokenize(Tokenizes):
         side = self.truncation_side
         columns: dict[str, Ragged] = {}
         for output, names in outputs.items():
-            segments = [self._engine.encode(texts[name], numbers) for name in names]
+            segments = [self.maker.encode(texts[name], numbers) for name in names]
             ids, pieces = assemble(segments, prefix, suffix, room, side)
             columns[output] = ids
             if output == "input_ids" and self._labelled is not None:
@@ -260,7 +260,7 @@ class Tokenize(Tokenizes):
     def _labels(self, ids: Ragged, pieces: Any, names: Sequence[str], whole: Any) -> Ragged:
         """Ids of labeled columns, and of the end token where ``whole``; -100 elsewhere."""
         suffix = self._affixes[1]
-        ended = bool(suffix) and suffix[-1] in (self._end(), *self._engine.ends().values())
+        ended = bool(suffix) and suffix[-1] in (self._end(), *self.maker.ends().values())
         if self._labelled is True:
             values = ids.values.copy()
             if ended:
@@ -277,12 +277,12 @@ class Tokenize(Tokenizes):
 
     def _encode_pairs(self, first: Any, second: Any, numbers: IntArray) -> dict[str, Ragged]:
         special, side = self.add_special_tokens, self.truncation_side
-        count, last = self._engine.pair_affixes() if special else (0, None)
+        count, last = self.maker.pair_affixes() if special else (0, None)
         end = self._end()
         added = () if end is None or last == end else (end,)
         self._check_room(count + len(added))
         room = None if self.max_length is None else self.max_length - len(added)
-        ids, types = self._engine.encode_pairs(first, second, special, room, side, numbers)
+        ids, types = self.maker.encode_pairs(first, second, special, room, side, numbers)
         ids = assemble([ids], (), added)[0]
         columns = {"input_ids": ids, "token_type_ids": assemble([types], (), [1] * len(added))[0]}
         if self._labelled is not None:

@@ -25,7 +25,7 @@ LOOKED_AT = 1 << 16
 
 class Tokenizes(TargetStage):
     @made_once
-    def _engine(self) -> Engine:
+    def maker(self) -> Engine:
         return load(self.options["tokenizer"], self.options.get("engine", "auto"))
 
     @property
@@ -44,18 +44,14 @@ class Tokenizes(TargetStage):
         return self._targets.check(run, have_target(labels.values, labels.lengths), cut, bad)
 
     @property
-    def maker(self) -> Engine:
-        return self._engine
-
-    @property
     def pad_id(self) -> int:
-        return self._engine.pad_id() or 0
+        return self.maker.pad_id() or 0
 
     def pads(self, what: str, way: str) -> int:
         """The pad token, for what is padded; raises with the way out where there is none."""
-        if isinstance(self._engine, Function):
+        if isinstance(self.maker, Function):
             raise ConfigError(
-                f"{what} is padded with the tokenizer's pad token, and {self._engine} is a function, "
+                f"{what} is padded with the tokenizer's pad token, and {self.maker} is a function, "
                 f"which does not tell its pad token: give {way}"
             )
         return self.pad_id
@@ -63,17 +59,17 @@ class Tokenizes(TargetStage):
     @property
     def padding_side(self) -> Side:
         """The side that transformers' settings of the tokenizer pad on; "right" without any."""
-        return self._engine.padding() or "right"
+        return self.maker.padding() or "right"
 
     def runs_on(self) -> str:
-        said = self._engine.runs_on()
-        return f"{self._engine}: {said}" if said else ""
+        said = self.maker.runs_on()
+        return f"{self.maker}: {said}" if said else ""
 
     def settle(self, threads: int) -> None:
         take_turns(threads)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_engine": self._engine}  # knows what its file held
+        return {**super().__getstate__(), "maker": self.maker}  # knows what its file held
 
 
 class TokenizedBy(Tokenizes):
@@ -111,7 +107,7 @@ class TokenizedBy(Tokenizes):
 
     def check(self) -> None:
         self._set(columns=column_names(self.columns, "tokenized_by(columns)"))
-        _ = self._engine  # raises unless it is there
+        _ = self.maker  # raises unless it is there
 
     @property
     def id_columns(self) -> list[str]:
@@ -122,7 +118,7 @@ class TokenizedBy(Tokenizes):
         return False
 
     def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "tokenizer": self._engine.fingerprint()}
+        return {**super().identity(), "tokenizer": self.maker.fingerprint()}
 
     def process(self, run: Run) -> Run:
         self._targets.refuse_batches(run)
