@@ -239,7 +239,9 @@ def test_a_row_that_is_no_conversation_is_left_out_with_them() -> None:
 
 def test_empty_texts_are_not_said_to_be_cut() -> None:
     rows = tp.from_dataset([{"text": ""}])
-    with pytest.warns(UserWarning, match=r"1 of 1 rows has no target for the loss: choose on_error"):
+    with pytest.warns(
+        UserWarning, match=r"1 of 1 rows has no target for the loss: choose on_error"
+    ):
         list(rows.tokenize("bytes", labels=True))
 
 

@@ -25,7 +25,7 @@ from trainpipes.stages.read_columns import check_beside, ids_of, label_dtype, nu
 from trainpipes.stages.row_hash import HashArray, mix, unit
 from trainpipes.stages.targets import IGNORED, OnError, TargetStage, have_target
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
-from trainpipes.tokenizers.engine import MASKS, Engine, begins_word
+from trainpipes.tokenizers.engine import MASKS, begins_word
 
 #: What is cut where nothing is said, if it is there.
 USUAL = ("input_ids", "labels", "attention_mask", "token_type_ids")
@@ -216,7 +216,7 @@ class MaskTokens(TakesTokenizer, RunStage):
         return self.resolved(_below=found)
 
     @property
-    def _engine(self) -> Engine | None:
+    def _engine(self) -> Any:
         found = self._own or self._below
         return None if found is None else found.maker
 
@@ -238,7 +238,6 @@ class MaskTokens(TakesTokenizer, RunStage):
     def _mask(self) -> int:
         if self.mask_token_id is not None:
             return int(self.mask_token_id)
-        assert self._engine is not None
         found = [i for i in map(self._engine.token_id, MASKS) if i is not None]
         if not found:
             raise ConfigError(
@@ -266,7 +265,6 @@ class MaskTokens(TakesTokenizer, RunStage):
     def _special(self) -> IntArray:
         given = self.special_ids
         if given is None:
-            assert self._engine is not None
             given = self._engine.special_ids()
         return np.unique(np.array([*given, self._mask], dtype=np.int64))
 
