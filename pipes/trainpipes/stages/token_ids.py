@@ -238,7 +238,7 @@ class MaskTokens(TakesTokenizer, RunStage):
     def _mask(self) -> int:
         if self.mask_token_id is not None:
             return int(self.mask_token_id)
-        found = [i for i in map(self._engine.token_id, MASKS) if i is not None]
+        found: list[int] = [i for i in map(self._engine.token_id, MASKS) if i is not None]
         if not found:
             raise ConfigError(
                 f"{self} needs the mask token, and {self._engine} has none of {', '.join(MASKS)}: pass "
@@ -248,7 +248,7 @@ class MaskTokens(TakesTokenizer, RunStage):
 
     @cached_property
     def _pieces(self) -> dict[str, int]:
-        found = None if self._engine is None else self._engine.pieces()
+        found: dict[str, int] = {} if self._engine is None else self._engine.pieces()
         if not found:
             raise ConfigError(
                 f"{self} needs the tokenizer's vocabulary, which {self._engine} does not show: pass "
