@@ -124,7 +124,7 @@ def no_reading_ahead() -> None:
 
 def no_memory_of_tables() -> None:
     """Columns are looked at anew for each group."""
-    from trainpipes.stages.text_columns import ByTable
+    from trainpipes.stages.pad_collate import ByTable
 
     ByTable.of = lambda _, table, make: make(table)  # type: ignore[method-assign]
 

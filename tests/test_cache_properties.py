@@ -13,7 +13,7 @@ from drawn import GroupSource, RowGroups, build, examples, rows_of, specs
 from oracle import Spec, Starved, sequence
 from trainpipes import ConfigError, Pipeline
 from trainpipes.kinds.source import RowSource
-from trainpipes.stages.cache import Cache
+from trainpipes.stages.order import Cache
 
 ENOUGH = 120  # items of a pipeline that has no end
 

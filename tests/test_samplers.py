@@ -322,7 +322,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "a stream": (lambda: tp.from_iterable(list).shuffle(sampler=RandomSampler()), "reads rows by number"),
     "files": (lambda: tp.list_files("x").read_parquet().shuffle(scope="global"), "write_memmap"),
     "paths": (lambda: tp.list_files("x").shuffle(scope="global").read_parquet(), "reads rows by number"),
-    "a buffer of all rows": (lambda: tp.from_dataset([1]).shuffle(10, scope="global"), "without buffer_size"),
+    "a buffer of all rows": (lambda: tp.from_dataset([1]).shuffle(10, scope="global"), "where buffer_size"),
     "an unknown scope": (lambda: tp.from_dataset([1]).shuffle(scope="all"), '"buffer" or "global"'),
 }  # fmt: skip
 

@@ -43,36 +43,31 @@ from trainpipes.sources.text.read_text import ReadText
 from trainpipes.sources.whole_files.read_bytes import ReadBytes
 from trainpipes.sources.whole_files.read_images import ReadImages
 from trainpipes.stage_methods import Method
-from trainpipes.stages.batch import Batch
-from trainpipes.stages.bucket_by_length import BucketByLength
-from trainpipes.stages.cache import Cache
+from trainpipes.stages.batch import Batch, BucketByLength
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import DropColumns, Enumerate, Rename, Select
 from trainpipes.stages.device import Pin, To
-from trainpipes.stages.filter import Filter
+from trainpipes.stages.filter import Filter, Sample, Split, checked_parts
 from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.images.decode_image import DecodeImage
 from trainpipes.stages.images.image_stages import (
     CenterCrop,
     Flip,
+    ImageTransform,
     Normalize,
     RandomCrop,
     RandomResizedCrop,
     Resize,
 )
-from trainpipes.stages.images.image_transform import ImageTransform
-from trainpipes.stages.labels import AddLabels, EncodeLabels
-from trainpipes.stages.map import Map
-from trainpipes.stages.map_batches import MapBatches, WithColumns
-from trainpipes.stages.mask_tokens import MaskTokens
-from trainpipes.stages.order import Repeat, ShardingFilter, Shuffle, Skip, Take
+from trainpipes.stages.labels import EncodeLabels
+from trainpipes.stages.map import Map, MapBatches, WithColumns
+from trainpipes.stages.order import Cache, Repeat, ShardingFilter, Shuffle, Skip, Take
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_collate import PadCollate
-from trainpipes.stages.sample import Sample, Split, checked_parts
+from trainpipes.stages.token_ids import AddLabels, MaskTokens, Truncate
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenizing import TokenizedBy
-from trainpipes.stages.truncate import Truncate
 from trainpipes.storage.writers import formats
 
 if TYPE_CHECKING:

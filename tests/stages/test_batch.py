@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from drawn import examples
 from trainpipes.sources.arrow import from_arrow as arrow
-from trainpipes.stages.batch import Batch, Budget
+from trainpipes.stages.batch import Batch, cut
 
 
 def table_of(lengths: list[int]) -> pa.Table:
@@ -55,7 +55,7 @@ def test_micro_batches_are_those_of_a_plain_loop_however_rows_come(
 
 @given(st.lists(st.integers(0, 300), max_size=300), most)
 def test_a_budget_is_kept_in_long_micro_batches_too(lengths: list[int], most: int | None) -> None:
-    found = Budget(250, most, "alone").cut(np.array(lengths, dtype=np.int64)).tolist()
+    found = cut(np.array(lengths, dtype=np.int64), 250, most).tolist()
     expected = plain_cut(lengths, 250, most)
     assert found == [0, *np.cumsum([len(batch) for batch in expected]).tolist()]
 

@@ -82,6 +82,12 @@ def doubled(row: dict[str, Any]) -> dict[str, Any]:
     return {"x": 2 * row["x"], "length": len(row["text"])}
 
 
+def refuse(row: dict[str, Any]) -> dict[str, Any]:
+    if row["x"] == 171:
+        raise ValueError("no")
+    return row
+
+
 def entries(kept: Path) -> list[Path]:
     return sorted(kept.glob("rows/*/*.arrow"))
 
@@ -167,23 +173,16 @@ WAYS: dict[str, Callable[[Pipeline, Callable[[Pipeline], Pipeline]], Pipeline]] 
 
 @pytest.mark.filterwarnings("ignore:an epoch of this pipeline gives nothing")
 @pytest.mark.parametrize("name", WAYS)
-def test_batches_are_the_same_with_and_without_cold_and_warm(
+def test_batches_are_the_same_and_states_load_with_and_without(
     name: str, data: Path, kept: Path
 ) -> None:
-    make = WAYS[name]
-    without = digests(make(rows(data), lambda p: p), 2)
-    cold = make(rows(data), lambda p: p.cache())
-    assert digests(cold, 2) == without
-    assert entries(kept)
-    assert digests(make(rows(data), lambda p: p.cache()), 2) == without
-
-
-@pytest.mark.filterwarnings("ignore:an epoch of this pipeline gives nothing")
-@pytest.mark.parametrize("name", WAYS)
-def test_a_state_loads_with_and_without(name: str, data: Path) -> None:
-    make = WAYS[name]
-    with_it, without = (partial(make, rows(data), c) for c in (lambda p: p.cache(), lambda p: p))
+    with_it, without = (
+        partial(WAYS[name], rows(data), c) for c in (lambda p: p.cache(), lambda p: p)
+    )
     reference = digests(without(), 2)
+    for _ in range(2):  # cold, then warm
+        assert digests(with_it(), 2) == reference
+        assert entries(kept)
     for saving, loading in ((with_it, without), (without, with_it), (with_it, with_it)):
         whole = len(reference[0])
         for k in sorted({0, min(1, whole), whole // 2, whole}):
@@ -275,11 +274,6 @@ def test_threads_share_a_cold_cache(data: Path, tmp_path: Path) -> None:
 
 
 def test_rows_keep_their_identity_where_a_filter_below_dropped_some(data: Path) -> None:
-    def refuse(row: dict[str, Any]) -> dict[str, Any]:
-        if row["x"] == 171:
-            raise ValueError("no")
-        return row
-
     for _ in range(2):  # cold, then warm
         for pipe in (
             batches(rows(data).filter(odd).cache().map(refuse)),
@@ -297,11 +291,6 @@ def test_columns_are_found_of_rows_of_which_a_filter_below_dropped_some(data: Pa
 
 
 def test_an_error_below_names_the_row_and_leaves_nothing_behind(data: Path, kept: Path) -> None:
-    def refuse(row: dict[str, Any]) -> dict[str, Any]:
-        if row["x"] == 171:
-            raise ValueError("no")
-        return row
-
     with pytest.raises(ValueError, match="no") as caught:
         list(rows(data).filter(odd).map(refuse).cache())
     assert f"{data}/part-1.parquet, row group 2, row 61" in str(caught.value.__notes__)

@@ -111,7 +111,7 @@ def test_rows_without_a_target_are_kept_and_warned_of_once(name: str, files: Any
 def test_the_warning_counts_the_rows_of_its_block() -> None:
     rows = tp.from_arrow(pa.Table.from_pylist(PAIRS)).shuffle(64).batch(64)
     with pytest.warns(
-        UserWarning, match="48 of 64 rows have no target for the loss, since they were cut"
+        UserWarning, match="48 of 64 rows have no target for the loss, since 48 of them were cut"
     ):
         list(
             rows.tokenize("bytes", concat=["prompt", "response"], max_length=32, labels="response")
@@ -239,7 +239,9 @@ def test_a_row_that_is_no_conversation_is_left_out_with_them() -> None:
 
 def test_empty_texts_are_not_said_to_be_cut() -> None:
     rows = tp.from_dataset([{"text": ""}])
-    with pytest.warns(UserWarning, match=r"1 of 1 row has no target for the loss: choose on_error"):
+    with pytest.warns(
+        UserWarning, match=r"1 of 1 rows has no target for the loss: choose on_error"
+    ):
         list(rows.tokenize("bytes", labels=True))
 
 

@@ -688,7 +688,7 @@ class TestIdentity:
         stage = Tokenize(tokenizer=json_file, add_eos=True)
         stage.identity()
         assert stage.pad_id == PAD
-        assert not stage._engine._loaded
+        assert not stage.maker._loaded
 
 
 class TestProcesses:
@@ -701,7 +701,7 @@ class TestProcesses:
             fresh = pickle.loads(pickle.dumps(stage))
             expected = column(stage, TEXTS)
             used = pickle.loads(pickle.dumps(stage))
-            assert not used._engine._loaded
+            assert not used.maker._loaded
             assert column(fresh, TEXTS) == column(used, TEXTS) == expected
             assert column(copy.deepcopy(stage), TEXTS) == expected
             assert fresh.identity() == used.identity() == stage.identity()
@@ -732,8 +732,8 @@ class TestProcesses:
 
         stage = Tokenize(tokenizer=bracketed(), columns=["a", "b"], pair=True, max_length=6)
         loads = []
-        load = stage._engine._load
-        monkeypatch.setattr(stage._engine, "_load", lambda: loads.append(1) or load())
+        load = stage.maker._load
+        monkeypatch.setattr(stage.maker, "_load", lambda: loads.append(1) or load())
         rows = pa.table({"a": PROMPTS * 20, "b": ANSWERS * 20})
         with ThreadPoolExecutor(8) as pool:
             found = list(pool.map(lambda _: column(stage, rows), range(16)))

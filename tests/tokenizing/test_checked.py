@@ -307,7 +307,7 @@ def test_a_forked_child_starts_an_engine_of_its_own() -> None:
 
     def work(found: Any) -> None:
         same = [stage.process(run_of(table)).block.data for table in runs] == expected
-        found.send((same, stage._engine.loaded[1]._fast is not None))  # type: ignore[attr-defined]
+        found.send((same, stage.maker.loaded[1]._fast is not None))  # type: ignore[attr-defined]
 
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()

@@ -28,8 +28,8 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.kinds.stage import Stage
 from trainpipes.look.values import MASKS, MOST_CELLS, Array, head
 from trainpipes.stages.columns import Rename
-from trainpipes.stages.mask_tokens import MaskTokens
 from trainpipes.stages.pack import Pack
+from trainpipes.stages.token_ids import MaskTokens
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.engine import Engine
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.progress import Progress
-from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
@@ -45,8 +44,7 @@ class CountLabels(RunStage):
         block, table = row_table(run, self)
         need_columns(table.column_names, [self.column], self)
         labels = LabelColumn(table[self.column], self.column, self, block.ids)
-        values = labels.values if labels.is_text else to_arrow(labels.values)
-        for one in values.value_counts().to_pylist():
+        for one in labels.values.value_counts().to_pylist():
             self.found[one["values"]] += one["counts"]
         if len(self.found) > MOST_VALUES:
             raise ConfigError(

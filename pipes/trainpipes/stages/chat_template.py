@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 
 from trainpipes._internal.checks import ColumnName, Count, Text
-from trainpipes._internal.messages import need_columns
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import made_once
-from trainpipes.stages.columns import refuse_taken, row_table
+from trainpipes.stages.columns import row_table
 from trainpipes.stages.targets import IGNORED, Flags, OnError
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.chat import Chat, Written, messages_of, tools_of
@@ -69,18 +68,18 @@ class ChatTemplate(Tokenizes):
             own = getattr(self, name)
             good = own is None or (isinstance(own, str) and own != self.column)
             self._require(good, name, "the name of another column")
-        _ = self._chat, self._engine  # raises unless both are there
+        _ = self._chat, self.maker  # raises unless both are there
 
     @made_once
     def _chat(self) -> Chat:
         return Chat(self.tokenizer, self.template)
 
     def runs_on(self) -> str:
-        return f"{self._engine}: its chat template, by transformers"
+        return f"{self.maker}: its chat template, by transformers"
 
     def identity(self) -> dict[str, Any]:
         found = {
-            "stage": self.name, "tokenizer": self._engine.fingerprint(),
+            "stage": self.name, "tokenizer": self.maker.fingerprint(),
             "template": self._chat.fingerprint(), "column": self.column, "labels": self.labels,
             "max_length": self.max_length, "prompt": self.prompt, "tools": self.tools,
             "parse_arguments": None if self.parse_arguments else False,
@@ -90,13 +89,10 @@ class ChatTemplate(Tokenizes):
 
     def process(self, run: Run) -> Run:
         self._targets.refuse_batches(run)
-        block, table = row_table(run, self)
         taken = [name for name in (self.column, self.prompt, self.tools) if name is not None]
-        need_columns(table.column_names, taken, self)
-        added = ["input_ids", "labels"] if self.labels else ["input_ids"]
+        block, table = row_table(run, self, taken, ["input_ids", "labels"][: 1 + self.labels])
         given = [table.column(name).to_pylist() for name in taken]
         table = table.drop_columns([self.column])
-        refuse_taken(table, added, self)
         written, bad = self._written(block, given)
         ids, said = self._chat.encode(written)
         columns = {"input_ids": ids}

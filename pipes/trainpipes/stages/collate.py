@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from trainpipes._internal.checks import Function
 from trainpipes._internal.text import shown
-from trainpipes.columns.arrays import Array, dtype_of, one_chunk, to_numpy
+from trainpipes.columns.arrays import Array, is_number, one_chunk, to_numpy
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.lazy_batches import late_if_small
@@ -28,12 +29,8 @@ from trainpipes.stages.columns import columns_as, refuse_collated, unbatched
 
 #: What ``default_collate`` makes of numbers of these types.
 NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
-#: Of columns of numbers, those that Python's hold; of others ``to_pylist`` knows what they become.
-WIDE = {
-    **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"), np.int64),
-    **dict.fromkeys(("float32", "float64"), np.float64),
-    "bool": np.bool_,
-}
+#: What it makes of columns of numbers; uint64 and float16 are taken as Python's.
+WIDE = {"i": np.int64, "u": np.int64, "f": np.float64, "b": np.bool_}
 #: The functions that torch comes with: users may put others in their place.
 TORCHS_OWN = {
     kind: function
@@ -69,16 +66,18 @@ def _stacked(rows: Any) -> Any:
 
 
 def stacked_columns(table: pa.Table, edges: Sequence[int]) -> MutableSequence[Any]:
-    columns = {field.name: _cells(table.column(n)) for n, field in enumerate(table.schema)}
-    if len(columns) < table.num_columns:
+    if len(set(table.column_names)) < table.num_columns:
         raise ValueError("two columns have the same name")
     cuts: dict[str, Callable[[int], Any]] = {}
-    for name, cells in columns.items():
-        if isinstance(cells, list):
-            cuts[name] = [stacked(cells[a:b]) for a, b in pairwise(edges)].__getitem__
+    nbytes = 0
+    for name in table.column_names:
+        values = _values(table.column(name))
+        if values is None:
+            rows = table.column(name).to_pylist()
+            cuts[name] = [stacked(rows[a:b]) for a, b in pairwise(edges)].__getitem__
         else:
-            cuts[name] = _cutting(cells, edges)
-    nbytes = sum(cells.nbytes for cells in columns.values() if not isinstance(cells, list))
+            nbytes += values.nbytes
+            cuts[name] = partial(_cut, values, edges)
 
     def make(k: int) -> dict[str, Any]:
         return {name: cut(k) for name, cut in cuts.items()}
@@ -86,17 +85,19 @@ def stacked_columns(table: pa.Table, edges: Sequence[int]) -> MutableSequence[An
     return late_if_small(make, len(edges) - 1, nbytes)
 
 
-def _cutting(values: Array, edges: Sequence[int]) -> Callable[[int], torch.Tensor]:
-    return lambda k: torch.from_numpy(values[edges[k] : edges[k + 1]].copy())
+def _cut(values: Array, edges: Sequence[int], k: int) -> torch.Tensor:
+    return torch.from_numpy(values[edges[k] : edges[k + 1]].copy())
 
 
-def _cells(column: pa.ChunkedArray) -> Array | list[Any]:
+def _values(column: pa.ChunkedArray) -> Array | None:
+    """Numbers, or arrays of one shape, as ``default_collate`` would have them; None of others."""
     array = one_chunk(column)
-    wide = None if array.null_count else WIDE.get(str(dtype_of(array.type)))
-    if wide is not None:
-        return to_numpy(array).astype(wide, copy=False)
-    found = None if fixed_shape(array.type) is None else array_of(array)
-    return list(array.to_pylist()) if found is None else found
+    if not is_number(array.type):
+        return None if fixed_shape(array.type) is None else array_of(array)
+    if array.null_count or array.type in (pa.uint64(), pa.float16()):
+        return None
+    found = to_numpy(array)
+    return found.astype(WIDE[found.dtype.kind], copy=False)
 
 
 class Collate(RunStage):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Annotated, Any, Self
 
@@ -132,12 +132,27 @@ def columns_as(block: Block, format: str, caller: Stage) -> Any:
         raise error from None
 
 
-def row_table(run: Run, caller: RunStage) -> tuple[Block, pa.Table]:
+def row_table(
+    run: Run, caller: RunStage, needs: Sequence[str] = (), adds: Iterable[str] = ()
+) -> tuple[Block, pa.Table]:
+    """Rows as a table that has the columns needed, and none of those to be added."""
     caller._check_rows(run)
     block = columns_of(run.block, caller)
     table = block.data
     assert isinstance(table, pa.Table)
+    need_columns(table.column_names, needs, caller)
+    for name in adds:
+        if name in table.column_names:
+            raise taken(name, caller)
     return block, table
+
+
+def with_column(table: pa.Table, field: str | pa.Field, column: Any) -> pa.Table:
+    """A table with a column in the place of that of its name, or at the end."""
+    name = field if isinstance(field, str) else field.name
+    if name in table.column_names:
+        return table.set_column(table.column_names.index(name), field, column)
+    return table.append_column(field, column)
 
 
 def refuse_collated(run: Run, caller: Stage) -> None:
@@ -150,12 +165,6 @@ def unbatched(caller: Stage, row: Any) -> ConfigError:
     return ConfigError(
         f"{caller} works on batches, got a row ({type(row).__name__}): put .batch(n) before it"
     )
-
-
-def refuse_taken(table: pa.Table, names: Sequence[str], caller: Stage) -> None:
-    for name in names:
-        if name in table.column_names:
-            raise taken(name, caller)
 
 
 def taken(name: str, caller: Stage) -> DataError:
@@ -206,7 +215,8 @@ class Enumerate(RunStage):
         if isinstance(data, TensorRows) and data.names is not None:
             data = table_of(data, self)
         if isinstance(data, pa.Table):
-            refuse_taken(data, [name], self)
+            if name in data.column_names:
+                raise taken(name, self)
             return run.with_block(block.with_data(data.append_column(name, to_arrow(numbers))))
         if any(isinstance(row, Mapping) and name in row for row in block.rows()):
             raise taken(name, self)

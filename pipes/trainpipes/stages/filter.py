@@ -1,20 +1,34 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
-from typing import Any
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.checks import wrong
+from trainpipes._internal.checks import ColumnNames, Seed, Share, column_names, require, wrong
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run
+from trainpipes.engine.layout import random_key
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import each, refused
-from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.kinds.stage import Stage, made_once
+from trainpipes.kinds.stage_kinds import MixingSource, RunStage, stages_within
+from trainpipes.sources.files.row_names import row_names
+from trainpipes.stages.row_hash import HashArray, RowNames, hash_keys, mix, unit
+
+#: The last edge of all: every draw is below.
+EVERY = 2.0
+
+
+def keep(run: Run, kept: npt.NDArray[np.bool_]) -> Run:
+    return run if kept.all() else run.pick(np.flatnonzero(kept).astype(np.int64))
 
 
 def as_expression(filter: Any, caller: str) -> pc.Expression:
@@ -96,12 +110,10 @@ class Filter(RunStage):
     def process(self, run: Run) -> Run:
         if callable(self.predicate):
             kept = map(bool, each(self, self.predicate, run))
-            mask = np.fromiter(kept, dtype=np.bool_, count=len(run))
-        else:
-            mask = self._holds(run)
-        return run if mask.all() else run.pick(np.flatnonzero(mask).astype(np.int64))
+            return keep(run, np.fromiter(kept, dtype=np.bool_, count=len(run)))
+        return keep(run, self._holds(run))
 
-    def _holds(self, run: Run) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def _holds(self, run: Run) -> npt.NDArray[np.bool_]:
         self._check_rows(run, single=True)
         table = table_of(run.block.data, self)
         try:
@@ -112,3 +124,161 @@ class Filter(RunStage):
         mask = np.zeros(len(table), dtype=np.bool_)
         mask[to_numpy(kept.column(table.num_columns))] = True
         return mask
+
+
+class Drawn(RunStage):
+    """A stage that keeps rows by a hash, as a number from 0 to 1, of the row, ``key`` and ``seed``."""
+
+    keeps_rows = False
+    by_place = True
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
+        found = next((stage for stage in below if stage.role in ("pack", "batch")), None)
+        if found is not None:
+            raise ConfigError(f"{self} chooses single rows: put it before {found.name}()")
+        if below and getattr(below[0], "makes_batches", False):
+            raise ConfigError(
+                f"{self} chooses single rows, and {below[0]} gives batches: use a sampler of rows"
+            )
+        for other in stages_within(below, MixingSource):  # rows keep who they are in a mix
+            if isinstance(other, Drawn) and other._draw == self._draw:
+                way = f"give one of the two another seed, such as seed={self.options['seed'] + 1}"
+                raise ConfigError(
+                    f"{self} comes after {other}, which draws the same number for a row: it would find "
+                    f"rows that are chosen already; {way}"
+                )
+        return self
+
+    @property
+    @abstractmethod
+    def _edges(self) -> tuple[float, float]:
+        """Between which draws are kept."""
+
+    @property
+    def _draw(self) -> tuple[Any, ...]:
+        return self.name, self.options["seed"], self._key
+
+    @cached_property
+    def _key(self) -> list[str] | None:
+        key = self.options["key"]
+        return None if key is None else column_names(key, f"{self.name}(key)")
+
+    @cached_property
+    def _salt(self) -> HashArray:
+        return random_key(self.options["seed"], self.name)[:1]
+
+    @made_once
+    def _names(self) -> RowNames:
+        return row_names(self.plan_inputs)
+
+    def draws(self, run: Run) -> npt.NDArray[np.float64]:
+        self._check_rows(run, single=True)
+        key, ids = self._key, run.block.ids
+        hashes = self._names.hashes(ids) if key is None else hash_keys(run.block, key, self)
+        return unit(mix(hashes ^ self._salt))
+
+    def process(self, run: Run) -> Run:
+        draws, (low, high) = self.draws(run), self._edges
+        return keep(run, (draws >= low) & (draws < high))
+
+
+class Sample(Drawn):
+    """Keep a fraction of the rows: always the same ones.
+
+    A hash of the row's file name, relative to the folder given, and of its number in the file
+    chooses. A smaller fraction keeps some of the rows of a larger one; a second ``sample`` or
+    ``split`` in one chain needs another seed.
+
+    Args:
+        fraction: of the rows to keep, 0 to 1.
+        key: a column, or several, whose values are hashed instead: rows of the same key (a user, a
+            document) stay together.
+        seed: for the choice.
+
+    Raises:
+        DataError: a row's key is null.
+        SchemaError: there is no such column, or its values are lists or structs.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"x": range(10)}))
+    >>> [row["x"] for row in rows.sample(0.3)]
+    [0, 3, 5]
+    """
+
+    fraction: Share
+    _: KW_ONLY
+    key: ColumnNames | None = None
+    seed: Seed = 0
+
+    @property
+    def share(self) -> float:  # type: ignore[override]
+        return float(self.fraction)
+
+    @cached_property
+    def _edges(self) -> tuple[float, float]:
+        return 0.0, EVERY if self.fraction == 1 else float(self.fraction)
+
+
+class Split(Drawn):
+    """Keep one of several parts of the rows; each row is in exactly one part.
+
+    A hash of the row, as in ``sample``, chooses the part. Parts are ranges of this hash in the
+    order given: a new part taken from the last one leaves the others as they are.
+
+    Args:
+        parts: fraction of each part, by name; they sum to 1.
+        part: which one.
+        key: a column, or several, whose values are hashed instead: rows of the same key stay
+            together.
+        seed: for the choice.
+
+    Raises:
+        DataError: a row's key is null.
+        SchemaError: there is no such column, or its values are lists or structs.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"x": range(10)}))
+    >>> parts = rows.split({"train": 0.7, "valid": 0.3})
+    >>> {name: [row["x"] for row in part] for name, part in parts.items()}
+    {'train': [0, 1, 2, 3, 4, 5, 6, 7, 9], 'valid': [8]}
+    """
+
+    parts: Mapping[str, float]
+    part: str
+    _: KW_ONLY
+    key: ColumnNames | None = None
+    seed: Seed = 0
+
+    def check(self) -> None:
+        self._set(parts=checked_parts(self.parts))
+        self._require(self.part in self.parts, "part", f"one of {', '.join(self.parts)}")
+
+    @property
+    def share(self) -> float:  # type: ignore[override]
+        return float(self.parts[self.part])
+
+    @cached_property
+    def _edges(self) -> tuple[float, float]:
+        edges = np.cumsum([0.0, *self.parts.values()])
+        edges[-1] = EVERY
+        number = list(self.parts).index(self.part)
+        return float(edges[number]), float(edges[number + 1])
+
+    def identity(self) -> dict[str, Any]:
+        # What is cut where: independent of the names and the order of the other parts.
+        identity = super().identity()
+        del identity["parts"]
+        low, high = self._edges
+        return {**identity, "from": low, "to": high}
+
+
+def checked_parts(parts: Any) -> dict[str, float]:
+    rule = 'a dict such as {"train": 0.9, "valid": 0.1}'
+    require(isinstance(parts, Mapping) and parts, "split(parts)", rule, parts)
+    for name, fraction in parts.items():
+        number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
+        good = isinstance(name, str) and number and 0 < fraction <= 1
+        require(good, "split(parts)", "names and fractions above 0, up to 1", {name: fraction})
+    total, way = sum(parts.values()), "name the rest too, or take a sample() first"
+    require(abs(total - 1) <= 1e-9, "split(parts)", "fractions that sum to 1", round(total, 9), way)
+    return dict(parts)

@@ -4,18 +4,41 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, innermost, round_of
-from trainpipes.engine.layout import IntArray
+from trainpipes.engine.layout import IntArray, permutation
 from trainpipes.errors import StateError
 from trainpipes.kinds.empty_epoch_guard import EmptyRounds
 
 #: Epochs of which rows are packed or sorted together: of a few rows, a window would be of hundreds.
 MOST_EPOCHS = 8
+#: Positions before an item of a window, and after each up to another.
+CursorsOf = Callable[[int, int], Cursors]
+
+
+class Runs:
+    """Runs of a generator. Whoever meets an error opens the rows anew."""
+
+    def __init__(self, runs: Iterable[Run], stage: object) -> None:
+        self.next_run = _some(runs, stage).__next__
+
+
+def _some(runs: Iterable[Run], stage: object) -> Iterator[Run]:
+    """Runs with an item; raises after many epochs without."""
+    rounds = EmptyRounds()
+    for run in runs:
+        if len(run):
+            rounds.gave()
+            yield run
+        else:
+            rounds.saw(run)
+            rounds.check(stage)
 
 
 def compact(cursors: Cursors) -> Cursors:
@@ -33,12 +56,13 @@ def _part(run: Run, first: int, stop: int) -> Run:
 
 
 class Held:
+    """Rows of at most so many epochs, and of so many rounds of a mix's sources."""
+
     def __init__(
-        self, below: RunSource, epochs: float = math.inf, rounds: float = math.inf, least: int = 1
+        self, stage: Any, below: RunSource, epochs: float = math.inf, rounds: float = math.inf
     ) -> None:
-        self._below = below
+        self._stage, self._below = stage, below
         self._most = epochs, rounds
-        self._least = self._own_least = least
         self._runs: list[Run] = []
         self._after: Run | None = None  # of epochs that may not join those that wait
         self._ended = False
@@ -54,27 +78,22 @@ class Held:
     def more_follow(self) -> bool:
         return self._after is not None
 
-    @property
-    def epoch(self) -> int:
-        found: int = innermost(self._runs[0].cursors.state(0)).get("epoch", 0)
-        return found
-
     def fill(self, rows: int, least: int = 0) -> bool:
-        self._least = max(self._own_least, least)
+        """Wait for so many rows, of which ``least`` may be of any epochs."""
         after, self._after = self._after, None
         if after is not None:
-            self._take(after)
+            self._take(after, least)
         while self.rows < rows and not self.closed:
             try:
                 run = self._below.next_run()
             except StopIteration:
                 self._ended = True
                 break
-            self._take(run)
+            self._take(run, least)
         return self.rows > 0
 
-    def _take(self, run: Run) -> None:
-        count = self._joining(run)
+    def _take(self, run: Run, least: int) -> None:
+        count = self._joining(run, max(0, least - self.rows))
         if count < len(run):
             self._after = _part(run, count, len(run))
             run = _part(run, 0, count)
@@ -83,9 +102,8 @@ class Held:
             self._runs.append(run)
             self.rows += count
 
-    def _joining(self, run: Run) -> int:
+    def _joining(self, run: Run, least: int) -> int:
         rows, (epochs, rounds) = len(run), self._most
-        least = max(0, self._least - self.rows)
         if rows <= least or epochs == rounds == math.inf:
             return rows
         epoch, turn = round_of((self._runs[0] if self._runs else run).cursors.state(0))
@@ -105,51 +123,55 @@ class Held:
             self._runs = [Run(block, compact(cursors))]
         return self._runs[0]
 
-    def drop(self, rows: int) -> None:
-        if not rows:
-            return
-        run = self.waiting()
-        self._runs = []
-        if rows < len(run):
-            self._runs = [_part(run, rows, len(run))]
-        self.rows -= rows
-
-    def ends(self, count: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The states before and after the first rows, for ``cursors_in``."""
-        cursors = self.waiting().cursors
-        return {"below": cursors.state(0)}, {"below": cursors.state(count)}
+    def drop(self, rows: int, gave: bool = True) -> None:
+        """Let the first rows go; raises after many epochs whose rows gave nothing."""
+        if gave:
+            self._rounds.gave()
+        else:
+            self._rounds.check(self._stage)
+        if rows:
+            run = self.waiting()
+            self._runs = [_part(run, rows, len(run))] if rows < len(run) else []
+            self.rows -= rows
 
     def take(self, bounds: IntArray) -> Run:
         """The first rows, as items cut at ``bounds`` int64 ``[items + 1]``, which starts with 0."""
         run = self.waiting()
         stop = int(bounds[-1])
         block = run.block if stop == len(run) else run.block.slice(0, stop)
-        taken = Run(block, run.cursors.pick(bounds), bounds)
         self.drop(stop)
-        self.gave(True, None)
-        return taken
+        return Run(block, run.cursors.pick(bounds), bounds)
 
-    def gave(self, something: bool, stage: object) -> None:
-        """Note whether an epoch's rows gave anything; raise after many that did not."""
-        if something:
-            self._rounds.gave()
-        else:
-            self._rounds.check(stage)
+    def window(
+        self, items: int, count: int, used: int, salt: str, reorders: bool
+    ) -> tuple[IntArray, CursorsOf]:
+        """Items that the first ``count`` rows make, in the order drawn, and their positions. The
+        rows are let go; ``used`` items were given before.
+        """
+        self.check_used(used, items)
+        run = self.waiting()
+        epoch = innermost(run.cursors.state(0)).get("epoch", 0) if reorders else 0
+        order = permutation(items, self._stage.seed, salt, epoch, int(run.block.ids[0]))
+        ends = tuple({"below": run.cursors.state(k)} for k in (0, count))
+        self.drop(count, items > 0)
+        return order, partial(_within, ends, items)
+
+    def check_used(self, used: int, most: int) -> None:
+        if used and used >= most:
+            raise StateError(
+                f"{self._stage}: the state was saved after {used} rows, batches or tokens of a part of the "
+                "data that has fewer; it was edited or is damaged: load it as it was saved"
+            )
 
 
-def cursors_in(
-    states: tuple[dict[str, Any], dict[str, Any]], first: int, stop: int, items: int
-) -> Cursors:
-    """Positions before item ``first`` of a window, and after each up to ``stop``."""
+def _within(ends: tuple[dict[str, Any], ...], items: int, first: int, stop: int) -> Cursors:
     rows = np.arange(first, stop + 1, dtype=np.int64)
     which = np.zeros(len(rows), dtype=np.int64)
     if stop == items:
         which[-1], rows[-1] = 1, 0
-    return Cursors(states, which, rows)
+    return Cursors(ends, which, rows)
 
 
-def misplaced(stage: object, used: int) -> StateError:
-    return StateError(
-        f"{stage}: the state was saved after {used} rows, batches or tokens of a part of the data that has "
-        "fewer; it was edited or is damaged: load it as it was saved"
-    )
+def opened(at: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """A state as that of the rows below, and what is used of theirs."""
+    return (at["below"], at["row"]) if "below" in at else (at, 0)

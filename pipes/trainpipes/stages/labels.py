@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
@@ -11,8 +10,8 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import ColumnName, Each, Ge, require, several, whole_number, wrong
-from trainpipes._internal.messages import nearest, need_columns
+from trainpipes._internal import checks
+from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import (
     first_null,
@@ -31,14 +30,20 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import in_column, refused
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.columns import refuse_taken, row_table
-from trainpipes.stages.targets import IGNORED
-from trainpipes.stages.token_columns import check_beside, ids_of, label_dtype, numbers_of
+from trainpipes.stages.columns import row_table
+from trainpipes.stages.read_columns import row_at
+
+Label: TypeAlias = "str | int"
+
+#: Up to so many bytes of JSON, a state holds the classes themselves, so that an error can show them.
+SHOWN_BYTES = 1024
 
 
 class LabelColumn:
+    """Labels, Arrow text or int64, and how many each row has; None for one each."""
+
     def __init__(self, column: Any, name: str, caller: Stage, ids: IntArray) -> None:
-        self.name, self._asker, self._ids = name, caller, ids
+        self.name, self._caller, self._ids = name, caller, ids
         array, self.lengths = one_chunk(column), None
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
@@ -52,28 +57,19 @@ class LabelColumn:
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         self._refuse_null(array)
-        if pa.types.is_null(array.type):  # without a row
-            array = array.cast(pa.int64())
-        if is_text(array.type):
-            self.values = array
-        elif is_number(array.type):
-            self.values = self._whole(to_numpy(array))
-        else:
+        self.values, self.is_text = array, is_text(array.type)
+        if is_number(array.type) or pa.types.is_null(array.type):  # of no row
+            self.values = to_arrow(self._whole(to_numpy(array)))
+        elif not self.is_text:
             raise refused(
                 caller,
                 f": column {name!r} must hold labels, which are texts, integers, bools or lists of these, "
                 f"got {kind}: make texts of them with map(), or name another column",
             )
 
-    @property
-    def is_text(self) -> bool:
-        return isinstance(self.values, pa.Array)
-
     def fail(self, place: int, message: str) -> DataError:
-        row = place
-        if self.lengths is not None:
-            row = int(np.searchsorted(np.cumsum(self.lengths), place, side="right"))
-        return in_column(BadCell(row, message), self.name, self._asker, self._ids)
+        row = place if self.lengths is None else row_at(place, self.lengths)
+        return in_column(BadCell(row, message), self.name, self._caller, self._ids)
 
     def _refuse_null(self, array: pa.Array) -> None:
         if array.null_count:
@@ -89,12 +85,6 @@ class LabelColumn:
             way = "for numbers to predict leave encode_labels() out"
             raise self.fail(place, f"holds {values[place]}, and {rule}: {way}")
         return found
-
-
-Label: TypeAlias = "str | int"
-
-#: Up to so many bytes of JSON, a state holds the classes themselves, so that an error can show them.
-SHOWN_BYTES = 1024
 
 
 class EncodeLabels(RunStage):
@@ -130,30 +120,33 @@ class EncodeLabels(RunStage):
     needs_columns = True
     free = frozenset({"counts"})
 
-    column: ColumnName = "label"
+    column: checks.ColumnName = "label"
     _: KW_ONLY
     classes: int | Sequence[Label] | Mapping[Label, int]
-    output_column: ColumnName = "labels"
-    counts: Annotated[Sequence[int], Each(Ge(0))] | None = None
+    output_column: checks.ColumnName = "labels"
+    counts: Annotated[Sequence[int], checks.Each(checks.Ge(0))] | None = None
 
     def check(self) -> None:
         given: Any = self.classes
         rule = "encode_labels(classes)"
+        if not isinstance(given, int | Mapping) and not checks.several(given):
+            forms = "a list of labels, a dict of labels and their classes, or a number of classes"
+            raise checks.wrong(
+                rule, forms, given, f"pipe.stats(0, labels={self.column!r}) counts them"
+            )
         if isinstance(given, int):
-            whole_number(given, 1, rule, most=2**31)
-        elif isinstance(given, Mapping) or several(given):
-            names = [_label(name, rule) for name in given]
-            for name in (one for one, count in Counter(names).items() if count > 1):
+            checks.whole_number(given, 1, rule, most=2**31)
+        else:
+            names: Any = [_label(name, rule) for name in given]
+            for name in checks.repeated(names):
                 raise ConfigError(f"{rule} must name each label once, got {name!r} twice")
             if isinstance(given, Mapping):
-                numbers = [whole_number(number, 0, rule, most=2**31) for number in given.values()]
-                self._set(classes=dict(zip(names, numbers, strict=True)))
-            else:
-                self._set(classes=names)
-        else:
-            forms = "a list of labels, a dict of labels and their classes, or a number of classes"
-            raise wrong(rule, forms, given, f"pipe.stats(0, labels={self.column!r}) counts them")
-        require(given, rule, "one or more", given)
+                numbers = [
+                    checks.whole_number(number, 0, rule, most=2**31) for number in given.values()
+                ]
+                names = dict(zip(names, numbers, strict=True))
+            checks.require(names, rule, "one or more", given)
+            self._set(classes=names)
         if self.counts is not None:
             good = len(self.counts) == self.num_classes
             self._require(good, "counts", f"the rows of each of {self.num_classes:,} classes")
@@ -166,14 +159,13 @@ class EncodeLabels(RunStage):
         return max(given.values()) + 1 if isinstance(given, Mapping) else len(given)
 
     def identity(self) -> dict[str, Any]:
-        found = super().identity()
         given = self.classes
         pairs = [list(pair) for pair in given.items()] if isinstance(given, Mapping) else given
         text = json.dumps(pairs)
         if len(text) > SHOWN_BYTES:
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             pairs = f"{self.num_classes} classes:{digest}"
-        return {**found, "classes": pairs}
+        return {**super().identity(), "classes": pairs}
 
     @made_once
     def _numbers(self) -> dict[Label, int]:
@@ -189,34 +181,25 @@ class EncodeLabels(RunStage):
         return isinstance(given, int) or all(isinstance(name, str) for name in given)
 
     def process(self, run: Run) -> Run:
-        block, table = row_table(run, self)
-        need_columns(table.column_names, [self.column], self)
-        if self.output_column != self.column:
-            refuse_taken(table, [self.output_column], self)
+        block, table = row_table(run, self, [self.column], {self.output_column} - {self.column})
         labels = LabelColumn(table[self.column], self.column, self, block.ids)
-        codes = self.encode(labels)
+        codes = self._encode(labels)
         made = to_arrow(codes) if labels.lengths is None else list_array(codes, labels.lengths)
         place = table.column_names.index(self.column)
         return run.with_block(block.with_data(table.set_column(place, self.output_column, made)))
 
-    def encode(self, labels: LabelColumn) -> IntArray:
-        values: Any = labels.values
+    def _encode(self, labels: LabelColumn) -> IntArray:
         if not labels.is_text and self._stay:
-            bad = np.flatnonzero((values < 0) | (values >= self.num_classes))
-            if len(bad):
-                raise self._unknown(labels, int(bad[0]), int(values[bad[0]]))
-            return values  # type: ignore[no-any-return]
-        if labels.is_text:
-            coded = values.dictionary_encode()
-            names, places = coded.dictionary.to_pylist(), to_numpy(coded.indices)
+            codes: IntArray = to_numpy(labels.values)
+            bad = (codes < 0) | (codes >= self.num_classes)
         else:
-            unique, places = np.unique(values, return_inverse=True)
-            names = unique.tolist()
-        numbers = [self._numbers.get(name, -1) for name in names]
-        codes: IntArray = np.array(numbers, dtype=np.int64)[places]
-        bad = np.flatnonzero(codes < 0)
-        if len(bad):
-            raise self._unknown(labels, int(bad[0]), names[places[bad[0]]])
+            coded = labels.values.dictionary_encode()
+            numbers = [self._numbers.get(name, -1) for name in coded.dictionary.to_pylist()]
+            codes = np.array(numbers, dtype=np.int64)[to_numpy(coded.indices)]
+            bad = codes < 0
+        if bad.any():
+            place = int(np.argmax(bad))
+            raise self._unknown(labels, place, labels.values[place].as_py())
         return codes
 
     def _unknown(self, labels: LabelColumn, place: int, label: Label) -> DataError:
@@ -249,57 +232,3 @@ def _label(value: Any, rule: str) -> Label:
     if not isinstance(value, str | int | np.integer | np.bool_):
         raise ConfigError(f"{rule}: a label must be a text or an integer, got {shown(value)}")
     return value if isinstance(value, str) else int(value)
-
-
-class AddLabels(RunStage):
-    """Add a column "labels": the token ids, or -100 where nothing is to be predicted.
-
-    Labels are not shifted: the label at position t is the token at t, which the logits at t - 1
-    predict.
-
-    Args:
-        column: the token ids.
-        where: a column of lists of numbers or bools, as long as those of ``column``: an id is a
-            label where it is not 0. None: every id.
-        ignore: ids that get -100, such as special tokens.
-
-    Raises:
-        DataError: a null, or lists of different lengths.
-        SchemaError: a column is not there, or holds no lists of integers; or "labels" already is
-            there.
-
-    >>> import pyarrow as pa, trainpipes as tp
-    >>> rows = tp.from_arrow(pa.table({"input_ids": [[5, 6, 7, 0]], "answer": [[0, 1, 1, 0]]}))
-    >>> next(iter(rows.add_labels(where="answer").select("labels")))
-    {'labels': [-100, 6, 7, -100]}
-    """
-
-    needs_columns = True
-
-    column: ColumnName = "input_ids"
-    _: KW_ONLY
-    where: ColumnName | None = None
-    ignore: int | Sequence[int] = ()
-
-    def check(self) -> None:
-        ids: Any = [self.ignore] if isinstance(self.ignore, int) else self.ignore
-        self._require(several(ids), "ignore", "a token id, or several")
-        for token in ids:
-            whole_number(token, 0, "add_labels(ignore)")
-        self._set(ignore=list(ids) or ())
-
-    def process(self, run: Run) -> Run:
-        block, table = row_table(run, self)
-        asked = [self.column, *([] if self.where is None else [self.where])]
-        need_columns(table.column_names, asked, self)
-        refuse_taken(table, ["labels"], self)
-        values, lengths = ids_of(block, self.column, self)
-        labels = values.astype(label_dtype(values))
-        if self.where is not None:
-            flags, own = numbers_of(block, self.where, self)
-            check_beside(block, self.where, own, self.column, lengths, self)
-            labels[flags == 0] = IGNORED
-        if self.ignore:
-            labels[np.isin(values, self.ignore)] = IGNORED
-        found = table.append_column("labels", list_array(labels, lengths))
-        return run.with_block(block.with_data(found))

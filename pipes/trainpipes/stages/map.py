@@ -7,30 +7,34 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY
-from functools import partial
 from multiprocessing import get_all_start_methods
 from typing import Any, ClassVar, Literal, Self
 from weakref import finalize
 
+import pyarrow as pa
+
 from trainpipes._internal.checks import Function, Natural, Schema, Seed
 from trainpipes._internal.messages import warn_once
+from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.block import Block
+from trainpipes.columns.columns import from_columns, table_of, untyped_columns
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.process_map import ProcessMap
-from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, ThreadMap, Words, words_of
+from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, ThreadMap, words_of
 from trainpipes.engine.layout import random_key
-from trainpipes.kinds.blame import blame
+from trainpipes.engine.planning.first_rows import find_schema
+from trainpipes.errors import DataError, SchemaError, TrainpipesError
+from trainpipes.kinds.blame import at_row, blame, refused
 from trainpipes.kinds.global_draws import DrawWatch
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.stages.columns import columns_as, with_column
 from trainpipes.storage.caching.contents import digest_of
 
 COLUMNS = (
     "map() calls the function for one row; map_batches(fn) calls it with the columns of many and replaces "
     "them, with_columns(fn) adds columns to those that are there, as the map of Hugging Face's datasets does"
 )
-
-Kind = Literal["thread", "process"]
-StartMethod = Literal["forkserver", "spawn", "fork"]
 
 #: Rows that a worker is given at a time, at most. Fewer cost more messages; more wait longer for the last.
 CHUNK_ROWS = 64
@@ -100,8 +104,8 @@ class Map(RunStage):
     seed: Seed = 0
     version: str | None = None
     num_workers: Natural = 0
-    method: Kind = "thread"
-    start_method: StartMethod | None = None
+    method: Literal["thread", "process"] = "thread"
+    start_method: Literal["forkserver", "spawn", "fork"] | None = None
     schema: Schema | None = None
     thread_safe: bool = False
 
@@ -155,21 +159,63 @@ class Map(RunStage):
         return self.method == "process" and multiprocessing.current_process().daemon
 
     @made_once
-    def _calls(self) -> Calls:
-        return Calls(self, key_of(self, self._turn) if self.rng else None, self._draw_watch)
+    def _call(self) -> RowCall:
+        key = key_of(self, self._turn) if self.rng else None
+        return RowCall(self.fn, key, str(self), self._draw_watch)
+
+    @made_once
+    def _lock(self) -> threading.Lock:
+        return threading.Lock()
+
+    _made: ClassVar[ThreadMap | ProcessMap | None] = None
+
+    def _workers(self) -> ThreadMap | ProcessMap | None:
+        if not self.num_workers:
+            return None
+        if self.alone:
+            way = 'use method="thread", or the workers of map() without those of a DataLoader'
+            warn_once(
+                f"{self}: a worker process may not start others, so that the function is called in this "
+                f"one: {way}"
+            )
+            return None
+        with self._lock:
+            workers = self._made
+            if workers is None or workers.pid != os.getpid():
+                if self.method == "process":
+                    workers = ProcessMap(self._call, self.num_workers, self.start_method)
+                else:
+                    workers = ThreadMap(self._call, self.num_workers)
+                vars(self)["_made"] = workers
+                finalize(self, workers.close).atexit = False
+            return workers
 
     def settle(self, threads: int) -> None:
-        workers = self._calls.workers()
+        workers = self._workers()
         if isinstance(workers, ProcessMap):
             workers.start()
 
     def process(self, run: Run) -> Run:
         rest = self.submit_run(run)
-        return self._with(run, self._calls.here(run)) if rest is None else rest()
+        if rest is not None:
+            return rest()
+        with nullcontext() if self.thread_safe else self._lock:
+            return self._with(run, self._call.each(run.unroll(), self._words(run)))
 
     def submit_run(self, run: Run) -> Callable[[], Run] | None:
-        wait = self._calls.submit(run)
-        return None if wait is None else lambda: self._with(run, wait())
+        workers = self._workers()
+        if workers is None:
+            return None
+        items, words = run.unroll(), self._words(run)
+        rows = min(CHUNK_ROWS, max(1, -(-len(items) // (CHUNKS * self.num_workers))))
+        waits = [
+            workers.submit(items[n : n + rows], None if words is None else words[n : n + rows])
+            for n in range(0, len(items), rows)
+        ]
+        return lambda: self._with(run, joined(waits))
+
+    def _words(self, run: Run) -> Any:
+        return words_of(run) if self.rng else None
 
     def _with(self, run: Run, answer: Answer) -> Run:
         results, error = answer
@@ -180,54 +226,6 @@ class Map(RunStage):
         if run.items is None and run.bounds is None:
             return run.with_block(run.block.with_data(results))
         return run.with_items(results)
-
-
-class Calls:
-    def __init__(self, stage: Map, key: RowKey | None, watch: DrawWatch) -> None:
-        self._stage = stage.fresh()  # a copy: workers end when nobody refers to the stage
-        self._call = RowCall(stage.fn, key, str(stage), watch)
-        self._workers: ThreadMap | ProcessMap | None = None
-        self._lock = threading.Lock()
-
-    def here(self, run: Run) -> Answer:
-        """Call the function for each item in this thread; one thread at a time unless thread-safe."""
-        with nullcontext() if self._stage.thread_safe else self._lock:
-            return self._call.each(run.unroll(), self._words(run))
-
-    def submit(self, run: Run) -> Callable[[], Answer] | None:
-        workers = self.workers()
-        if workers is None:
-            return None
-        items, words = run.unroll(), self._words(run)
-        rows = min(CHUNK_ROWS, max(1, -(-len(items) // (CHUNKS * self._stage.num_workers))))
-        waits = [
-            workers.submit(items[n : n + rows], None if words is None else words[n : n + rows])
-            for n in range(0, len(items), rows)
-        ]
-        return partial(joined, waits)
-
-    def _words(self, run: Run) -> Words | None:
-        return words_of(run) if self._stage.rng else None
-
-    def workers(self) -> ThreadMap | ProcessMap | None:
-        stage = self._stage
-        if not stage.num_workers:
-            return None
-        if stage.alone:
-            way = 'use method="thread", or the workers of map() without those of a DataLoader'
-            warn_once(
-                f"{stage}: a worker process may not start others, so that the function is called in this "
-                f"one: {way}"
-            )
-            return None
-        with self._lock:
-            if self._workers is None or self._workers.pid != os.getpid():
-                if stage.method == "process":
-                    self._workers = ProcessMap(self._call, stage.num_workers, stage.start_method)
-                else:
-                    self._workers = ThreadMap(self._call, stage.num_workers)
-                finalize(self, self._workers.close).atexit = False
-            return self._workers
 
 
 def joined(waits: list[Callable[[], Answer]]) -> Answer:
@@ -250,3 +248,124 @@ def same_below(stage: Stage, below: Sequence[Stage]) -> int:
     return sum(
         type(other) is type(stage) and json.dumps(other.identity()) == identity for other in below
     )
+
+
+class ColumnFunction(RunStage):
+    needs_columns = True
+    finds_types = True
+    asks_inputs = True
+    versioned = "fn"
+    free = frozenset({"thread_safe"})
+    draws_by = (
+        "draw in a map(fn, rng=True) before it, or in a TableStage, whose open() gets the numbers and "
+        "epochs of the rows (docs/extend.md has an example)"
+    )
+
+    fn: Function
+    _: KW_ONLY
+    format: Literal["arrow", "numpy", "torch"] = "arrow"
+    version: str | None = None
+    thread_safe: bool = False
+
+    def returned(self, run: Run) -> pa.Table:
+        self._check_rows(run)
+        columns = columns_as(run.block, self.format, self)
+        try:
+            fn = self._draw_watch.around(self.fn)
+            data = from_columns(fn(columns), self, self._type)
+        except BadCell as bad:
+            raise at_row(f"{self}: {bad}", self, run.block.ids[bad.row or 0], SchemaError) from None
+        except TrainpipesError as error:
+            place = 0
+            if error.path is None and error.row is not None:  # of those that the function got
+                place, error.row = min(error.row, len(run.block) - 1), None
+            blame(error, self, int(run.block.ids[place]))
+            raise
+        except Exception as error:
+            blame(error, self, int(run.block.ids[0]))
+            raise
+        if len(data) != len(run.block):
+            counts = f"got {len(run.block)} rows and returned {len(data)}"
+            rule = "the function gives one row for each row it gets"
+            raise refused(self, f": {rule}, {counts}; to drop rows use filter()", DataError)
+        return data
+
+    def _type(self, name: str) -> pa.DataType | None:
+        """The type of a column that the function returns as a list: that of the first rows."""
+        inputs = self.plan_inputs
+        key = f"{self.name}-{inputs.chain.stages.index(self)}"
+
+        def find() -> pa.Schema:
+            steps = inputs.chain.steps
+            below = steps[: steps.index(self)]
+            cure = "have the function return Arrow arrays of a type, pa.array(values, pa.string())"
+            return find_schema(inputs, below, str(self), cure, self._untyped)
+
+        schema = inputs.schemas.get(key, find)
+        return schema.field(name).type if name in schema.names else None
+
+    def _untyped(self, block: Block) -> list[dict[str, Any]]:
+        columns = untyped_columns(self.fn(columns_as(block, self.format, self)))
+        rows = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, values, strict=True)) for values in rows]
+
+
+class MapBatches(ColumnFunction):
+    """Apply a function to the columns of many rows at once, which returns the new columns.
+
+    Treat each row by itself: the number of rows in a call may differ between two runs.
+
+    Args:
+        fn: function of columns that returns columns, one value for each row. With
+            ``format="arrow"`` of a ``pyarrow.Table``, returning one or a dict of arrays; with
+            "numpy" or "torch" of a dict of arrays or tensors ``[rows, ...]``, returning such a
+            dict. Ragged columns come as object arrays of arrays in "numpy", as lists of tensors in
+            "torch"; nulls of floats as NaN. A returned array ``[rows, n, ...]`` becomes fixed-size
+            lists. A DataError with ``row=n`` names row n (from 0) of those given.
+        format: "arrow", "numpy" or "torch": what the function takes.
+        version: names the function in checkpoints; see ``map``.
+        thread_safe: whether several threads may call the function at once; see ``map``.
+
+    Raises:
+        DataError: another number of rows; or with "numpy" or "torch" a null among integers or
+            bools.
+        SchemaError: the function returned something that makes no columns.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> pipe = tp.from_arrow(pa.table({"x": [1, 2]}))
+    >>> list(pipe.map_batches(lambda c: {"y": c["x"] * 2}, format="numpy"))
+    [{'y': 2}, {'y': 4}]
+    """
+
+    def process(self, run: Run) -> Run:
+        return run.with_block(run.block.with_data(self.returned(run)))
+
+
+class WithColumns(ColumnFunction):
+    """Add the columns that a function makes of the columns of many rows at once.
+
+    A column whose name is there already replaces the old one; otherwise as ``map_batches``.
+
+    Args:
+        fn: function of columns that returns columns; see ``map_batches``.
+        format: "arrow", "numpy" or "torch": what the function takes.
+        version: names the function in checkpoints; see ``map``.
+        thread_safe: whether several threads may call the function at once; see ``map``.
+
+    Raises:
+        DataError: another number of rows; or with "numpy" or "torch" a null among integers or
+            bools.
+        SchemaError: the function returned something that makes no columns.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> pipe = tp.from_arrow(pa.table({"x": [1, 2]}))
+    >>> list(pipe.with_columns(lambda c: {"double": c["x"] * 2}, format="numpy"))
+    [{'x': 1, 'double': 2}, {'x': 2, 'double': 4}]
+    """
+
+    def process(self, run: Run) -> Run:
+        found = self.returned(run)
+        table = table_of(run.block.data, self)
+        for field, column in zip(found.schema, found.columns, strict=True):
+            table = with_column(table, field, column)
+        return run.with_block(run.block.with_data(table))

@@ -1,29 +1,26 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+import os
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import KW_ONLY
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from torch.utils.data import Sampler
 
-from trainpipes._internal.checks import Count, Ge, Natural, Seed, require, wrong
+from trainpipes._internal import checks
 from trainpipes.columns.run import Cursors, Run, RunSource, innermost
+from trainpipes.kinds import stage_kinds
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard, kept_nothing
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import (
-    OpenBelow,
-    RegroupStage,
-    RepeatStage,
-    ShardStage,
-    ShuffleStage,
-)
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
+from trainpipes.stages.held import Runs
 from trainpipes.stages.torch_samplers import TorchOrder, draws_globally, reorders
+from trainpipes.storage.cache import folder
 
 
-class Shuffle(ShuffleStage):
+class Shuffle(stage_kinds.ShuffleStage):
     """Shuffle the order of row groups, and rows within buffers.
 
     A new order every epoch, the same for the same seed in any process and on any number of ranks. A
@@ -50,37 +47,31 @@ class Shuffle(ShuffleStage):
     ([5, 0, 4, 2, 1, 3], [5, 0, 1, 2, 4, 3])
     """
 
-    buffer_size: Count = 40_960
+    buffer_size: checks.Count = 40_960
     _: KW_ONLY
-    seed: Seed = 0
-    max_bytes: Count = 1 << 30
+    seed: checks.Seed = 0
+    max_bytes: checks.Count = 1 << 30
     scope: Literal["buffer", "global"] = "buffer"
     sampler: Any = None
 
     def check(self) -> None:
-        if self.sampler is not None:
-            self._check_sampler()
-        whole = self.scope == "global" or self.sampler is not None
-        if whole and (self.buffer_size, self.max_bytes) != (40_960, 1 << 30):
-            option = 'shuffle(scope="global")' if self.sampler is None else "shuffle(sampler=...)"
-            given = (self.buffer_size, self.max_bytes)
-            raise wrong(option, "without buffer_size and max_bytes", given)
-
-    def _check_sampler(self) -> None:
-        sampler = self.sampler
-        if self.scope == "global" or self.seed:
-            given = (self.scope, self.seed)
-            raise wrong("shuffle(sampler=...)", "without scope and seed", given)
-        if isinstance(sampler, BatchSampler) or (
-            isinstance(sampler, Sampler) and hasattr(sampler, "batch_size")
-        ):
-            way = "give its sampler here, and .batch(batch_size) after it"
-            raise wrong("shuffle(sampler)", "a sampler of rows", sampler, way)
-        good = isinstance(sampler, RowSampler | Sized) and isinstance(
-            sampler, RowSampler | Iterable
+        option, sampler = "shuffle(sampler)", self.sampler
+        plain = (self.buffer_size, self.max_bytes) == (40_960, 1 << 30)
+        rule = '"buffer" where buffer_size or max_bytes is given'
+        self._require(plain or self.scope == "buffer", "scope", rule)
+        if sampler is None:
+            return
+        alone = plain and self.scope == "buffer" and not self.seed
+        checks.require(
+            alone, option, "given without buffer_size, max_bytes, scope and seed", sampler
         )
+        batches = isinstance(sampler, Sampler) and hasattr(sampler, "batch_size")
+        batches = batches or isinstance(sampler, BatchSampler)
+        way = "give its sampler here, and .batch(batch_size) after it"
+        checks.require(not batches, option, "a sampler of rows", sampler, way)
+        good = isinstance(sampler, Sized) and isinstance(sampler, Iterable)
         rule = "one of trainpipes.samplers, or one of torch's that has a length"
-        require(good, "shuffle(sampler)", rule, sampler)
+        checks.require(good or isinstance(sampler, RowSampler), option, rule, sampler)
 
     @made_once
     def order(self) -> RowSampler | TorchOrder | None:
@@ -107,7 +98,7 @@ class Shuffle(ShuffleStage):
         return identity
 
 
-class ShardingFilter(ShardStage):
+class ShardingFilter(stage_kinds.ShardStage):
     """Deal the batches of an epoch to logical shards, and these to ranks and workers.
 
     Batch m of the one global sequence belongs to shard ``m % num_shards``; rank r of R takes every
@@ -134,14 +125,14 @@ class ShardingFilter(ShardStage):
 
     free = frozenset({"tail"})
 
-    num_shards: Annotated[int, Ge(1, 2**20)] = 24
+    num_shards: Annotated[int, checks.Ge(1, 2**20)] = 24
     _: KW_ONLY
     split: Literal["spans", "stride"] = "spans"
     balance: Literal["rows", "bytes"] = "rows"
     tail: Literal["even", "ragged"] = "even"
 
 
-class Repeat(RepeatStage):
+class Repeat(stage_kinds.RepeatStage):
     """Start the next epoch where one ends, each in its own order.
 
     With ``.repeat().batch()``, a batch may hold rows of two epochs, and none is short; with
@@ -161,16 +152,42 @@ class Repeat(RepeatStage):
     [[0, 1], [2], [0, 1], [2]]
     """
 
-    times: Count | None = None
+    times: checks.Count | None = None
 
 
-class _Counted(RegroupStage):
+class _Counted(stage_kinds.RegroupStage):
     asks_inputs = True
 
-    count: Natural
+    count: checks.Natural
 
-    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
-        return _Counter(self, below, at)
+    def open(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> RunSource:
+        return Runs(self._counted(below, at), self)
+
+    def _counted(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
+        # Below, the state before the run at hand; items of the epoch before it, and of it, used up.
+        state, passed, skip = (
+            (at["below"], at["passed"], at["row"]) if "below" in at else (at, 0, 0)
+        )
+        low, high = (0, self.count) if self.role == "take" else (self.count, checks.LARGEST)
+        rolls = self.plan_inputs.chain.rolling  # into the next epoch
+        epoch = innermost(state)["epoch"]
+        guard = EmptyEpochGuard(gave=passed > 0 or skip > 0)
+        runs = iter(below(state).next_run, None)
+        while (rolls or passed + skip < high) and (run := next(runs, None)) is not None:
+            its_epoch = innermost(run.cursors.state(0))["epoch"]
+            if its_epoch != epoch:
+                if guard.next_epoch():
+                    raise kept_nothing("take() or skip()")
+                epoch, passed, state = its_epoch, 0, run.cursors.state(0)
+            first, last = max(skip, low - passed), min(len(run), high - passed)
+            base = {"below": state, "passed": passed}
+            passed, state = passed + len(run), run.cursors.state(len(run))
+            skip = max(0, skip - len(run))
+            if first < last:
+                guard.gave()
+                kept = run.pick(np.arange(first, last, dtype=np.int64))
+                rows = np.arange(first, last + 1, dtype=np.int64)
+                yield Run(kept.block, Cursors.counting(base, rows), kept.bounds, kept.items)
 
 
 class Take(_Counted):
@@ -204,40 +221,48 @@ class Skip(_Counted):
     role = "skip"
 
 
-class _Counter:
-    def __init__(self, stage: _Counted, below: OpenBelow, at: dict[str, Any]) -> None:
-        own, take = "below" in at, stage.role == "take"
-        self._state: dict[str, Any] = at["below"] if own else at  # below, before the run at hand
-        self._passed: int = at["passed"] if own else 0  # items of the epoch before that run
-        self._skip: int = at["row"] if own else 0  # items of that run already used
-        self._below = below(self._state)
-        self._low: int = 0 if take else stage.count
-        self._high: int | None = stage.count if take else None
-        self._rolls = stage.plan_inputs.chain.rolling  # into the next epoch
-        self._epoch = innermost(self._state)["epoch"]
-        self._guard = EmptyEpochGuard(gave=self._passed > 0 or self._skip > 0)
+class Cache(stage_kinds.CacheStage):
+    """Keep on disk the rows that the stages before it make.
 
-    def next_run(self) -> Run:
-        while True:
-            enough = self._high is not None and self._passed + self._skip >= self._high
-            if enough and not self._rolls:
-                raise StopIteration
-            run = self._below.next_run()
-            epoch = innermost(run.cursors.state(0))["epoch"]
-            if epoch != self._epoch:
-                if self._guard.next_epoch():
-                    raise kept_nothing("take() or skip()")
-                self._passed = 0
-                self._state = run.cursors.state(0)
-            self._epoch = epoch
-            first = max(self._skip, self._low - self._passed)
-            last = len(run) if self._high is None else min(len(run), self._high - self._passed)
-            base = {"below": self._state, "passed": self._passed}
-            self._passed += len(run)
-            self._state = run.cursors.state(len(run))
-            self._skip = max(0, self._skip - len(run))
-            if first < last:
-                self._guard.gave()
-                kept = run.pick(np.arange(first, last, dtype=np.int64))
-                rows = np.arange(first, last + 1, dtype=np.int64)
-                return Run(kept.block, Cursors.counting(base, rows), kept.bounds, kept.items)
+    Stands before ``shuffle``, ``batch`` and ``repeat``, on a source with blocks. Rows, order and
+    states stay the same. An entry's key is made of the data and of the stages before the cache:
+    their options, a tokenizer's content, and a function's ``version=``, or its code with the code
+    and values of yours that it uses. Put functions whose result differs from call to call after the
+    cache. Processes and ranks of one user may share a folder. A damaged entry is made again; a
+    folder that cannot be written is logged once.
+
+    Args:
+        path: the folder; by default that of the environment variable ``TRAINPIPES_CACHE``, else
+            ``~/.cache/trainpipes`` on Linux.
+        max_bytes: the most bytes in the folder, over all pipelines; least recently used rows go
+            first.
+        version: changes the key: for functions that use files or services that changed, or objects
+            that do not say what they hold.
+        enabled: False turns the cache off. ``TRAINPIPES_CACHE=off`` turns all caches off.
+
+    Raises:
+        ConfigError: the stage cannot stand there; or a function uses an object that does not say
+            what it holds, and there is no ``version``.
+        SchemaError: a row that a function returned does not come back from Arrow as it was.
+
+    >>> import tempfile, pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"text": ["hi", "é"]})).tokenize("bytes")
+    >>> list(rows.cache(tempfile.mkdtemp()))
+    [{'input_ids': [104, 105]}, {'input_ids': [195, 169]}]
+    """
+
+    free = frozenset({"path", "max_bytes", "version", "enabled"})
+
+    path: str | os.PathLike[str] | None = None
+    _: KW_ONLY
+    max_bytes: checks.Count | None = None
+    version: checks.Text | None = None
+    enabled: bool = True
+
+    def check(self) -> None:
+        if self.path is not None:
+            self._set(path=checks.local_path(self.path, "cache(path)"))
+
+    @property
+    def on(self) -> bool:
+        return self.enabled and folder(self.path) is not None

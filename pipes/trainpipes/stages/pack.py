@@ -1,42 +1,25 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
-import pyarrow as pa
 
 from trainpipes._internal.checks import ColumnName, Count, Ge, Natural, Seed, column_names
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource
-from trainpipes.engine.layout import IntArray, permutation
-from trainpipes.errors import ConfigError
+from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.blame import at_row
-from trainpipes.kinds.empty_epoch_guard import EmptyRounds
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import OpenBelow, RegroupStage
-from trainpipes.stages.held import MOST_EPOCHS, Held, cursors_in, misplaced
-from trainpipes.stages.pack_fit import (
-    PACKED,
-    Documents,
-    Overflow,
-    Placing,
-    best_fit,
-    best_window,
-    concat,
-    first_fit,
-    placed,
-    rows_of,
-)  # fmt: skip
+from trainpipes.stages import pack_fit
+from trainpipes.stages.held import MOST_EPOCHS, CursorsOf, Held, Runs, opened
+from trainpipes.stages.read_columns import check_beside, ids_of, names_of, numbers_of
 from trainpipes.stages.targets import LeftOut, OnError, Targets, have_target
-from trainpipes.stages.token_columns import check_beside, ids_of, names_of, numbers_of
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
-
-Method = Literal["concat", "first_fit", "best_fit"]
 
 #: Tokens of a run: rows are made in small lots, so that only token ids wait.
 LOT_TOKENS = 1 << 16
@@ -45,6 +28,16 @@ LOT_TOKENS = 1 << 16
 LEAST_ROWS = 8
 #: In a row's part (see ``Block``): where the place of its first token begins.
 PIECE_BITS = 40
+
+
+class _Window(NamedTuple):
+    """Documents of some rows, placed; the positions of these rows, and how many were given."""
+
+    block: Block
+    documents: pack_fit.Documents
+    placing: pack_fit.Placing
+    cursors: CursorsOf
+    used: int
 
 
 class Pack(TakesTokenizer, RegroupStage):
@@ -104,11 +97,11 @@ class Pack(TakesTokenizer, RegroupStage):
 
     max_length: Annotated[int, Ge(1, 2**31 - 1)]
     _: KW_ONLY
-    method: Method = "best_fit"
+    method: Literal["concat", "first_fit", "best_fit"] = "best_fit"
     column: ColumnName = "input_ids"
     buffer_size: Count = 1024
     max_documents: Count | None = None
-    overflow: Overflow = "split"
+    overflow: Literal["split", "truncate", "drop", "raise"] = "split"
     along: Sequence[str] = ()
     on_error: OnError | None = None
     seed: Seed = 0
@@ -119,8 +112,8 @@ class Pack(TakesTokenizer, RegroupStage):
         _ = self._own  # whether it is there is said here
         self._require(not isinstance(self.along, str), "along", "a list of column names")
         column_names(self.along, "pack(along)", least=0)
-        taken = {*self.along} & {*PACKED, self.column}
-        rule = f"columns besides {self.column!r} and those that it makes ({', '.join(PACKED)})"
+        taken = {*self.along} & {*pack_fit.PACKED, self.column}
+        rule = f"columns besides {self.column!r} and those that it makes ({', '.join(pack_fit.PACKED)})"
         self._require(not taken, "along", rule, 'a column "labels" is packed anyway')
 
     #: Whether a window continues over the joint of two epochs, or there is none.
@@ -131,11 +124,8 @@ class Pack(TakesTokenizer, RegroupStage):
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         tokenize = self.tokenizes(below) if self.pad_token_id is None else None
-        if tokenize is not None and not tokenize.says_pad_id:
-            raise ConfigError(
-                f"{self} fills rows up with the tokenizer's pad token, and {tokenize.maker} is a "
-                "function, which does not tell its pad token: give pack(pad_token_id=...)"
-            )
+        if tokenize is not None:
+            tokenize.pads(f"{self}: the end of a row", "pack(pad_token_id=...)")
         crosses = any(s.role == "repeat" or getattr(s, "endless", False) for s in below)
         reorders = any(stage.reorders for stage in below)
         return self.resolved(_crosses=crosses, _reorders=reorders, _tokenize=tokenize)
@@ -153,12 +143,82 @@ class Pack(TakesTokenizer, RegroupStage):
         return found
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
-        rows, used = (at["below"], at["row"]) if "below" in at else (at, 0)
+        at, used = opened(at)
         if self.method == "concat":  # whose rows are full, of however many epochs
-            held = Held(below(rows), epochs=math.inf if self._crosses else 1)
-            return _Concatenated(self, held, used)
-        epochs = MOST_EPOCHS if self._crosses else 1
-        return _Fitted(self, Held(below(rows), epochs, rounds=MOST_EPOCHS), used)
+            windows = self._joined(Held(self, below(at), math.inf if self._crosses else 1), used)
+        else:
+            epochs = MOST_EPOCHS if self._crosses else 1
+            windows = self._fitted(Held(self, below(at), epochs, MOST_EPOCHS), used)
+        return Runs(self._packed(windows), self)
+
+    def _packed(self, windows: Iterator[_Window]) -> Iterator[Run]:
+        lot = max(1, LOT_TOKENS // self.max_length)
+        for block, documents, placing, cursors, used in windows:
+            for first in range(used, len(placing), lot):
+                stop = min(first + lot, len(placing))
+                table = pack_fit.rows_of(
+                    documents, placing, first, stop, self.max_length, self.fill_id
+                )
+                # Each row is known by its first piece's document and first token.
+                piece = placing.bounds[first:stop]
+                whose = block.take(placing.document[piece])
+                part = whose.part + (placing.start[piece] << PIECE_BITS)
+                rows = Block(table, whose.ids, epoch=whose.epoch, part=part)
+                if self.keeps_pieces:
+                    rows.made_of = placing.pieces(first, stop, block)
+                run = Run(rows, cursors(first, stop))
+                if "labels" in documents.columns and self._targets.asked_for:
+                    run = self._targets.check(run, have_target(*numbers_of(rows, "labels", self)))
+                yield run
+
+    def _fitted(self, held: Held, used: int) -> Iterator[_Window]:
+        size, least, most = self.buffer_size, 0, self.max_documents
+        while held.fill(size, least):
+            count = min(size, held.rows)
+            block = held.waiting().block.slice(0, count)
+            documents = self._documents(block)
+            lengths = documents.lengths
+            tokens = int(lengths.sum())
+            is_open = self._crosses and held.more_follow and count < size
+            if is_open and 0 < tokens < LEAST_ROWS * self.max_length:
+                least = 2 * count
+                continue
+            least = 0
+            if self.method == "best_fit" and count == size:
+                count, found = pack_fit.best_window(lengths, self.max_length, most)
+            else:  # or an epoch's end: all that is left
+                fit = pack_fit.best_fit if self.method == "best_fit" else pack_fit.first_fit
+                found = pack_fit.placed(lengths, self.max_length, most, fit)
+            self._count_dropped(documents, block, count)
+            order, cursors = held.window(len(found), count, used, "pack", self._reorders)
+            yield _Window(block, documents, found.take(order), cursors, used)
+            used = 0
+
+    def _joined(self, held: Held, used: int) -> Iterator[_Window]:
+        needed = 1
+        while held.fill(needed):
+            run = held.waiting()
+            documents = self._documents(run.block)
+            lengths = documents.lengths
+            held.check_used(used, lengths[0])
+            found, edges = pack_fit.concat(
+                lengths, used, self.max_length, self.max_documents, held.closed
+            )
+            spent = held.rows
+            needed = spent + 1 + spent // 2  # a row may be of very many documents
+            if len(found):
+                ends = np.cumsum(lengths)
+                document = np.searchsorted(ends, edges, side="right")
+                tokens = edges - np.append(ends - lengths, ends[-1])[document]
+                spent, used = int(document[-1]), int(tokens[-1])
+                yield _Window(run.block, documents, found, _after(run, document, tokens), 0)
+            elif not held.closed and lengths.any():
+                continue
+            else:  # no token waits
+                used = 0
+            needed = 1
+            self._count_dropped(documents, run.block, spent)
+            held.drop(spent, len(found) > 0)
 
     #: Whether it says of rows what they are made of.
     keeps_pieces: ClassVar[bool] = False
@@ -166,7 +226,7 @@ class Pack(TakesTokenizer, RegroupStage):
     def keep_pieces(self) -> None:
         object.__setattr__(self, "keeps_pieces", True)
 
-    def documents(self, block: Block) -> Documents:
+    def _documents(self, block: Block) -> pack_fit.Documents:
         ids, lengths = ids_of(block, self.column, self, np.int32)
         columns = {"input_ids": ids.astype(np.int32, copy=False)}
         given = ["labels"] if "labels" in names_of(block, self) else []
@@ -178,176 +238,42 @@ class Pack(TakesTokenizer, RegroupStage):
                 values, own = numbers_of(block, name, self)
             check_beside(block, name, own, self.column, lengths, self)
             columns[name] = values
-        starts = np.cumsum(lengths) - lengths
-        longer = lengths > self.max_length
-        if self.overflow == "split" or not longer.any():
-            return Documents(columns, starts, lengths)
+        longer, kept = lengths > self.max_length, lengths
         if self.overflow == "drop":
-            dropped = np.where(longer, lengths, 0)
-            return Documents(columns, starts, lengths - dropped, dropped)
-        if self.overflow == "raise":
+            kept = np.where(longer, 0, lengths)
+        elif self.overflow == "truncate":
+            kept = np.minimum(lengths, self.max_length)
+        elif self.overflow == "raise" and longer.any():
             row = int(np.argmax(longer))
             way = 'raise max_length, or pass overflow="split", "truncate" or "drop"'
-            rule = (
-                f"documents must have at most {self.max_length} tokens, got one of {lengths[row]}"
-            )
-            raise at_row(f"{self}: {rule}; {way}", self, block.ids[row])
-        return Documents(columns, starts, np.minimum(lengths, self.max_length))
+            rule = f"documents must have at most {self.max_length} tokens, got one of"
+            raise at_row(f"{self}: {rule} {lengths[row]}; {way}", self, block.ids[row])
+        return pack_fit.Documents(columns, np.cumsum(lengths) - lengths, kept, lengths)
 
     @made_once
     def _dropped(self) -> LeftOut:
         return LeftOut(self, f"longer than {self.max_length:,} tokens")
 
-    def used_up(self, documents: Documents, ids: IntArray, count: int) -> None:
+    def _count_dropped(self, documents: pack_fit.Documents, block: Block, count: int) -> None:
         if self.overflow == "drop" and count:
-            lost = np.zeros(count, np.int64) if documents.dropped is None else documents.dropped
-            self._dropped.add(ids[:count], lost[:count])
+            lost = documents.given - documents.lengths
+            self._dropped.add(block.ids[:count], lost[:count])
 
     @made_once
     def _targets(self) -> Targets:
         return Targets(self, f"raise max_length={self.max_length}", "packed row")
-
-    def with_targets(self, run: Run) -> Run:
-        table = run.block.data
-        if not self._targets.asked_for or not isinstance(table, pa.Table):
-            return run
-        labels, lengths = numbers_of(run.block, "labels", self)
-        return self._targets.check(run, have_target(labels, lengths))
 
     def report(self) -> str:
         dropped = str(self._dropped) if self._dropped.documents else ""
         return "; ".join(filter(None, (dropped, str(self._targets))))
 
 
-class _Packer(ABC):
-    def __init__(self, stage: Pack, held: Held, used: int) -> None:
-        self._stage, self._held, self._used = stage, held, used
-        self._row = 0
-        self._placing: Placing | None = None
-        self._lot = max(1, LOT_TOKENS // stage.max_length)
+def _after(run: Run, document: IntArray, tokens: IntArray) -> CursorsOf:
+    """Positions after tokens of documents."""
+    states = [{"below": run.cursors.state(k)} for k in document.tolist()]
 
-    def next_run(self) -> Run:
-        rounds = EmptyRounds()
-        while True:
-            run = self._next_rows()
-            if "labels" in self._documents.columns:
-                run = self._stage.with_targets(run)
-            if len(run):
-                return run
-            rounds.saw(run)
-            rounds.check(self._stage)
-
-    def _next_rows(self) -> Run:
-        stage = self._stage
-        if self._placing is None or self._row == len(self._placing):
-            self._held.drop(self._spent)
-            if self._spent:
-                stage.used_up(self._documents, self._from.ids, self._spent)
-            self._spent, self._placing = 0, None
-            self._place()
-        placing = self._placing
-        assert placing is not None
-        first, stop = self._row, min(self._row + self._lot, len(placing))
-        table = rows_of(self._documents, placing, first, stop, stage.max_length, stage.fill_id)
-        rows = self._rows_of(placing, first, stop, table)
-        self._row = stop
-        return Run(rows, self._cursors(first, stop))
-
-    def _rows_of(self, placing: Placing, first: int, stop: int, table: pa.Table) -> Block:
-        """Rows, each known by its first piece's document and first token."""
-        piece = placing.bounds[first:stop]
-        whose = self._from.take(placing.document[piece])
-        part = whose.part + (placing.start[piece] << PIECE_BITS)
-        found = Block(table, whose.ids, epoch=whose.epoch, part=part)
-        if self._stage.keeps_pieces:
-            found.made_of = placing.pieces(first, stop, self._from)
-        return found
-
-    _spent = 0  # documents that the rows at hand use up
-    _documents: Documents
-    _from: Block  # the rows that the documents are of
-
-    @abstractmethod
-    def _place(self) -> None:
-        """Place the next documents: one row or more; StopIteration at the end."""
-
-    @abstractmethod
-    def _cursors(self, first: int, stop: int) -> Cursors:
-        """Positions before row ``first``, and after each row up to ``stop``."""
-
-
-class _Fitted(_Packer):
-    def _place(self) -> None:
-        stage, held, least = self._stage, self._held, 0
-        while held.fill(stage.buffer_size, least):
-            run = held.waiting()
-            count = min(stage.buffer_size, held.rows)
-            self._from = run.block.slice(0, count)
-            self._documents = stage.documents(self._from)
-            lengths, most = self._documents.lengths, stage.max_documents
-            tokens = int(lengths.sum())
-            is_open = stage._crosses and held.more_follow and count < stage.buffer_size
-            if is_open and 0 < tokens < LEAST_ROWS * stage.max_length:
-                least = 2 * count
-                continue
-            least = 0
-            if stage.method == "first_fit":
-                found = placed(lengths, stage.max_length, most, first_fit)
-            elif count < stage.buffer_size:  # an epoch's end: all that is left
-                found = placed(lengths, stage.max_length, most, best_fit)
-            else:
-                count, found = best_window(lengths, stage.max_length, most)
-            held.gave(len(found) > 0, stage)
-            if self._used and self._used >= len(found):
-                raise misplaced(stage, self._used)
-            if len(found):
-                epoch = held.epoch if stage._reorders else 0
-                order = permutation(len(found), stage.seed, "pack", epoch, int(self._from.ids[0]))
-                self._placing, self._spent = found.take(order), count
-                self._ends = held.ends(count)
-                self._row, self._used = self._used, 0
-                return
-            held.drop(count)
-            stage.used_up(self._documents, self._from.ids, count)
-        raise StopIteration
-
-    def _cursors(self, first: int, stop: int) -> Cursors:
-        assert self._placing is not None
-        return cursors_in(self._ends, first, stop, len(self._placing))
-
-
-class _Concatenated(_Packer):
-    def _place(self) -> None:
-        stage, held = self._stage, self._held
-        needed = 1
-        while held.fill(needed):
-            run = held.waiting()
-            self._from = run.block
-            self._documents = stage.documents(run.block)
-            lengths = self._documents.lengths
-            if self._used and self._used >= lengths[0]:
-                raise misplaced(stage, self._used)
-            found, edges = concat(
-                lengths, self._used, stage.max_length, stage.max_documents, held.closed
-            )
-            if len(found):
-                held.gave(True, stage)
-                ends = np.cumsum(lengths)
-                document = np.searchsorted(ends, edges, side="right")
-                begins = np.append(ends - lengths, ends[-1])
-                self._states = [{"below": run.cursors.state(k)} for k in document.tolist()]
-                self._tokens = edges - begins[document]
-                self._placing, self._spent = found, int(document[-1])
-                self._row, self._used = 0, int(self._tokens[-1])
-                return
-            needed = held.rows + 1 + held.rows // 2  # a row may be of very many documents
-            if held.closed or not lengths.any():  # no token waits
-                held.gave(False, stage)
-                stage.used_up(self._documents, self._from.ids, held.rows)
-                held.drop(held.rows)
-                self._used, needed = 0, 1
-        raise StopIteration
-
-    def _cursors(self, first: int, stop: int) -> Cursors:
+    def cursors(first: int, stop: int) -> Cursors:
         which = np.arange(stop + 1 - first, dtype=np.int64)
-        return Cursors(tuple(self._states[first : stop + 1]), which, self._tokens[first : stop + 1])
+        return Cursors(tuple(states[first : stop + 1]), which, tokens[first : stop + 1])
+
+    return cursors

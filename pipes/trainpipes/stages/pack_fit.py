@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +23,6 @@ AIMED_AT = (0.08, 0.16, 0.30)
 #: Columns of token ids and of what is made for them.
 PACKED = ("input_ids", "labels", "position_ids", "segment_ids")
 
-Overflow = Literal["split", "truncate", "drop", "raise"]
 Fit = Callable[[IntArray, int, "int | None"], IntArray]
 
 
@@ -161,26 +159,25 @@ def best_window(lengths: IntArray, capacity: int, max_documents: int | None) -> 
     numbers = np.arange(min(least, len(lengths)), len(lengths) + 1)
     tokens = np.cumsum(lengths)[numbers - 1]
     left = -tokens % capacity
-    tried = {len(lengths)}
+    tried = {len(numbers) - 1}
     for aim in AIMED_AT:
-        over = (left - int(aim * capacity)) % capacity
-        tried.add(int(numbers[np.argmin(over)]))
+        tried.add(int(np.argmin((left - int(aim * capacity)) % capacity)))
     # The share of their rows that documents fill, best case first: it may be all that is looked at.
-    totals = {number: int(tokens[number - numbers[0]]) for number in tried}
-    hoped = {number: _share(total, -(-total // capacity)) for number, total in totals.items()}
-    best: tuple[float, int, Placing] | None = None
-    for number in sorted(tried, key=lambda number: (-hoped[number], number)):
-        if best is None or hoped[number] > best[0]:
+    hoped = _shares(tokens, -(-tokens // capacity))
+    best = -1.0, 0, placed(lengths[:0], capacity, max_documents, best_fit)
+    for k in sorted(tried, key=lambda k: (-hoped[k], k)):
+        if hoped[k] > best[0]:
+            number = int(numbers[k])
             found = placed(lengths[:number], capacity, max_documents, best_fit)
-            share = _share(totals[number], len(found))
-            if best is None or share > best[0]:
+            share = float(_shares(tokens[k], np.array(len(found))))
+            if share > best[0]:
                 best = share, number, found
-    assert best is not None
     return best[1], best[2]
 
 
-def _share(tokens: int, rows: int) -> float:
-    return tokens / rows if rows else 0.0
+def _shares(tokens: Array, rows: Array) -> Array:
+    found: Array = tokens / np.maximum(rows, 1)
+    return found
 
 
 def concat(
@@ -221,14 +218,12 @@ def _edges(
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents as flat columns ``[tokens]``, with starts and lengths; and the tokens of those left
-    out as too long (None if none are).
-    """
+    """Documents as flat columns ``[tokens]``: where they start, the tokens to pack and all of each."""
 
     columns: dict[str, Array]
     starts: IntArray
     lengths: IntArray
-    dropped: IntArray | None = None
+    given: IntArray
 
 
 def rows_of(

@@ -3,18 +3,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
-from itertools import pairwise
-from typing import Annotated, Any, ClassVar, NoReturn, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, NamedTuple, NoReturn, Self
+from weakref import ref
 
 import numpy as np
 import pyarrow as pa
 import torch
 
 from trainpipes._internal.messages import need_columns
+from trainpipes.columns.arrays import Array, to_arrow
 from trainpipes.columns.bad_text import BadCell
-from trainpipes.columns.block import Part
 from trainpipes.columns.lazy_batches import late_if_small
-from trainpipes.columns.payload import take_payload
 from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.columns.row_types import as_array
 from trainpipes.columns.run import Run
@@ -24,37 +23,21 @@ from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.kinds.blame import at_row, in_column
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.stages import pad_rules
 from trainpipes.stages.columns import refuse_collated, unbatched
 from trainpipes.stages.pack import Pack
-from trainpipes.stages.pad_columns import (
-    Column,
-    Opaque,
-    Ragged,
-    Write,
-    Writer,
-    add_sequences,
-    check_fit,
-    even_writer,
-    no_mask,
-    object_writer,
-    of_arrow,
-    of_list,
-    ragged_writer,
-)
-from trainpipes.stages.pad_rules import (
-    FIXED,
-    Cells,
-    PadValue,
-    Rule,
-    asked_masks,
-    column_options,
-    dtype_of_numbers,
-    numpy_dtype,
-)
-from trainpipes.stages.text_columns import ByTable
+from trainpipes.stages.read_columns import Opaque, Ragged, check_fit, read
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
 
-Writers: TypeAlias = "Sequence[Writer]"
+#: Makes a column of one batch, given its number; or all of them.
+Cut = Callable[[int], dict[str, Any]]
+
+
+class Writer(NamedTuple):
+    """Cuts a column of the rows at these places, or of all, into those of batches."""
+
+    row_bytes: float
+    cut: Callable[[IntArray | None, IntArray], Cut]
 
 
 class PadCollate(TakesTokenizer, RunStage):
@@ -113,39 +96,35 @@ class PadCollate(TakesTokenizer, RunStage):
     takes_objects = True
 
     _: KW_ONLY
-    max_length: Cells | None = None
-    pad_to_multiple_of: Cells | None = None
+    max_length: pad_rules.Cells | None = None
+    pad_to_multiple_of: pad_rules.Cells | None = None
     padding_side: Side | None = None
     truncation_side: Side | None = None
-    value: PadValue | None = None
+    value: pad_rules.PadValue | None = None
     mask: Mapping[str, str] | bool | None = None
-    columns: Annotated[Mapping[str, Mapping[str, Any]], column_options] | None = None
-    dtype: Annotated[torch.dtype, dtype_of_numbers] = torch.int64
+    columns: Annotated[Mapping[str, Mapping[str, Any]], pad_rules.column_options] | None = None
+    dtype: Annotated[torch.dtype, pad_rules.dtype_of_numbers] = torch.int64
     tokenizer: Any = None
 
     def check(self) -> None:
-        _ = self._own, self._asked_masks  # what is wrong with them is said here
+        _ = self._own, self._masks  # what is wrong with them is said here
 
     @cached_property
-    def _rule(self) -> Rule:
+    def _rule(self) -> pad_rules.Rule:
         names = ("max_length", "pad_to_multiple_of", "padding_side", "truncation_side", "value")
-        return Rule(**{name: self.options[name] for name in names})
+        return pad_rules.Rule(**{name: self.options[name] for name in names})
 
     @cached_property
-    def _rules(self) -> dict[str, Rule]:
+    def _rules(self) -> dict[str, pad_rules.Rule]:
         given = self.columns or {}
         return {name: self._rule.of_column(name, own) for name, own in given.items()}
 
-    def _rule_of(self, name: str) -> Rule:
+    def _rule_of(self, name: str) -> pad_rules.Rule:
         return self._rules.get(name, self._rule)
 
     @cached_property
-    def _asked(self) -> np.dtype[Any]:
-        return numpy_dtype(self.dtype, str(self))
-
-    @cached_property
-    def _asked_masks(self) -> dict[str, str]:
-        return asked_masks(self.mask, self._rules)
+    def _masks(self) -> dict[str, str]:
+        return pad_rules.asked_masks(self.mask, self._rules)
 
     _tokenize: ClassVar[Tokenizes | None] = None
     _id_columns: ClassVar[Mapping[str, Tokenizes]] = {}
@@ -179,104 +158,87 @@ class PadCollate(TakesTokenizer, RunStage):
 
     def process(self, run: Run) -> Run:
         refuse_collated(run, self)
-        if run.bounds is None:
-            return run.with_items(self._of_foreign(run))
-        if run.block.has_columns:
-            return run.with_items(self._of_columns(run, run.bounds))
-        within = run.block.within
-        if isinstance(within, TensorRows) and within.names and run.block.of_kind(TensorRows):
-            return run.with_items(batches_of(self._of_tensors(run, run.bounds)))
-        rows, edges = run.block.rows(), run.bounds.tolist()
-        ids = run.block.ids
-        return run.with_items([self._of_rows(rows[a:b], ids[a:b]) for a, b in pairwise(edges)])
+        block, bounds = run.block, run.bounds
+        if bounds is not None and block.has_columns:
+            return run.with_items(self._of_tables(run, bounds))
+        names = getattr(block.within, "names", None)
+        if bounds is not None and names and block.of_kind(TensorRows):
+            return run.with_items(batches_of(self._of_tensors(run, bounds, names)))
+        return run.with_items([self._of_rows(run, k, rows) for k, rows in enumerate(run.unroll())])
 
-    def _of_columns(self, run: Run, bounds: IntArray) -> MutableSequence[Any]:
-        """Batches of Arrow rows; small sound ones are made when they are taken."""
-        writes: list[Sequence[Write]] = []
-        places: list[int] = []
-        row_bytes = 0.0
+    def _of_tables(self, run: Run, bounds: IntArray) -> MutableSequence[Any]:
+        """Batches of Arrow rows; small ones are made when they are taken."""
+        batches: list[tuple[Cut, int]] = []
+        row_bytes, ids = 0.0, run.block.ids
         for part in run.block.parts(bounds):
-            writers, count = self._of_table.of(part.data, self._try_writers), len(part.bounds) - 1
-            if writers is None:
-                first = len(places)
-                writes += [self._checked(part, k, run.row_ids(first + k)) for k in range(count)]
-                places += [0] * count
-                row_bytes = float("inf")
-            else:
-                writes += [_writes(writers, part.index, part.bounds)] * count
-                places += range(count)
-                row_bytes = max(row_bytes, sum(writer.row_bytes for writer in writers))
+            index, writers = part.index, self._by_table.of(part.data, self._try_writers)
+            if writers is None:  # something is bad, which need not be in these rows
+                index, writers = None, self._writers(_columns(part.cut[0]), ids)
+            cut = self._cut(writers, index, part.bounds)
+            batches += [(cut, k) for k in range(len(part.bounds) - 1)]
+            row_bytes = max(row_bytes, sum(writer.row_bytes for writer in writers))
+            ids = ids[part.bounds[-1] :]
 
         def make(k: int) -> dict[str, Any]:
-            return _batch(writes[k], places[k])
+            cut, number = batches[k]
+            return cut(number)
 
-        return late_if_small(make, len(places), row_bytes * len(run.block))
-
-    def _checked(self, part: Part, k: int, ids: IntArray) -> Sequence[Write]:
-        start, stop = int(part.bounds[k]), int(part.bounds[k + 1])
-        index = np.arange(start, stop) if part.index is None else part.index[start:stop]
-        return _writes(self._of_arrow(take_payload(part.data, index), ids), None, _all(ids))
+        return late_if_small(make, len(batches), row_bytes * len(run.block))
 
     @made_once
-    def _of_table(self) -> ByTable[Writers | None]:
+    def _by_table(self) -> ByTable:
         return ByTable()
 
-    def _try_writers(self, table: pa.Table) -> Writers | None:
+    def _try_writers(self, table: pa.Table) -> list[Writer] | None:
         """What cuts batches out of all rows of a table; None if each batch must be looked at."""
         try:
-            return self._of_arrow(table, None)
-        except (TrainpipesError, BadCell):
+            return self._writers(_columns(table), np.zeros(len(table), dtype=np.int64))
+        except TrainpipesError:
             return None
 
-    def _of_arrow(self, table: pa.Table, ids: IntArray | None) -> Writers:
-        columns = {name: table.column(name) for name in table.column_names}
-        return self._writers(columns, of_arrow, ids)
-
-    def _of_tensors(self, run: Run, bounds: IntArray) -> Iterator[tuple[TensorRows, list[int]]]:
-        first = 0
+    def _of_tensors(
+        self, run: Run, bounds: IntArray, names: tuple[str, ...]
+    ) -> Iterator[tuple[TensorRows, list[int]]]:
+        ids = run.block.ids
+        need_columns(names, [*self._rules, *self._masks], self)
+        for name in names:
+            if name in self._masks:
+                raise in_column(_no_mask(self._masks[name]), name, self, ids)
         for part in run.block.parts(bounds):
             rows, edges = part.cut
-            ids, first = run.block.ids[first:], first + edges[-1]
-            names = rows.names
-            need_columns(list(names), [*self._rules, *self._asked_masks], self)
-            for name in names:
-                if name in self._asked_masks:
-                    raise in_column(no_mask(self._asked_masks[name]), name, self, ids)
-            kinds = zip(names, rows.slice(0, 0).tensors, strict=True)
-            if all(self._tensor_dtype(name, none) == none.dtype for name, none in kinds):
-                yield rows, edges  # which may be made of less than all tensors
-                continue
-            tensors = []
-            for name, tensor in zip(names, rows.tensors, strict=True):
-                try:
-                    tensors.append(tensor.to(self._tensor_dtype(name, tensor)))
-                except BadCell as bad:
-                    raise in_column(bad, name, self, ids) from None
-            yield TensorRows(tuple(tensors), names), edges
+            none = rows.slice(0, 0).tensors  # all of them may be made when they are looked at
+            dtypes = [self._tensor_dtype(name, one) for name, one in zip(names, none, strict=True)]
+            if dtypes != [one.dtype for one in none]:
+                each = zip(names, rows.tensors, dtypes, strict=True)
+                tensors = tuple(self._converted(name, t, dtype, ids) for name, t, dtype in each)
+                rows = TensorRows(tensors, names)
+            yield rows, edges
+            ids = ids[edges[-1] :]
 
     def _tensor_dtype(self, name: str, tensor: torch.Tensor) -> torch.dtype:
-        rule = self._rule_of(name)
-        if rule.dtype is not None and rule.numpy is not None:
-            _check_even(as_array(tensor), rule.numpy)
-            return rule.dtype
-        asked = self._asked.kind == "f" and tensor.is_floating_point()
-        return self.dtype if asked else tensor.dtype
+        asked = self.dtype if self.dtype.is_floating_point and tensor.is_floating_point() else None
+        return self._rule_of(name).dtype or asked or tensor.dtype
 
-    def _of_foreign(self, run: Run) -> list[dict[str, Any]]:
-        batches = []
-        for item, row in zip(run.block.rows(), run.block.ids.tolist(), strict=True):
-            if not isinstance(item, list):
-                raise unbatched(self, item)
-            batches.append(self._of_rows(item, np.full(len(item), row, dtype=np.int64)))
-        return batches
+    def _converted(
+        self, name: str, tensor: torch.Tensor, dtype: torch.dtype, ids: IntArray
+    ) -> torch.Tensor:
+        try:
+            check_fit(as_array(tensor), pad_rules.numpy_dtype(dtype, name), None)
+        except BadCell as bad:
+            raise in_column(bad, name, self, ids) from None
+        return tensor.to(dtype)
 
-    def _of_rows(self, rows: list[Any], ids: IntArray) -> dict[str, Any]:
+    def _of_rows(self, run: Run, k: int, rows: Any) -> dict[str, Any]:
+        if not isinstance(rows, list):
+            raise unbatched(self, rows)
+        ids = np.broadcast_to(run.row_ids(k), len(rows))
         names = rows[0].keys() if rows and isinstance(rows[0], Mapping) else None
         for number, row in enumerate(rows):
             if names is None or not isinstance(row, Mapping) or row.keys() != names:
                 self._refuse_row(row, names, int(ids[number]))
         columns = {name: [row[name] for row in rows] for name in names or ()}
-        return _batch(_writes(self._writers(columns, of_list, ids), None, _all(ids)), 0)
+        bounds = np.array([0, len(ids)], dtype=np.int64)
+        return self._cut(self._writers(columns, ids), None, bounds)(0)
 
     def _refuse_row(self, row: Any, names: Any, row_id: int) -> NoReturn:
         if isinstance(row, Mapping):
@@ -286,12 +248,22 @@ class PadCollate(TakesTokenizer, RunStage):
         message = f"{self}: the rows of a batch must be dicts with the same keys, got {found}"
         raise at_row(message, self, row_id, SchemaError)
 
-    def _writers(
-        self, columns: Mapping[str, Any], read: Callable[[Any, str], Column], ids: IntArray | None
-    ) -> Writers:
+    def _cut(self, writers: Sequence[Writer], index: IntArray | None, bounds: IntArray) -> Cut:
+        cuts = [writer.cut(index, bounds) for writer in writers]
+        packed = self._pack is not None
+
+        def make(k: int) -> dict[str, Any]:
+            batch = {name: values for cut in cuts for name, values in cut(k).items()}
+            if packed and "segment_ids" in batch:
+                add_sequences(batch)
+            return batch
+
+        return make
+
+    def _writers(self, columns: Mapping[str, Any], ids: IntArray) -> list[Writer]:
         present = list(columns)
-        need_columns(present, [*self._rules, *self._asked_masks], self)
-        masks = dict(self._asked_masks)
+        need_columns(present, [*self._rules, *self._masks], self)
+        masks = dict(self._masks)
         asked = self.mask is not None or self._rule_of("input_ids").mask is not None
         if not asked and self._pack is None and "attention_mask" not in {*present, *masks.values()}:
             masks = {"input_ids": "attention_mask"} | masks
@@ -304,36 +276,27 @@ class PadCollate(TakesTokenizer, RunStage):
         writers: list[Writer] = []
         for name, values in columns.items():
             try:
-                writers.append(self._writer(name, read(values, name), masks.get(name)))
+                writers.append(self._writer(name, values, masks.get(name), ids))
             except BadCell as bad:
-                if ids is None:
-                    raise
                 raise in_column(bad, name, self, ids) from None
-        if self._pack is not None and "segment_ids" in present:
-            writers.append(Writer(0, lambda *_: lambda batch, _: add_sequences(batch)))
         return writers
 
-    def _writer(self, name: str, column: Column, mask: str | None) -> Writer:
-        if isinstance(column, Ragged):
-            return self._ragged(name, column, mask)
-        if mask is not None and name in self._asked_masks:
-            raise no_mask(mask)
+    def _writer(self, name: str, values: Any, mask: str | None, ids: IntArray) -> Writer:
+        column = read(values, name, self, ids)
+        if not isinstance(column, Ragged) and name in self._masks:
+            raise _no_mask(self._masks[name])
         if isinstance(column, Opaque):
-            return object_writer(name, column.values)
-        dtype = self._dtype(name, column.values, ragged=False)
-        _check_even(column.values, dtype)
-        return even_writer(name, column.values, dtype)
-
-    def _ragged(self, name: str, column: Ragged, mask: str | None) -> Writer:
+            return _object_writer(name, column.values)
+        ragged = isinstance(column, Ragged)
+        dtype = self._dtype(name, column.values, ragged)
+        lengths = column.lengths if isinstance(column, Ragged) else None
+        check_fit(column.values, dtype, lengths)
+        if lengths is None:
+            return _even_writer(name, column.values, dtype)
         rule = self._rule_of(name)
-        values, lengths = column.values, column.lengths
-        dtype = self._dtype(name, values, ragged=True)
-        ends = np.cumsum(lengths)
-        size = values[:1].size or 1
-        check_fit(values, dtype, lambda at: int(np.searchsorted(ends * size, at, side="right")))
-        found = RaggedRows(
-            values,
-            ends - lengths,
+        rows = RaggedRows(
+            column.values,
+            np.cumsum(lengths) - lengths,
             lengths,
             self._pad_value(name, dtype),
             dtype=dtype,
@@ -343,13 +306,15 @@ class PadCollate(TakesTokenizer, RunStage):
             truncation_side=rule.truncation_side or "right",
             mask=None if mask is None else np.int64,
         )
-        return ragged_writer(name, found, mask)
+        return _ragged_writer(name, rows, mask)
 
     def _dtype(self, name: str, values: Any, ragged: bool) -> np.dtype[Any]:
-        own, asked, found = self._rule_of(name).numpy, self._asked, values.dtype
-        padded = ragged or (self._pack is not None and values.ndim == 2)
-        if own is not None or (found.kind == asked.kind == "f"):
-            return own or asked
+        own, asked = self._rule_of(name).dtype, pad_rules.numpy_dtype(self.dtype, "")
+        if own is not None:
+            return pad_rules.numpy_dtype(own, "")
+        padded, found = ragged or (self._pack is not None and values.ndim == 2), values.dtype
+        if found.kind == asked.kind == "f":
+            return asked
         if found.kind in "iu" and (padded or values.ndim == 1):
             return np.dtype(np.int64) if asked.kind == "f" or not padded else asked
         return (
@@ -358,16 +323,12 @@ class PadCollate(TakesTokenizer, RunStage):
 
     def _pad_value(self, name: str, dtype: np.dtype[Any]) -> float:
         own = self._rules[name].value if name in self._rules else None
-        value = FIXED.get(name, self.value) if own is None else own
+        value = pad_rules.FIXED.get(name, self.value) if own is None else own
         tokenize = self._id_columns.get(name)
-        if value is None and tokenize is not None:
-            if self._pack is None and not tokenize.says_pad_id:
-                raise ConfigError(
-                    f"{self}: column {name!r} is padded with the tokenizer's pad token, and "
-                    f"{tokenize.maker} is a function, which does not tell its pad token: give "
-                    "pad_collate(value=...)"
-                )
-            value = tokenize.pad_id if self._pack is None else self._pack.fill_id
+        if value is None and tokenize is not None and self._pack is not None:
+            value = self._pack.fill_id
+        elif value is None and tokenize is not None:
+            value = tokenize.pads(f"{self}: column {name!r}", "pad_collate(value=...)")
         if value is None:
             return 0
         try:
@@ -382,21 +343,82 @@ class PadCollate(TakesTokenizer, RunStage):
         return value
 
 
-def _check_even(values: Any, dtype: np.dtype[Any]) -> None:
-    size = values[:1].size
-    check_fit(values, dtype, lambda place: place // size)
+def _columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
+    return {name: table.column(name) for name in table.column_names}
 
 
-def _all(ids: IntArray) -> IntArray:
-    return np.array([0, len(ids)], dtype=np.int64)
+def _no_mask(mask: str) -> BadCell:
+    return BadCell(
+        None, f"has no lists to pad, so that it cannot get the mask {mask!r}: leave its mask out"
+    )
 
 
-def _writes(writers: Writers, index: IntArray | None, bounds: IntArray) -> Sequence[Write]:
-    return [writer.writes(index, bounds) for writer in writers]
+def _ragged_writer(name: str, rows: RaggedRows, mask: str | None) -> Writer:
+    def cut(index: IntArray | None, bounds: IntArray) -> Cut:
+        rectangles = rows.rectangles(index, bounds)
+
+        def batch(k: int) -> dict[str, Any]:
+            cells, real = rectangles[k]
+            found = {name: torch.from_numpy(cells)}
+            if mask is not None and real is not None:
+                found[mask] = torch.from_numpy(real)
+            return found
+
+        return batch
+
+    return Writer(rows.average_bytes, cut)
 
 
-def _batch(writes: Sequence[Write], place: int) -> dict[str, Any]:
-    batch: dict[str, Any] = {}
-    for write in writes:
-        write(batch, place)
-    return batch
+def _even_writer(name: str, values: Array, dtype: np.dtype[Any]) -> Writer:
+    def cut(index: IntArray | None, bounds: IntArray) -> Cut:
+        edges = bounds.tolist()
+
+        def batch(k: int) -> dict[str, Any]:
+            part = slice(edges[k], edges[k + 1])
+            found = values[part] if index is None else values[index[part]]
+            return {name: torch.from_numpy(found.astype(dtype, order="C", copy=index is None))}
+
+        return batch
+
+    return Writer(float(np.prod(values.shape[1:], dtype=np.int64)) * dtype.itemsize, cut)
+
+
+def _object_writer(name: str, values: list[Any] | pa.Array) -> Writer:
+    def cut(index: IntArray | None, bounds: IntArray) -> Cut:
+        edges, found = bounds.tolist(), values
+        if isinstance(values, pa.Array):
+            found = (values if index is None else values.take(to_arrow(index))).to_pylist()
+        return lambda k: {name: list(found[edges[k] : edges[k + 1]])}
+
+    return Writer(float("inf"), cut)
+
+
+class ByTable:
+    """Writers of tables, each known by itself, not by what it holds."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Any, list[Writer] | None]] = {}
+
+    def of(self, table: Any, make: Callable[[Any], list[Writer] | None]) -> list[Writer] | None:
+        key, kept = id(table), self._kept
+        found = kept.get(key)
+        if found is None or found[0]() is not table:
+            gone = ref(table, lambda _: kept.pop(key, None))
+            found = kept[key] = gone, make(table)
+        return found[1]
+
+
+def add_sequences(batch: dict[str, Any]) -> None:
+    """Add ``cu_seqlens`` and ``max_seqlen`` to a batch that has ``segment_ids``, ``[B, L]``.
+
+    >>> batch = {"segment_ids": torch.tensor([[1, 1, 2, 0], [1, 1, 1, 1]])}
+    >>> add_sequences(batch)
+    >>> batch["cu_seqlens"], batch["max_seqlen"]
+    (tensor([0, 2, 3, 4, 8], dtype=torch.int32), 4)
+    """
+    segments = batch["segment_ids"].numpy()
+    first = np.ones(segments.shape, dtype=np.bool_)
+    np.not_equal(segments[:, 1:], segments[:, :-1], out=first[:, 1:])
+    edges = np.append(np.flatnonzero(first), segments.size).astype(np.int32)
+    batch["cu_seqlens"] = torch.from_numpy(edges)
+    batch["max_seqlen"] = int(np.diff(edges).max(initial=0))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -59,10 +58,6 @@ class Rule:
     value: PadValue | None = None
     mask: Annotated[str | bool, mask_name] | None = None
     dtype: Annotated[torch.dtype, numpy_dtype] | None = None
-
-    @cached_property
-    def numpy(self) -> np.dtype[Any] | None:
-        return None if self.dtype is None else numpy_dtype(self.dtype, "dtype")
 
     def of_column(self, name: str, own: Mapping[str, Any]) -> Rule:
         found = replace(self, **{"value": None, **own})

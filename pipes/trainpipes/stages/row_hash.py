@@ -19,7 +19,7 @@ from trainpipes.columns.columns import table_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.blame import in_column
 from trainpipes.kinds.stage import Stage
-from trainpipes.stages.token_columns import cells
+from trainpipes.stages.read_columns import cells
 
 HashArray = npt.NDArray[np.uint64]
 

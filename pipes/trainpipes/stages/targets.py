@@ -88,37 +88,32 @@ class Targets:
     def check(
         self, run: Run, found: Flags, cut: Flags | None = None, bad: Flags | None = None
     ) -> Run:
-        asked = self._stage.on_error
+        stage, asked = self._stage, self._stage.on_error
         if asked == "skip":
-            if bad is not None:
-                found = found & ~bad
+            found = found if bad is None else found & ~bad
             self.left_out.add(run.block.ids, (~found).astype(np.int64))
             return run if found.all() else run.pick(np.flatnonzero(found).astype(np.int64))
         if asked == "keep" or found.all():
             return run
         lacking = np.flatnonzero(~found)
-        was_cut = np.zeros(len(lacking), dtype=np.bool_) if cut is None else cut[lacking]
-        if asked == "raise":
-            cause, row = "it was" if was_cut[0] else "", int(lacking[0])
-            said = self._said(f"a {self._item} has", cause, '"skip" or "keep"')
-            raise at_row(said, self._stage, run.block.ids[row])
-        many, cause = len(lacking) > 1, ""
-        if was_cut.any():
-            cause = f"{was_cut.sum():,} of them were"
-        if was_cut.all():
-            cause = "they were" if many else "it was"
-        plural = "s" if len(found) > 1 else ""
-        rows = (
-            f"{len(lacking):,} of {len(found):,} {self._item}{plural} {'have' if many else 'has'}"
+        rows, ways = (
+            f"{len(lacking):,} of {len(found):,} {self._item}s",
+            '"raise", "skip" or "keep"',
         )
-        said = self._said(rows, cause, '"raise", "skip" or "keep"')
-        warn_once(said, key=("no target", self._stage.name, self._cure))
-        return run
-
-    def _said(self, rows: str, cause: str, ways: str) -> str:
-        why = f", since {cause} cut before the response" if cause else ""
+        if asked == "raise":
+            lacking, rows, ways = lacking[:1], f"a {self._item}", '"skip" or "keep"'
+        one, cut_off = len(lacking) == 1, 0 if cut is None else int(cut[lacking].sum())
+        who = "it was" if one else f"{cut_off:,} of them were"
+        why = f", since {who} cut before the response" if cut_off else ""
         cure = f"{self._cure}, or " if self._cure else ""
-        return f"{self._stage}: {rows} no target for the loss{why}: {cure}choose on_error={ways}"
+        said = (
+            f"{stage}: {rows} {'has' if one else 'have'} no target for the loss{why}: {cure}choose "
+            f"on_error={ways}"
+        )
+        if asked == "raise":
+            raise at_row(said, stage, run.block.ids[lacking[0]])
+        warn_once(said, key=("no target", stage.name, self._cure))
+        return run
 
     def refuse_batches(self, run: Run) -> None:
         if self._stage.on_error == "skip" and (run.bounds is not None or run.items is not None):

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
-from weakref import ref
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
-from trainpipes._internal.checks import column_names, require, wrong
-from trainpipes._internal.messages import nearest, need_columns
-from trainpipes.columns.arrays import first_null, is_text, one_chunk, python_to_arrow, to_numpy
+from trainpipes._internal.checks import column_names, require, several, wrong
+from trainpipes._internal.messages import nearest
+from trainpipes.columns.arrays import is_text, one_chunk, python_to_arrow, to_numpy
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
-from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.errors import ConfigError, DataError
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row, blame, in_column, refused
 from trainpipes.kinds.stage import Stage
-from trainpipes.stages.token_columns import cells
+from trainpipes.stages.read_columns import cells
 
 Texts: TypeAlias = "pa.LargeStringArray"
 
@@ -61,58 +60,68 @@ def _scalar(text: str) -> Any:
 def text_columns(
     block: Block, names: Sequence[str], caller: Stage, numbers: bool = False
 ) -> dict[str, Texts]:
-    data = block.data
-    if isinstance(data, TensorRows):
-        raise refused(caller, " works on columns of text, got tensors")
-    if isinstance(data, list):
-        return {name: _of_rows(block, name, caller, numbers) for name in names}
-    need_columns(data.column_names, names, caller)
+    """Columns of text, or with ``numbers`` of integers, too, as text."""
     columns = {}
     for name in names:
-        column = data.column(name)
-        if not _is_text(column.type) and not (numbers and pa.types.is_integer(column.type)):
-            raise _no_text(name, str(column.type), caller)
-        if column.null_count or pa.types.is_dictionary(column.type):
-            null = first_null(column)  # decodes: a dictionary may hold null
-            if null >= 0:
-                raise _null(name, int(block.ids[null]), caller)
-        columns[name] = one_chunk(column.cast(pa.large_string()))
+        column = cells(block, name, caller)
+        if isinstance(column, torch.Tensor):
+            raise refused(caller, " works on columns of text, got tensors")
+        nulls = _nulls(column)
+        if nulls.any():
+            message = (
+                f"{caller}: column {name!r} is null, and there is no text to tokenize; drop such rows with "
+                f".filter(pc.field({name!r}).is_valid()) before"
+            )
+            raise at_row(message, caller, block.ids[np.argmax(nulls)])
+        row, found = None, ""
+        if isinstance(column, list):
+            good = (str, int) if numbers else (str,)
+            row = next(
+                (k for k, v in enumerate(column) if type(v) is bool or not isinstance(v, good)),
+                None,
+            )
+            found = "" if row is None else type(column[row]).__name__
+        elif not _is_text(column.type) and not (numbers and pa.types.is_integer(column.type)):
+            found = str(column.type)
+        if found:
+            way = "and only text can be tokenized; make it a string with map_batches()"
+            error = refused(caller, f": column {name!r} holds {found}, {way}")
+            blame(error, caller, None if row is None else int(block.ids[row]))
+            raise error
+        if isinstance(column, list):
+            columns[name] = _written([str(value) for value in column], name, caller, block)
+        else:
+            columns[name] = one_chunk(column.cast(pa.large_string()))
     return columns
 
 
-def null_texts(block: Block, names: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which rows have a null in some columns that are there, bool ``[rows]``."""
-    data = block.data
+def null_texts(block: Block, names: Sequence[str], caller: Stage) -> npt.NDArray[np.bool_]:
+    """Which rows have a null in some columns, bool ``[rows]``."""
     found = np.zeros(len(block), dtype=np.bool_)
     for name in names:
-        if isinstance(data, list):
-            found |= [isinstance(row, Mapping) and row.get(name, "") is None for row in data]
-        elif isinstance(data, pa.Table) and name in data.column_names:
-            column = data.column(name)
-            if pa.types.is_dictionary(column.type):  # which may hold null itself
-                column = column.cast(column.type.value_type)
-            if column.null_count:
-                found |= to_numpy(column.is_null())
+        found |= _nulls(cells(block, name, caller))
     return found
+
+
+def _nulls(column: Any) -> npt.NDArray[np.bool_]:
+    if isinstance(column, list):
+        return np.array([value is None for value in column], dtype=np.bool_)
+    if isinstance(column, torch.Tensor):
+        return np.zeros(len(column), dtype=np.bool_)
+    if pa.types.is_dictionary(column.type):  # which may hold null itself
+        column = column.cast(column.type.value_type)
+    if not column.null_count:
+        return np.zeros(len(column), dtype=np.bool_)
+    return to_numpy(column.is_null())
 
 
 def _is_text(kind: Any) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return is_text(kind) or bool(pa.types.is_null(kind))  # of nulls, each of which is refused
+    return is_text(kind) or bool(pa.types.is_null(kind))  # of no row
 
 
-def _of_rows(block: Block, name: str, caller: Stage, numbers: bool) -> Texts:
-    texts = cells(block, name, caller)
-    if numbers:
-        texts = [str(value) if type(value) is int else value for value in texts]
-    for place, value in enumerate(texts):
-        if value is None:
-            raise _null(name, int(block.ids[place]), caller)
-        if not isinstance(value, str):
-            error = _no_text(name, type(value).__name__, caller)
-            blame(error, caller, int(block.ids[place]))
-            raise error
+def _written(texts: list[str], name: str, caller: Stage, block: Block) -> Texts:
     try:
         return python_to_arrow(texts, pa.large_string())
     except UnicodeEncodeError as error:
@@ -122,22 +131,8 @@ def _of_rows(block: Block, name: str, caller: Stage, numbers: bool) -> Texts:
         raise in_column(cell, name, caller, block.ids) from error
 
 
-def _null(name: str, row_id: int, caller: Stage) -> DataError:
-    message = (
-        f"{caller}: column {name!r} is null, and there is no text to tokenize; drop such rows with "
-        f".filter(pc.field({name!r}).is_valid()) before"
-    )
-    return at_row(message, caller, row_id)
-
-
-def _no_text(name: str, found: str, caller: Stage) -> DataError:
-    way = "make it a string with map_batches()"
-    return refused(
-        caller, f": column {name!r} holds {found}, and only text can be tokenized; {way}"
-    )
-
-
 def outputs_of(columns: Any, concat: Any, templated: bool, pair: bool) -> dict[str, list[str]]:
+    """Columns of ids, and the columns of text that each is made of."""
     named = [columns != "text", concat is not None, templated]
     if sum(named) > 1 or (pair and any(named[1:])):
         raise ConfigError(
@@ -148,7 +143,7 @@ def outputs_of(columns: Any, concat: Any, templated: bool, pair: bool) -> dict[s
     if concat is not None:
         return {"input_ids": column_names(concat, "tokenize(concat)")}
     option = "tokenize(columns)"
-    names: list[str] = []
+    require(not pair or several(columns), "tokenize(pair=True)", "a list of two columns", columns)
     if isinstance(columns, Mapping):
         good = columns and all(isinstance(n, str) for item in columns.items() for n in item)
         require(good, option, "a dict of text columns and names for their ids", columns)
@@ -156,12 +151,12 @@ def outputs_of(columns: Any, concat: Any, templated: bool, pair: bool) -> dict[s
         way = f"to join them, concat={list(columns)}"
         rule = "a dict with another column of ids for each text column"
         require(len(outputs) == len(columns), option, rule, columns, way)
-    else:
-        names = column_names(columns, option)
-        one = pair or isinstance(columns, str)
-        outputs = {"input_ids": names} if one else {f"{name}_ids": [name] for name in names}
+        return outputs
+    names = column_names(columns, option)
     require(not pair or len(names) == 2, "tokenize(pair=True)", "a list of two columns", columns)
-    return outputs
+    if pair or isinstance(columns, str):
+        return {"input_ids": names}
+    return {f"{name}_ids": [name] for name in names}
 
 
 def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bool | None:
@@ -180,22 +175,3 @@ def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bo
         rule = f"some of the columns that are joined, {joined}, or True"
         require(name in joined, option, rule, name, nearest(name, joined)[2:-1])
     return names
-
-
-T = TypeVar("T")
-
-
-class ByTable(Generic[T]):
-    """What was made of tables, each known by itself, not by what it holds."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, tuple[Any, T]] = {}
-
-    def of(self, table: Any, make: Callable[[Any], T]) -> T:
-        key = id(table)
-        found = self._kept.get(key)
-        if found is None or found[0]() is not table:
-            kept = self._kept
-            gone = ref(table, lambda _: kept.pop(key, None))
-            found = kept[key] = gone, make(table)
-        return found[1]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from trainpipes._internal.checks import Count, Text, require, whole_number
+from trainpipes.columns.bad_text import first_bad
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
@@ -125,8 +126,8 @@ class Tokenize(Tokenizes):
                 f"tokenize(keep_text=True) keeps the text column {both[0]!r}, and the ids would have "
                 "that name too; give them another by columns={text: ids}"
             )
-        if isinstance(self._engine, Function) and self.add_eos is True:
-            raise ConfigError(self._no_end({}))
+        if isinstance(self.maker, Function):
+            self._end()
 
     @cached_property
     def _template(self) -> Template | None:
@@ -152,7 +153,7 @@ class Tokenize(Tokenizes):
 
     @property
     def runs_user_code(self) -> bool:
-        return isinstance(self._engine, Function)
+        return isinstance(self.maker, Function)
 
     def identity(self) -> dict[str, Any]:
         gone = {"tokenizer", *self.free}
@@ -162,38 +163,37 @@ class Tokenize(Tokenizes):
         elif "input_ids" not in self._outputs:  # of a list, as of a dict that names the same
             shaping["columns"] = identify({name: ids for ids, (name,) in self._outputs.items()})
         shaping["on_error"] = None if self.keeps_rows else "skip"
-        shaping["engine"] = self._engine.package()
+        shaping["engine"] = self.maker.package()
         if shaping["add_eos"] is True:
             shaping["add_eos"] = self._end()
         shaping = {k: v for k, v in shaping.items() if v is not None}
-        return {"stage": self.name, "tokenizer": self._engine.fingerprint(), **shaping}
+        return {"stage": self.name, "tokenizer": self.maker.fingerprint(), **shaping}
 
     # Special tokens
 
     def _end(self) -> int | None:
-        asked = self.add_eos
+        asked, engine = self.add_eos, self.maker
         if asked is False:
             return None
         if not isinstance(asked, bool | str):
             return int(asked)
         if isinstance(asked, str):
-            found = self._engine.token_id(asked)
-            rule = f"a token that the tokenizer {self._engine} has"
+            found = engine.token_id(asked)
+            rule = f"a token that the tokenizer {engine} has"
             require(found is not None, "tokenize(add_eos)", rule, asked, "give another, or its id")
             return found
-        ends = self._engine.ends()
-        if len(ends) != 1:
-            raise ConfigError(self._no_end(ends))
-        return next(iter(ends.values()))
-
-    def _no_end(self, ends: Mapping[str, int]) -> str:
+        ends = {} if isinstance(engine, Function) else engine.ends()
+        if len(ends) == 1:
+            return next(iter(ends.values()))
         said = f"has several ({', '.join(ends)})" if ends else "does not tell which token that is"
-        way = 'give it: add_eos="<token>" or add_eos=<id>'
-        return f"tokenize(add_eos=True) needs the end token, and the tokenizer {self._engine} {said}; {way}"
+        raise ConfigError(
+            f"tokenize(add_eos=True) needs the end token, and the tokenizer {engine} {said}; give it: "
+            'add_eos="<token>" or add_eos=<id>'
+        )
 
     @cached_property
     def _affixes(self) -> Affixes:
-        prefix, suffix = self._engine.affixes() if self.add_special_tokens else ((), ())
+        prefix, suffix = self.maker.affixes() if self.add_special_tokens else ((), ())
         end = self._end()
         if end is not None and suffix[-1:] != (end,):
             suffix = (*suffix, end)
@@ -211,20 +211,18 @@ class Tokenize(Tokenizes):
     # The work
 
     def process(self, run: Run) -> Run:
-        if run.items is not None:
-            raise ConfigError(
-                f"{self} must come before pad_collate() or collate(), which make tensors of columns"
-            )
+        self._check_rows(run)
         self._targets.refuse_batches(run)
-        nulls = null_texts(run.block, self._texts) if self.on_error == "skip" else None
-        if nulls is not None and nulls.any():
-            self._targets.left_out.add(run.block.ids[nulls], nulls[nulls].astype(np.int64))
-            run = run.pick(np.flatnonzero(~nulls))
+        if self.on_error == "skip":
+            nulls = null_texts(run.block, self._texts, self)
+            if nulls.any():
+                self._targets.left_out.add(run.block.ids[nulls], nulls[nulls].astype(np.int64))
+                run = run.pick(np.flatnonzero(~nulls))
         block = run.block
         if isinstance(block.data, list) and not block.data:
             return run
         texts = text_columns(block, self._texts, self, numbers=self._template is not None)
-        _ = self._engine.loaded  # what fails here is about no row
+        _ = self.maker.loaded  # what fails here is about no row
         try:
             columns = self._encode(texts, block.ids)
         except ConfigError:
@@ -250,7 +248,7 @@ class Tokenize(Tokenizes):
         side = self.truncation_side
         columns: dict[str, Ragged] = {}
         for output, names in outputs.items():
-            segments = [self._engine.encode(texts[name], numbers) for name in names]
+            segments = [self.maker.encode(texts[name], numbers) for name in names]
             ids, pieces = assemble(segments, prefix, suffix, room, side)
             columns[output] = ids
             if output == "input_ids" and self._labelled is not None:
@@ -262,7 +260,7 @@ class Tokenize(Tokenizes):
     def _labels(self, ids: Ragged, pieces: Any, names: Sequence[str], whole: Any) -> Ragged:
         """Ids of labeled columns, and of the end token where ``whole``; -100 elsewhere."""
         suffix = self._affixes[1]
-        ended = bool(suffix) and suffix[-1] in (self._end(), *self._engine.ends().values())
+        ended = bool(suffix) and suffix[-1] in (self._end(), *self.maker.ends().values())
         if self._labelled is True:
             values = ids.values.copy()
             if ended:
@@ -279,42 +277,44 @@ class Tokenize(Tokenizes):
 
     def _encode_pairs(self, first: Any, second: Any, numbers: IntArray) -> dict[str, Ragged]:
         special, side = self.add_special_tokens, self.truncation_side
-        count, last = self._engine.pair_affixes() if special else (0, None)
+        count, last = self.maker.pair_affixes() if special else (0, None)
         end = self._end()
         added = () if end is None or last == end else (end,)
         self._check_room(count + len(added))
         room = None if self.max_length is None else self.max_length - len(added)
-        ids, types = self._engine.encode_pairs(first, second, special, room, side, numbers)
+        ids, types = self.maker.encode_pairs(first, second, special, room, side, numbers)
         ids = assemble([ids], (), added)[0]
         columns = {"input_ids": ids, "token_type_ids": assemble([types], (), [1] * len(added))[0]}
         if self._labelled is not None:
             columns["labels"] = Ragged(ids.values.copy(), ids.offsets)
         return columns
 
-    def _culprit(self, texts: Mapping[str, Any], block: Block) -> int | None:
-        for number in range(len(block)):
+    def _culprit(self, texts: Mapping[str, Any], block: Block) -> int:
+        def fails(start: int, stop: int) -> bool:
+            part = {name: column.slice(start, stop - start) for name, column in texts.items()}
             try:
-                one = {name: column.slice(number, 1) for name, column in texts.items()}
-                self._encode(one, block.ids[number : number + 1])
+                self._encode(part, block.ids[start:stop])
             except Exception:
-                return int(block.ids[number])
-        return None
+                return True
+            return False
+
+        return int(block.ids[first_bad(len(block), fails)])
 
     def _replaced(self, block: Block, columns: Mapping[str, Ragged]) -> Any:
         data: Any = block.data
         gone = set() if self.keep_text else set(self._texts)
-        rows = data if isinstance(data, list) else [data.column_names]
-        present = {name for row in rows for name in row}
-        clash = [name for name in columns if name in present and name not in gone]
-        if clash:
-            raise taken(clash[0], self)
+        present = (
+            {name for row in data for name in row} if isinstance(data, list) else data.column_names
+        )
+        for name in columns:
+            if name in present and name not in gone:
+                raise taken(name, self)
         if isinstance(data, list):
-            made = [ragged.to_rows() for ragged in columns.values()]
-            kept = [{k: v for k, v in row.items() if k not in gone} for row in data]
-            ids = zip(*made, strict=True)
+            made = zip(*(ragged.to_rows() for ragged in columns.values()), strict=True)
             return [
-                row | dict(zip(columns, one, strict=True))
-                for row, one in zip(kept, ids, strict=True)
+                {k: v for k, v in row.items() if k not in gone}
+                | dict(zip(columns, one, strict=True))
+                for row, one in zip(data, made, strict=True)
             ]
         kept = data.select([name for name in data.column_names if name not in gone])
         for name, ragged in columns.items():

@@ -1,5 +1,3 @@
-"""What stages that make token ids share, and ``tokenized_by``."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -9,12 +7,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from trainpipes._internal.checks import column_names
-from trainpipes.columns.block import Block
 from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage, made_once
+from trainpipes.stages.read_columns import cells, lists_of, names_of, read
 from trainpipes.stages.targets import Flags, OnError, TargetStage, have_target
-from trainpipes.stages.token_columns import is_list, names_of, numbers_of
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
 from trainpipes.tokenizers.parallelism import take_turns
@@ -27,7 +25,7 @@ LOOKED_AT = 1 << 16
 
 class Tokenizes(TargetStage):
     @made_once
-    def _engine(self) -> Engine:
+    def maker(self) -> Engine:
         return load(self.options["tokenizer"], self.options.get("engine", "auto"))
 
     @property
@@ -37,40 +35,41 @@ class Tokenizes(TargetStage):
     def _checked(self, run: Run, columns: Mapping[str, Ragged], bad: Flags | None = None) -> Run:
         """The run without ``bad`` rows and those without a target, if these are left out."""
         labels, most = columns.get("labels"), self.options["max_length"]
-        if self.options["on_error"] == "keep" or (labels is None and self.keeps_rows):
-            return run
         if labels is None:
-            return self._targets.check(run, np.ones(len(run), dtype=np.bool_), bad=bad)
+            found = np.ones(len(run), dtype=np.bool_)
+            return run if self.keeps_rows else self._targets.check(run, found, bad=bad)
+        if self.options["on_error"] == "keep":
+            return run
         cut = None if most is None else labels.lengths >= most
         return self._targets.check(run, have_target(labels.values, labels.lengths), cut, bad)
 
     @property
-    def maker(self) -> Engine:
-        return self._engine
-
-    @property
     def pad_id(self) -> int:
-        return self._engine.pad_id() or 0
+        return self.maker.pad_id() or 0
 
-    @property
-    def says_pad_id(self) -> bool:
-        """Whether the tokenizer can say what it is padded with: a function cannot."""
-        return not isinstance(self._engine, Function)
+    def pads(self, what: str, way: str) -> int:
+        """The pad token, for what is padded; raises with the way out where there is none."""
+        if isinstance(self.maker, Function):
+            raise ConfigError(
+                f"{what} is padded with the tokenizer's pad token, and {self.maker} is a function, "
+                f"which does not tell its pad token: give {way}"
+            )
+        return self.pad_id
 
     @property
     def padding_side(self) -> Side:
         """The side that transformers' settings of the tokenizer pad on; "right" without any."""
-        return self._engine.padding() or "right"
+        return self.maker.padding() or "right"
 
     def runs_on(self) -> str:
-        said = self._engine.runs_on()
-        return f"{self._engine}: {said}" if said else ""
+        said = self.maker.runs_on()
+        return f"{self.maker}: {said}" if said else ""
 
     def settle(self, threads: int) -> None:
         take_turns(threads)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_engine": self._engine}  # knows what its file held
+        return {**super().__getstate__(), "maker": self.maker}  # knows what its file held
 
 
 class TokenizedBy(Tokenizes):
@@ -108,7 +107,7 @@ class TokenizedBy(Tokenizes):
 
     def check(self) -> None:
         self._set(columns=column_names(self.columns, "tokenized_by(columns)"))
-        _ = self._engine  # raises unless it is there
+        _ = self.maker  # raises unless it is there
 
     @property
     def id_columns(self) -> list[str]:
@@ -119,20 +118,20 @@ class TokenizedBy(Tokenizes):
         return False
 
     def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "tokenizer": self._engine.fingerprint()}
+        return {**super().identity(), "tokenizer": self.maker.fingerprint()}
 
     def process(self, run: Run) -> Run:
         self._targets.refuse_batches(run)
-        names = self._labels(run.block) if self._looks(run) else []
-        if not names:
+        if not self._looks(run):
             return run
-        found = [have_target(*numbers_of(run.block, name, self)) for name in names]
-        return self._targets.check(run, np.logical_and.reduce(found))
-
-    def _labels(self, block: Block) -> list[str]:
+        block, found = run.block, np.ones(len(run), dtype=np.bool_)
         ends = [name for name in self.columns if name.endswith("input_ids")]
         names = {name.removesuffix("input_ids") + "labels" for name in ends}
-        return [name for name in names_of(block, self) if name in names and is_list(block, name)]
+        for name in sorted(names.intersection(names_of(block, self))):
+            labels = lists_of(read(cells(block, name, self), name, self, block.ids))
+            if labels is not None:
+                found &= have_target(*labels)
+        return self._targets.check(run, found)
 
     #: Rows that were looked at in this process.
     _seen: ClassVar[int] = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -23,7 +22,7 @@ from trainpipes import samplers
 from trainpipes.engine.layout import IntArray, random_key
 from trainpipes.errors import DataError
 
-#: Keys asked for at a time of a sampler that says no length.
+#: Keys asked for at a time of a sampler that draws from the global generator.
 FEW = 256
 
 #: Those whose draws come from their ``generator`` alone.
@@ -98,15 +97,12 @@ def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
     seed = int(random_key(0, "sampler", epoch)[0] >> np.uint64(1))
     if isinstance(sampler, DistributedSampler):
         return _of_replicas(sampler, epoch)
+    globally = draws_globally(sampler) or not hasattr(sampler, "__len__")
+    found = _drawn(sampler, seed) if globally else iter(_seeded(sampler, seed))
     if not hasattr(sampler, "__len__"):
-        return _few_at_a_time(sampler, seed)
+        return found
     count = len(sampler)
-    if draws_globally(sampler):
-        with _seeded_globally(sampler, seed):
-            keys = list(islice(sampler, count + 1))
-    else:
-        seeded = _seeded(sampler, seed)
-        keys = list(islice(sampler if seeded is None else seeded, count + 1))
+    keys = list(islice(found, count + 1))
     if len(keys) != count:
         gave = f"{len(keys):,}" if len(keys) < count else "more"
         raise DataError(
@@ -126,50 +122,41 @@ def _of_replicas(sampler: Any, epoch: int) -> Iterator[Any]:
     return (key for turn in zip(*parts, strict=True) for key in turn)
 
 
-def _few_at_a_time(sampler: Any, seed: int) -> Iterator[Any]:
-    iterator, state = None, None
-    while True:
-        with torch.random.fork_rng(devices=[]):
-            if iterator is None or state is None:
-                torch.manual_seed(seed)
-                iterator = iter(sampler)
-            else:
-                torch.set_rng_state(state)
-            keys = list(islice(iterator, FEW))
-            state = torch.get_rng_state()
-        if not keys:
-            return
-        yield from keys
-
-
-@contextmanager
-def _seeded_globally(sampler: Any, seed: int) -> Iterator[None]:
-    """Seeds torch's global generator, and the sampler's own; both are put back afterwards."""
+def _drawn(sampler: Any, seed: int) -> Iterator[Any]:
+    """What a sampler gives with torch's global generator seeded, and its own; a few keys at a time,
+    after which the global one is put back.
+    """
     own = getattr(sampler, "generator", None)
     kept = own.get_state() if isinstance(own, torch.Generator) else None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if isinstance(own, torch.Generator):
-            own.manual_seed(seed ^ own.initial_seed())
-        try:
-            yield
-        finally:
-            if isinstance(own, torch.Generator) and kept is not None:
-                own.set_state(kept)
+    iterator, state = None, None
+    try:
+        while True:
+            with torch.random.fork_rng(devices=[]):
+                if iterator is None or state is None:
+                    torch.manual_seed(seed)
+                    if isinstance(own, torch.Generator):
+                        own.manual_seed(seed ^ own.initial_seed())
+                    iterator = iter(sampler)
+                else:
+                    torch.set_rng_state(state)
+                keys = list(islice(iterator, FEW))
+                state = torch.get_rng_state()
+            if not keys:
+                return
+            yield from keys
+    finally:
+        if isinstance(own, torch.Generator) and kept is not None:
+            own.set_state(kept)
 
 
 def _seeded(sampler: Any, seed: int) -> Any:
-    """A copy of torch's sampler with a generator of its own; None for any other."""
+    """A copy of torch's sampler with a generator of its own; any other as it is."""
     if type(sampler) is BatchSampler:
         inner = _seeded(sampler.sampler, seed)
-        if inner is None:
-            return None
         return BatchSampler(inner, sampler.batch_size, sampler.drop_last)
     if type(sampler) not in WITH_GENERATOR:
-        return None
-    seeded = copy.copy(sampler)
-    own = sampler.generator
-    seeded.generator = torch.Generator().manual_seed(
-        seed if own is None else seed ^ own.initial_seed()
-    )
+        return sampler
+    seeded, own = copy.copy(sampler), sampler.generator
+    seed = seed if own is None else seed ^ own.initial_seed()
+    seeded.generator = torch.Generator().manual_seed(seed)
     return seeded

@@ -21,7 +21,7 @@ from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.patterns import MANIFEST
 from trainpipes.sources.memmap.manifest import Array, damaged, is_memmap, refuse_file
 from trainpipes.sources.memmap.mapped_rows import MappedRows, open_bare, open_folder, values_at
-from trainpipes.stages.pad_columns import Ragged
+from trainpipes.stages.read_columns import Ragged
 
 
 class TokenRows(TensorRows):

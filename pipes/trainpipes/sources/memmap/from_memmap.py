@@ -21,7 +21,7 @@ from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.files.list_files import digests
 from trainpipes.sources.memmap.dataset import MemmapDataset, TokenRows, check_options
 from trainpipes.sources.memmap.manifest import Array
-from trainpipes.stages.pad_columns import Ragged
+from trainpipes.stages.read_columns import Ragged
 
 #: Bytes and rows of a block, at most: pieces that a shuffle within a buffer puts in another order.
 BLOCK_BYTES = 1 << 20

@@ -29,7 +29,7 @@ from trainpipes.sources.memmap.manifest import (
     offsets_ending,
     read_headers,
 )
-from trainpipes.stages.pad_columns import Ragged
+from trainpipes.stages.read_columns import Ragged
 
 #: Offsets that are compared in one step.
 CHECK_ROWS = 1 << 20

@@ -39,7 +39,7 @@ from trainpipes.sources.mixed.mix_weights import (
 )
 from trainpipes.sources.mixed.mixture import Mixture
 from trainpipes.stages.order import Repeat
-from trainpipes.stages.token_columns import lengths_of
+from trainpipes.stages.read_columns import lengths_of
 from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import Position
 from trainpipes.state.identity import first_difference, said

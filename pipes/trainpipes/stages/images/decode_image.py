@@ -9,7 +9,6 @@ from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from trainpipes._internal.checks import ColumnName, Count, need
 from trainpipes._internal.text import shown
@@ -20,8 +19,8 @@ from trainpipes.kinds.blame import blame, refused
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import taken
+from trainpipes.stages.read_columns import cell
 from trainpipes.stages.targets import LeftOut
-from trainpipes.stages.token_columns import cell
 
 #: An image, ``[C, H, W]``.
 Pixels = npt.NDArray[Any]
@@ -88,20 +87,6 @@ def eight_bits(image: Any) -> Any:
     return image
 
 
-def by_torchvision(content: bytes, mode: Mode) -> Pixels:
-    from torchvision.io import ImageReadMode, decode_image
-
-    kind = {"RGB": ImageReadMode.RGB, "L": ImageReadMode.GRAY, "RGBA": ImageReadMode.RGB_ALPHA}
-    data = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
-    try:
-        found = decode_image(data, kind[mode], apply_exif_orientation=True)
-    except RuntimeError as error:
-        said = str(error).splitlines()[0] if str(error) else "RuntimeError"
-        raise NoPicture(f"{said} ({len(content):,} bytes)") from error
-    first = found if found.dim() == 3 else found[0]
-    return np.ascontiguousarray(first.numpy())
-
-
 def planes(array: Any) -> Pixels:
     array = array[:, :, None] if array.ndim == 2 else array
     found: Pixels = np.array(array.transpose(2, 0, 1), order="C")
@@ -150,10 +135,9 @@ class DecodeImage(RunStage):
             how many.
         min_size: decode a JPEG at a half, a quarter or an eighth of its size if both sides keep
             this many pixels: faster for large photos, with other pixel values.
-        decoder: "pillow" or "torchvision" (JPEG, PNG, GIF and WebP only); pixels differ a little.
 
     Raises:
-        MissingExtraError: Pillow (or torchvision) is not installed.
+        MissingExtraError: Pillow is not installed.
         SchemaError: the column is not there, or ``output_column`` already is.
         UnreadableError: an image cannot be decoded.
 
@@ -178,19 +162,12 @@ class DecodeImage(RunStage):
     mode: Mode = "RGB"
     on_error: Literal["raise", "skip"] = "raise"
     min_size: Count | None = None
-    decoder: Literal["pillow", "torchvision"] = "pillow"
 
     def check(self) -> None:
-        own = self.decoder == "torchvision"
-        way = 'leave out min_size, or decoder="torchvision"'
-        self._require(not own or self.min_size is None, "min_size", "left to Pillow", way)
-        need(
-            *(
-                ("torchvision", 'decode_image(decoder="torchvision")')
-                if own
-                else ("PIL", "decode_image()")
-            )
-        )
+        need("PIL", "decode_image()")
+
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "decoder": "pillow"}  # other decoders give other pixels
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
@@ -219,14 +196,12 @@ class DecodeImage(RunStage):
             return None
         rows, pool = self._rows(run), self._pool
         size = -(-len(rows) // (CHUNKS * self._threads)) or 1
-        futures = [
-            pool.submit(partial(self._each, rows[n : n + size])) for n in range(0, len(rows), size)
-        ]
-        return lambda: self._with(run, rows, [one for t in futures for one in pool.result(t)])
+        parts = [rows[n : n + size] for n in range(0, len(rows), size)]
+        futures = [pool.submit(partial(self._each, part)) for part in parts]
+        return lambda: self._with(run, [one for f in futures for one in pool.result(f)])
 
     def process(self, run: Run) -> Run:
-        rows = self._rows(run)
-        return self._with(run, rows, self._each(rows))
+        return self._with(run, self._each(self._rows(run)))
 
     def _rows(self, run: Run) -> list[Any]:
         self._check_rows(run, single=not self.keeps_rows)
@@ -244,23 +219,24 @@ class DecodeImage(RunStage):
                     break
         return found
 
-    def _with(self, run: Run, rows: Sequence[Any], found: list[Any]) -> Run:
-        lost = np.zeros(len(rows), dtype=np.int64)
+    def _with(self, run: Run, found: list[Any]) -> Run:
+        ids, kept = run.block.ids, np.ones(len(found), dtype=np.bool_)
         for place, error in enumerate(found):
-            if isinstance(error, NoPicture) and not self.keeps_rows:
-                lost[place] = max(1, len(bytes_of(rows[place][self.column]) or b""))
-            elif isinstance(error, Exception):
-                if isinstance(error, NoPicture):
-                    said = f"column {self.column!r} holds no picture that can be decoded: {error}"
-                    way = 'fix it, or leave such rows out with on_error="skip"'
-                    error = UnreadableError(f"{self}: {said}; {way}", stage=str(self))
-                blame(error, self, int(run.block.ids[place]))
+            kept[place] = not isinstance(error, Exception)
+            if isinstance(error, NoPicture):
+                if not self.keeps_rows:
+                    continue
+                said = f"column {self.column!r} holds no picture that can be decoded: {error}"
+                way = 'fix it, or leave such rows out with on_error="skip"'
+                error = UnreadableError(f"{self}: {said}; {way}", stage=str(self))
+            if isinstance(error, Exception):
+                blame(error, self, int(ids[place]))
                 raise error
         run = run.with_block(run.block.with_data(found))
         if self.keeps_rows:
             return run
-        self._left_out.add(run.block.ids, lost)
-        return run.pick(np.flatnonzero(lost == 0)) if lost.any() else run
+        self._left_out.add(ids, (~kept).astype(np.int64))
+        return run if kept.all() else run.pick(np.flatnonzero(kept))
 
     def _decoded(self, row: Any) -> dict[str, Any]:
         content = bytes_of(cell(row, self.column, self))
@@ -274,16 +250,13 @@ class DecodeImage(RunStage):
             raise refused(
                 self, f": column {self.column!r} holds the bytes of image files, got {got}; {way}"
             )
-        if self.decoder == "torchvision":
-            image = by_torchvision(content, self.mode)
-        else:
-            image = by_pillow(content, self.mode, self.min_size)
+        image = by_pillow(content, self.mode, self.min_size)
         names = {self.column: self.output_column}
         return {names.get(k, k): image if k == self.column else v for k, v in row.items()}
 
     @made_once
     def _left_out(self) -> LeftOut:
-        return LeftOut(self, "they cannot be decoded", "image", "bytes")
+        return LeftOut(self, "they cannot be decoded", "image", unit="")
 
     def report(self) -> str:
         return str(self._left_out) if self._left_out.documents else ""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 
 from trainpipes._internal import checks
-from trainpipes._internal.checks import ColumnName, Ge, Natural, Seed, Share, require, several
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
@@ -20,11 +19,13 @@ from trainpipes.engine.calling.row_call import RowKey, row_words
 from trainpipes.engine.layout import random_key
 from trainpipes.errors import DataError
 from trainpipes.kinds.blame import blame, each, refused
+from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.images.decode_image import Interpolation, NoPicture, Pixels, resized
+from trainpipes.stages.map import Map, same_below
+from trainpipes.stages.read_columns import cell
 from trainpipes.stages.row_hash import unit
-from trainpipes.stages.token_columns import cell
 
 
 class ImageStage(RunStage):
@@ -123,14 +124,14 @@ def cropped(image: Pixels, size: tuple[int, int], drawn: Sequence[float] = ()) -
 
 
 def numbers_in(value: Any) -> list[float]:
-    values = list(value) if several(value) else [value]
+    values = list(value) if checks.several(value) else [value]
     good = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
     return values if good and np.isfinite(values).all() else []
 
 
 def size_of(value: Any, option: str) -> tuple[int, int]:
-    sides = list(value) if several(value) else [value, value]
-    require(len(sides) == 2, option, "a number of pixels, or (height, width)", value)
+    sides = list(value) if checks.several(value) else [value, value]
+    checks.require(len(sides) == 2, option, "a number of pixels, or (height, width)", value)
     height, width = (checks.whole_number(side, 1, option, "pixels of a side") for side in sides)
     return height, width
 
@@ -159,7 +160,7 @@ class Resize(ImageStage):
 
     size: Size
     _: KW_ONLY
-    column: ColumnName = "image"
+    column: checks.ColumnName = "image"
     interpolation: Interpolation = "bilinear"
 
     def check(self) -> None:
@@ -201,10 +202,10 @@ class RandomCrop(RandomImageStage):
 
     size: Size
     _: KW_ONLY
-    padding: Natural = 0
-    fill: Annotated[int, Ge(0, 255)] = 0
-    column: ColumnName = "image"
-    seed: Seed = 0
+    padding: checks.Natural = 0
+    fill: Annotated[int, checks.Ge(0, 255)] = 0
+    column: checks.ColumnName = "image"
+    seed: checks.Seed = 0
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         if self.padding:
@@ -231,7 +232,7 @@ class CenterCrop(ImageStage):
 
     size: Size
     _: KW_ONLY
-    column: ColumnName = "image"
+    column: checks.ColumnName = "image"
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         return cropped(image, self._sides)
@@ -271,9 +272,9 @@ class RandomResizedCrop(RandomImageStage):
     _: KW_ONLY
     scale: Sequence[float] = (0.08, 1.0)
     ratio: Sequence[float] = (3 / 4, 4 / 3)
-    column: ColumnName = "image"
+    column: checks.ColumnName = "image"
     interpolation: Interpolation = "bilinear"
-    seed: Seed = 0
+    seed: checks.Seed = 0
 
     def check(self) -> None:
         for name, most in (("scale", 1.0), ("ratio", math.inf)):
@@ -322,11 +323,11 @@ class Flip(RandomImageStage):
     [[[[1, 2, 3]]], [[[3, 2, 1]]], [[[3, 2, 1]]], [[[1, 2, 3]]]]
     """
 
-    p: Share = 0.5
+    p: checks.Share = 0.5
     _: KW_ONLY
     direction: Literal["horizontal", "vertical"] = "horizontal"
-    column: ColumnName = "image"
-    seed: Seed = 0
+    column: checks.ColumnName = "image"
+    seed: checks.Seed = 0
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         if drawn[0] >= self.p:
@@ -363,18 +364,18 @@ class Normalize(ImageStage):
     mean: float | Sequence[float] = MEAN
     std: float | Sequence[float] = STD
     _: KW_ONLY
-    column: ColumnName = "image"
+    column: checks.ColumnName = "image"
 
     def check(self) -> None:
         for name in ("mean", "std"):
             given = self.options[name]
             values = numbers_in(given)
-            require(values, f"normalize({name})", "a number, or one of each channel", given)
-            require(name != "std" or min(values) > 0, "normalize(std)", "above 0", given)
+            checks.require(values, f"normalize({name})", "a number, or one of each channel", given)
+            checks.require(name != "std" or min(values) > 0, "normalize(std)", "above 0", given)
 
     @made_once
     def _numbers(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        given = [value if several(value) else [value] for value in (self.mean, self.std)]
+        given = [value if checks.several(value) else [value] for value in (self.mean, self.std)]
         mean, std = (np.array(values, dtype=np.float32)[:, None, None] for values in given)
         return mean, std
 
@@ -410,3 +411,103 @@ class Normalize(ImageStage):
             rule = "images, a tensor [B, C, H, W]"
             raise refused(self, f": column {self.column!r} holds {rule}, got {got}")
         return {**batch, self.column: torch.from_numpy(self.changed(images.numpy(), ()))}
+
+
+class ImageTransform(RunStage):
+    """Apply a transform, such as one of ``torchvision.transforms.v2``, to each image ``[C, H, W]``.
+
+    torch's global generator is seeded for the row before each call, and put back after it: draws
+    depend on seed, epoch and row alone. In a process only the thread that iterates calls it. For
+    draws from Python's ``random`` or NumPy's global generator use ``map(fn, rng=True)``.
+
+    Args:
+        transform: takes a tensor ``[C, H, W]``, uint8 after ``decode_image``, and returns the new
+            value.
+        column: the image.
+        seed: for the draws.
+        version: names the transform in checkpoints. Left out, a module is known by how it prints, a
+            function by module and name.
+        num_workers: processes that call it; 0 for none.
+
+    Raises:
+        DataError: a row holds no image.
+        ConfigError: with workers, the transform does not pickle.
+
+    >>> import numpy as np, torch, trainpipes as tp
+    >>> rows = tp.from_dataset([{"image": np.zeros((1, 1, 1), np.uint8)}] * 3)
+    >>> noisy = rows.image_transform(lambda image: image + torch.randint(100, ()), version="1")
+    >>> [int(row["image"]) for row in noisy], [int(row["image"]) for row in noisy]
+    ([80, 51, 58], [6, 33, 18])
+    """
+
+    per_row = True
+    makes_objects = True
+    by_row = True
+    by_epoch = True
+    in_caller = True
+    versioned = "transform"
+    draws_by = "draw from torch's generator, which is seeded for each row, or use map(fn, rng=True)"
+    free = frozenset({"num_workers"})
+
+    transform: checks.Function
+    _: KW_ONLY
+    column: checks.ColumnName = "image"
+    seed: checks.Seed = 0
+    version: str | None = None
+    num_workers: checks.Natural = 0
+
+    _turn = 0  # which one it is of several alike
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
+        return self.resolved(_turn=same_below(self, below))
+
+    @made_once
+    def _map(self) -> Map:
+        name = self.version or str(identify(self.transform))
+        found = Map(
+            Seeded(self.transform, self.column, str(self), name), rng=True, seed=self.seed,
+            num_workers=self.num_workers, method="process",
+        )  # fmt: skip
+        return found.resolved(_turn=self._turn, _watch=self._draw_watch, _said=str(self))
+
+    @property
+    def runs_user_code(self) -> bool:
+        return not self.has_workers
+
+    @property
+    def has_workers(self) -> bool:
+        return self._map.has_workers
+
+    def settle(self, threads: int) -> None:
+        self._map.settle(threads)
+
+    def process(self, run: Run) -> Run:
+        return self._map.process(run)
+
+    def submit_run(self, run: Run) -> Callable[[], Run] | None:
+        return self._map.submit_run(run)
+
+
+class Seeded:
+    def __init__(
+        self, transform: Callable[[torch.Tensor], Any], column: str, said: str, name: str
+    ) -> None:
+        self._transform, self._column = transform, column
+        self._said, self._name = said, name
+
+    def fingerprint(self) -> str:
+        return self._name
+
+    def __call__(self, row: Any, rng: np.random.Generator) -> dict[str, Any]:
+        image = torch.from_numpy(np.array(image_of(row, self._column, self._said)))
+        generator = torch.default_generator
+        before = generator.get_state()
+        # Not torch.manual_seed, which seeds the devices' generators, too.
+        generator.manual_seed(int(rng.bit_generator.random_raw()) >> 1)
+        try:
+            found = self._transform(image)
+        finally:
+            generator.set_state(before)
+        if isinstance(found, torch.Tensor):
+            found = found.as_subclass(torch.Tensor)
+        return {**row, self._column: found}

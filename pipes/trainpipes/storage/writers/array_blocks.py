@@ -14,7 +14,7 @@ from trainpipes.columns.row_types import as_array
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import DataError
 from trainpipes.sources.memmap.manifest import Array, Layout
-from trainpipes.stages.pad_columns import Opaque, Ragged, of_arrow
+from trainpipes.stages.read_columns import Opaque, Ragged, of_arrow
 
 #: Bytes and rows of a block, about.
 BLOCK_BYTES = 4 << 20

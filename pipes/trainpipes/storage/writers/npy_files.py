@@ -18,7 +18,7 @@ from trainpipes.sources.memmap.manifest import (
     npy_header,
     offsets_ending,
 )
-from trainpipes.stages.pad_columns import Ragged
+from trainpipes.stages.read_columns import Ragged
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.writers.array_blocks import Arrays, bad_row
 

@@ -1,3 +1,5 @@
+"""Stages on token ids that rows hold already."""
+
 from __future__ import annotations
 
 import hashlib
@@ -9,25 +11,135 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.checks import ColumnName, Count, Each, Ge, Natural, Seed, Share, require
-from trainpipes._internal.messages import need_columns
+from trainpipes._internal import checks
 from trainpipes.columns.arrays import list_array
 from trainpipes.columns.block import Block
+from trainpipes.columns.rectangles import Side, cut_rows
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray, random_key
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.columns import refuse_taken, row_table
+from trainpipes.stages.columns import row_table, with_column
+from trainpipes.stages.read_columns import check_beside, ids_of, label_dtype, numbers_of
 from trainpipes.stages.row_hash import HashArray, mix, unit
-from trainpipes.stages.targets import IGNORED
-from trainpipes.stages.token_columns import ids_of, label_dtype
+from trainpipes.stages.targets import IGNORED, OnError, TargetStage, have_target
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
-from trainpipes.tokenizers.engine import MASKS, Engine, begins_word
+from trainpipes.tokenizers.engine import MASKS, begins_word
+
+#: What is cut where nothing is said, if it is there.
+USUAL = ("input_ids", "labels", "attention_mask", "token_type_ids")
+
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SECOND = np.uint64(0xD1B54A32D192ED03)
 _THIRD = np.uint64(0xABC98388FB8FAC03)
+
+
+class Truncate(TargetStage):
+    """Cut lists of numbers to a length.
+
+    For text use ``tokenize(max_length=...)``, which keeps special tokens.
+
+    Args:
+        max_length: the most numbers that a list keeps.
+        columns: the columns to cut; by default "input_ids", and "labels", "attention_mask" and
+            "token_type_ids" if they are there.
+        truncation_side: "right" cuts the end off, "left" the start.
+        on_error: for rows whose "labels" are then all -100; as in ``tokenize``.
+
+    Raises:
+        DataError: a null, or with ``on_error="raise"`` a row without a target.
+        SchemaError: a column is not there, or holds no lists of numbers.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"input_ids": [[1, 2, 3], [4]]}))
+    >>> list(rows.truncate(2, truncation_side="left"))
+    [{'input_ids': [2, 3]}, {'input_ids': [4]}]
+    """
+
+    needs_columns = True
+    thread_safe = True
+
+    max_length: checks.Natural
+    _: KW_ONLY
+    columns: checks.ColumnNames | None = None
+    truncation_side: Side = "right"
+    on_error: OnError | None = None
+
+    def process(self, run: Run) -> Run:
+        self._targets.refuse_batches(run)
+        block, table = row_table(run, self)
+        usual = [name for name in USUAL if name in table.column_names] or ["input_ids"]
+        names = (
+            usual
+            if self.columns is None
+            else checks.column_names(self.columns, "truncate(columns)")
+        )
+        lost = np.zeros(len(block), dtype=np.bool_)  # rows whose targets are cut off
+        for name in names:
+            values, lengths = numbers_of(block, name, self)
+            longer = lengths > self.max_length
+            if longer.any():
+                offsets = np.concatenate([[0], np.cumsum(lengths)])
+                values, lengths = cut_rows(values, offsets, self.max_length, self.truncation_side)
+                table = with_column(table, name, list_array(values, lengths))
+                if name == "labels":
+                    lost = longer & ~have_target(values, lengths)
+        run = run.with_block(block if table is block.data else block.with_data(table))
+        return self._targets.check(run, ~lost, lost)
+
+
+class AddLabels(RunStage):
+    """Add a column "labels": the token ids, or -100 where nothing is to be predicted.
+
+    Labels are not shifted: the label at position t is the token at t, which the logits at t - 1
+    predict.
+
+    Args:
+        column: the token ids.
+        where: a column of lists of numbers or bools, as long as those of ``column``: an id is a
+            label where it is not 0. None: every id.
+        ignore: ids that get -100, such as special tokens.
+
+    Raises:
+        DataError: a null, or lists of different lengths.
+        SchemaError: a column is not there, or holds no lists of integers; or "labels" already is
+            there.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"input_ids": [[5, 6, 7, 0]], "answer": [[0, 1, 1, 0]]}))
+    >>> next(iter(rows.add_labels(where="answer").select("labels")))
+    {'labels': [-100, 6, 7, -100]}
+    """
+
+    needs_columns = True
+
+    column: checks.ColumnName = "input_ids"
+    _: KW_ONLY
+    where: checks.ColumnName | None = None
+    ignore: int | Sequence[int] = ()
+
+    def check(self) -> None:
+        ids: Any = [self.ignore] if isinstance(self.ignore, int) else self.ignore
+        self._require(checks.several(ids), "ignore", "a token id, or several")
+        for token in ids:
+            checks.whole_number(token, 0, "add_labels(ignore)")
+        self._set(ignore=list(ids) or ())
+
+    def process(self, run: Run) -> Run:
+        needs = [name for name in (self.column, self.where) if name is not None]
+        block, table = row_table(run, self, needs, ["labels"])
+        values, lengths = ids_of(block, self.column, self)
+        labels = values.astype(label_dtype(values))
+        if self.where is not None:
+            flags, own = numbers_of(block, self.where, self)
+            check_beside(block, self.where, own, self.column, lengths, self)
+            labels[flags == 0] = IGNORED
+        if self.ignore:
+            labels[np.isin(values, self.ignore)] = IGNORED
+        found = table.append_column("labels", list_array(labels, lengths))
+        return run.with_block(block.with_data(found))
 
 
 class MaskTokens(TakesTokenizer, RunStage):
@@ -72,22 +184,22 @@ class MaskTokens(TakesTokenizer, RunStage):
     by_row = True
     by_epoch = True
 
-    mlm_probability: Share = 0.15
+    mlm_probability: checks.Share = 0.15
     _: KW_ONLY
-    column: ColumnName = "input_ids"
+    column: checks.ColumnName = "input_ids"
     whole_words: bool = False
     tokenizer: Any = None
-    mask_token_id: Natural | None = None
-    special_ids: Annotated[Sequence[int], Each(Ge(0))] | None = None
-    vocab_size: Count | None = None
-    mask_replace_prob: Share = 0.8
-    random_replace_prob: Share = 0.1
-    seed: Seed = 0
+    mask_token_id: checks.Natural | None = None
+    special_ids: Annotated[Sequence[int], checks.Each(checks.Ge(0))] | None = None
+    vocab_size: checks.Count | None = None
+    mask_replace_prob: checks.Share = 0.8
+    random_replace_prob: checks.Share = 0.1
+    seed: checks.Seed = 0
 
     def check(self) -> None:
         both = self.mask_replace_prob, self.random_replace_prob
         option = "mask_tokens(mask_replace_prob, random_replace_prob)"
-        require(sum(both) <= 1, option, "at most 1 together", both)
+        checks.require(sum(both) <= 1, option, "at most 1 together", both)
         _ = self._own  # whether it is there is said here
 
     _below: ClassVar[Tokenizes | None] = None
@@ -104,7 +216,7 @@ class MaskTokens(TakesTokenizer, RunStage):
         return self.resolved(_below=found)
 
     @property
-    def _engine(self) -> Engine | None:
+    def _engine(self) -> Any:
         found = self._own or self._below
         return None if found is None else found.maker
 
@@ -126,8 +238,7 @@ class MaskTokens(TakesTokenizer, RunStage):
     def _mask(self) -> int:
         if self.mask_token_id is not None:
             return int(self.mask_token_id)
-        assert self._engine is not None
-        found = [i for i in map(self._engine.token_id, MASKS) if i is not None]
+        found: list[int] = [i for i in map(self._engine.token_id, MASKS) if i is not None]
         if not found:
             raise ConfigError(
                 f"{self} needs the mask token, and {self._engine} has none of {', '.join(MASKS)}: pass "
@@ -137,7 +248,7 @@ class MaskTokens(TakesTokenizer, RunStage):
 
     @cached_property
     def _pieces(self) -> dict[str, int]:
-        found = None if self._engine is None else self._engine.pieces()
+        found: dict[str, int] = {} if self._engine is None else self._engine.pieces()
         if not found:
             raise ConfigError(
                 f"{self} needs the tokenizer's vocabulary, which {self._engine} does not show: pass "
@@ -154,7 +265,6 @@ class MaskTokens(TakesTokenizer, RunStage):
     def _special(self) -> IntArray:
         given = self.special_ids
         if given is None:
-            assert self._engine is not None
             given = self._engine.special_ids()
         return np.unique(np.array([*given, self._mask], dtype=np.int64))
 
@@ -172,14 +282,10 @@ class MaskTokens(TakesTokenizer, RunStage):
     # The work
 
     def process(self, run: Run) -> Run:
-        block, table = row_table(run, self)
-        name = self.column
-        need_columns(table.column_names, [name], self)
-        refuse_taken(table, ["labels"], self)
-        values, lengths = ids_of(block, name, self)
+        block, table = row_table(run, self, [self.column], ["labels"])
+        values, lengths = ids_of(block, self.column, self)
         ids, labels = self._hidden(block, values, lengths)
-        place = table.column_names.index(name)
-        table = table.set_column(place, name, list_array(ids, lengths))
+        table = with_column(table, self.column, list_array(ids, lengths))
         table = table.append_column("labels", list_array(labels, lengths))
         return run.with_block(block.with_data(table))
 

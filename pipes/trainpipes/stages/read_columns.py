@@ -1,0 +1,342 @@
+"""Columns of rows of any kind as numbers; errors name the column and the row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import index
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from trainpipes._internal.messages import need_columns, no_columns
+from trainpipes._internal.text import shown
+from trainpipes.columns.arrays import (
+    Array,
+    apart,
+    first_null,
+    is_list,
+    is_number,
+    one_chunk,
+    python_to_arrow,
+    to_numpy,
+)
+from trainpipes.columns.bad_text import BadCell, first_bad
+from trainpipes.columns.block import Block
+from trainpipes.columns.row_types import array_of, as_array, fixed_shape
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.layout import IntArray
+from trainpipes.errors import DataError
+from trainpipes.kinds.blame import blame, in_column
+from trainpipes.kinds.stage import Stage
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A list of numbers a row."""
+
+    values: Array
+    lengths: IntArray
+
+
+@dataclass(frozen=True)
+class Even:
+    """A number, or an array of one shape, a row: ``[rows, ...]``; may be shared and read-only."""
+
+    values: Array
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """Anything else: an object a row, or what Python objects are made of."""
+
+    values: list[Any] | pa.Array
+
+
+Column: TypeAlias = Ragged | Even | Opaque
+
+TWO_RAGGED = (
+    "holds lists of lists, and only one dimension of different lengths can be padded: flatten it with "
+    "map_batches(), or leave it out with select()"
+)
+NULL_WITHIN = "holds a null within a list of numbers: fill or drop it with map_batches()"
+
+
+def _null(row: int, name: str) -> BadCell:
+    return BadCell(
+        row,
+        "is null, which a tensor cannot hold: fill it with map_batches(), or drop such rows "
+        f"with .filter(pc.field({name!r}).is_valid())",
+    )
+
+
+def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
+    array = one_chunk(column)
+    kind = array.type
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        array = python_to_arrow(array.to_pylist(), pa.large_list(kind.value_type))
+    ragged = is_list(array.type)
+    inner = array.type.value_type if ragged else array.type
+    is_even = fixed_shape(inner) is not None and not (
+        ragged and isinstance(inner, pa.ExtensionType)
+    )
+    if not is_number(inner) and not is_even:
+        while pa.types.is_fixed_size_list(inner):
+            inner = inner.value_type
+        while ragged and is_list(inner):
+            inner = inner.value_type
+        if ragged and is_number(inner):
+            raise BadCell(None, TWO_RAGGED)
+        return Opaque(array)
+    if array.null_count:
+        raise _null(first_null(array), name)
+    rows, offsets = apart(array) if ragged else (array, np.arange(len(array) + 1))
+    values = _numbers(rows)
+    if values is None:
+        place = first_bad(len(rows), lambda a, b: _numbers(rows.slice(a, b - a)) is None)
+        raise BadCell(int(np.searchsorted(offsets, place, side="right")) - 1, NULL_WITHIN)
+    return Ragged(values, np.diff(offsets).astype(np.int64)) if ragged else Even(values)
+
+
+def _numbers(array: pa.Array) -> Array | None:
+    """Numbers, or fixed-size lists of them, as an array ``[rows, ...]``; None with a null."""
+    if fixed_shape(array.type) is not None:
+        return array_of(array)
+    return None if array.null_count else to_numpy(array)
+
+
+def of_list(values: Sequence[Any], name: str) -> Column:
+    kinds = [_kind(value) for value in values]
+    known = set(kinds) - {"none"}
+    lists = None
+    if known == {"list"}:
+        lists = _of_lists([value for value in values if value is not None])
+    if known <= {"other"} or isinstance(lists, Opaque):
+        return Opaque(list(values))
+    if "none" in kinds:
+        raise _null(kinds.index("none"), name)
+    if len(known) > 1:
+        row = next(k for k, kind in enumerate(kinds) if kind != kinds[0])
+        raise BadCell(
+            row,
+            f"is {shown(values[row], 40)} where the row before it is {shown(values[row - 1], 40)}: within a "
+            "batch all are numbers, all are lists, or none is",
+        )
+    if lists is not None:
+        return lists
+    arrays = [as_array(value) for value in values]
+    shapes = [np.shape(array) for array in arrays]
+    odd = next((k for k, shape in enumerate(shapes) if shape != shapes[0]), None)
+    if odd is not None:
+        raise BadCell(
+            odd,
+            f"has shape {list(shapes[odd])} where the first of its batch has {list(shapes[0])}: arrays of "
+            "two dimensions or more are stacked, not padded",
+        )
+    return Even(np.array(arrays))
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "list"
+    if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
+        return "number"
+    is_numeric = isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+    if is_numeric or isinstance(value, torch.Tensor):
+        return ("number", "list")[value.ndim] if value.ndim < 2 else "array"
+    return "none" if value is None else "other"
+
+
+def _of_lists(rows: Sequence[Any]) -> Column:
+    # An empty Python list says nothing of its type.
+    some = [row for row in rows if len(row) or not isinstance(row, list | tuple)]
+    try:
+        values = np.concatenate([np.asarray(as_array(row)) for row in some] or [np.empty(0, int)])
+    except (TypeError, ValueError):  # of several types, or of several lengths within a row
+        values = np.empty(0, object)
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    if values.dtype.kind in "biuf" and values.ndim == 1:
+        return Ragged(values, lengths)
+    flat = list(chain.from_iterable(rows))
+    if any(isinstance(v, list | tuple | np.ndarray | torch.Tensor) for v in flat):
+        raise BadCell(None, TWO_RAGGED)
+    if any(isinstance(v, int | float) for v in flat) and None in flat:
+        raise BadCell(row_at(flat.index(None), lengths), NULL_WITHIN)
+    return Opaque(list(rows))
+
+
+def row_at(place: int, lengths: IntArray) -> int:
+    """The row of a value of lists of these lengths."""
+    return int(np.searchsorted(np.cumsum(lengths), place, side="right"))
+
+
+def check_fit(
+    values: Array, dtype: npt.DTypeLike, lengths: IntArray | None, way: str = "give a wider dtype"
+) -> None:
+    """Raise unless a dtype can hold all numbers, of lists of these lengths or of one a row."""
+    kind = np.dtype(dtype)
+    if values.dtype.kind == "f" and kind.kind in "iub":
+        raise BadCell(
+            None, f"holds {values.dtype}, and {kind} would cut off fractions: give a float dtype"
+        )
+    integers = kind.kind in "iub" and values.dtype.kind in "iu" and values.size
+    if not integers or np.can_cast(values.dtype, kind, "safe"):
+        return
+    least, most = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
+    if int(values.min()) >= least and int(values.max()) <= most:
+        return
+    flat = values.reshape(-1)
+    place = int(np.flatnonzero((flat < least) | (flat > most))[0])
+    row = place // values[:1].size
+    row = row if lengths is None else row_at(row, lengths)
+    raise BadCell(row, f"holds {flat[place]}, which {kind} cannot hold{way and f'; {way}'}")
+
+
+# Columns of a block
+
+
+def cell(row: Any, name: str, caller: object) -> Any:
+    if not isinstance(row, Mapping):
+        raise no_columns(type(row).__name__, caller)
+    if name not in row:
+        need_columns(list(row), [name], caller)
+    return row[name]
+
+
+def cells(block: Block, name: str, caller: Stage) -> Any:
+    """A column as it is: of Arrow, a tensor, or a list."""
+    data = block.data
+    if isinstance(data, list):
+        found: list[Any] = []
+        try:
+            for row in data:
+                found.append(cell(row, name, caller))
+        except DataError as error:
+            blame(error, caller, int(block.ids[len(found)]))
+            raise
+        return found
+    need_columns(names := names_of(block, caller), [name], caller)
+    return data.tensors[names.index(name)] if isinstance(data, TensorRows) else data.column(name)
+
+
+def names_of(block: Block, caller: Stage) -> list[str]:
+    data = block.data
+    if isinstance(data, pa.Table):
+        return list(data.column_names)
+    if isinstance(data, TensorRows):
+        if data.names is None:
+            raise no_columns("tuple of tensors", caller)
+        return list(data.names)
+    if data and not isinstance(data[0], Mapping):
+        raise no_columns(type(data[0]).__name__, caller)
+    return list(data[0]) if data else []
+
+
+def read(column: Any, name: str, caller: Stage, ids: IntArray) -> Column:
+    """A column as numbers: lists, numbers or arrays; or something else."""
+    try:
+        if isinstance(column, torch.Tensor):
+            return Even(column.numpy())
+        return of_list(column, name) if isinstance(column, list) else of_arrow(column, name)
+    except BadCell as bad:
+        raise in_column(bad, name, caller, ids) from None
+
+
+def lengths_of(block: Block, name: str, caller: Stage) -> IntArray:
+    """Each row's length, int64 ``[rows]``, by a column of lists or of lengths."""
+    column, found = cells(block, name, caller), None
+    if isinstance(column, list):  # each row by itself
+        found = np.array([_length(value) for value in column], dtype=np.int64)
+    elif isinstance(column, pa.ChunkedArray) and is_list(column.type) and not column.null_count:
+        found = to_numpy(pc.list_value_length(column)).astype(np.int64)
+    elif isinstance(numbers := read(column, name, caller, block.ids), Ragged):
+        found = numbers.lengths
+    elif isinstance(numbers, Even) and numbers.values.ndim > 1:
+        found = np.full(len(block), numbers.values.shape[1], dtype=np.int64)
+    elif isinstance(numbers, Even) and numbers.values.dtype.kind in "iu":
+        found = numbers.values.astype(np.int64)
+    if found is not None and not (found < 0).any():
+        return found
+    row, got = None, _said(column)
+    if found is not None:
+        row = int(np.argmax(found < 0))
+        got = shown(column[row].as_py() if isinstance(column, pa.ChunkedArray) else column[row], 60)
+    problem = (
+        "must tell how long a row is, as a list of numbers or as an integer of 0 or more, got "
+        f"{got}; name another by column=..."
+    )
+    raise in_column(BadCell(row, problem), name, caller, block.ids)
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0:
+        return len(value)
+    try:
+        found = -1 if isinstance(value, bool | np.bool_) else index(value)
+    except TypeError:
+        return -1
+    return found if found < 1 << 63 else -1
+
+
+def numbers_of(block: Block, name: str, caller: Stage) -> tuple[Array, IntArray]:
+    """A column of lists of numbers: all values, and each row's length."""
+    column = cells(block, name, caller)
+    found = lists_of(read(column, name, caller, block.ids))
+    if found is None:
+        got = f"got {_said(column)}; tokenize() makes such columns"
+        problem = f"must hold a list of numbers a row, {got}"
+        raise in_column(BadCell(None, problem), name, caller, block.ids)
+    return found
+
+
+def lists_of(column: Column) -> tuple[Array, IntArray] | None:
+    """The values of lists of numbers, and how long these are; None of others."""
+    if isinstance(column, Ragged) and column.values.ndim == 1:
+        return column.values, column.lengths
+    if isinstance(column, Even) and column.values.ndim == 2:
+        rows, length = column.values.shape
+        return column.values.reshape(-1), np.full(rows, length, dtype=np.int64)
+    return None
+
+
+def ids_of(
+    block: Block, name: str, caller: Stage, dtype: npt.DTypeLike = np.int64
+) -> tuple[Array, IntArray]:
+    values, lengths = numbers_of(block, name, caller)
+    try:
+        if values.size and values.dtype.kind not in "iu":
+            got = _said(cells(block, name, caller))
+            raise BadCell(None, f"must hold lists of token ids, which are integers, got {got}")
+        check_fit(values, dtype if values.size else values.dtype, lengths, "")
+    except BadCell as bad:
+        raise in_column(bad, name, caller, block.ids) from None
+    return values, lengths
+
+
+def check_beside(
+    block: Block, name: str, own: IntArray, column: str, lengths: IntArray, caller: Stage
+) -> None:
+    if not np.array_equal(own, lengths):
+        row = int(np.argmax(own != lengths))
+        problem = (
+            f"goes with {column!r} and must have as many numbers in each row, got {own[row]} where "
+            f"{column!r} has {lengths[row]}"
+        )
+        raise in_column(BadCell(row, problem), name, caller, block.ids)
+
+
+def label_dtype(ids: Array) -> type[np.int32 | np.int64]:
+    return np.int32 if np.can_cast(ids.dtype, np.int32, "safe") else np.int64
+
+
+def _said(column: Any) -> str:
+    if isinstance(column, pa.ChunkedArray):
+        return str(column.type)
+    if isinstance(column, torch.Tensor):
+        return f"a tensor {list(column.shape)}"
+    return type(column[0]).__name__ if column else "nothing"
