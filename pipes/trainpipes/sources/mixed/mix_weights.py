@@ -15,7 +15,7 @@ from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.columns.block import Block
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
-from trainpipes.sources.combined.row_kinds import columns_of, said
+from trainpipes.sources.combined.common_columns import columns_of, said
 
 #: Steps that a linear stretch of a schedule is made of.
 LINEAR_STEPS = 64

@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.columns.row_types import unite
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool
 from trainpipes.engine.shards.shard_rows import RUN_ROWS, ShardOpener, open_windows
-from trainpipes.errors import SchemaError
 from trainpipes.kinds.source import MixedWindows, RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.sources.combined.row_kinds import united
+from trainpipes.sources.combined.common_columns import united
 from trainpipes.sources.mixed.mix_runs import MixRuns, MixSource
 from trainpipes.sources.mixed.mix_weights import MixRules
 
@@ -59,14 +57,7 @@ class Mixture(RowMixture):
         return _Named(self, name)
 
     def united(self, found: Mapping[str, pa.Schema], caller: str) -> pa.Schema:
-        def unlike(one: str, has: str, other: str, other_has: str) -> SchemaError:
-            return SchemaError(
-                f"{caller}: rows of all sources have the same columns, and {other!r} has {other_has}, "
-                f"{one!r} {has}; make them alike in the sources, by map() or select()",
-                stage=caller,
-            )
-
-        fields = united(found, unlike, lambda a, b: a.with_type(unite(a.type, b.type)))
+        fields = united(found, caller, caller, shaped=False)
         return pa.schema([(field.name, field.type) for field in fields])
 
     def where(self, inputs: Inputs, row: int) -> tuple[Inputs, int, str]:
