@@ -67,7 +67,8 @@ def cut(
     form: TextFormat, data: bytes, sizes: list[int], piece: int, rows: int | None
 ) -> list[dict[str, object]]:
     with small(piece):
-        found = TextLayout.of(scan(parts(data, sizes), "", form, "x", len(data), rows))
+        form.block_rows = rows
+        found = TextLayout.of(scan(parts(data, sizes), "", form, "x", len(data)))
         if rows is not None:
             whole = np.cumsum(found.rows)
             assert set(range(rows, sum(found.rows), rows)) <= set(whole.tolist())

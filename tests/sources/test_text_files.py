@@ -352,7 +352,7 @@ def test_explain_says_which_files_are_read_again_from_their_start(write, small_p
     one = write("a.jsonl.gz", gzip.compress(b"".join(lines)))
     parts = [gzip.compress(b"".join(lines[n : n + 20])) for n in range(0, len(lines), 20)]
     many = write("b.jsonl.gz", b"".join(parts))
-    monkeypatch.setattr("trainpipes.sources.text.blocks.PIECE_BYTES", 100)
+    monkeypatch.setattr("trainpipes.sources.text.format.PIECE_BYTES", 100)
     pipe = tp.read_json([one, many], block_rows=5).shuffle(100, seed=1)
     assert "1 of 2 files can only be read from few places" in str(pipe.explain())
     assert "bgzip" in str(pipe.explain())

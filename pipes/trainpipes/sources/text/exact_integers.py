@@ -16,23 +16,22 @@ from trainpipes.engine.layout import IntArray
 
 #: Up to here each integer is a float of its own.
 LARGEST = float(1 << 53)
-#: A long integer, which is no part of a fraction or of what has an exponent.
+#: A long integer, which is no part of a fraction or of what has an exponent; and a cell that is one.
 INTEGER = re.compile(rb"(?<![\d.])\d{16,}(?![\d.eE])")
+CELL = re.compile(r"\s*[+-]?\d{16,}\s*")
 NONE = np.empty(0, dtype=np.int64)
-CELL = re.compile(r"\s*([+-]?\d{16,})\s*")
-#: Numbers of rows by columns, and values as they are written, with their columns.
-Rows = dict[str, IntArray]
-Values = Iterable[tuple[str, Any]]
 
 
-def refuse_rounded(table: pa.Table, data: bytes, written: Callable[[Rows], Values]) -> None:
-    large = {
-        field.name: np.unique(_large_floats(table.column(field.name))) for field in table.schema
-    }
-    large = {name: rows for name, rows in large.items() if len(rows)}
+#: Of some rows, values of some columns as they are written.
+Written = Callable[[list[str], IntArray], Iterable[tuple[str, Any]]]
+
+
+def refuse_rounded(table: pa.Table, data: bytes, written: Written) -> None:
+    found = {field.name: _large_floats(table.column(field.name)) for field in table.schema}
+    large = {name: rows for name, rows in found.items() if len(rows)}
     if not large or not INTEGER.search(data):
         return
-    for name, value in written(large):
+    for name, value in written(list(large), np.unique(np.concatenate(list(large.values())))):
         odd = _rounded(value, table.schema.field(name).type)
         if odd is not None:
             raise pa.ArrowInvalid(
@@ -41,36 +40,30 @@ def refuse_rounded(table: pa.Table, data: bytes, written: Callable[[Rows], Value
             )
 
 
-def values_of_lines(lines: bytes, count: int, rows: Rows) -> Iterator[tuple[str, Any]]:
-    found = [line for line in lines.split(b"\n") if line.strip()]
-    if len(found) != count:
-        return  # not an object on each line, which is said elsewhere
-    for name, numbers in rows.items():
-        for number in numbers.tolist():
-            if INTEGER.search(found[number]):
-                yield name, json.loads(found[number]).get(name)
-
-
-def values_of_cells(
-    as_text: Callable[[list[str]], pa.Table], rows: Rows
+def values_of_lines(
+    lines: bytes, count: int, columns: list[str], rows: IntArray
 ) -> Iterator[tuple[str, Any]]:
-    texts = as_text(list(rows))
-    for name, numbers in rows.items():
-        for cell in texts.column(name).take(to_arrow(numbers)).to_pylist():
-            if written := CELL.fullmatch(cell or ""):
-                yield name, int(written[1])
+    found = [line for line in lines.split(b"\n") if line.strip()]
+    if len(found) == count:  # else it is not an object on each line, which is said elsewhere
+        for line in filter(INTEGER.search, map(found.__getitem__, rows.tolist())):
+            row = json.loads(line)
+            yield from ((name, row.get(name)) for name in columns)
+
+
+def values_of_cells(texts: pa.Table, rows: IntArray) -> Iterator[tuple[str, int]]:
+    for name in texts.column_names:
+        for cell in texts.column(name).take(to_arrow(rows)).to_pylist():
+            if CELL.fullmatch(cell or ""):
+                yield name, int(cell)
 
 
 def _large_floats(column: Any) -> IntArray:
     """Rows with a float of 2^53 or more, positive or negative, int64."""
-    kind = column.type
-    types = pa.types
+    kind, types = column.type, pa.types
     if types.is_floating(kind):
-        ends = pc.min_max(column).as_py()
-        if not any(end is not None and abs(end) >= LARGEST for end in ends.values()):
-            return NONE
-        values = to_numpy(one_chunk(column.fill_null(0)))
-        return np.flatnonzero(np.abs(values) >= LARGEST)
+        ends = pc.min_max(column).as_py().values()
+        if any(end is not None and abs(end) >= LARGEST for end in ends):
+            return np.flatnonzero(np.abs(to_numpy(one_chunk(column.fill_null(0)))) >= LARGEST)
     if types.is_struct(kind):
         return np.concatenate([NONE, *map(_large_floats, column.flatten())])
     if types.is_list(kind):

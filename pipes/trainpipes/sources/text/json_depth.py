@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
-from trainpipes.sources.text.format import FEED
+from trainpipes.sources.text.cutters import FEED
 
 #: Brackets within each other, the row's own among them: more levels than this Arrow's messages do not have.
 MOST_DEPTH = 64

@@ -6,7 +6,6 @@ import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -19,15 +18,12 @@ from trainpipes._internal.secrets import without_query
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.compressed.streams import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.text.block_scan import Start
+from trainpipes.sources.text.cutters import FEED, RETURN, Bytes, Cutter
 from trainpipes.sources.text.exact_integers import refuse_rounded, values_of_cells
 from trainpipes.sources.text.format import (
     BOM,
-    FEED,
     MAX_ROW_BYTES,
-    RETURN,
-    Bytes,
-    Cutter,
-    Start,
     TextFormat,
 )
 from trainpipes.sources.text.text_reader import TextReader
@@ -94,8 +90,7 @@ class ReadCsv(TextReader):
             self.quote,
             None if self.column_names is None else tuple(self.column_names),
             tuple(self.null_values),
-            exact=self.schema is None,
-            max_row_bytes=self.most_row_bytes,
+            **self.common,
         )
 
 
@@ -110,20 +105,20 @@ def delimiter_of(path: str) -> str:
     return "\t" if name.endswith(TABBED) else ","
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Csv(TextFormat):
     name: ClassVar[str] = "CSV"
     rule: ClassVar[str] = (
         "a row has a cell for each column, and quotes around cells with delimiters"
     )
     reader: ClassVar[str] = "read_csv"
+    shaped_by: ClassVar[tuple[str, ...]] = ("delimiter", "quote", "names", "nulls")
     names_columns: ClassVar[bool] = True
 
     delimiter: str | None = None
     quote: str | None = '"'
     names: tuple[str, ...] | None = None
     nulls: tuple[str, ...] = ("",)
-    exact: bool = False
 
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
         at = len(BOM) if head.startswith(BOM) else 0
@@ -193,8 +188,8 @@ class Csv(TextFormat):
                 texts = as_text(list(start.names))
                 schema = _texts(n for n in texts.column_names if _longest(texts[n]) > LONG_CELL)
             found = self._parsed(data, start, schema, names, whole)
-        if self.exact:
-            refuse_rounded(found, data, partial(values_of_cells, as_text))
+        if self.inferred:
+            refuse_rounded(found, data, lambda names, rows: values_of_cells(as_text(names), rows))
         return found
 
     def _parsed(

@@ -17,18 +17,12 @@ import pyarrow.json as pj
 from trainpipes._internal.text import cut
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.text.block_scan import PIECE_BYTES
+from trainpipes.sources.text.block_scan import PIECE_BYTES, Start
+from trainpipes.sources.text.cutters import FEED, RETURN, SPACE, Bytes, Cutter, LineCutter
 from trainpipes.sources.text.exact_integers import refuse_rounded, values_of_lines
 from trainpipes.sources.text.format import (
     BOM,
-    FEED,
     MAX_ROW_BYTES,
-    RETURN,
-    SPACE,
-    Bytes,
-    Cutter,
-    LineCutter,
-    Start,
     TextFormat,
 )
 from trainpipes.sources.text.json_depth import check_depth, check_types, refuse_deep
@@ -94,17 +88,15 @@ class ReadJson(TextReader):
 
     @property
     def form(self) -> Json:
-        return Json(exact=self.schema is None, max_row_bytes=self.most_row_bytes)
+        return Json(**self.common)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Json(TextFormat):
     name: ClassVar[str] = "JSON"
     rule: ClassVar[str] = "a row is one object, whole on its line or in the file's one array"
     reader: ClassVar[str] = "read_json"
     between: ClassVar[bytes] = b"," + WHITE
-
-    exact: bool = False
 
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
         at = len(BOM) if head.startswith(BOM) else 0
@@ -140,7 +132,7 @@ class Json(TextFormat):
             pj.ParseOptions(explicit_schema=kinds, unexpected_field_behavior=unexpected),
         )
         check_types(found.schema.types, data)
-        if self.exact:
+        if self.inferred:
             refuse_rounded(found, data, partial(values_of_lines, data, len(found)))
         return found if kinds is None or kinds.equals(schema) else found.cast(schema)
 

@@ -11,17 +11,13 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import ColumnName
 from trainpipes.engine.layout import IntArray
+from trainpipes.sources.text.block_scan import Start
+from trainpipes.sources.text.cutters import FEED, Bytes, Cutter, LineCutter, filled_lines
 from trainpipes.sources.text.format import (
     BOM,
-    FEED,
     MAX_ROW_BYTES,
     MOST_ROW_BYTES,
-    Bytes,
-    Cutter,
-    LineCutter,
-    Start,
     TextFormat,
-    filled_lines,
 )
 from trainpipes.sources.text.text_reader import TextReader
 
@@ -59,13 +55,14 @@ class ReadText(TextReader):
 
     @property
     def form(self) -> PlainText:
-        return PlainText(self.unit, self.output_column, max_row_bytes=self.most_row_bytes)
+        return PlainText(self.unit, self.output_column, **self.common)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class PlainText(TextFormat):
     name: ClassVar[str] = "text"
     reader: ClassVar[str] = "read_text"
+    shaped_by: ClassVar[tuple[str, ...]] = ("unit",)
 
     unit: Unit = "line"
     column: str = "text"
