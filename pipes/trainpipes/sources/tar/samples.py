@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,6 @@ KEY = "__key__"
 MOST_PADDING = 1 << 20
 #: Bytes that are decoded at once, about; and of one Arrow column of bytes, at most.
 BLOCK_BYTES, MOST_BYTES = 4 << 20, 1 << 30
-#: Bytes between two members over which both are read as one.
-GAP = 64 << 10
 #: Bytes of a member beyond which its column is of a large type.
 MOST_MEMBER = (1 << 31) - 1
 
@@ -55,18 +54,14 @@ class Members(Layout):
     starts: dict[str, IntArray]
     sizes: dict[str, IntArray]
 
-    def span(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        begins, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    def ranges(self, rows: IntArray) -> list[tuple[int, int]]:
+        """Where members of some rows lie with their headers, extension by extension."""
+        found: list[tuple[int, int]] = []
         for starts, sizes in zip(self.starts.values(), self.sizes.values(), strict=True):
             there = rows[sizes[rows] >= 0]
-            begins.append(starts[there] - BLOCK)
-            ends.append(starts[there] + sizes[there])
-        begin, end = np.concatenate(begins), np.concatenate(ends)
-        order = np.argsort(begin, kind="stable")
-        begin, end = begin[order], np.maximum.accumulate(end[order])
-        apart = np.flatnonzero(begin[1:] > end[:-1] + GAP)
-        kept = slice(0, len(begin))  # of none there is neither a first nor a last
-        return begin[np.append(0, apart + 1)[kept]], end[np.append(apart, -1)[kept]]
+            begins, ends = starts[there] - BLOCK, starts[there] + sizes[there]
+            found += zip(begins.tolist(), ends.tolist(), strict=True)
+        return found
 
 
 class TarSamples(Format):
@@ -109,10 +104,7 @@ class TarSamples(Format):
         self, layout: Layout, block: int, columns: Sequence[str] | None
     ) -> list[tuple[int, int]]:
         assert isinstance(layout, Members)
-        if layout.compression:
-            return []
-        begin, end = layout.span(_rows_of(layout, block))
-        return list(zip(begin.tolist(), end.tolist(), strict=True))
+        return [] if layout.compression else layout.ranges(_rows_of(layout, block))
 
     def decode(
         self, data: Any, layout: Layout, block: int, columns: Sequence[str] | None
@@ -129,27 +121,23 @@ class TarSamples(Format):
         return [self._batch(data, layout, each) for each in np.split(rows, edges[1:-1])]
 
     def _batch(self, data: Any, layout: Members, rows: IntArray) -> pa.RecordBatch:
-        places, parts = _content(data, layout, rows)
-        columns = []
-        for field in self.schema:
-            if field.name == KEY:
-                columns.append(layout.keys.take(to_arrow(rows)))
-                continue
-            starts, sizes = layout.starts[field.name][rows], layout.sizes[field.name][rows]
-            number = np.searchsorted(places, starts, side="right") - 1
-            own = starts - places[number] if len(places) else starts
-            lengths = np.maximum(sizes, 0)
-            if not layout.compression:
-                _check_headers(parts, number, own, sizes)
-            each = zip(number.tolist(), own.tolist(), (own + lengths).tolist(), strict=True)
-            content = b"".join([parts[n][a:b] for n, a, b in each if a < b])
-            offsets = np.append(0, np.cumsum(lengths)).astype(offset_dtype(field.type))
+        columns = {KEY: layout.keys.take(to_arrow(rows))}
+        parts = iter(_parts(data, layout, rows))
+        for name, each in layout.sizes.items():
+            kind, sizes = self.schema.field(name).type, each[rows]
+            own = list(islice(parts, int((sizes >= 0).sum())))
+            if own and not layout.compression:
+                _check_headers(own)
+            content = b"".join([part[BLOCK:] for part in own])
+            ends = np.append(0, np.cumsum(np.maximum(sizes, 0))).astype(offset_dtype(kind))
             valid = to_arrow(sizes >= 0).buffers()[1] if (sizes < 0).any() else None
-            buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(content)]
-            columns.append(pa.Array.from_buffers(field.type, len(rows), buffers))
-            if field.type in (pa.string(), pa.large_string()):
-                _check_text(columns[-1], field.name)
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+            buffers = [valid, pa.py_buffer(ends), pa.py_buffer(content)]
+            columns[name] = pa.Array.from_buffers(kind, len(rows), buffers)
+            if kind in (pa.string(), pa.large_string()):
+                _check_text(columns[name], name)
+        return pa.RecordBatch.from_arrays(
+            [columns[n] for n in self.schema.names], schema=self.schema
+        )
 
     def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
         lines = [("columns", ", ".join(self.schema.names))]
@@ -166,29 +154,25 @@ def _rows_of(layout: Layout, block: int) -> IntArray:
     return np.arange(stop - int(layout.rows[block]), stop, dtype=np.int64)
 
 
-def _content(data: Any, layout: Members, rows: IntArray) -> tuple[IntArray, list[memoryview]]:
-    begin, end = layout.span(rows)
-    if not len(begin):
-        return begin, []
+def _parts(data: Any, layout: Members, rows: IntArray) -> list[memoryview]:
+    ranges = layout.ranges(rows)
     if layout.compression:
-        start, stop = int(begin[0]) + BLOCK, int(end[-1])
-        content = data.read(start, stop)
-        if len(content) < stop - start:
+        first, last = min(ranges, default=(0, 0))[0], max((stop for _, stop in ranges), default=0)
+        whole = data.read(first, last)
+        if len(whole) < last - first:
             raise OtherBytesError("it has become shorter")
-        return np.array([start]), [memoryview(content)]
-    mapped = data.mapped()
-    if mapped is not None:
-        return np.zeros(1, dtype=np.int64), [memoryview(mapped)]
-    return begin, data.read(list(zip(begin.tolist(), end.tolist(), strict=True)))
+    else:
+        first, whole = 0, data.mapped()
+        if whole is None:
+            found: list[memoryview] = data.read(ranges)
+            return found
+    view = memoryview(whole)
+    return [view[start - first : stop - first] for start, stop in ranges]
 
 
-def _check_headers(
-    parts: Sequence[memoryview], number: IntArray, starts: IntArray, sizes: IntArray
-) -> None:
-    there = np.flatnonzero(sizes >= 0)
-    for n in there[[0, -1]].tolist() if len(there) else []:
-        begin = int(starts[n]) - BLOCK
-        if not is_header(bytes(parts[number[n]][begin : begin + BLOCK]), int(sizes[n])):
+def _check_headers(parts: Sequence[memoryview]) -> None:
+    for part in (parts[0], parts[-1]):
+        if not is_header(bytes(part[:BLOCK]), len(part) - BLOCK):
             raise OtherBytesError("a member is not where the index, or the .idx beside it, says")
 
 
@@ -260,26 +244,43 @@ def members_in(
         if columns is None and not nulls:
             first = filled["kind_of"][: filled["counts"][0]].tolist()
             chosen = [filled["kinds"][n] for n in first]
-    pairs, names = list(zip(layouts, archives, strict=True)), store.files.names
-    found = [_members(*each, chosen) for each in pairs]
-    if nulls:
-        return found
-    for name in chosen:
-        lacking = [np.flatnonzero(each.sizes[name] < 0) for each in found]
-        _refuse(lacking, f"has no member {name!r}", names, archives, caller)
-    for name in kinds if columns is None else ():
-        if name not in chosen:
-            rows = [np.flatnonzero(_members(*each, [name]).sizes[name] >= 0) for each in pairs]
-            _refuse(rows, f"alone has a member {name!r}", names, archives, caller)
+    found = [_members(*each, chosen) for each in zip(layouts, archives, strict=True)]
+    for name in () if nulls else kinds if columns is None else chosen:
+        rows = [_odd_rows(each, name, name in chosen) for each in archives]
+        count = sum(map(len, rows))
+        if count:
+            file = next(n for n, each in enumerate(rows) if len(each))
+            row, path = int(rows[file][0]), store.files.names[file]
+            what = f"{'has no' if name in chosen else 'alone has a'} member {name!r}"
+            more = f", and {count - 1:,} more" if count > 1 else ""
+            raise SchemaError(
+                f"{caller}: sample {archives[file]['keys'][row]!r} of {path} {what}{more}: choose with "
+                'columns=[...] what all samples have, or pass missing="null"',
+                path=path,
+                row=row,
+                stage=caller,
+            )
     return found
 
 
+def _row_of(archive: dict[str, Any]) -> IntArray:
+    return np.repeat(np.arange(len(archive["keys"]), dtype=np.int64), archive["counts"])
+
+
+def _odd_rows(archive: dict[str, Any], name: str, wanted: bool) -> IntArray:
+    """Rows that lack a member, or have one that is not wanted."""
+    number = archive["kinds"].index(name) if name in archive["kinds"] else -1
+    having = _row_of(archive)[archive["kind_of"] == number]
+    if not wanted:
+        return having
+    return np.setdiff1d(np.arange(len(archive["keys"])), having, assume_unique=True)
+
+
 def _members(layout: Layout, archive: dict[str, Any], chosen: Sequence[str]) -> Members:
-    kinds, rows = archive["kinds"], len(archive["keys"])
-    row_of = np.repeat(np.arange(rows, dtype=np.int64), archive["counts"])
+    rows, row_of = len(archive["keys"]), _row_of(archive)
     starts, sizes = {}, {}
     for kind in chosen:
-        number = kinds.index(kind) if kind in kinds else -1
+        number = archive["kinds"].index(kind) if kind in archive["kinds"] else -1
         which = np.flatnonzero(archive["kind_of"] == number)
         starts[kind] = np.zeros(rows, dtype=np.int64)
         sizes[kind] = np.full(rows, -1, dtype=np.int64)
@@ -289,25 +290,3 @@ def _members(layout: Layout, archive: dict[str, Any], chosen: Sequence[str]) -> 
     numbers = layout.rows, layout.start, layout.stop, layout.schema
     compression = archive["compression"]
     return Members(*numbers, compression=compression, keys=keys, starts=starts, sizes=sizes)
-
-
-def _refuse(
-    rows: Sequence[IntArray],
-    what: str,
-    names: Sequence[str],
-    archives: Sequence[dict[str, Any]],
-    caller: str,
-) -> None:
-    count = sum(map(len, rows))
-    if not count:
-        return
-    file = next(n for n, each in enumerate(rows) if len(each))
-    row, path = int(rows[file][0]), names[file]
-    more = f", and {count - 1:,} more" if count > 1 else ""
-    raise SchemaError(
-        f"{caller}: sample {archives[file]['keys'][row]!r} of {path} {what}{more}: choose with columns=[...] "
-        'what all samples have, or pass missing="null"',
-        path=path,
-        row=row,
-        stage=caller,
-    )
