@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,40 +18,19 @@ from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.shards.shard_rows import ShardOpener
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.errors import DataError, TrainpipesError
-from trainpipes.sources.mixed.fair_queue import by_rows, by_tokens, phases_of, whole_weights
-from trainpipes.sources.mixed.mix_weights import MixRules
+from trainpipes.sources.mixed.fair_queue import (
+    PLACES,
+    RowOrder,
+    by_tokens,
+    phases_of,
+    whole_weights,
+)
+
+if TYPE_CHECKING:
+    from trainpipes.sources.mixed.mixture import Mixture
 
 #: A source's cursor before so many more of its rows; None at the start of a pass.
 CursorAfter = Callable[[int], "dict[str, Any] | None"]
-
-
-@dataclass(eq=False)
-class MixSource:
-    name: str
-    opener: ShardOpener
-    ids: Callable[[IntArray], IntArray]
-    lengths: Callable[[Block], IntArray] | None
-
-    def expect(self, shard: int, epoch: int, cursor: dict[str, Any] | None) -> None:
-        if cursor is None or not cursor.get("gone"):
-            ShardRuns(self.opener, shard, epoch, cursor)
-
-    def mixed(self, block: Block) -> tuple[Block, list[int]]:
-        block.ids = self.ids(block.ids)
-        if block.made_of is not None:
-            block.made_of = block.made_of._replace(ids=self.ids(block.made_of.ids))
-        return block, [] if self.lengths is None else self.lengths(block).tolist()
-
-    def named(self, error: Exception) -> None:
-        stage, row = getattr(error, "_trainpipes", (None, None))
-        if row is not None:
-            own = int(self.ids(np.array([row], dtype=np.int64))[0])
-            error._trainpipes = stage, own  # type: ignore[attr-defined]
-        elif isinstance(error, TrainpipesError):
-            error.source = error.source or self.name
-            error.message = f"{error.message} (in source {self.name!r} of a mix)"
-        else:
-            error.add_note(f"in source {self.name!r} of a mix")
 
 
 class SourceRows:
@@ -58,13 +39,19 @@ class SourceRows:
     """
 
     def __init__(
-        self, source: MixSource, shard: int, epoch: int, cursor: dict[str, Any] | None
+        self,
+        mixture: Mixture,
+        name: str,
+        opener: ShardOpener,
+        shard: int,
+        epoch: int,
+        cursor: dict[str, Any] | None,
     ) -> None:
-        self.gone = cursor is not None and bool(cursor.get("gone"))
+        self.gone = bool((cursor or {}).get("gone"))
         self.left = self.passes = 0
-        self._source, self._start = source, cursor
-        self._first_epoch = source.opener.plan.chain.first_epoch(epoch)
-        self._runs = None if self.gone else ShardRuns(source.opener, shard, epoch, cursor)
+        self._mixture, self._name, self._start = mixture, name, cursor
+        self._first_epoch = opener.plan.chain.first_epoch(epoch)
+        self._runs = None if self.gone else ShardRuns(opener, shard, epoch, cursor)
         self._made: PlacedRun | None = None
         self._block: Block | None = None
         self._lengths: list[int] = []
@@ -74,17 +61,33 @@ class SourceRows:
     def fill(self) -> None:
         assert self._runs is not None
         self._put_by()
+        lengths, ids = self._mixture.rules.lengths, partial(self._mixture.ids.of, self._name)
         try:
             found = self._runs.next()
             assert found is not None
         except Exception as error:
-            self._source.named(error)
+            self._tell_source(error)
             raise
-        made, run = found
-        self._block, self._lengths = self._source.mixed(run.block.slice(made.first, made.last))
-        self._made = made
-        self.left, self._begin = made.last - made.first, 0
+        self._made, run = found
+        block = self._block = run.block.slice(self._made.first, self._made.last)
+        block.ids = ids(block.ids)
+        if block.made_of is not None:
+            block.made_of = block.made_of._replace(ids=ids(block.made_of.ids))
+        self._lengths = [] if lengths is None else lengths(block).tolist()
+        self.left, self._begin = len(block), 0
         self.passes = self._runs.epoch - self._first_epoch
+
+    def _tell_source(self, error: Exception) -> None:
+        stage, row = getattr(error, "_trainpipes", (None, None))
+        said = f"in source {self._name!r} of a mix"
+        if row is not None:
+            own = self._mixture.ids.of(self._name, np.array([row], dtype=np.int64))
+            error._trainpipes = stage, int(own[0])  # type: ignore[attr-defined]
+        elif isinstance(error, TrainpipesError):
+            error.source = error.source or self._name
+            error.message = f"{error.message} ({said})"
+        else:
+            error.add_note(said)
 
     @property
     def lengths(self) -> list[int]:
@@ -110,43 +113,34 @@ class SourceRows:
         return lambda count: {**made.cursor(used + count), **gone}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stretch:
-    """Draws between which no source was read on."""
+    """Draws between which no source was read on, and the states within them."""
 
-    first: int  # of its rows among those of the run
+    names: tuple[str, ...]
+    epoch: int
+    row: int  # of the epoch, the first one's
+    tokens: int  # drawn before it
     order: IntArray  # source of each row, int64
     lengths: IntArray | None  # tokens of each row, int64; None where rows are counted
     ahead: tuple[int, ...]  # how far each source is ahead before it
     weights: tuple[int, ...]
-    tokens: int  # drawn before it
-    cursors: tuple[CursorAfter, ...]  # give for each source that after so many of its rows
-
-
-@dataclass(frozen=True, eq=False)
-class MixCursors:
-    """The states within a run that begins after ``row`` rows of an epoch of the mix."""
-
-    names: tuple[str, ...]
-    epoch: int
-    row: int
-    stretches: list[Stretch]
+    cursors: list[CursorAfter]  # give for each source that after so many of its rows
 
     def at(self, row: int) -> dict[str, Any]:
-        stretch = self.stretches[bisect_right(self.stretches, row, key=lambda one: one.first) - 1]
-        order = stretch.order[: row - stretch.first]
+        order = self.order[:row]
         counts = np.bincount(order, minlength=len(self.names)).tolist()
         state: dict[str, Any] = {"epoch": self.epoch, "window": 0, "row": self.row + row}
         units = counts
-        if stretch.lengths is not None:
+        if self.lengths is not None:
             sums = np.zeros(len(self.names), dtype=np.int64)
-            np.add.at(sums, order, stretch.lengths[: len(order)])
+            np.add.at(sums, order, self.lengths[:row])
             units = sums.tolist()
-            state["tokens"] = stretch.tokens + sum(units)
-        state["ahead"] = list(moved_on(stretch.ahead, stretch.weights, units))
-        found = [after(count) for after, count in zip(stretch.cursors, counts, strict=True)]
-        named = zip(self.names, found, strict=True)
-        state["sources"] = {name: cursor for name, cursor in named if cursor is not None}
+            state["tokens"] = self.tokens + sum(units)
+        state["ahead"] = list(moved_on(self.ahead, self.weights, units))
+        each = zip(self.names, self.cursors, counts, strict=True)
+        found = ((name, after(count)) for name, after, count in each)
+        state["sources"] = {name: cursor for name, cursor in found if cursor is not None}
         return state
 
 
@@ -160,37 +154,40 @@ def moved_on(ahead: tuple[int, ...], weights: tuple[int, ...], units: list[int])
 STRETCHES = 4
 
 
-@dataclass(eq=False)
 class MixRuns:
-    _rules: MixRules
-    _sources: Sequence[MixSource]
-    _chain: Chain
-    _shard: int
-    state: InitVar[dict[str, Any]]
-    rows: InitVar[tuple[int, int]]
-    _first_epoch: int
+    """Runs of one shard of a mix. ``rows``: most rows in a run, and in the first one."""
 
-    def __post_init__(self, state: dict[str, Any], rows: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        mixture: Mixture,
+        openers: Mapping[str, ShardOpener],
+        chain: Chain,
+        shard: int,
+        state: dict[str, Any],
+        rows: tuple[int, int],
+        first_epoch: int,
+    ) -> None:
+        self._mixture, self._openers, self._chain = mixture, openers, chain
+        self._rules, self._shard, self._first_epoch = mixture.rules, shard, first_epoch
         self._run_rows, self._next_rows = rows
-        rules, shard, shards = self._rules, self._shard, self._chain.num_shards
-        self._phases = phases_of(shard, len(rules.names))
+        self._phases = phases_of(shard, len(openers))
         # Where the steps of the schedule begin, in this shard's own rows or tokens.
-        if rules.lengths is None:
-            self._starts = [slots_before(start, shard, shards) for start in rules.starts]
-        else:
-            self._starts = [-(-start // shards) for start in rules.starts]
+        shards, starts = chain.num_shards, self._rules.starts
+        self._starts = [slots_before(start, shard, shards) for start in starts]
+        if self._rules.lengths is not None:
+            self._starts = [-(-start // shards) for start in starts]
         self._enter(int(state["epoch"]), state)
 
     def _enter(self, epoch: int, state: dict[str, Any]) -> None:
-        names = self._rules.names
         self._epoch = epoch
         self._row = int(state.get("row", 0))
         self._tokens = int(state.get("tokens", 0))
-        self._ahead = tuple(state.get("ahead", (0,) * len(names)))
+        self._ahead = tuple(state.get("ahead", (0,) * len(self._openers)))
+        self._order: RowOrder | None = None
         cursors = state.get("sources", {})
         self._parts = [
-            SourceRows(source, self._shard, epoch, cursors.get(source.name))
-            for source in self._sources
+            SourceRows(self._mixture, name, opener, self._shard, epoch, cursors.get(name))
+            for name, opener in self._openers.items()
         ]
 
     def next_run(self) -> Run:
@@ -212,37 +209,38 @@ class MixRuns:
     # Draws
 
     def _draw(self) -> Run | None:
-        start, drawn = self._row, 0
-        stretches: list[Stretch] = []
+        drawn, stretches = 0, list[Stretch]()
         while drawn < self._next_rows and len(stretches) < STRETCHES * len(self._parts):
             weights = self._settle()
             if weights is None:
                 break
-            stretch = self._stretch(weights, drawn, self._next_rows - drawn)
-            stretches.append(stretch)
-            drawn += len(stretch.order)
+            stretches.append(self._stretch(weights, self._next_rows - drawn))
+            drawn += len(stretches[-1].order)
         if not stretches:
             return None
         self._next_rows = self._run_rows
-        base = MixCursors(self._rules.names, self._epoch, start, stretches)
-        order = np.concatenate([stretch.order for stretch in stretches])
-        cursors = Cursors.counting(base, np.arange(drawn + 1, dtype=np.int64))
-        return Run(self._gather(order), cursors)
+        orders = [stretch.order for stretch in stretches]
+        which = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
+        rows = np.concatenate([*map(np.arange, map(len, orders)), [len(orders[-1])]])
+        cursors = Cursors(tuple(stretches), np.append(which, len(orders) - 1), rows)
+        return Run(self._gather(np.concatenate(orders)), cursors)
 
-    def _stretch(self, weights: tuple[int, ...], first: int, rows: int) -> Stretch:
+    def _stretch(self, weights: tuple[int, ...], rows: int) -> Stretch:
         """Draws until a source has no row ready, or the schedule's next step."""
-        parts, ahead, tokens = self._parts, self._ahead, self._tokens
-        cursors = tuple(part.cursor_after() for part in parts)
+        parts, place = self._parts, (self._epoch, self._row, self._tokens)
+        ahead, cursors = self._ahead, [part.cursor_after() for part in parts]
         later = self._starts[self._step() + 1 :]
         lengths: IntArray | None = None
         if self._rules.lengths is None:
             most = min([rows, *(start - self._row for start in later[:1])])
-            order = by_rows(weights, ahead, self._phases, [part.left for part in parts], most)
+            if self._order is None or self._order.of != weights:
+                self._order = RowOrder(weights, ahead, self._phases)
+            order = self._order.take([part.left for part in parts], most)
             counts = np.bincount(order, minlength=len(parts)).tolist()
             self._ahead = moved_on(ahead, weights, counts)
         else:
             ready = [part.lengths for part in parts]
-            until = later[0] - tokens if later else None
+            until = later[0] - self._tokens if later else None
             found, self._ahead = by_tokens(weights, ahead, self._first(weights), ready, rows, until)
             order = np.array(found, dtype=np.int64)
             counts = np.bincount(order, minlength=len(parts)).tolist()
@@ -253,22 +251,20 @@ class MixRuns:
         for part, count in zip(parts, counts, strict=True):
             part.left -= count
         self._row += len(order)
-        return Stretch(first, order, lengths, ahead, weights, tokens, cursors)
+        return Stretch(self._rules.names, *place, order, lengths, ahead, weights, cursors)
 
     def _first(self, weights: tuple[int, ...]) -> int | None:
         """The source of the first row of all, another one in other shards."""
         if self._tokens or self._row:
             return None
-        place = phases_of(self._shard, 2)[0] * sum(weights)
-        return bisect_right(np.cumsum(np.array(weights, dtype=object)).tolist(), place // 1024)
+        place = phases_of(self._shard, 2)[0] * sum(weights) // PLACES
+        return bisect_right(list(accumulate(weights)), place)
 
     def _gather(self, order: IntArray) -> Block:
         joined = Block.join([piece for part in self._parts for piece in part.taken()])
         by_source = np.argsort(order, kind="stable")
         joined = self._rules.with_names(joined, order[by_source])
-        place = np.empty(len(order), dtype=np.int64)
-        place[by_source] = np.arange(len(order))
-        return joined.take(place)
+        return joined.take(np.argsort(by_source, kind="stable"))
 
     # What is drawn from
 

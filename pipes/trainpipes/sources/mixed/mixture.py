@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,11 @@ from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool
 from trainpipes.engine.shards.shard_rows import RUN_ROWS, ShardOpener, open_windows
+from trainpipes.engine.shards.shard_runs import ShardRuns
 from trainpipes.kinds.source import MixedWindows, RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.sources.combined.common_columns import united
-from trainpipes.sources.mixed.mix_runs import MixRuns, MixSource
+from trainpipes.sources.mixed.mix_runs import MixRuns
 from trainpipes.sources.mixed.mix_weights import MixRules
 
 #: Bits of a row's number that are its own, and that tell its source.
@@ -85,25 +85,25 @@ class MixWindows(MixedWindows):
     def __init__(self, plan: Plan, mixture: Mixture, pool: Pool | None, number: int) -> None:
         self._plan, self._mixture, self._pool = plan, mixture, pool
         self._epoch = plan.chain.first_epoch(number)
-        self._sources: list[MixSource] = []
+        self._openers: dict[str, ShardOpener] = {}
 
-    def _opened(self, shards: int) -> list[MixSource]:
+    def _opened(self, shards: int) -> dict[str, ShardOpener]:
         rules, plans = self._mixture.rules, self._plan.mixed
-        if not self._sources:
+        if not self._openers:
             for name, *weights in zip(rules.names, *rules.steps, strict=True):
                 windows = open_windows(plans[name], self._pool, self._epoch)
                 share = max(weights) / sum(rules.steps[0])
                 sharing = max(1, round(shards / max(2 * share, 0.01)))
                 # Runs are as long as the share asks for: others wait for the last row of each.
                 most = max(16, math.ceil(2 * share * RUN_ROWS))
-                opener = ShardOpener(plans[name], windows, sharing, most)
-                ids = partial(self._mixture.ids.of, name)
-                self._sources.append(MixSource(name, opener, ids, rules.lengths))
-        return self._sources
+                self._openers[name] = ShardOpener(plans[name], windows, sharing, most)
+        return self._openers
 
     def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
-        for source in self._opened(shards):
-            source.expect(shard, state["epoch"], state.get("sources", {}).get(source.name))
+        for name, opener in self._opened(shards).items():
+            cursor = state.get("sources", {}).get(name)
+            if not (cursor or {}).get("gone"):
+                ShardRuns(opener, shard, state["epoch"], cursor)  # asks for what it needs
 
     def open(
         self, shard: int, state: dict[str, Any], rows: tuple[int, int], shards: int, first: int
@@ -112,11 +112,11 @@ class MixWindows(MixedWindows):
         if _calls_rows(self._plan):
             few = max(8, chain.batch_size)
             rows = min(few, rows[0]), min(few, rows[1])
-        return MixRuns(self._mixture.rules, self._opened(shards), chain, shard, state, rows, first)
+        return MixRuns(self._mixture, self._opened(shards), chain, shard, state, rows, first)
 
     def close(self) -> None:
-        for source in self._sources:
-            source.opener.windows.close()
+        for opener in self._openers.values():
+            opener.windows.close()
 
 
 def _calls_rows(mix: Plan) -> bool:
