@@ -12,7 +12,7 @@ from trainpipes._internal.checks import column_names
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_rows import cut_evenly
+from trainpipes.sources.files.file_rows import cut_by_bytes, cut_evenly
 from trainpipes.sources.files.file_source import NumberedFiles
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.tar.samples import (
@@ -22,7 +22,6 @@ from trainpipes.sources.tar.samples import (
     Members,
     TarSamples,
     beside,
-    cut_by_bytes,
     members_in,
 )
 

@@ -24,6 +24,7 @@ from trainpipes.sources.compressed.streams import (
 )
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_bytes import FileBytes
+from trainpipes.sources.files.file_rows import cut_by_bytes
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError, packed, unpacked
 from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
@@ -184,17 +185,6 @@ def _check_text(column: pa.Array, name: str) -> None:
             f"a member {name!r} here is not text in UTF-8: {one_line(error)}; leave it out of "
             "read_webdataset(text=[...])"
         ) from error
-
-
-def cut_by_bytes(sizes: IntArray, most: int) -> IntArray:
-    """Edges of ranges of rows with at most so many bytes, or one row."""
-    edges, total = [0], 0
-    for row, size in enumerate(sizes.tolist()):
-        if total and total + size > most:
-            edges.append(row)
-            total = 0
-        total += size
-    return np.unique(np.array([*edges, len(sizes)], dtype=np.int64))
 
 
 def beside(files: FileList, job: Scan) -> dict[str, Any] | None:
