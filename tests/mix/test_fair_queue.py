@@ -166,24 +166,23 @@ def test_by_tokens_no_source_is_off_by_more_than_the_longest_row(
     rng = np.random.default_rng(seed)
     k = len(weights)
     lengths = [rng.integers(1, longest[i] + 1, 2000).tolist() for i in range(k)]
-    order, ahead = by_tokens(weights, (0,) * k, first, lengths, 500)
+    order = by_tokens(weights, (0,) * k, first, lengths, 500).tolist()
     waiting = [iter(own) for own in lengths]
     taken = [next(waiting[i]) for i in order]
     aheads = off(weights, order, taken)
     most = max(max(own) for own in lengths)
     assert max(abs(a) for row in aheads for a in row) <= most
-    assert [a * sum(weights) for a in aheads[-1]] == list(ahead)
 
 
 def test_a_row_100_times_as_long_waits_for_100_short_ones() -> None:
-    order, _ = by_tokens([1, 1], (0, 0), None, [[100] * 9, [1] * 900], 808)
+    order = by_tokens([1, 1], (0, 0), None, [[100] * 9, [1] * 900], 808).tolist()
     assert order.count(0) == 8
     assert order.count(1) == 800
 
 
 def test_it_ends_where_a_source_has_none_left() -> None:
     assert RowOrder([1, 1], (0, 0), phases_of(0, 2)).take([2, 9], 100).tolist().count(0) == 2
-    assert by_tokens([1, 1], (0, 0), None, [[1, 1], [1] * 9], 100)[0].count(0) == 2
+    assert by_tokens([1, 1], (0, 0), None, [[1, 1], [1] * 9], 100).tolist().count(0) == 2
 
 
 @examples(100)

@@ -91,7 +91,7 @@ def test_a_mix_is_its_sources_in_the_rule_s_order(
             lengths = [[max(1, row["n"]) for row in rows] for rows in own]
             place = phases_of(shard, 2)[0] * sum(whole) // 1024
             first = next(i for i in range(k) if sum(whole[: i + 1]) > place)
-            order = by_tokens(whole, (0,) * k, first, lengths, ROWS)[0]
+            order = by_tokens(whole, (0,) * k, first, lengths, ROWS).tolist()
         else:
             order = (
                 RowOrder(whole, (0,) * k, phases_of(shard, k)).take([ROWS + 1] * k, ROWS).tolist()

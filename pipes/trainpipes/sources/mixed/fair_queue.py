@@ -171,8 +171,8 @@ def _tight(
 def by_tokens(
     weights: Ints, ahead: Ints, first: int | None, lengths: Sequence[Ints], rows: int,
     tokens: int | None = None,
-) -> tuple[list[int], tuple[int, ...]]:  # fmt: skip
-    """The sources of the next rows, and how far each source is ahead after them."""
+) -> IntArray:  # fmt: skip
+    """The sources of the next rows, int64."""
     total = sum(weights)
     now = list(ahead)
     sources = [i for i, weight in enumerate(weights) if weight]
@@ -205,4 +205,4 @@ def by_tokens(
         weight = weights[chosen]
         release[chosen] = given // weight - own[k] + 1
         deadline[chosen] = -((-given - total * own[k]) // weight)
-    return found, tuple(a - w * t for a, w in zip(now, weights, strict=True))
+    return np.array(found, dtype=np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -14,8 +14,6 @@ import numpy as np
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.layout import IntArray, slots_before
-from trainpipes.engine.planning.chain import Chain
-from trainpipes.engine.shards.shard_rows import ShardOpener
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.errors import DataError, TrainpipesError
 from trainpipes.sources.mixed.fair_queue import (
@@ -27,7 +25,7 @@ from trainpipes.sources.mixed.fair_queue import (
 )
 
 if TYPE_CHECKING:
-    from trainpipes.sources.mixed.mixture import Mixture
+    from trainpipes.sources.mixed.mixture import MixWindows
 
 #: A source's cursor before so many more of its rows; None at the start of a pass.
 CursorAfter = Callable[[int], "dict[str, Any] | None"]
@@ -39,17 +37,12 @@ class SourceRows:
     """
 
     def __init__(
-        self,
-        mixture: Mixture,
-        name: str,
-        opener: ShardOpener,
-        shard: int,
-        epoch: int,
-        cursor: dict[str, Any] | None,
+        self, windows: MixWindows, name: str, shard: int, epoch: int, cursor: dict[str, Any] | None
     ) -> None:
         self.gone = bool((cursor or {}).get("gone"))
         self.left = self.passes = 0
-        self._mixture, self._name, self._start = mixture, name, cursor
+        self._mixture, self._name, self._start = windows.mixture, name, cursor
+        opener = windows.openers[name]
         self._first_epoch = opener.plan.chain.first_epoch(epoch)
         self._runs = None if self.gone else ShardRuns(opener, shard, epoch, cursor)
         self._made: PlacedRun | None = None
@@ -128,14 +121,10 @@ class Stretch:
     cursors: list[CursorAfter]  # give for each source that after so many of its rows
 
     def at(self, row: int) -> dict[str, Any]:
-        order = self.order[:row]
-        counts = np.bincount(order, minlength=len(self.names)).tolist()
+        order, lengths = self.order[:row], None if self.lengths is None else self.lengths[:row]
+        counts, units = (amounts(order, by, len(self.names)) for by in (None, lengths))
         state: dict[str, Any] = {"epoch": self.epoch, "window": 0, "row": self.row + row}
-        units = counts
-        if self.lengths is not None:
-            sums = np.zeros(len(self.names), dtype=np.int64)
-            np.add.at(sums, order, self.lengths[:row])
-            units = sums.tolist()
+        if lengths is not None:
             state["tokens"] = self.tokens + sum(units)
         state["ahead"] = list(moved_on(self.ahead, self.weights, units))
         each = zip(self.names, self.cursors, counts, strict=True)
@@ -149,6 +138,12 @@ def moved_on(ahead: tuple[int, ...], weights: tuple[int, ...], units: list[int])
     return tuple(a + total * u - w * given for a, w, u in zip(ahead, weights, units, strict=True))
 
 
+def amounts(order: IntArray, lengths: IntArray | None, sources: int) -> list[int]:
+    """Rows of each source, or the sums of their lengths."""
+    found: list[int] = np.bincount(order, lengths, sources).astype(np.int64).tolist()
+    return found
+
+
 #: Stretches of a run for each source. Where sources are small, runs are short, so that the next one comes
 #: soon; with runs of one stretch a row took 1.2 to 1.4 times as long.
 STRETCHES = 4
@@ -159,20 +154,18 @@ class MixRuns:
 
     def __init__(
         self,
-        mixture: Mixture,
-        openers: Mapping[str, ShardOpener],
-        chain: Chain,
+        windows: MixWindows,
         shard: int,
         state: dict[str, Any],
         rows: tuple[int, int],
-        first_epoch: int,
+        first: int,
     ) -> None:
-        self._mixture, self._openers, self._chain = mixture, openers, chain
-        self._rules, self._shard, self._first_epoch = mixture.rules, shard, first_epoch
+        self._windows, self._rules, self._chain = windows, windows.mixture.rules, windows.plan.chain
+        self._shard, self._first_epoch = shard, first
         self._run_rows, self._next_rows = rows
-        self._phases = phases_of(shard, len(openers))
+        self._phases = phases_of(shard, len(self._rules.names))
         # Where the steps of the schedule begin, in this shard's own rows or tokens.
-        shards, starts = chain.num_shards, self._rules.starts
+        shards, starts = self._chain.num_shards, self._rules.starts
         self._starts = [slots_before(start, shard, shards) for start in starts]
         if self._rules.lengths is not None:
             self._starts = [-(-start // shards) for start in starts]
@@ -182,12 +175,12 @@ class MixRuns:
         self._epoch = epoch
         self._row = int(state.get("row", 0))
         self._tokens = int(state.get("tokens", 0))
-        self._ahead = tuple(state.get("ahead", (0,) * len(self._openers)))
+        self._ahead = tuple(state.get("ahead", (0,) * len(self._rules.names)))
         self._order: RowOrder | None = None
         cursors = state.get("sources", {})
         self._parts = [
-            SourceRows(self._mixture, name, opener, self._shard, epoch, cursors.get(name))
-            for name, opener in self._openers.items()
+            SourceRows(self._windows, name, self._shard, epoch, cursors.get(name))
+            for name in self._rules.names
         ]
 
     def next_run(self) -> Run:
@@ -236,21 +229,19 @@ class MixRuns:
             if self._order is None or self._order.of != weights:
                 self._order = RowOrder(weights, ahead, self._phases)
             order = self._order.take([part.left for part in parts], most)
-            counts = np.bincount(order, minlength=len(parts)).tolist()
-            self._ahead = moved_on(ahead, weights, counts)
         else:
             ready = [part.lengths for part in parts]
             until = later[0] - self._tokens if later else None
-            found, self._ahead = by_tokens(weights, ahead, self._first(weights), ready, rows, until)
-            order = np.array(found, dtype=np.int64)
-            counts = np.bincount(order, minlength=len(parts)).tolist()
+            order = by_tokens(weights, ahead, self._first(weights), ready, rows, until)
             lengths = np.empty(len(order), dtype=np.int64)
-            for i, (own, count) in enumerate(zip(ready, counts, strict=True)):
-                lengths[order == i] = own[:count]
+            for i, own in enumerate(ready):
+                places = np.flatnonzero(order == i)
+                lengths[places] = own[: len(places)]
             self._tokens += int(lengths.sum())
-        for part, count in zip(parts, counts, strict=True):
+        for part, count in zip(parts, amounts(order, None, len(parts)), strict=True):
             part.left -= count
         self._row += len(order)
+        self._ahead = moved_on(ahead, weights, amounts(order, lengths, len(parts)))
         return Stretch(self._rules.names, *place, order, lengths, ahead, weights, cursors)
 
     def _first(self, weights: tuple[int, ...]) -> int | None:

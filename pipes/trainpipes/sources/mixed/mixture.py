@@ -83,24 +83,24 @@ class _Named(RunStage):
 
 class MixWindows(MixedWindows):
     def __init__(self, plan: Plan, mixture: Mixture, pool: Pool | None, number: int) -> None:
-        self._plan, self._mixture, self._pool = plan, mixture, pool
+        self.plan, self.mixture, self._pool = plan, mixture, pool
         self._epoch = plan.chain.first_epoch(number)
-        self._openers: dict[str, ShardOpener] = {}
+        self.openers: dict[str, ShardOpener] = {}
 
-    def _opened(self, shards: int) -> dict[str, ShardOpener]:
-        rules, plans = self._mixture.rules, self._plan.mixed
-        if not self._openers:
+    def _open(self, shards: int) -> None:
+        rules, plans = self.mixture.rules, self.plan.mixed
+        if not self.openers:
             for name, *weights in zip(rules.names, *rules.steps, strict=True):
                 windows = open_windows(plans[name], self._pool, self._epoch)
                 share = max(weights) / sum(rules.steps[0])
                 sharing = max(1, round(shards / max(2 * share, 0.01)))
                 # Runs are as long as the share asks for: others wait for the last row of each.
                 most = max(16, math.ceil(2 * share * RUN_ROWS))
-                self._openers[name] = ShardOpener(plans[name], windows, sharing, most)
-        return self._openers
+                self.openers[name] = ShardOpener(plans[name], windows, sharing, most)
 
     def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
-        for name, opener in self._opened(shards).items():
+        self._open(shards)
+        for name, opener in self.openers.items():
             cursor = state.get("sources", {}).get(name)
             if not (cursor or {}).get("gone"):
                 ShardRuns(opener, shard, state["epoch"], cursor)  # asks for what it needs
@@ -108,14 +108,14 @@ class MixWindows(MixedWindows):
     def open(
         self, shard: int, state: dict[str, Any], rows: tuple[int, int], shards: int, first: int
     ) -> MixRuns:
-        chain = self._plan.chain
-        if _calls_rows(self._plan):
-            few = max(8, chain.batch_size)
+        self._open(shards)
+        if _calls_rows(self.plan):
+            few = max(8, self.plan.chain.batch_size)
             rows = min(few, rows[0]), min(few, rows[1])
-        return MixRuns(self._mixture, self._opened(shards), chain, shard, state, rows, first)
+        return MixRuns(self, shard, state, rows, first)
 
     def close(self) -> None:
-        for opener in self._openers.values():
+        for opener in self.openers.values():
             opener.windows.close()
 
 
