@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import column_names
-from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import cut_by_bytes, cut_evenly
@@ -87,44 +86,28 @@ class ReadWebdataset(FileReader):
             job="reading headers of tar archives",
         )
         found = members_in(store, self.columns, self.missing == "null", caller)
-        sizes = [_sample_bytes(each) for each in found]
         edges, layouts = [], []
-        for each, own in zip(found, sizes, strict=True):
+        for each in found:
+            own = each.row_bytes(np.arange(len(each.keys)))
             pieces = blocks = cut_by_bytes(own, BLOCK_BYTES)
             if self.block_rows is not None:
                 blocks = cut_evenly(len(own), self.block_rows)
             elif each.compression:
                 blocks = pieces[[0, -1]] if len(own) else pieces
-            pieces = np.union1d(pieces, blocks)
+            pieces, ends = np.union1d(pieces, blocks), np.append(0, np.cumsum(own))
+            places = {"start": ends[pieces[:-1]], "stop": ends[pieces[1:]]}  # in all members' bytes
             edges.append(blocks)
-            nowhere = np.zeros(len(pieces) - 1, dtype=np.int64)
-            layouts.append(replace(each, rows=np.diff(pieces), start=nowhere, stop=nowhere))
+            layouts.append(replace(each, rows=np.diff(pieces), **places))
         names = [KEY, *found[0].sizes] if self.columns is None else self.columns
         schema = pa.schema([(name, self._type(name, found)) for name in names])
-        rows, total = sum(map(len, sizes)), sum(int(each.sum()) for each in sizes)
-        blocks_of = zip(edges, sizes, strict=True)
-        return NumberedFiles(
-            store,
-            TarSamples(schema),
-            layouts=layouts,
-            edges=edges,
-            schema=schema,
-            row_bytes=total / rows if rows else None,
-            block_bytes=np.concatenate(
-                [np.diff(np.append(0, np.cumsum(own))[edge]) for edge, own in blocks_of]
-            ).astype(np.float64),
-        )
+        rows = sum(int(layout.rows.sum()) for layout in layouts)
+        total = sum(int((layout.stop - layout.start).sum()) for layout in layouts)
+        row_bytes = total / rows if rows else None
+        how: Any = {"layouts": layouts, "edges": edges, "schema": schema, "row_bytes": row_bytes}
+        return NumberedFiles(store, TarSamples(schema), **how)
 
     def _type(self, name: str, found: Sequence[Members]) -> pa.DataType:
         is_text = name in (*self.text, KEY)
-        most = max(
-            (int(each.sizes[name].max(initial=0)) for each in found if name != KEY), default=0
-        )
-        if most > MOST_MEMBER:
+        if name != KEY and any(each.sizes[name].max(initial=0) > MOST_MEMBER for each in found):
             return pa.large_string() if is_text else pa.large_binary()
         return pa.string() if is_text else pa.binary()
-
-
-def _sample_bytes(layout: Members) -> IntArray:
-    none = np.zeros(len(layout.keys), dtype=np.int64)
-    return sum((np.maximum(each, 0) for each in layout.sizes.values()), none)

@@ -55,6 +55,10 @@ class Members(Layout):
     starts: dict[str, IntArray]
     sizes: dict[str, IntArray]
 
+    def row_bytes(self, rows: IntArray) -> IntArray:
+        none = np.zeros(len(rows), dtype=np.int64)
+        return sum((np.maximum(each[rows], 0) for each in self.sizes.values()), none)
+
     def ranges(self, rows: IntArray) -> list[tuple[int, int]]:
         """Where members of some rows lie with their headers, extension by extension."""
         found: list[tuple[int, int]] = []
@@ -117,8 +121,7 @@ class TarSamples(Format):
         self, data: FileBytes, layout: Layout, rows: IntArray, columns: Sequence[str] | None
     ) -> list[pa.RecordBatch]:
         assert isinstance(layout, Members)
-        sizes = sum(np.maximum(each[rows], 0) for each in layout.sizes.values())
-        edges = cut_by_bytes(np.broadcast_to(sizes, len(rows)), MOST_BYTES)
+        edges = cut_by_bytes(layout.row_bytes(rows), MOST_BYTES)
         return [self._batch(data, layout, each) for each in np.split(rows, edges[1:-1])]
 
     def _batch(self, data: Any, layout: Members, rows: IntArray) -> pa.RecordBatch:
