@@ -53,7 +53,7 @@ def rows_of(form: TextFormat, data: bytes, found: TextLayout) -> list[dict[str, 
     at = found.head.at
     for n, stop in enumerate(found.stop.tolist()):
         piece = data[at:stop]
-        table = form.parse(piece, found.head, form.fixed_schema)
+        table = form.parse(piece, found.head, form.schema)
         assert len(table) == found.rows[n] > 0
         assert check_of(piece) == found.checks[n]
         assert data.count(b"\n", 0, at) == found.lines[n]

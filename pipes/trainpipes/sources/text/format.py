@@ -40,8 +40,8 @@ LARGE = 4
 @dataclass(eq=False, kw_only=True)
 class TextFormat(Format):
     """A format of rows in text; ``rule`` tells what a row is, bytes of ``between`` may surround one; with
-    ``names_columns`` a file may lack a column. ``inferred``: types are not the user's; only ``strict``
-    refuses columns that ``schema`` lacks.
+    ``names_columns`` a file may lack a column. ``schema`` is that of all rows once it is known, ``inferred`` if it
+    is not the user's; only ``strict`` refuses columns that it lacks.
     """
 
     known_by_blocks = True
@@ -51,6 +51,7 @@ class TextFormat(Format):
     names_columns: ClassVar[bool] = False
     #: The options that rows' ends and inferred types depend on.
     shaped_by: ClassVar[tuple[str, ...]] = ()
+    no_rows: ClassVar[bytes] = b""
 
     block_rows: int | None = None
     max_row_bytes: int = MOST_ROW_BYTES
@@ -61,11 +62,6 @@ class TextFormat(Format):
 
     def __post_init__(self) -> None:
         self.again = ReadAgain()
-
-    @property
-    def fixed_schema(self) -> pa.Schema | None:
-        """The schema of all rows; None where they show it."""
-        return None
 
     @abstractmethod
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:

@@ -26,7 +26,7 @@ from trainpipes.sources.text.format import (
     MAX_ROW_BYTES,
     TextFormat,
 )
-from trainpipes.sources.text.text_reader import TextReader
+from trainpipes.sources.text.text_reader import TextReader, row_bytes
 
 TABBED = (".tsv", ".tab")
 #: Bytes that Arrow parses at once, unless a row has more: 4 MB take 1.6 times as long for each, since they do
@@ -66,7 +66,7 @@ class ReadCsv(TextReader):
     schema: pa.Schema | None = None
     infer: Literal["first", "all"] = "first"
     block_rows: int | None = None
-    max_row_bytes: int | str = MAX_ROW_BYTES
+    max_row_bytes: Annotated[int | str, row_bytes] = MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
@@ -114,6 +114,7 @@ class Csv(TextFormat):
     reader: ClassVar[str] = "read_csv"
     shaped_by: ClassVar[tuple[str, ...]] = ("delimiter", "quote", "names", "nulls")
     names_columns: ClassVar[bool] = True
+    no_rows: ClassVar[bytes] = b"\n"
 
     delimiter: str | None = None
     quote: str | None = '"'
@@ -228,9 +229,6 @@ class Csv(TextFormat):
         if numbers or one.type.equals(other.type):
             return super().wider(one, other)
         return one.with_type(pa.string())
-
-    def read_none(self, schema: pa.Schema) -> None:
-        self.parse(b"\n", Start(0, tuple(schema.names), self.delimiter or ","), schema)
 
 
 def _texts(names: Any) -> pa.Schema:

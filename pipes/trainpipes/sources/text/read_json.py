@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from trainpipes.sources.text.format import (
     TextFormat,
 )
 from trainpipes.sources.text.json_depth import check_depth, check_types, refuse_deep
-from trainpipes.sources.text.text_reader import TextReader
+from trainpipes.sources.text.text_reader import TextReader, row_bytes
 
 WHITE = b" \t\r\n"
 #: What a start says of a file that is one array.
@@ -81,7 +81,7 @@ class ReadJson(TextReader):
     schema: pa.Schema | None = None
     infer: Literal["first", "all"] = "first"
     block_rows: int | None = None
-    max_row_bytes: int | str = MAX_ROW_BYTES
+    max_row_bytes: Annotated[int | str, row_bytes] = MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
@@ -97,6 +97,7 @@ class Json(TextFormat):
     rule: ClassVar[str] = "a row is one object, whole on its line or in the file's one array"
     reader: ClassVar[str] = "read_json"
     between: ClassVar[bytes] = b"," + WHITE
+    no_rows: ClassVar[bytes] = b"{}\n"
 
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
         at = len(BOM) if head.startswith(BOM) else 0
@@ -165,9 +166,6 @@ class Json(TextFormat):
                 f"would be columns of {cells:,} values, most of them null: say the columns that are wanted "
                 "by schema=, or keep such objects as text, by json.dumps()"
             )
-
-    def read_none(self, schema: pa.Schema) -> None:
-        self.parse(b"{}\n", Start(), schema)
 
 
 class ArrayCutter:

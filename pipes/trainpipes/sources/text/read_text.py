@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from trainpipes.sources.text.format import (
     MOST_ROW_BYTES,
     TextFormat,
 )
-from trainpipes.sources.text.text_reader import TextReader
+from trainpipes.sources.text.text_reader import TextReader, row_bytes
 
 Unit = Literal["line", "paragraph", "document"]
 #: Lines that follow each other and have something.
@@ -48,7 +48,7 @@ class ReadText(TextReader):
     _: KW_ONLY
     output_column: ColumnName = "text"
     block_rows: int | None = None
-    max_row_bytes: int | str = MAX_ROW_BYTES
+    max_row_bytes: Annotated[int | str, row_bytes] = MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
@@ -67,9 +67,9 @@ class PlainText(TextFormat):
     unit: Unit = "line"
     column: str = "text"
 
-    @property
-    def fixed_schema(self) -> pa.Schema:
-        return pa.schema([(self.column, pa.string())])
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.schema = pa.schema([(self.column, pa.string())])
 
     def start(self, head: bytes, whole: bool, path: str) -> Start:
         return Start(len(BOM) if head.startswith(BOM) else 0)
@@ -87,7 +87,7 @@ class PlainText(TextFormat):
         else:
             data = data.replace(b"\r\n", b"\n") if b"\r" in data else data
             texts = _lines(data) if self.unit == "line" else _paragraphs(data)
-        return pa.table({self.column: texts}, schema=self.fixed_schema)
+        return pa.table({self.column: texts}, schema=self.schema)
 
 
 class _ParagraphCutter:

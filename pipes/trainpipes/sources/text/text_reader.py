@@ -20,7 +20,7 @@ from trainpipes.sources.files.format import Layout, OtherBytesError
 from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.schema import chosen, same_names, wider
-from trainpipes.sources.text.block_scan import PIECE_BYTES, TextLayout
+from trainpipes.sources.text.block_scan import PIECE_BYTES, Start, TextLayout
 from trainpipes.sources.text.format import MOST_ROW_BYTES, TextFormat
 
 #: Threads that index files of a server, at most.
@@ -29,19 +29,16 @@ MAX_THREADS = 16
 SAMPLED_FILES, SIZED_FILES = 16, 4
 
 
+def row_bytes(value: Any, option: str) -> int:
+    found = byte_count(value, option)
+    rule = f"a number of bytes up to {MOST_ROW_BYTES:,}, which Arrow holds in a text"
+    require(found <= MOST_ROW_BYTES, option, rule, value)
+    return found
+
+
 class TextReader(FileReader):
     has_blocks = True
     free = FileReader.free | {"max_row_bytes"}
-
-    def check(self) -> None:
-        super().check()
-        option = f"{self.name}(max_row_bytes)"
-        rule = f"a number of bytes up to {MOST_ROW_BYTES:,}, which Arrow holds in a text"
-        require(self.most_row_bytes <= MOST_ROW_BYTES, option, rule, self.options["max_row_bytes"])
-
-    @property
-    def most_row_bytes(self) -> int:
-        return byte_count(self.options["max_row_bytes"], f"{self.name}(max_row_bytes)")
 
     @property
     @abstractmethod
@@ -54,7 +51,7 @@ class TextReader(FileReader):
         given = self.options
         return {
             "block_rows": given["block_rows"],
-            "max_row_bytes": self.most_row_bytes,
+            "max_row_bytes": row_bytes(given["max_row_bytes"], f"{self.name}(max_row_bytes)"),
             "replace": given["errors"] == "replace",
             "inferred": "schema" in given and given["schema"] is None,
         }
@@ -116,15 +113,15 @@ class _Types:
         form = self.form
         if form.names_columns:
             self._check_names(self.columns if schema is None else schema.names)
-        if form.fixed_schema is not None:
+        if form.schema is not None:
             text = sum(float((each.stop - each.start).sum()) for each in self.layouts)
             rows = sum(int(each.rows.sum()) for each in self.layouts)
-            return form.fixed_schema, text / rows + 4 if rows else None
+            return form.schema, text / rows + 4 if rows else None
         if schema is None:
             return self._found()
         for field in schema:
             try:
-                form.read_none(pa.schema([field]))
+                form.parse(form.no_rows, Start(0, (field.name,), ","), pa.schema([field]))
             except pa.ArrowNotImplementedError as error:
                 raise ConfigError(
                     f"{self.caller}: schema= has column {field.name!r} as {field.type}, which is not read "
