@@ -40,8 +40,8 @@ LARGE = 4
 @dataclass(eq=False, kw_only=True)
 class TextFormat(Format):
     """A format of rows in text; ``rule`` tells what a row is, bytes of ``between`` may surround one; with
-    ``names_columns`` a file may lack a column. ``schema`` is that of all rows once it is known, ``inferred`` if it
-    is not the user's; only ``strict`` refuses columns that it lacks.
+    ``names_columns`` a file may lack a column. ``schema`` is that of all rows once it is known,
+    ``inferred`` if it is not the user's; only ``strict`` refuses columns that it lacks.
     """
 
     known_by_blocks = True

@@ -20,12 +20,8 @@ from trainpipes.sources.compressed.streams import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.block_scan import Start
 from trainpipes.sources.text.cutters import FEED, RETURN, Bytes, Cutter
-from trainpipes.sources.text.exact_integers import refuse_rounded, values_of_cells
-from trainpipes.sources.text.format import (
-    BOM,
-    MAX_ROW_BYTES,
-    TextFormat,
-)
+from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, TextFormat
+from trainpipes.sources.text.refused import refuse_rounded, values_of_cells
 from trainpipes.sources.text.text_reader import TextReader, row_bytes
 
 TABBED = (".tsv", ".tab")

@@ -19,13 +19,14 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.block_scan import PIECE_BYTES, Start
 from trainpipes.sources.text.cutters import FEED, RETURN, SPACE, Bytes, Cutter, LineCutter
-from trainpipes.sources.text.exact_integers import refuse_rounded, values_of_lines
-from trainpipes.sources.text.format import (
-    BOM,
-    MAX_ROW_BYTES,
-    TextFormat,
+from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, TextFormat
+from trainpipes.sources.text.refused import (
+    check_depth,
+    check_types,
+    refuse_deep,
+    refuse_rounded,
+    values_of_lines,
 )
-from trainpipes.sources.text.json_depth import check_depth, check_types, refuse_deep
 from trainpipes.sources.text.text_reader import TextReader, row_bytes
 
 WHITE = b" \t\r\n"

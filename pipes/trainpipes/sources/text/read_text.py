@@ -13,12 +13,7 @@ from trainpipes._internal.checks import ColumnName
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.text.block_scan import Start
 from trainpipes.sources.text.cutters import FEED, Bytes, Cutter, LineCutter, filled_lines
-from trainpipes.sources.text.format import (
-    BOM,
-    MAX_ROW_BYTES,
-    MOST_ROW_BYTES,
-    TextFormat,
-)
+from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, MOST_ROW_BYTES, TextFormat
 from trainpipes.sources.text.text_reader import TextReader, row_bytes
 
 Unit = Literal["line", "paragraph", "document"]
