@@ -199,14 +199,13 @@ def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
     plan = Plan.of([chain.opener.fresh(), *shard, Batch(size), Numbered(lengths)], quiet=True)
     mixture = plan.inputs.source
     assert isinstance(mixture, Mixture)
-    if mixture.rules.lengths is not None:
-        lengths.append(mixture.rules.lengths)
+    if mixture.lengths is not None:
+        lengths.append(mixture.lengths)
     drawn = counted(islice(walk(plan), batches), "looking at the mix", batches, "batches")
     return _shares(mixture, list(chain.opener.options["sources"]), drawn)
 
 
 def _shares(mixture: Mixture, names: Sequence[str], drawn: Iterable[Any]) -> Mixing:
-    rules = mixture.rules
     rows, amounts = np.zeros(len(names), np.int64), np.zeros(len(names))
     for ids, sizes in drawn:
         for path, places, _ in mixture.ids.split(ids):
@@ -214,14 +213,14 @@ def _shares(mixture: Mixture, names: Sequence[str], drawn: Iterable[Any]) -> Mix
             rows[number] += len(ids[places])
             amounts[number] += sizes[places].sum()
     total = max(1.0, float(amounts.sum()))
-    edges = np.minimum([*rules.starts, np.inf], total)
+    edges = np.minimum([*mixture.starts, np.inf], total)
     parts = np.array([after - before for before, after in pairwise(edges.tolist())])
     weights = [
-        [step[rules.names.index(name)] / sum(step) for name in names] for step in rules.steps
+        [step[mixture.names.index(name)] / sum(step) for name in names] for step in mixture.steps
     ]
     targets = parts @ np.array(weights) / parts.sum()
     return Mixing(
-        "rows" if rules.lengths is None else "tokens",
+        "rows" if mixture.lengths is None else "tokens",
         dict(zip(names, rows.tolist(), strict=True)),
         {name: round(amount) for name, amount in zip(names, amounts.tolist(), strict=True)},
         dict(zip(names, (amounts / total).tolist(), strict=True)),

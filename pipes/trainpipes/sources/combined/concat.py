@@ -56,7 +56,7 @@ class JoiningSource(CombiningSource):
         chains: dict[int, tuple[Inputs, Sequence[Stage]]] = {}
         columns = CommonColumns(self.name, str(self), chains, self.beside)
         parts = [
-            Part(number, chain, source, self.name, columns)
+            Part(number, chain, source, columns)
             for number, (chain, source) in enumerate(zip(self.chains, sources, strict=True))
         ]
         chains.update((part.number, (part.inputs, part.inputs.chain.steps)) for part in parts)

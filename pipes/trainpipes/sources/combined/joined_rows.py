@@ -41,19 +41,14 @@ class Part:
     """One pipeline's rows with their stages; row 0 comes after ``skipped`` rows of the source."""
 
     def __init__(
-        self,
-        number: int,
-        stages: Sequence[Stage],
-        source: RowSource | None,
-        caller: str,
-        columns: CommonColumns,
+        self, number: int, stages: Sequence[Stage], source: RowSource | None, columns: CommonColumns
     ) -> None:
-        self.number, self.columns, self._caller = number, columns, caller
+        self.number, self.columns = number, columns
         self.inputs = Inputs(arrange([stage.fresh() for stage in stages]), source)
         if not isinstance(self.inputs.source, RowSource):
             raise ConfigError(
-                f"{caller}(...) takes sources whose rows are counted before they are read, and source "
-                f"{number}, {self.inputs.chain.stages[0]}, is a stream: write its rows to files first, by "
+                f"{columns.caller}(...) takes sources whose rows are counted before they are read, and "
+                f"source {number}, {self.inputs.chain.stages[0]}, is a stream: write its rows to files first, by "
                 "write_parquet()"
             )
         self.source, blocks = self.inputs.source, self.inputs.blocks
@@ -95,7 +90,7 @@ class Part:
             chain = self.inputs.chain
             stages = chain.stages[chain.stages.index(chain.opener) :]
             types = self.inputs.first_keys() if any(stage.finds_types for stage in stages) else []
-            self._key = [*cache_key(stages, self._caller), types]
+            self._key = [*cache_key(stages, self.columns.caller), types]
         return [key, self._key, str((self.columns.wanted or {}).get(self.number))]
 
 

@@ -54,7 +54,7 @@ class SourceRows:
     def fill(self) -> None:
         assert self._runs is not None
         self._put_by()
-        lengths, ids = self._mixture.rules.lengths, partial(self._mixture.ids.of, self._name)
+        lengths, ids = self._mixture.lengths, partial(self._mixture.ids.of, self._name)
         try:
             found = self._runs.next()
             assert found is not None
@@ -160,14 +160,14 @@ class MixRuns:
         rows: tuple[int, int],
         first: int,
     ) -> None:
-        self._windows, self._rules, self._chain = windows, windows.mixture.rules, windows.plan.chain
+        self._windows, self._mixture, self._chain = windows, windows.mixture, windows.plan.chain
         self._shard, self._first_epoch = shard, first
         self._run_rows, self._next_rows = rows
-        self._phases = phases_of(shard, len(self._rules.names))
+        self._phases = phases_of(shard, len(self._mixture.names))
         # Where the steps of the schedule begin, in this shard's own rows or tokens.
-        shards, starts = self._chain.num_shards, self._rules.starts
+        shards, starts = self._chain.num_shards, self._mixture.starts
         self._starts = [slots_before(start, shard, shards) for start in starts]
-        if self._rules.lengths is not None:
+        if self._mixture.lengths is not None:
             self._starts = [-(-start // shards) for start in starts]
         self._enter(int(state["epoch"]), state)
 
@@ -175,12 +175,12 @@ class MixRuns:
         self._epoch = epoch
         self._row = int(state.get("row", 0))
         self._tokens = int(state.get("tokens", 0))
-        self._ahead = tuple(state.get("ahead", (0,) * len(self._rules.names)))
+        self._ahead = tuple(state.get("ahead", (0,) * len(self._mixture.names)))
         self._order: RowOrder | None = None
         cursors = state.get("sources", {})
         self._parts = [
             SourceRows(self._windows, name, self._shard, epoch, cursors.get(name))
-            for name in self._rules.names
+            for name in self._mixture.names
         ]
 
     def next_run(self) -> Run:
@@ -193,7 +193,7 @@ class MixRuns:
                 raise StopIteration
             if not self._row:
                 raise DataError(
-                    f"{self._rules.caller}: an epoch of the mix gave shard {self._shard} nothing, since a "
+                    f"{self._mixture.mix}: an epoch of the mix gave shard {self._shard} nothing, since a "
                     "source has no row there: lower num_shards in sharding_filter(), or "
                     'mix(stop="all_exhausted")'
                 )
@@ -224,7 +224,7 @@ class MixRuns:
         ahead, cursors = self._ahead, [part.cursor_after() for part in parts]
         later = self._starts[self._step() + 1 :]
         lengths: IntArray | None = None
-        if self._rules.lengths is None:
+        if self._mixture.lengths is None:
             most = min([rows, *(start - self._row for start in later[:1])])
             if self._order is None or self._order.of != weights:
                 self._order = RowOrder(weights, ahead, self._phases)
@@ -242,7 +242,7 @@ class MixRuns:
             part.left -= count
         self._row += len(order)
         self._ahead = moved_on(ahead, weights, amounts(order, lengths, len(parts)))
-        return Stretch(self._rules.names, *place, order, lengths, ahead, weights, cursors)
+        return Stretch(self._mixture.names, *place, order, lengths, ahead, weights, cursors)
 
     def _first(self, weights: tuple[int, ...]) -> int | None:
         """The source of the first row of all, another one in other shards."""
@@ -254,45 +254,45 @@ class MixRuns:
     def _gather(self, order: IntArray) -> Block:
         joined = Block.join([piece for part in self._parts for piece in part.taken()])
         by_source = np.argsort(order, kind="stable")
-        joined = self._rules.with_names(joined, order[by_source])
+        joined = self._mixture.with_names(joined, order[by_source])
         return joined.take(np.argsort(by_source, kind="stable"))
 
     # What is drawn from
 
     def _step(self) -> int:
-        drawn = self._row if self._rules.lengths is None else self._tokens
+        drawn = self._row if self._mixture.lengths is None else self._tokens
         return bisect_right(self._starts, drawn) - 1
 
     def _settle(self) -> tuple[int, ...] | None:
         """Have a row of each source ready; return the next weights, or None at the end of the mix's epoch."""
-        rules = self._rules
+        mixture = self._mixture
         while True:
-            own = rules.steps[self._step()]
+            own = mixture.steps[self._step()]
             active = [i for i, w in enumerate(own) if w and not self._parts[i].gone]
             left = False
             for i in active:
-                part, most = self._parts[i], rules.max_epochs[i]
+                part, most = self._parts[i], mixture.max_epochs[i]
                 if not part.left:
                     part.fill()
-                if rules.stop == "first_exhausted":
+                if mixture.mix.stop == "first_exhausted":
                     if part.passes >= (most or 1):
                         return None
                 elif most is not None and part.passes >= most:
                     part.gone = left = True
             if left:
                 continue
-            if not active and rules.stop == "repeat":
+            if not active and mixture.mix.stop == "repeat":
                 raise DataError(
-                    f"{rules.caller}: every source with a weight has reached its limit of "
+                    f"{mixture.mix}: every source with a weight has reached its limit of "
                     "max_epochs: leave one without a limit"
                 )
-            if not active or (rules.stop == "all_exhausted" and self._all_exhausted()):
+            if not active or (mixture.mix.stop == "all_exhausted" and self._all_exhausted()):
                 return None
             if len(active) == sum(w > 0 for w in own):
                 return own
             return whole_weights([own[i] if i in active else 0 for i in range(len(own))], sum(own))
 
     def _all_exhausted(self) -> bool:
-        later = self._rules.steps[self._step() :]
+        later = self._mixture.steps[self._step() :]
         wanted = [i for i, column in enumerate(zip(*later, strict=True)) if any(column)]
         return all(self._parts[i].gone or self._parts[i].passes > 0 for i in wanted)

@@ -1,21 +1,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from numbers import Rational, Real
-from typing import Any, Literal
-
-import pyarrow as pa
+from typing import Any
 
 from trainpipes._internal.checks import require, several
-from trainpipes.columns.arrays import python_to_arrow, to_arrow
-from trainpipes.columns.block import Block
-from trainpipes.engine.layout import IntArray
-from trainpipes.errors import SchemaError
-from trainpipes.sources.combined.common_columns import columns_of, said
 
 #: Steps that a linear stretch of a schedule is made of.
 LINEAR_STEPS = 64
@@ -91,57 +83,3 @@ def by_size(sizes: Mapping[str, int], temperature: float | None) -> dict[str, Fr
     most = max(sizes.values())
     shares = {name: (size / most) ** (1 / temperature) for name, size in sizes.items()}
     return {name: Fraction(max(1, round(share * SIZE_WEIGHTS))) for name, share in shares.items()}
-
-
-Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
-
-
-@dataclass(frozen=True)
-class MixRules:
-    """How sources, sorted by name, are mixed: steps of whole weights from ``starts`` in rows, or in tokens by
-    ``lengths``.
-    """
-
-    names: tuple[str, ...]
-    starts: tuple[int, ...]
-    steps: tuple[tuple[int, ...], ...]
-    max_epochs: tuple[int | None, ...]
-    stop: Stop
-    lengths: Callable[[Block], IntArray] | None
-    output_column: str | None
-    caller: object
-
-    def epoch_rows(self, sizes: Mapping[str, int | None]) -> float | None:
-        """About how many rows an epoch has, where that is known."""
-        first, counted = self.stop == "first_exhausted", [sizes[name] for name in self.names]
-        if self.stop == "repeat" or self.lengths or len(self.steps) > 1 or None in counted:
-            return None
-        total = sum(self.steps[0])
-        parts = zip(counted, self.steps[0], self.max_epochs, strict=True)
-        ends = [(n or 0) * total / w * (limit or 1 if first else 1) for n, w, limit in parts if w]
-        return min(ends) if first else max(ends)
-
-    def with_names(self, block: Block, source: IntArray) -> Block:
-        column, data = self.output_column, block.data
-        if column is None:
-            return block
-        if isinstance(data, pa.Table):
-            names = set(data.column_names)
-        elif isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
-            names = {name for row in data for name in row}
-        else:
-            raise SchemaError(
-                f"{self.caller}: output_column={column!r} needs rows with columns, got "
-                f"{said(columns_of(data))}; make dicts with map() in the sources",
-                stage=str(self.caller),
-            )
-        if column in names:
-            raise SchemaError(
-                f"{self.caller}: the rows have a column {column!r} already; give output_column another name",
-                stage=str(self.caller),
-            )
-        if isinstance(data, pa.Table):
-            added = python_to_arrow(self.names, pa.string()).take(to_arrow(source))
-            return block.with_data(data.append_column(column, added))
-        rows = zip(data, source.tolist(), strict=True)
-        return block.with_data([{**row, column: self.names[i]} for row, i in rows])

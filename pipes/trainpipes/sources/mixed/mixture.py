@@ -3,13 +3,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.columns.arrays import python_to_arrow, to_arrow
+from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.inputs import Inputs
@@ -17,11 +19,11 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool
 from trainpipes.engine.shards.shard_rows import RUN_ROWS, ShardOpener, open_windows
 from trainpipes.engine.shards.shard_runs import ShardRuns
+from trainpipes.errors import SchemaError
 from trainpipes.kinds.source import MixedWindows, RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.sources.combined.common_columns import united
+from trainpipes.sources.combined.common_columns import columns_of, said, united
 from trainpipes.sources.mixed.mix_runs import MixRuns
-from trainpipes.sources.mixed.mix_weights import MixRules
 
 #: Bits of a row's number that are its own, and that tell its source.
 ROW_BITS = 40
@@ -32,15 +34,31 @@ ROW_MASK = (1 << ROW_BITS) - 1
 Path = tuple[str, ...]
 
 
+#: Where an epoch ends, for ``explain()``.
+_ENDS = {
+    "all_exhausted": "an epoch ends when each has been gone through",
+    "first_exhausted": "an epoch ends with the first that has been gone through",
+    "repeat": "without an end",
+}
+
+
 @dataclass(eq=False)
 class Mixture(RowMixture):
+    """Rows of sources, mixed by steps of whole weights from ``starts`` on: rows or, by ``lengths``, tokens.
+    The sources have numbers in the order of their names.
+    """
+
+    mix: Any
     sources: Mapping[str, RowSource | RowStream]
     sizes: Mapping[str, int | None]
     data: Mapping[str, Any]
-    rules: MixRules
-    lines: list[tuple[str, str]]
+    starts: Sequence[int]
+    steps: Sequence[tuple[int, ...]]
+    lengths: Callable[[Block], IntArray] | None
 
     def __post_init__(self) -> None:
+        self.names = tuple(sorted(self.sources))
+        self.max_epochs = [self.mix.limits[name] for name in self.names]
         below = {n: s.ids if isinstance(s, Mixture) else None for n, s in self.sources.items()}
         self.ids: MixedIds = MixedIds(below)
 
@@ -48,7 +66,54 @@ class Mixture(RowMixture):
         return {"sources": dict(self.data)}
 
     def describe(self) -> list[tuple[str, str]]:
-        return self.lines
+        rows, mix = self._epoch_rows(), self.mix
+        lines = [("mix", f"{len(self.names)} sources by {mix.weight_by}; {_ENDS[mix.stop]}")]
+        for name, source in self.sources.items():
+            i, size = self.names.index(name), self.sizes[name]
+            shares = [step[i] / sum(step) for step in self.steps]
+            said = f"{shares[0]:.1%}" + (f" to {shares[-1]:.1%}" if len(shares) > 1 else "")
+            said += " with an unknown number of rows" if size is None else f", {size:,} rows"
+            if rows is not None and size:
+                times = min(rows * shares[0] / size, self.max_epochs[i] or math.inf)
+                said += f", gone through {times:.2f} times in an epoch of the mix"
+            lines.append((f"  {name}", said))
+            lines += [(f"    {label}", text) for label, text in source.describe()]
+        return lines
+
+    def _epoch_rows(self) -> float | None:
+        """About how many rows an epoch has, where that is known."""
+        first, counted = self.mix.stop == "first_exhausted", [self.sizes[n] for n in self.names]
+        if self.mix.endless or self.lengths or len(self.steps) > 1 or None in counted:
+            return None
+        total = sum(self.steps[0])
+        parts = zip(counted, self.steps[0], self.max_epochs, strict=True)
+        ends = [(n or 0) * total / w * (limit or 1 if first else 1) for n, w, limit in parts if w]
+        return min(ends) if first else max(ends)
+
+    def with_names(self, block: Block, source: IntArray) -> Block:
+        column, data = self.mix.output_column, block.data
+        if column is None:
+            return block
+        if isinstance(data, pa.Table):
+            names = set(data.column_names)
+        elif isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
+            names = {name for row in data for name in row}
+        else:
+            raise SchemaError(
+                f"{self.mix}: output_column={column!r} needs rows with columns, got "
+                f"{said(columns_of(data))}; make dicts with map() in the sources",
+                stage=str(self.mix),
+            )
+        if column in names:
+            raise SchemaError(
+                f"{self.mix}: the rows have a column {column!r} already; give output_column another name",
+                stage=str(self.mix),
+            )
+        if isinstance(data, pa.Table):
+            added = python_to_arrow(self.names, pa.string()).take(to_arrow(source))
+            return block.with_data(data.append_column(column, added))
+        rows = zip(data, source.tolist(), strict=True)
+        return block.with_data([{**row, column: self.names[i]} for row, i in rows])
 
     def windows(self, plan: Plan, pool: Pool | None, number: int) -> MixWindows:
         return MixWindows(plan, self, pool, number)
@@ -74,9 +139,9 @@ class _Named(RunStage):
     source: str
 
     def process(self, run: Run) -> Run:
-        rules, ids = self.mixture.rules, self.mixture.ids
-        number = np.full(len(run.block), rules.names.index(self.source), dtype=np.int64)
-        block = rules.with_names(run.block.of_epoch(run.block.epoch), number)
+        mixture, ids = self.mixture, self.mixture.ids
+        number = np.full(len(run.block), mixture.names.index(self.source), dtype=np.int64)
+        block = mixture.with_names(run.block.of_epoch(run.block.epoch), number)
         block.ids = ids.of(self.source, block.ids)
         return run.with_block(block)
 
@@ -88,11 +153,11 @@ class MixWindows(MixedWindows):
         self.openers: dict[str, ShardOpener] = {}
 
     def _open(self, shards: int) -> None:
-        rules, plans = self.mixture.rules, self.plan.mixed
+        mixture, plans = self.mixture, self.plan.mixed
         if not self.openers:
-            for name, *weights in zip(rules.names, *rules.steps, strict=True):
+            for name, *weights in zip(mixture.names, *mixture.steps, strict=True):
                 windows = open_windows(plans[name], self._pool, self._epoch)
-                share = max(weights) / sum(rules.steps[0])
+                share = max(weights) / sum(mixture.steps[0])
                 sharing = max(1, round(shards / max(2 * share, 0.01)))
                 # Runs are as long as the share asks for: others wait for the last row of each.
                 most = max(16, math.ceil(2 * share * RUN_ROWS))
