@@ -48,8 +48,8 @@ class Part:
         if not isinstance(self.inputs.source, RowSource):
             raise ConfigError(
                 f"{columns.caller}(...) takes sources whose rows are counted before they are read, and "
-                f"source {number}, {self.inputs.chain.stages[0]}, is a stream: write its rows to files first, by "
-                "write_parquet()"
+                f"source {number}, {self.inputs.chain.stages[0]}, is a stream: write its rows to files "
+                "first, by write_parquet()"
             )
         self.source, blocks = self.inputs.source, self.inputs.blocks
         # Of each block, rows that are used: all, but for ``take`` and ``skip``.

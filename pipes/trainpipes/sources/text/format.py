@@ -25,7 +25,7 @@ from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes, as_bytes
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError
 from trainpipes.sources.files.schema import unified
-from trainpipes.sources.text.block_scan import PIECE_BYTES, Start, TextLayout, check_of, scan
+from trainpipes.sources.text.block_scan import Start, TextLayout, check_of, scan
 from trainpipes.sources.text.cutters import Cutter
 from trainpipes.sources.text.row_errors import bad_row, bad_utf8, is_utf8
 
@@ -33,8 +33,6 @@ from trainpipes.sources.text.row_errors import bad_row, bad_utf8, is_utf8
 MAX_ROW_BYTES, MOST_ROW_BYTES = "256MB", 2_000_000_000
 #: What some programs write before UTF-8.
 BOM = b"\xef\xbb\xbf"
-#: How much larger than a piece a compressed block is, at which ``explain()`` says how to make it smaller.
-LARGE = 4
 
 
 @dataclass(eq=False, kw_only=True)
@@ -162,14 +160,9 @@ class TextFormat(Format):
         compressed = [each for each in layouts if isinstance(each, TextLayout) and each.compression]
         if not compressed:
             return []
-        largest = np.array([each.largest_block(self.block_rows) for each in compressed])
-        said = "can be read from every few MB on"
-        if count := int((largest > LARGE * PIECE_BYTES).sum()):
-            said = (
-                f"{count:,} of {len(layouts):,} files can only be read from "
-                f"few places on, up to {amount(largest.max())} apart: each shard, and each resume, reads "
-                "from the last such place. Write more files, or files of several members, by bgzip or pzstd"
-            )
+        most = amount(max(each.largest_block(self.block_rows) for each in compressed))
+        said = f"to come to a row, up to {most} are decompressed: for less, write files of several members, "
+        said += "by bgzip or pzstd"
         again = [("read again", f"{amount(self.again.bytes)} so far, in this process")]
         return [("compressed", said), *(again if self.again.bytes else [])]
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from trainpipes._internal.checks import byte_count, require
 from trainpipes._internal.progress import Progress
 from trainpipes.engine.pool import default_threads
-from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.errors import ConfigError, SchemaError, UnreadableError
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_source import FileSource
@@ -61,28 +61,25 @@ class TextReader(FileReader):
         shape = [getattr(form, name) for name in (*form.shaped_by, "block_rows", "max_row_bytes")]
         key = json.dumps([*shape, PIECE_BYTES, given.get("infer")])
         local = all(map(is_local, listed.systems))
-        for attempt in range(2):
-            store = IndexStore(listed, self.name, form.name, key, given["index"], PIECE_BYTES)
-            store.complete(
-                lambda job: form.scan(job.data, job.progress),
-                caller,
-                progress=_progress(f"indexing {form.name}", lambda file: int(listed.sizes[file])),
-                most=max(1, default_threads()) if local else MAX_THREADS,
-            )
-            layouts = [TextLayout.of(layout) for layout in store.layouts()]
-            types = _Types(store, layouts, form, caller, given.get("columns"), given.get("infer"))
-            try:
-                form.schema, row_bytes = types.of(given.get("schema"))
-            except OtherBytesError:
+        store = IndexStore(listed, self.name, form.name, key, given["index"], PIECE_BYTES)
+        store.complete(
+            lambda job: form.scan(job.data, job.progress),
+            caller,
+            progress=_progress(f"indexing {form.name}", lambda file: int(listed.sizes[file])),
+            most=max(1, default_threads()) if local else MAX_THREADS,
+        )
+        layouts = [TextLayout.of(layout) for layout in store.layouts()]
+        types = _Types(store, layouts, form, caller, given.get("columns"), given.get("infer"))
+        try:
+            form.schema, size = types.of(given.get("schema"))
+        except UnreadableError as error:
+            if isinstance(error.__cause__, OtherBytesError):
                 store.forget()  # what was kept is wrong
-                if attempt:
-                    raise
-            else:
-                break
+            raise
         form.strict = types.columns is None and form.inferred
         edges = [layout.edges(form.block_rows) for layout in layouts]
         how: Any = {"layouts": layouts, "edges": edges, "schema": form.schema}
-        source = FileSource(store, form, row_bytes=row_bytes, **how)
+        source = FileSource(store, form, row_bytes=size, **how)
         if given.get("schema") is not None:
             source.row_bytes = source.sampled(SIZED_FILES)
         return source
