@@ -111,13 +111,10 @@ class Lane:
             total = sum(part.rows * (size or 0) for part, size in zip(parts, sizes, strict=True))
             self.row_bytes = total / int(self.firsts[-1]) if known else None
         self.block_bytes: Any = None  # float64 [blocks]
-        if all(part.source.block_bytes is not None for part in parts):
-            self.block_bytes = np.concatenate(
-                [
-                    part.source.block_bytes * (part.lengths / np.maximum(1, part.source.lengths))
-                    for part in parts
-                ]
-            )
+        blocks: list[Any] = [part.source.block_bytes for part in parts]
+        if all(each is not None for each in blocks):
+            used = [part.lengths / np.maximum(1, part.source.lengths) for part in parts]
+            self.block_bytes = np.concatenate([a * b for a, b in zip(blocks, used, strict=True)])
 
     def cut(self, start: int, stop: int) -> list[tuple[Part, int, int, int]]:
         """The blocks that rows ``start`` to ``stop`` lie in: of which part, number, first row, and stop."""
@@ -346,10 +343,10 @@ class _JoinedReader:
                 if len(cuts) <= FEW_BLOCKS or block not in (blocks[0], blocks[-1]):
                     for part, own, _, _ in cuts:
                         wanted.setdefault(part, {})[own] = None
-        for part, own in wanted.items():
+        for part, numbers in wanted.items():
             reader = self._reader(part)
             if isinstance(reader, LooksAhead):
-                reader.expect(list(own))
+                reader.expect(list(numbers))
 
     def close(self) -> None:
         for reader in self._readers.values():

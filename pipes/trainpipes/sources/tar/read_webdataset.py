@@ -105,9 +105,9 @@ class ReadWebdataset(FileReader):
             elif each.compression:
                 blocks = pieces[[0, -1]] if len(own) else pieces
             pieces, ends = np.union1d(pieces, blocks), np.append(0, np.cumsum(own))
-            places = {"start": ends[pieces[:-1]], "stop": ends[pieces[1:]]}  # in all members' bytes
+            start, stop = ends[pieces[:-1]], ends[pieces[1:]]  # in the bytes of all members
             edges.append(blocks)
-            layouts.append(replace(each, rows=np.diff(pieces), **places))
+            layouts.append(replace(each, rows=np.diff(pieces), start=start, stop=stop))
         names = [KEY, *found[0].sizes] if self.columns is None else self.columns
         schema = pa.schema([(name, self._type(name, found)) for name in names])
         rows = sum(int(layout.rows.sum()) for layout in layouts)
@@ -320,7 +320,8 @@ def _odd_rows(archive: dict[str, Any], name: str, wanted: bool) -> IntArray:
     having = _row_of(archive)[archive["kind_of"] == number]
     if not wanted:
         return having
-    return np.setdiff1d(np.arange(len(archive["keys"])), having, assume_unique=True)
+    found: IntArray = np.setdiff1d(np.arange(len(archive["keys"])), having, assume_unique=True)
+    return found
 
 
 def _members(layout: Layout, archive: dict[str, Any], chosen: Sequence[str]) -> Members:

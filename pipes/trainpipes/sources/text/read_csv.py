@@ -103,7 +103,7 @@ def delimiter_of(path: str) -> str:
 
 @dataclass(eq=False)
 class Csv(TextFormat):
-    name: ClassVar[str] = "CSV"
+    name = "CSV"
     rule: ClassVar[str] = (
         "a row has a cell for each column, and quotes around cells with delimiters"
     )

@@ -94,7 +94,7 @@ class ReadJson(TextReader):
 
 @dataclass(eq=False)
 class Json(TextFormat):
-    name: ClassVar[str] = "JSON"
+    name = "JSON"
     rule: ClassVar[str] = "a row is one object, whole on its line or in the file's one array"
     reader: ClassVar[str] = "read_json"
     between: ClassVar[bytes] = b"," + WHITE

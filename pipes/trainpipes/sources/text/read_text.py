@@ -55,7 +55,7 @@ class ReadText(TextReader):
 
 @dataclass(eq=False)
 class PlainText(TextFormat):
-    name: ClassVar[str] = "text"
+    name = "text"
     reader: ClassVar[str] = "read_text"
     shaped_by: ClassVar[tuple[str, ...]] = ("unit",)
 
