@@ -82,7 +82,7 @@ class Concat(JoiningSource):
     columns where another source gives columns.
 
     Args:
-        pipelines: in this order.
+        pipelines: in this order, one by one or in a list.
 
     Raises:
         SchemaError: two pipelines have different columns or types; names both.
@@ -102,7 +102,7 @@ class Zip(JoiningSource):
     columns. ``split`` and ``sample`` without a key go by the rows of the first pipeline.
 
     Args:
-        pipelines: whose columns come in this order.
+        pipelines: whose columns come in this order; one by one or in a list.
 
     Raises:
         DataError: they have different numbers of rows; names both.
