@@ -57,20 +57,21 @@ class Part:
         self._starts = blocks.firsts[:-1] + blocks.begins  # each block's first row that is used
         used = np.flatnonzero(self.lengths)
         self.skipped = int(self._starts[used[0]]) if len(used) else 0
+        self.first = 0  # row 0's number in its lane
         self._key: list[Any] | None = None
 
-    def read(self, reader: Reader, block: int, start: int, stop: int, first: int) -> Payload:
-        """Rows of a block after the pipeline's stages; ``first`` is the number of row 0 in its lane."""
+    def read(self, reader: Reader, block: int, start: int, stop: int) -> Payload:
+        """Rows of a block after the pipeline's stages."""
         begin, own = int(self._begins[block]), int(self._starts[block])
         data = read_rows(self.source, reader, block, begin + start, begin + stop)
-        return self._finished(data, np.arange(own + start, own + stop, dtype=np.int64), first)
+        return self._finished(data, np.arange(own + start, own + stop, dtype=np.int64))
 
-    def take(self, index: IntArray, first: int) -> Payload:
+    def take(self, index: IntArray) -> Payload:
         assert isinstance(self.source, RandomAccessSource)
         own = index + self.skipped
-        return self._finished(self.source.take(own), own, first)
+        return self._finished(self.source.take(own), own)
 
-    def _finished(self, data: Payload, rows: IntArray, first: int) -> Payload:
+    def _finished(self, data: Payload, rows: IntArray) -> Payload:
         try:
             block = put_through(self.inputs.chain.steps, Block(data, rows))
             return self.columns.of(self.number, block).data
@@ -79,7 +80,7 @@ class Part:
             if mark is not None and mark[1] is not None:
                 if not hasattr(error, "_place"):
                     error._place = self.inputs.place_of(mark[1])  # type: ignore[attr-defined]
-                error._trainpipes = (mark[0], mark[1] - self.skipped + first)  # type: ignore[attr-defined]
+                error._trainpipes = (mark[0], mark[1] - self.skipped + self.first)  # type: ignore[attr-defined]
             raise
 
     def block_key(self, block: int) -> list[Any] | None:
@@ -102,6 +103,8 @@ class Lane:
         self.lengths = np.concatenate([part.lengths for part in parts])
         self.edges: IntArray = np.append(0, np.cumsum(self.lengths)).astype(np.int64)
         self.firsts: IntArray = np.cumsum([0, *(part.rows for part in parts)], dtype=np.int64)
+        for part, first in zip(parts, self.firsts.tolist(), strict=False):
+            part.first = first
         self._blocks = np.cumsum([0, *(len(part.lengths) for part in parts)])
         self.by_number = all(isinstance(part.source, RandomAccessSource) for part in parts)
         sizes = [part.source.row_bytes for part in parts]
@@ -130,14 +133,11 @@ class Lane:
                 found.append((self.parts[number], own, low, max(low, high)))
         return found
 
-    def first_of(self, part: Part) -> int:
-        return int(self.firsts[part.number]) if len(self.parts) > 1 else 0
-
     def take(self, index: IntArray) -> Payload:
         if len(self.parts) == 1:
-            return self.parts[0].take(index, 0)
+            return self.parts[0].take(index)
         parts, back = parts_of(self.firsts, index)
-        found = [self.parts[n].take(rows, int(self.firsts[n])) for n, rows in parts]
+        found = [self.parts[n].take(rows) for n, rows in parts]
         if back is None:
             return found[0]
         return take_payload(join_payloads(found), back) if found else []
@@ -145,7 +145,7 @@ class Lane:
     def inputs_of(self, row: int) -> tuple[Inputs, int]:
         """The pipeline that a row is of, and its number in the source there."""
         part = self.parts[int(np.searchsorted(self.firsts, row, side="right")) - 1]
-        return part.inputs, row - self.first_of(part) + part.skipped
+        return part.inputs, row - part.first + part.skipped
 
 
 class JoinedRows(RowSource):
@@ -327,7 +327,7 @@ class _JoinedReader:
         first, columns = int(self._source.edges[block]), []
         for lane in self._source.lanes:
             rows = [
-                part.read(self._reader(part), own, low, high, lane.first_of(part))
+                part.read(self._reader(part), own, low, high)
                 for part, own, low, high in lane.cut(first + start, first + stop)
             ]
             columns.append(rows[0] if len(rows) == 1 else join_payloads(rows))

@@ -22,16 +22,14 @@ def checked_weights(weights: Any, names: Sequence[str], option: str) -> dict[str
     rule = f"a dict with a number for each source ({', '.join(names)})"
     good = isinstance(weights, Mapping) and set(weights) == set(names)
     require(good, option, rule, weights, "0 leaves a source out")
-    for name, value in weights.items():
+    found = {}
+    for name in names:
+        value = weights[name]
         good = is_number(value) and value >= 0
         require(good, f"{option}: {name!r}", "a number of 0 or more", value)
-    require(any(weights.values()), option, "more than 0 for one source at least", weights)
-    return {
-        name: Fraction(
-            weights[name] if isinstance(weights[name], Rational) else repr(float(weights[name]))
-        )
-        for name in names
-    }
+        found[name] = Fraction(value if isinstance(value, Rational) else repr(float(value)))
+    require(any(found.values()), option, "more than 0 for one source at least", weights)
+    return found
 
 
 def is_number(value: Any) -> bool:
