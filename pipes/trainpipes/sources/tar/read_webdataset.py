@@ -311,13 +311,14 @@ def members_in(
 
 
 def _row_of(archive: dict[str, Any]) -> IntArray:
-    return np.repeat(np.arange(len(archive["keys"]), dtype=np.int64), archive["counts"])
+    counts: IntArray = archive["counts"]
+    return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
 
 
 def _odd_rows(archive: dict[str, Any], name: str, wanted: bool) -> IntArray:
     """Rows that lack a member, or have one that is not wanted."""
     number = archive["kinds"].index(name) if name in archive["kinds"] else -1
-    having = _row_of(archive)[archive["kind_of"] == number]
+    having: IntArray = _row_of(archive)[archive["kind_of"] == number]
     if not wanted:
         return having
     found: IntArray = np.setdiff1d(np.arange(len(archive["keys"])), having, assume_unique=True)
