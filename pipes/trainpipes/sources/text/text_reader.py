@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,10 @@ from trainpipes._internal.checks import byte_count, require
 from trainpipes._internal.progress import Progress
 from trainpipes.engine.pool import default_threads
 from trainpipes.errors import ConfigError, SchemaError, UnreadableError
+from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage import Stage
+from trainpipes.sources.files.block_reader import explained
+from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.format import Layout, OtherBytesError
@@ -79,10 +82,9 @@ class TextReader(FileReader):
         form.strict = types.columns is None and form.inferred
         edges = [layout.edges(form.block_rows) for layout in layouts]
         how: Any = {"layouts": layouts, "edges": edges, "schema": form.schema}
-        source = FileSource(store, form, row_bytes=size, **how)
         if given.get("schema") is not None:
-            source.row_bytes = source.sampled(SIZED_FILES)
-        return source
+            size = types.row_bytes()
+        return FileSource(store, form, row_bytes=size, **how)
 
 
 def _progress(said: str, size: Callable[[int], int]) -> Callable[[list[int]], Progress]:
@@ -126,6 +128,20 @@ class _Types:
                     stage=self.caller,
                 ) from error
         return pa.schema(list(chosen(schema, self.columns, self.caller, "schema=").values())), None
+
+    def row_bytes(self) -> float | None:
+        """Bytes of an average row in memory, by the first pieces of some files."""
+        rows, size, files = 0, 0.0, self.store.files
+        for file in range(0, len(files), -(-len(files) // SIZED_FILES) or 1):
+            layout, place = self.layouts[file], Place(files.names[file])
+            if len(layout.rows):
+                with explained(place, kept_in=self.store.kept_in), ExitStack() as stack:
+                    opened: Any = self.form.open(open_bytes(files, file), layout)
+                    if layout.compression:
+                        stack.enter_context(closing(opened))
+                    table = pa.Table.from_batches(self.form.decode(opened, layout, 0, None))
+                rows, size = rows + len(table), size + table.nbytes
+        return size / rows if rows else None
 
     def _check_names(self, columns: Sequence[str] | None) -> None:
         paths = self.store.files.names
