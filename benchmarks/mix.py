@@ -22,7 +22,7 @@ import pyarrow as pa
 
 import trainpipes as tp
 from trainpipes.engine.layout import IntArray
-from trainpipes.sources.mixed.fair_queue import by_rows, by_tokens, phases_of
+from trainpipes.sources.mixed.fair_queue import RowOrder, by_tokens, phases_of
 
 SHARES = {"2 sources, 0.7 and 0.3": [0.7, 0.3], "10 sources": [31, 28, 23, 19, 17, 13, 11, 7, 5, 3]}
 #: Weights of the accuracy.
@@ -87,17 +87,10 @@ def cost(rows: int, repeats: int) -> Iterable[str]:
 
 def order_of(weights: list[int], rows: int, shard: int = 0) -> IntArray:
     """The sources of the first rows."""
-    k, total = len(weights), sum(weights)
-    ahead, found = (0,) * k, []
-    for start in range(0, rows, 10_000):
-        count = min(10_000, rows - start)
-        order = by_rows(weights, ahead, phases_of(shard, k), [count + 1] * k, count)
-        own = np.bincount(order, minlength=k).tolist()
-        ahead = tuple(
-            a + total * n - w * count for a, n, w in zip(ahead, own, weights, strict=True)
-        )
-        found.append(order)
-    return np.concatenate(found)
+    k = len(weights)
+    order = RowOrder(weights, [0] * k, phases_of(shard, k))
+    counts = [min(10_000, rows - start) for start in range(0, rows, 10_000)]
+    return np.concatenate([order.take([count + 1] * k, count) for count in counts])
 
 
 def choosing(rows: int, repeats: int) -> dict[str, float]:
@@ -134,8 +127,7 @@ def accuracy() -> Iterable[str]:
         yield f"| rows | {draws:,} | {off:.2f} rows | {off / draws:.1e} |"
     rng = np.random.default_rng(1)
     lengths = [rng.integers(1, most, DRAWS[-1]).tolist() for most in (2000, 200, 20)]
-    chosen, _ = by_tokens(weights, (0, 0, 0), None, lengths, DRAWS[-1])
-    order = np.array(chosen)
+    order = by_tokens(weights, (0, 0, 0), None, lengths, DRAWS[-1])
     taken = np.empty(len(order), dtype=np.int64)
     for n, own in enumerate(lengths):
         places = np.flatnonzero(order == n)

@@ -31,8 +31,7 @@ from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.kinds.options import same
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.arrow.read_arrow import ReadArrow
-from trainpipes.sources.combined.concat import Concat
-from trainpipes.sources.combined.zip import Zip
+from trainpipes.sources.combined.concat import Concat, Zip
 from trainpipes.sources.numpy.read_numpy import ReadNumpy
 from trainpipes.sources.own_format.read_files import ReadFiles
 from trainpipes.sources.parquet.read_parquet import ReadParquet

@@ -18,8 +18,7 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.arrow.from_arrow import FromArrow
 from trainpipes.sources.arrow.read_arrow import ReadArrow
-from trainpipes.sources.combined.concat import Concat
-from trainpipes.sources.combined.zip import Zip
+from trainpipes.sources.combined.concat import Concat, Zip
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.hf.from_hf import FromHf
 from trainpipes.sources.memmap.dataset import MemmapDataset

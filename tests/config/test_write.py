@@ -104,7 +104,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "sampler": (
         lambda: tp.from_memmap("m").shuffle(sampler=tp.samplers.RandomSampler(seed=1)),
-        f"shuffle(sampler): an object of trainpipes.samplers.uniform.RandomSampler {IN_CODE}",
+        f"shuffle(sampler): an object of trainpipes.samplers.orders.RandomSampler {IN_CODE}",
     ),
     "date": (
         lambda: ROWS.filter([("day", ">", datetime.date(2020, 1, 1))]),

@@ -17,7 +17,7 @@ import trainpipes as tp
 from drawn import examples
 from trainpipes.engine.shards import shard_rows
 from trainpipes.sources.mixed.fair_queue import (
-    by_rows,
+    RowOrder,
     by_tokens,
     common_total,
     phases_of,
@@ -91,9 +91,11 @@ def test_a_mix_is_its_sources_in_the_rule_s_order(
             lengths = [[max(1, row["n"]) for row in rows] for rows in own]
             place = phases_of(shard, 2)[0] * sum(whole) // 1024
             first = next(i for i in range(k) if sum(whole[: i + 1]) > place)
-            order = by_tokens(whole, (0,) * k, first, lengths, ROWS)[0]
+            order = by_tokens(whole, (0,) * k, first, lengths, ROWS).tolist()
         else:
-            order = by_rows(whole, (0,) * k, phases_of(shard, k), [ROWS + 1] * k, ROWS).tolist()
+            order = (
+                RowOrder(whole, (0,) * k, phases_of(shard, k)).take([ROWS + 1] * k, ROWS).tolist()
+            )
         waiting = [iter(rows) for rows in own]
         expected = [next(waiting[i]) for i in order]
         mine = found[shard::shards]

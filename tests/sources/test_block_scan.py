@@ -53,7 +53,7 @@ def rows_of(form: TextFormat, data: bytes, found: TextLayout) -> list[dict[str, 
     at = found.head.at
     for n, stop in enumerate(found.stop.tolist()):
         piece = data[at:stop]
-        table = form.parse(piece, found.head, form.fixed_schema)
+        table = form.parse(piece, found.head, form.schema)
         assert len(table) == found.rows[n] > 0
         assert check_of(piece) == found.checks[n]
         assert data.count(b"\n", 0, at) == found.lines[n]
@@ -67,7 +67,8 @@ def cut(
     form: TextFormat, data: bytes, sizes: list[int], piece: int, rows: int | None
 ) -> list[dict[str, object]]:
     with small(piece):
-        found = TextLayout.of(scan(parts(data, sizes), "", form, "x", len(data), rows))
+        form.block_rows = rows
+        found = TextLayout.of(scan(parts(data, sizes), "", form, "x", len(data)))
         if rows is not None:
             whole = np.cumsum(found.rows)
             assert set(range(rows, sum(found.rows), rows)) <= set(whole.tolist())

@@ -197,7 +197,7 @@ def test_names_in_a_csv_are_whole_or_below_a_folder(content, server, tmp_path):
         ("file_name,bytes\na.png,1\nb.png,2\n", tp.SchemaError, "rename it"),
         ("file_name,path\na.png,1\nb.png,2\n", tp.SchemaError, "a column 'path'.*rename it"),
         ("file_name,x\na.png,1\nb.png\n", tp.UnreadableError, "cannot be read as CSV"),
-        (None, tp.MissingFilesError, "is not there"),
+        (None, tp.MissingFilesError, "labels.csv"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused_with_a_way_out(content, error, said, tmp_path):

@@ -192,9 +192,9 @@ def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
     plan = Plan.of([chain.opener.fresh(), *shard, Batch(size), Numbered(lengths)], quiet=True)
     mixture = plan.inputs.source
     assert isinstance(mixture, Mixture)
-    rules, names = mixture.rules, list(chain.opener.options["sources"])
-    if rules.lengths is not None:
-        lengths.append(rules.lengths)
+    names = list(chain.opener.options["sources"])
+    if mixture.lengths is not None:
+        lengths.append(mixture.lengths)
     rows, amounts = np.zeros(len(names), np.int64), np.zeros(len(names))
     drawn = counted(islice(walk(plan), batches), "looking at the mix", batches, "batches")
     for ids, weighed in drawn:
@@ -203,12 +203,12 @@ def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
             rows[number] += len(ids[places])
             amounts[number] += weighed[places].sum()
     total = max(1.0, float(amounts.sum()))
-    parts = np.diff(np.minimum([*rules.starts, np.inf], total))
-    order = [rules.names.index(name) for name in names]
-    weights = np.array(rules.steps)[:, order]
+    parts = np.diff(np.minimum([*mixture.starts, np.inf], total))
+    order = [mixture.names.index(name) for name in names]
+    weights = np.array(mixture.steps)[:, order]
     targets = parts @ (weights / weights.sum(axis=1, keepdims=True)) / parts.sum()
     return Mixing(
-        "rows" if rules.lengths is None else "tokens",
+        "rows" if mixture.lengths is None else "tokens",
         dict(zip(names, rows.tolist(), strict=True)),
         dict(zip(names, amounts.round().astype(int).tolist(), strict=True)),
         dict(zip(names, (amounts / total).tolist(), strict=True)),

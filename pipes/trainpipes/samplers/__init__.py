@@ -5,14 +5,14 @@ position): in a pipeline, the order is the same on any number of ranks and worke
 ``DataLoader`` and torchdata's ``StatefulDataLoader``.
 """
 
-from trainpipes.samplers.row_sampler import BatchSampler, RowSampler
-from trainpipes.samplers.uniform import (
+from trainpipes.samplers.orders import (
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
+    WeightedRandomSampler,
 )
-from trainpipes.samplers.weighted import WeightedRandomSampler
+from trainpipes.samplers.row_sampler import BatchSampler, RowSampler
 
 __all__ = [
     "BatchSampler",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
@@ -13,53 +13,48 @@ from trainpipes.columns.bad_text import first_bad
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.joined import unlike
+from trainpipes.columns.payload import Payload
 from trainpipes.columns.row_types import NoColumn, fixed_shape, unite
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.value_column import UnfitRow, table_of_rows
 from trainpipes.engine.planning.as_columns import gives_objects, known_columns
 from trainpipes.engine.planning.first_rows import UnfitRows, find_schema, first_rows
 from trainpipes.engine.planning.inputs import Inputs, searching
-from trainpipes.errors import SchemaError
-from trainpipes.kinds.stage import Stage
-from trainpipes.sources.combined.row_kinds import (
-    OBJECTS,
-    ONCE,
-    columns_of,
-    difference,
-    in_columns,
-    is_python,
-    kind_of,
-    said,
-    united,
-)
+from trainpipes.errors import SchemaError, TrainpipesError
+from trainpipes.kinds.source import RowSource
+from trainpipes.kinds.stage import Stage, is_ours
 
 #: What a state knows the schema of a pipeline's rows by.
 KEY = "common"
-#: What the rows of each pipeline are to each other: rows of one sequence, or parts of the same rows.
-Joined = Literal["one sequence", "side by side"]
+#: Rows that are Python objects, and rows that can be read only once, of which no first one can be looked at.
+OBJECTS, ONCE = "Python objects", "once"
 
 
 @dataclass(eq=False)
 class CommonColumns:
-    """The columns that rows of several pipelines have alike, or side by side."""
+    """The columns that rows of several pipelines have alike or, if ``beside``, side by side."""
 
     caller: str
     stage: str
     parts: Mapping[Any, tuple[Inputs, Sequence[Stage]]]
-    joined: Joined = "one sequence"
+    beside: bool = False
 
     def __post_init__(self) -> None:
-        self._kinds: Mapping[Any, Any] = {}
         self._found: tuple[Mapping[Any, pa.Schema] | None] | None = None
-        self._first: tuple[Any, Any] | None = None
+
+    @property
+    def wanted(self) -> Mapping[Any, pa.Schema] | None:
+        """The columns of each pipeline's rows; None where they stay as they are."""
+        if self._found is None:
+            with searching:
+                if self._found is None:
+                    self._found = (self._find(),)
+        return self._found[0]
 
     def of(self, name: Any, block: Block) -> Block:
-        if not len(block):
+        if not len(block) or self.wanted is None:
             return block
-        wanted = self.wanted
-        if wanted is None:
-            return self._compared(name, block)
-        schema, data = wanted.get(name), block.within
+        schema, data = self.wanted.get(name), block.within
         if schema is None:  # no row of it was found when others were looked at
             return block
         if isinstance(data, list):
@@ -73,102 +68,9 @@ class CommonColumns:
         if difference(schema, columns_of(data), names_only=True) is not None:
             raise unlike(schema, data.schema)
         try:
-            return block.with_columns(lambda table: in_columns(table, schema))
+            return block.with_columns(lambda table: _in_columns(table, schema))
         except pa.ArrowException as error:
             raise self._unfit(name, block, schema, error) from error
-
-    @property
-    def wanted(self) -> Mapping[Any, pa.Schema] | None:
-        """The columns of each pipeline's rows; None where they stay as they are."""
-        if self._found is None:
-            with searching:
-                if self._found is None:
-                    self._found = (self._find(),)
-        return self._found[0]
-
-    def known(self) -> list[pa.Schema | None]:
-        return [known_columns(inputs, steps) for inputs, steps in self.parts.values()]
-
-    def changed(self, name: Any) -> str | None:
-        wanted = self.wanted
-        if wanted is None or wanted.get(name) == self._kinds.get(name):
-            return None
-        return str(wanted[name])
-
-    # What is wanted
-
-    def _find(self) -> Mapping[Any, pa.Schema] | None:
-        if all(is_python(inputs) for inputs, _ in self.parts.values()):
-            return None
-        found = {n: kind_of(*part, self.stage) for n, part in self.parts.items()}
-        self._kinds = kinds = {name: kind for name, kind in found.items() if kind is not None}
-        if not kinds:
-            return {}
-        given = {name: kind for name, kind in kinds.items() if isinstance(kind, pa.Schema)}
-        if len(given) < len(kinds):
-            if not given and self._stay(kinds):
-                return None
-            given = self._as_columns(kinds)
-        if self.joined == "side by side":
-            return given
-        return dict.fromkeys(self.parts, united(given, self._unlike, _wider))
-
-    def _stay(self, kinds: Mapping[Any, Any]) -> bool:
-        first, *others = kinds.values()
-        if (
-            OBJECTS in kinds.values()
-        ):  # stages above count on columns if a source without rows has them
-            maybe = all(gives_objects(inputs.chain.stages) for inputs, _ in self.parts.values())
-            return maybe and all(isinstance(kind, str) for kind in kinds.values())
-        if self.joined == "side by side":
-            return len({kind[0] is None for kind in (first, *others)}) == 1
-        return all(difference(first, kind) is None for kind in others)
-
-    def _as_columns(self, kinds: Mapping[Any, Any]) -> dict[Any, pa.Schema]:
-        found = {name: kind for name, kind in kinds.items() if isinstance(kind, pa.Schema)}
-        found |= {n: self._of_tensors(n, kinds) for n, k in kinds.items() if isinstance(k, tuple)}
-        alike = self.joined == "one sequence"
-        typed = {field.name for schema in found.values() for field in schema if alike}
-        for name, kind in kinds.items():
-            if kind == OBJECTS:
-                inputs, steps = self.parts[name]
-                find = partial(self._of_objects, name, steps, typed, kinds)
-                schema = inputs.schemas.get(KEY, find)
-                assert schema is not None
-                found[name] = schema
-        once = [name for name, kind in kinds.items() if kind == ONCE]
-        if once and (self.joined == "side by side" or not found):
-            raise SchemaError(
-                f"{self.caller}(): {_named(once[0])} gives Python objects that can't be read twice to "
-                "find their columns: give those by schema= of a map() in between, "
-                "schema=pa.schema([...])",
-                stage=self.stage,
-            )
-        return {name: found[name] for name in kinds if name in found}
-
-    def _of_tensors(self, name: Any, kinds: Mapping[Any, Any]) -> pa.Schema:
-        data = first_rows(*self.parts[name], self.stage)
-        assert isinstance(data, TensorRows)
-        other = next(own for own in kinds if own != name)
-        if data.names is None or kinds[name][0] is None:
-            raise self._unlike(name, said(kinds[name]), other, said(kinds[other]))
-        return table_of(data, self.stage).schema.remove_metadata()
-
-    def _of_objects(
-        self, name: Any, steps: Sequence[Stage], typed: set[str], kinds: Mapping[Any, Any]
-    ) -> pa.Schema:
-        try:
-            return find_schema(self.parts[name][0], steps, f"{self.caller}()", typed=typed)
-        except UnfitRows as error:
-            other = next((own for own, kind in kinds.items() if kind != OBJECTS), name)
-            raise SchemaError(
-                f"{self.caller}(): {self._rule} {_named(other)} has {said(kinds[other])}, "
-                f"{_named(name)} Python objects that make no columns: {error.message}; or have all "
-                "give Python objects, by map()",
-                path=error.path, row_group=error.row_group, row=error.row, stage=self.stage,
-            ) from error  # fmt: skip
-
-    # Rows that are made
 
     def _of_rows(self, name: Any, block: Block, schema: pa.Schema) -> pa.Table:
         rows: Any = block.data
@@ -184,9 +86,8 @@ class CommonColumns:
     def _unfit(self, name: Any, block: Block, schema: pa.Schema, error: Exception) -> SchemaError:
 
         def fails(start: int, stop: int) -> bool:
-            table: Any = block.slice(start, stop).data
             try:
-                in_columns(table, schema)
+                _in_columns(block.slice(start, stop).data, schema)
             except pa.ArrowException:
                 return True
             return False
@@ -203,39 +104,167 @@ class CommonColumns:
         error._trainpipes = self.stage, row
         return error
 
-    def _compared(self, name: Any, block: Block) -> Block:
-        if self.joined == "side by side":
-            return block
-        kind = columns_of(block.within)
-        first = self._first = self._first or (name, kind)
-        odd = difference(first[1], kind)
+    # What is wanted
+
+    def _find(self) -> Mapping[Any, pa.Schema] | None:
+        if all(_is_python(inputs) for inputs, _ in self.parts.values()):
+            return None
+        found = {name: self._kind(*part) for name, part in self.parts.items()}
+        kinds = {name: kind for name, kind in found.items() if kind is not None}
+        schemas = {name: kind for name, kind in kinds.items() if isinstance(kind, pa.Schema)}
+        if kinds and not schemas and self._stay(list(kinds.values())):
+            return None
+        schemas |= {n: self._of_tensors(n, kinds) for n, k in kinds.items() if isinstance(k, tuple)}
+        typed = set() if self.beside else {name for own in schemas.values() for name in own.names}
+        for name in (name for name, kind in kinds.items() if kind == OBJECTS):
+            inputs = self.parts[name][0]
+            schema = inputs.schemas.get(KEY, partial(self._of_objects, name, typed, kinds))
+            assert schema is not None
+            schemas[name] = schema
+        for name in (name for name, kind in kinds.items() if kind == ONCE):
+            if self.beside or not schemas:
+                raise SchemaError(
+                    f"{self.caller}(): {_named(name)} gives Python objects that can't be read twice to "
+                    "find their columns: give those by schema= of a map() in between, "
+                    "schema=pa.schema([...])",
+                    stage=self.stage,
+                )
+        schemas = {name: schemas[name] for name in kinds if name in schemas}
+        if self.beside or not schemas:
+            return schemas
+        return dict.fromkeys(self.parts, united(schemas, f"{self.caller}()", self.stage))
+
+    def _kind(self, inputs: Inputs, steps: Sequence[Stage]) -> Any:
+        """``columns_of``, ``ONCE``, or None for no rows."""
+        known = known_columns(inputs, steps)
+        if known is not None:
+            empty = isinstance(inputs.source, RowSource) and not inputs.blocks.rows
+            return None if empty else known
+        if _is_python(inputs):
+            return OBJECTS
+        if inputs.chain.opener.read_once:
+            return ONCE
+        try:
+            data = first_rows(inputs, steps, self.stage)
+        except Exception as error:
+            if isinstance(error, TrainpipesError) and not hasattr(error, "_trainpipes"):
+                raise
+            return None  # it is about a row, and raised when that is due
+        return None if data is None else columns_of(data)
+
+    def _stay(self, kinds: Sequence[Any]) -> bool:
+        if OBJECTS not in kinds:
+            return all(kind == kinds[0] or self.beside for kind in kinds)
+        # Stages above count on columns if a source without rows has them.
+        maybe = all(gives_objects(inputs.chain.stages) for inputs, _ in self.parts.values())
+        return maybe and all(isinstance(kind, str) for kind in kinds)
+
+    def _of_tensors(self, name: Any, kinds: Mapping[Any, Any]) -> pa.Schema:
+        data = first_rows(*self.parts[name], self.stage)
+        assert isinstance(data, TensorRows)
+        other = next(own for own in kinds if own != name)
+        if data.names is None or kinds[name][0] is None:
+            pair = name, said(kinds[name]), other, said(kinds[other])
+            raise _unlike(*pair, f"{self.caller}()", self.stage, self.beside)
+        return table_of(data, self.stage).schema.remove_metadata()
+
+    def _of_objects(self, name: Any, typed: set[str], kinds: Mapping[Any, Any]) -> pa.Schema:
+        try:
+            return find_schema(*self.parts[name], f"{self.caller}()", typed=typed)
+        except UnfitRows as error:
+            other = next((own for own, kind in kinds.items() if kind != OBJECTS), name)
+            raise SchemaError(
+                f"{self.caller}(): {_rule(self.beside)} {_named(other)} has {said(kinds[other])}, "
+                f"{_named(name)} Python objects that make no columns: {error.message}; or have all "
+                "give Python objects, by map()",
+                path=error.path, row_group=error.row_group, row=error.row, stage=self.stage,
+            ) from error  # fmt: skip
+
+
+def united(
+    schemas: Mapping[Any, pa.Schema], caller: str, stage: str, shaped: bool = True
+) -> pa.Schema:
+    """The columns that hold the values of all; only ``shaped`` refuses arrays of several shapes."""
+    (first, schema), *others = schemas.items()
+    fields = {field.name: (field, first) for field in schema}
+    for name, own in others:
+        odd = difference(schema, own, names_only=True)
         if odd is not None:
-            raise self._unlike(name, odd[1], first[0], odd[0])
-        if not isinstance(kind, pa.Schema):
-            return block
-        return block.with_columns(lambda table: in_columns(table, first[1]))
+            raise _unlike(name, odd[1], first, odd[0], caller, stage)
+        for field in own:
+            known, whose = fields[field.name]
+            try:
+                fields[field.name] = _wider(known, field, shaped), whose
+            except NoColumn:
+                has, other = (f"column {f.name!r} as {f.type}" for f in (field, known))
+                raise _unlike(name, has, whose, other, caller, stage) from None
+    return pa.schema([field for field, _ in fields.values()])
 
-    # Messages
 
-    @property
-    def _rule(self) -> str:
-        same = " the same" if self.joined == "one sequence" else ""
-        return f"rows of all sources have{same} columns, and"
+def _wider(one: pa.Field, other: pa.Field, shaped: bool) -> pa.Field:
+    shapes = {fixed_shape(field.type) for field in (one, other)} - {None}
+    if shaped and len(shapes) > 1:
+        raise NoColumn
+    return pa.field(one.name, unite(one.type, other.type), one.nullable or other.nullable)
 
-    def _unlike(self, name: Any, has: str, other: Any, other_has: str) -> SchemaError:
-        return SchemaError(
-            f"{self.caller}(): {self._rule} {_named(other)} has {other_has}, {_named(name)} {has}; "
-            "make them alike in one of the two, by select(), rename() or map_batches()",
-            stage=self.stage,
-        )
+
+def columns_of(data: Payload) -> Any:
+    """What rows of different sources must agree in: columns and types, or tensors' dtypes and shapes."""
+    if isinstance(data, pa.Table):
+        return data.schema.remove_metadata()
+    if isinstance(data, TensorRows):
+        some = data.slice(0, 0).tensors
+        return data.names, tuple((t.dtype, tuple(t.shape[1:])) for t in some)
+    return OBJECTS
+
+
+def difference(wanted: pa.Schema, found: Any, names_only: bool = False) -> tuple[str, str] | None:
+    """How two schemas differ, beyond the order (and, with ``names_only``, types); else None."""
+    for name in [*wanted.names, *found.names]:
+        one, other = (s.field(name).type if name in s.names else None for s in (wanted, found))
+        if one is None or other is None or not (names_only or one.equals(other)):
+            return _typed(name, one), _typed(name, other)
+    return None
+
+
+def _typed(name: str, kind: pa.DataType | None) -> str:
+    return f"no column {name!r}" if kind is None else f"column {name!r} as {kind}"
+
+
+def said(kind: Any) -> str:
+    if isinstance(kind, pa.Schema):
+        return f"Arrow columns {', '.join(kind.names)}"
+    if isinstance(kind, str):
+        return kind
+    names, shapes = kind
+    return f"tensors {', '.join(f'{dtype}{list(shape)}' for dtype, shape in shapes)}" + (
+        "" if names is None else f" named {', '.join(names)}"
+    )
+
+
+def _in_columns(table: Any, wanted: pa.Schema) -> pa.Table:
+    same = table.schema.remove_metadata().equals(wanted, check_metadata=True)
+    return table if same else table.select(wanted.names).cast(wanted)
+
+
+def _is_python(inputs: Inputs) -> bool:
+    stages = inputs.chain.stages
+    return gives_objects(stages) and all(is_ours(type(stage)) for stage in stages)
 
 
 def _named(name: Any) -> str:
     return f"source {name}" if isinstance(name, int) else repr(name)
 
 
-def _wider(one: pa.Field, other: pa.Field) -> pa.Field:
-    shapes = {fixed_shape(field.type) for field in (one, other)} - {None}
-    if len(shapes) > 1:
-        raise NoColumn
-    return pa.field(one.name, unite(one.type, other.type), one.nullable or other.nullable)
+def _rule(beside: bool) -> str:
+    return f"rows of all sources have{'' if beside else ' the same'} columns, and"
+
+
+def _unlike(
+    name: Any, has: str, other: Any, other_has: str, caller: str, stage: str, beside: bool = False
+) -> SchemaError:
+    return SchemaError(
+        f"{caller}: {_rule(beside)} {_named(other)} has {other_has}, {_named(name)} {has}; "
+        "make them alike in one of the two, by select(), rename() or map_batches()",
+        stage=stage,
+    )

@@ -1,16 +1,77 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
-import numpy as np
+from trainpipes._internal.checks import require
+from trainpipes.engine.planning.as_columns import gives_objects
+from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.errors import ConfigError
+from trainpipes.kinds.source import RandomAccessSource, RowSource
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import CombiningSource, RunStage, Source
+from trainpipes.sources.combined.common_columns import CommonColumns
+from trainpipes.sources.combined.joined_rows import JoinedByNumber, JoinedRows, Lane, Part
 
-from trainpipes.columns.arrays import parts_of
-from trainpipes.columns.payload import Payload, join_payloads, take_payload
-from trainpipes.engine.layout import IntArray
-from trainpipes.kinds.source import Place, RandomAccessSource
-from trainpipes.sources.combined.joined_input import Cut, JoinedInput, JoinedRows, JoiningSource
-from trainpipes.sources.files.row_names import file_names
+
+class JoiningSource(CombiningSource):
+    """A stage that reads the rows of several pipelines as those of one source."""
+
+    beside: ClassVar[bool] = False
+
+    pipelines: Sequence[Any]
+
+    def check(self) -> None:
+        self._set(pipelines=tuple(self.pipelines))
+        good = self.pipelines and all(hasattr(one, "stages") for one in self.pipelines)
+        require(good, f"{self.name}(...)", "one pipeline or more", self.pipelines)
+        for number, pipeline in enumerate(self.pipelines):
+            if getattr(pipeline, "_ranks", None) is not None:
+                raise ConfigError(
+                    f"{self.name}(...): source {number} is distributed(): put that after {self.name}()"
+                )
+            _check_chain(pipeline.stages, number, self.name)
+
+    @cached_property
+    def chains(self) -> Sequence[Sequence[Stage]]:
+        return [pipeline.stages for pipeline in self.pipelines]
+
+    @property
+    def makes_objects(self) -> bool:  # type: ignore[override]
+        return all(map(gives_objects, self.chains))
+
+    @property
+    def has_blocks(self) -> bool:  # type: ignore[override]
+        return all(_opener(chain).has_blocks for chain in self.chains)
+
+    @property
+    def random_access(self) -> bool:  # type: ignore[override]
+        return all(_opener(chain).random_access for chain in self.chains)
+
+    def open(self) -> RowSource:
+        return self.opened([None] * len(self.chains))
+
+    def opened(self, sources: Sequence[RowSource | None]) -> RowSource:
+        chains: dict[int, tuple[Inputs, Sequence[Stage]]] = {}
+        columns = CommonColumns(self.name, str(self), chains, self.beside)
+        parts = [
+            Part(number, chain, source, columns)
+            for number, (chain, source) in enumerate(zip(self.chains, sources, strict=True))
+        ]
+        chains.update((part.number, (part.inputs, part.inputs.chain.steps)) for part in parts)
+        lanes = [Lane([part]) for part in parts] if self.beside else [Lane(parts)]
+        by_number = all(isinstance(part.source, RandomAccessSource) for part in parts)
+        return (JoinedByNumber if by_number else JoinedRows)(self, lanes)
+
+    def identity(self) -> dict[str, Any]:
+        chains = [
+            [stage.identity() for stage in chain if stage.role != "files"] for chain in self.chains
+        ]
+        return {"stage": self.name, "sources": chains}
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join('.'.join(map(repr, chain)) for chain in self.chains)})"
 
 
 class Concat(JoiningSource):
@@ -32,66 +93,49 @@ class Concat(JoiningSource):
     [{'x': 1}, {'x': 2}, {'x': 3}]
     """
 
-    def rows_of(self, parts: Sequence[JoinedInput]) -> JoinedRows:
-        if all(isinstance(part.source, RandomAccessSource) for part in parts):
-            return JoinedByNumber(self, parts)
-        return Joined(self, parts)
+
+class Zip(JoiningSource):
+    """The columns of several pipelines side by side: row k of each is part of row k.
+
+    Each pipeline needs a source whose rows are counted in advance, and stages that keep all rows, such as
+    ``map``, or ``take`` and ``skip``. Tensors and Python objects become columns where another source gives
+    columns. ``split`` and ``sample`` without a key go by the rows of the first pipeline.
+
+    Args:
+        pipelines: whose columns come in this order; one by one or in a list.
+
+    Raises:
+        DataError: they have different numbers of rows; names both.
+        ConfigError: a pipeline cannot be counted, or two have a column of one name.
+        SchemaError: the rows of a pipeline make no columns.
+
+    >>> import numpy as np, pyarrow as pa, trainpipes as tp
+    >>> text = tp.from_arrow(pa.table({"text": ["a", "b", "c"]}))
+    >>> label = tp.from_tensors(label=np.array([0, 1, 1]))
+    >>> list(text.zip(label))[1]
+    {'text': 'b', 'label': 1}
+    """
+
+    beside = True
 
 
-class Joined(JoinedRows):
-    def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
-        super().__init__(stage, parts)
-        self._first_block = np.cumsum([0, *(len(part.lengths) for part in parts)])
-        self.lengths = np.concatenate([part.lengths for part in parts])
-        rows = [int(part.edges[-1]) for part in parts]
-        self.firsts: IntArray = np.cumsum([0, *rows], dtype=np.int64)
-        sizes = [part.source.row_bytes for part in parts]
-        if sum(rows) and None not in sizes:
-            total = sum(n * size for n, size in zip(rows, sizes, strict=True) if size is not None)
-            self.row_bytes = total / sum(rows)
-        blocks = [part.block_bytes for part in parts]
-        if all(own is not None for own in blocks):
-            self.block_bytes = np.concatenate(blocks)
-        self._names: list[str] = []
-        files = []
-        for part in parts:
-            own = part.source.file_of_block
-            files.append((np.zeros_like(part.lengths) if own is None else own) + len(self._names))
-            self._names += [f"{part.number}/{name}" for name in file_names(part.inputs)]
-        self.file_of_block: IntArray = np.concatenate(files)
-
-    def relative_names(self) -> list[str]:
-        return self._names
-
-    def cut(self, block: int, start: int, stop: int) -> list[Cut]:
-        part, own = self.where(block)
-        return [Cut(part, int(self.firsts[part.number]), [(own, start, stop)])]
-
-    def where(self, block: int) -> tuple[JoinedInput, int]:
-        number = int(np.searchsorted(self._first_block, block, side="right")) - 1
-        return self.parts[number], block - int(self._first_block[number])
-
-    def place(self, block: int, row: int) -> Place:
-        part, own = self.where(block)
-        return part.place(int(part.edges[own]) + row)
-
-    def places(self, block: int, row: int) -> list[Place]:
-        part, own = self.where(block)
-        return part.places(int(part.edges[own]) + row)
-
-    def block_key(self, block: int) -> Any:
-        part, own = self.where(block)
-        return part.block_key(own)
-
-    def describe(self) -> list[tuple[str, str]]:
-        lines = [("sources", f"{len(self.parts)}, one after the other")]
-        return [*lines, *(line for part in self.parts for line in part.describe())]
+def _opener(chain: Sequence[Stage]) -> Source:
+    found = next((stage for stage in chain if stage.role == "reader"), chain[0])
+    assert isinstance(found, Source)
+    return found
 
 
-class JoinedByNumber(Joined, RandomAccessSource):
-    def take(self, index: IntArray) -> Payload:
-        parts, back = parts_of(self.firsts, index)
-        found = [self.parts[n].take(places, int(self.firsts[n])) for n, places in parts]
-        if back is None:
-            return found[0]
-        return take_payload(join_payloads(found), back) if found else []
+def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
+    reader = stages.index(_opener(stages))
+    for stage in stages[:reader][1:]:
+        if stage.role == "shuffle":
+            raise ConfigError(f"{caller}(...): put {stage} after it, where it shuffles all sources")
+    for stage in [*_opener(stages).above(), *stages[reader + 1 :]]:
+        if stage.role in ("take", "skip"):  # of rows in file order, since all others keep each row
+            continue
+        plain = stage.role == "rows" and isinstance(stage, RunStage)
+        if not plain or not stage.keeps_rows or stage.by_epoch:
+            raise ConfigError(
+                f"{caller}(...): {stage} in source {number} does not keep each row as it is read, in every "
+                f"epoch: put {stage.name}() after {caller}(), for all sources"
+            )

@@ -226,7 +226,7 @@ class Decompressed:
     """The bytes of a compressed file, by their decompressed places; for earlier bytes it starts anew."""
 
     def __init__(self, data: FileBytes, kind: str, again: ReadAgain) -> None:
-        self._data, self._kind, self._again = data, kind, again
+        self.name, self._data, self._kind, self._again = data.name, data, kind, again
         self._source: Any = None
         self._stream: Stream | None = None
         self._rest = b""

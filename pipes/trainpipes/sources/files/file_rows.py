@@ -22,6 +22,17 @@ def cut_evenly(rows: int, block_rows: int) -> IntArray:
     return np.append(np.arange(0, rows, block_rows, dtype=np.int64), rows)
 
 
+def cut_by_bytes(sizes: IntArray, most: int) -> IntArray:
+    """Edges of ranges of rows with at most so many bytes, or one row."""
+    edges, total = [0], 0
+    for row, size in enumerate(sizes.tolist()):
+        if total and total + size > most:
+            edges.append(row)
+            total = 0
+        total += size
+    return np.unique(np.array([*edges, len(sizes)], dtype=np.int64))
+
+
 class FileBlocks(RowSource):
     """Rows of files in blocks; ``file_of_block`` is None where blocks are of several files."""
 

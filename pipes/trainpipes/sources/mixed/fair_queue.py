@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import lru_cache
 
 import numpy as np
 
@@ -30,8 +29,8 @@ ROUNDED_TOTAL = 1 << 40
 PLACES = 1024
 #: Units that a row may be put off for another, at most: so many deadlines are looked at.
 FARTHEST = 1024
-#: The longest period that is found and kept, which takes 2 ms.
-LONGEST_KEPT = 1 << 10
+#: The longest period after which rows are those of before, for which they are kept.
+LONGEST_KEPT = 1 << 14
 
 NEVER = 1 << 200
 Ints = Sequence[int]
@@ -72,50 +71,47 @@ def phases_of(shard: int, sources: int) -> tuple[int, ...]:
     return tuple((start + 633 * i) % PLACES for i in range(sources))
 
 
-def by_rows(weights: Ints, ahead: Ints, phases: Ints, left: Ints, rows: int) -> IntArray:
-    """The sources of the next rows, int64.
+class RowOrder:
+    """The sources of one shard's rows under some weights, int64.
 
-    >>> by_rows([7, 3], [0, 0], phases_of(0, 2), [9, 9], 10).tolist()
+    >>> RowOrder([7, 3], [0, 0], phases_of(0, 2)).take([9, 9], 10).tolist()
     [1, 0, 0, 1, 0, 0, 1, 0, 0, 0]
     """
-    divisor = math.gcd(*weights, *ahead)
-    own = tuple(weight // divisor for weight in weights)
-    now = tuple(a // divisor for a in ahead)
-    period = _period(own, tuple(phases)) if sum(own) <= LONGEST_KEPT else None
-    if period is None or now not in period[1]:
-        return np.array(_rows(own, now, phases, left, rows)[0], dtype=np.int64)
-    order, places = period
-    found: IntArray = order[np.arange(places[now], places[now] + rows) % len(order)]
-    stop = rows
-    for source, ready in enumerate(left):
-        taken = np.flatnonzero(found == source)
-        if len(taken) >= ready and own[source]:
-            stop = min(stop, int(taken[ready - 1]) + 1)
-    return found[:stop]
+
+    def __init__(self, weights: Ints, ahead: Ints, phases: Ints) -> None:
+        self.of, self._phases = weights, phases
+        divisor = math.gcd(*weights, *ahead)
+        self._weights = tuple(weight // divisor for weight in weights)
+        self._start = self._now = tuple(a // divisor for a in ahead)
+        self._period = sum(self._weights)
+        self._known, self._at = np.empty(0, dtype=np.int64), 0
+        self._repeats = False
+
+    def take(self, left: Ints, rows: int) -> IntArray:
+        """The next ones, up to the last row that a source has ``left``."""
+        kept = self._period <= LONGEST_KEPT
+        if not self._repeats:
+            stop = min(self._at + rows, self._period) if kept else self._at + rows
+            lacking = max(0, stop - len(self._known))
+            more, self._now = _rows(self._weights, self._now, self._phases, lacking)
+            self._known = np.append(self._known, np.array(more, dtype=np.int64))
+            self._repeats = len(self._known) == self._period and self._now == self._start
+        found = self._known[self._at : self._at + rows]
+        if self._repeats:
+            found = self._known[np.arange(self._at, self._at + rows) % self._period]
+        for source, ready in enumerate(left):
+            taken = np.flatnonzero(found == source)
+            if len(taken) >= ready and self._weights[source]:
+                found = found[: taken[ready - 1] + 1]
+        self._at += len(found)
+        if not self._repeats and (not kept or self._at == self._period):
+            self._known, self._at, self._start = self._known[self._at :], 0, self._now
+        return found
 
 
-@lru_cache(maxsize=128)
-def _period(
-    weights: tuple[int, ...], phases: tuple[int, ...]
-) -> tuple[IntArray, dict[tuple[int, ...], int]]:
-    """An order that repeats itself, and the places in it by how far each source is ahead."""
-    total, zero = sum(weights), (0,) * len(weights)
-    found, ahead = _rows(weights, zero, phases, [total + 1] * len(weights), total)
-    assert ahead == zero
-    order = np.array(found, dtype=np.int64)
-    counts = np.zeros((total, len(weights)), dtype=np.int64)
-    counts[np.arange(total), order] = total
-    after = np.cumsum(counts - np.array(weights), axis=0)
-    places = {tuple(row): n + 1 for n, row in enumerate(after[:-1].tolist())}
-    return order, {**places, zero: 0}
-
-
-def _rows(
-    weights: Ints, ahead: Ints, phases: Ints, left: Ints, rows: int
-) -> tuple[list[int], tuple[int, ...]]:
+def _rows(weights: Ints, ahead: Ints, phases: Ints, rows: int) -> tuple[list[int], tuple[int, ...]]:
     total = sum(weights)
     now = list(ahead)  # D times the rows given, less what was owed at the start
-    ready = list(left)
     sources = [i for i, weight in enumerate(weights) if weight]
     release, deadline, place = ([NEVER] * len(weights) for _ in range(3))
     for i in sources:
@@ -147,14 +143,10 @@ def _rows(
         found.append(chosen)
         weight = weights[chosen]
         given = now[chosen] = now[chosen] + total
-        ready[chosen] -= 1
-        if not ready[chosen]:
-            break
         release[chosen] = given // weight
         deadline[chosen] = -((-given - total) // weight)
         place[chosen] = ((given + total) * PLACES - phases[chosen] * total) // weight
-    taken = len(found)
-    return found, tuple(a - w * taken for a, w in zip(now, weights, strict=True))
+    return found, tuple(a - w * rows for a, w in zip(now, weights, strict=True))
 
 
 def _tight(
@@ -179,8 +171,8 @@ def _tight(
 def by_tokens(
     weights: Ints, ahead: Ints, first: int | None, lengths: Sequence[Ints], rows: int,
     tokens: int | None = None,
-) -> tuple[list[int], tuple[int, ...]]:  # fmt: skip
-    """The sources of the next rows, and how far each source is ahead after them."""
+) -> IntArray:  # fmt: skip
+    """The sources of the next rows, int64."""
     total = sum(weights)
     now = list(ahead)
     sources = [i for i, weight in enumerate(weights) if weight]
@@ -213,4 +205,4 @@ def by_tokens(
         weight = weights[chosen]
         release[chosen] = given // weight - own[k] + 1
         deadline[chosen] = -((-given - total * own[k]) // weight)
-    return found, tuple(a - w * t for a, w in zip(now, weights, strict=True))
+    return np.array(found, dtype=np.int64)

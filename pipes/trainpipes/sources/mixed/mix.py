@@ -22,15 +22,12 @@ from trainpipes.engine.planning.inputs import Inputs, Schemas
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, DataError, StateError, TrainpipesError
 from trainpipes.kinds.options import identify, show
-from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import MixingSource, RunStage
 from trainpipes.sources.combined.common_columns import CommonColumns
 from trainpipes.sources.mixed.fair_queue import common_total, whole_weights
 from trainpipes.sources.mixed.mix_weights import (
-    MixRules,
     Schedule,
-    Stop,
     by_size,
     checked_schedule,
     checked_weights,
@@ -46,12 +43,7 @@ from trainpipes.state.identity import first_difference, said
 
 #: Options that say what a source's rows are to a mix: they stay.
 KEPT = ("weight_by", "output_column")
-#: Where an epoch ends, for ``explain()``.
-_ENDS = {
-    "all_exhausted": "an epoch ends when each has been gone through",
-    "first_exhausted": "an epoch ends with the first that has been gone through",
-    "repeat": "without an end",
-}
+Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
 #: What a stage that cannot stand in a source is to do instead.
 _ELSEWHERE = {
     "shard": "put it after mix(): it deals all sources",
@@ -120,7 +112,7 @@ class Mix(MixingSource):
             is_name = isinstance(name, str) and name
             require(is_name, "mix(sources)", "a dict whose keys are strings", name)
             _check_source(name, pipeline, self.stop)
-        weights, schedule, limits = self._weights, self._schedule, self._max_epochs
+        weights, schedule, limits = self._weights, self._schedule, self.limits
         good: Any = not schedule or (schedule[0][0] == 0) == (weights is None)
         self._require(good, "schedule", "a list that starts at 0, or later where weights are given")
         good = schedule or self.interpolation == "constant"
@@ -146,7 +138,7 @@ class Mix(MixingSource):
         return [] if self.schedule is None else checked_schedule(self.schedule, list(self.sources))
 
     @cached_property
-    def _max_epochs(self) -> dict[str, int | None]:
+    def limits(self) -> dict[str, int | None]:
         return _limits(self.max_epochs, list(self.sources))
 
     @property
@@ -178,8 +170,8 @@ class Mix(MixingSource):
                     raise DataError(f"{plan.chain.stages[0]} has no rows: leave it out of the mix")
                 data[name] = plan.inputs.source.fingerprint()
             sources[name], sizes[name] = plan.inputs.source, size
-        rules = self._rules(sizes)
-        return Mixture(sources, sizes, data, rules, self._lines(rules, sizes, sources))
+        lengths = partial(_tokens, self.column, self) if self.weight_by == "tokens" else None
+        return Mixture(self, sources, sizes, data, *self._steps(sizes), lengths)
 
     def parts(self, mixed: Inputs) -> dict[str, Inputs]:
         above: list[Stage] = [Repeat()]
@@ -237,25 +229,16 @@ class Mix(MixingSource):
 
     # Weights
 
-    def _rules(self, sizes: Mapping[str, int | None]) -> MixRules:
-        names = tuple(sorted(self.sources))
+    def _steps(self, sizes: Mapping[str, int | None]) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Where steps begin, and the whole weights of each, in the order of the names."""
         points = list(self._schedule)
         if not points or points[0][0] > 0:
             points.insert(0, (0, self._weights or self._by_size(sizes)))
         steps = steps_of(points, self.interpolation == "linear")
-        weights = [[step[name] for name in names] for _, step in steps]
-        leaves = any(limit is not None for limit in self._max_epochs.values())
+        weights = [[step[name] for name in sorted(self.sources)] for _, step in steps]
+        leaves = any(limit is not None for limit in self.limits.values())
         total = common_total(weights, leaves and self.stop != "first_exhausted")
-        return MixRules(
-            names,
-            tuple(start for start, _ in steps),
-            tuple(whole_weights(w, total) for w in weights),
-            tuple(self._max_epochs[name] for name in names),
-            self.stop,
-            partial(_tokens, self.column, self) if self.weight_by == "tokens" else None,
-            self.output_column,
-            self,
-        )
+        return [start for start, _ in steps], [whole_weights(w, total) for w in weights]
 
     def _by_size(self, sizes: Mapping[str, int | None]) -> dict[str, Fraction]:
         counted = {name: size for name, size in sizes.items() if size is not None}
@@ -267,27 +250,6 @@ class Mix(MixingSource):
                 f"in advance: give weights={{{', '.join(f'{name!r}: ...' for name in sizes)}}}"
             )
         return by_size(counted, self.temperature)
-
-    def _lines(
-        self,
-        rules: MixRules,
-        sizes: Mapping[str, int | None],
-        sources: Mapping[str, RowSource | RowStream],
-    ) -> list[tuple[str, str]]:
-        rows = rules.epoch_rows(sizes)
-        lines = [("mix", f"{len(rules.names)} sources by {self.weight_by}; {_ENDS[self.stop]}")]
-        for name in self.sources:
-            i = rules.names.index(name)
-            shares = [step[i] / sum(step) for step in rules.steps]
-            said = f"{shares[0]:.1%}" + (f" to {shares[-1]:.1%}" if len(shares) > 1 else "")
-            size = sizes[name]
-            said += " with an unknown number of rows" if size is None else f", {size:,} rows"
-            if rows is not None and size:
-                times = min(rows * shares[0] / size, rules.max_epochs[i] or math.inf)
-                said += f", gone through {times:.2f} times in an epoch of the mix"
-            lines.append((f"  {name}", said))
-            lines += [(f"    {label}", text) for label, text in sources[name].describe()]
-        return lines
 
     # The record
 

@@ -3,53 +3,32 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.layout import IntArray, slots_before
-from trainpipes.engine.planning.chain import Chain
-from trainpipes.engine.shards.shard_rows import ShardOpener
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.errors import DataError, TrainpipesError
-from trainpipes.sources.mixed.fair_queue import by_rows, by_tokens, phases_of, whole_weights
-from trainpipes.sources.mixed.mix_weights import MixRules
+from trainpipes.sources.mixed.fair_queue import (
+    PLACES,
+    RowOrder,
+    by_tokens,
+    phases_of,
+    whole_weights,
+)
+
+if TYPE_CHECKING:
+    from trainpipes.sources.mixed.mixture import MixWindows
 
 #: A source's cursor before so many more of its rows; None at the start of a pass.
 CursorAfter = Callable[[int], "dict[str, Any] | None"]
-
-
-@dataclass(eq=False)
-class MixSource:
-    name: str
-    opener: ShardOpener
-    ids: Callable[[IntArray], IntArray]
-    lengths: Callable[[Block], IntArray] | None
-
-    def expect(self, shard: int, epoch: int, cursor: dict[str, Any] | None) -> None:
-        if cursor is None or not cursor.get("gone"):
-            ShardRuns(self.opener, shard, epoch, cursor)
-
-    def mixed(self, block: Block) -> tuple[Block, list[int]]:
-        block.ids = self.ids(block.ids)
-        if block.made_of is not None:
-            block.made_of = block.made_of._replace(ids=self.ids(block.made_of.ids))
-        return block, [] if self.lengths is None else self.lengths(block).tolist()
-
-    def named(self, error: Exception) -> None:
-        stage, row = getattr(error, "_trainpipes", (None, None))
-        if row is not None:
-            own = int(self.ids(np.array([row], dtype=np.int64))[0])
-            error._trainpipes = stage, own  # type: ignore[attr-defined]
-        elif isinstance(error, TrainpipesError):
-            error.source = error.source or self.name
-            error.message = f"{error.message} (in source {self.name!r} of a mix)"
-        else:
-            error.add_note(f"in source {self.name!r} of a mix")
 
 
 class SourceRows:
@@ -58,13 +37,14 @@ class SourceRows:
     """
 
     def __init__(
-        self, source: MixSource, shard: int, epoch: int, cursor: dict[str, Any] | None
+        self, windows: MixWindows, name: str, shard: int, epoch: int, cursor: dict[str, Any] | None
     ) -> None:
-        self.gone = cursor is not None and bool(cursor.get("gone"))
+        self.gone = bool((cursor or {}).get("gone"))
         self.left = self.passes = 0
-        self._source, self._start = source, cursor
-        self._first_epoch = source.opener.plan.chain.first_epoch(epoch)
-        self._runs = None if self.gone else ShardRuns(source.opener, shard, epoch, cursor)
+        self._mixture, self._name, self._start = windows.mixture, name, cursor
+        opener = windows.openers[name]
+        self._first_epoch = opener.plan.chain.first_epoch(epoch)
+        self._runs = None if self.gone else ShardRuns(opener, shard, epoch, cursor)
         self._made: PlacedRun | None = None
         self._block: Block | None = None
         self._lengths: list[int] = []
@@ -74,17 +54,33 @@ class SourceRows:
     def fill(self) -> None:
         assert self._runs is not None
         self._put_by()
+        lengths, ids = self._mixture.lengths, partial(self._mixture.ids.of, self._name)
         try:
             found = self._runs.next()
             assert found is not None
         except Exception as error:
-            self._source.named(error)
+            self._tell_source(error)
             raise
-        made, run = found
-        self._block, self._lengths = self._source.mixed(run.block.slice(made.first, made.last))
-        self._made = made
-        self.left, self._begin = made.last - made.first, 0
+        self._made, run = found
+        block = self._block = run.block.slice(self._made.first, self._made.last)
+        block.ids = ids(block.ids)
+        if block.made_of is not None:
+            block.made_of = block.made_of._replace(ids=ids(block.made_of.ids))
+        self._lengths = [] if lengths is None else lengths(block).tolist()
+        self.left, self._begin = len(block), 0
         self.passes = self._runs.epoch - self._first_epoch
+
+    def _tell_source(self, error: Exception) -> None:
+        stage, row = getattr(error, "_trainpipes", (None, None))
+        said = f"in source {self._name!r} of a mix"
+        if row is not None:
+            own = self._mixture.ids.of(self._name, np.array([row], dtype=np.int64))
+            error._trainpipes = stage, int(own[0])  # type: ignore[attr-defined]
+        elif isinstance(error, TrainpipesError):
+            error.source = error.source or self._name
+            error.message = f"{error.message} ({said})"
+        else:
+            error.add_note(said)
 
     @property
     def lengths(self) -> list[int]:
@@ -110,43 +106,30 @@ class SourceRows:
         return lambda count: {**made.cursor(used + count), **gone}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stretch:
-    """Draws between which no source was read on."""
+    """Draws between which no source was read on, and the states within them."""
 
-    first: int  # of its rows among those of the run
+    names: tuple[str, ...]
+    epoch: int
+    row: int  # of the epoch, the first one's
+    tokens: int  # drawn before it
     order: IntArray  # source of each row, int64
     lengths: IntArray | None  # tokens of each row, int64; None where rows are counted
     ahead: tuple[int, ...]  # how far each source is ahead before it
     weights: tuple[int, ...]
-    tokens: int  # drawn before it
-    cursors: tuple[CursorAfter, ...]  # give for each source that after so many of its rows
-
-
-@dataclass(frozen=True, eq=False)
-class MixCursors:
-    """The states within a run that begins after ``row`` rows of an epoch of the mix."""
-
-    names: tuple[str, ...]
-    epoch: int
-    row: int
-    stretches: list[Stretch]
+    cursors: list[CursorAfter]  # give for each source that after so many of its rows
 
     def at(self, row: int) -> dict[str, Any]:
-        stretch = self.stretches[bisect_right(self.stretches, row, key=lambda one: one.first) - 1]
-        order = stretch.order[: row - stretch.first]
-        counts = np.bincount(order, minlength=len(self.names)).tolist()
+        order, lengths = self.order[:row], None if self.lengths is None else self.lengths[:row]
+        counts, units = (amounts(order, by, len(self.names)) for by in (None, lengths))
         state: dict[str, Any] = {"epoch": self.epoch, "window": 0, "row": self.row + row}
-        units = counts
-        if stretch.lengths is not None:
-            sums = np.zeros(len(self.names), dtype=np.int64)
-            np.add.at(sums, order, stretch.lengths[: len(order)])
-            units = sums.tolist()
-            state["tokens"] = stretch.tokens + sum(units)
-        state["ahead"] = list(moved_on(stretch.ahead, stretch.weights, units))
-        found = [after(count) for after, count in zip(stretch.cursors, counts, strict=True)]
-        named = zip(self.names, found, strict=True)
-        state["sources"] = {name: cursor for name, cursor in named if cursor is not None}
+        if lengths is not None:
+            state["tokens"] = self.tokens + sum(units)
+        state["ahead"] = list(moved_on(self.ahead, self.weights, units))
+        each = zip(self.names, self.cursors, counts, strict=True)
+        found = ((name, after(count)) for name, after, count in each)
+        state["sources"] = {name: cursor for name, cursor in found if cursor is not None}
         return state
 
 
@@ -155,42 +138,49 @@ def moved_on(ahead: tuple[int, ...], weights: tuple[int, ...], units: list[int])
     return tuple(a + total * u - w * given for a, w, u in zip(ahead, weights, units, strict=True))
 
 
+def amounts(order: IntArray, lengths: IntArray | None, sources: int) -> list[int]:
+    """Rows of each source, or the sums of their lengths."""
+    found: list[int] = np.bincount(order, lengths, sources).astype(np.int64).tolist()
+    return found
+
+
 #: Stretches of a run for each source. Where sources are small, runs are short, so that the next one comes
 #: soon; with runs of one stretch a row took 1.2 to 1.4 times as long.
 STRETCHES = 4
 
 
-@dataclass(eq=False)
 class MixRuns:
-    _rules: MixRules
-    _sources: Sequence[MixSource]
-    _chain: Chain
-    _shard: int
-    state: InitVar[dict[str, Any]]
-    rows: InitVar[tuple[int, int]]
-    _first_epoch: int
+    """Runs of one shard of a mix. ``rows``: most rows in a run, and in the first one."""
 
-    def __post_init__(self, state: dict[str, Any], rows: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        windows: MixWindows,
+        shard: int,
+        state: dict[str, Any],
+        rows: tuple[int, int],
+        first: int,
+    ) -> None:
+        self._windows, self._mixture, self._chain = windows, windows.mixture, windows.plan.chain
+        self._shard, self._first_epoch = shard, first
         self._run_rows, self._next_rows = rows
-        rules, shard, shards = self._rules, self._shard, self._chain.num_shards
-        self._phases = phases_of(shard, len(rules.names))
+        self._phases = phases_of(shard, len(self._mixture.names))
         # Where the steps of the schedule begin, in this shard's own rows or tokens.
-        if rules.lengths is None:
-            self._starts = [slots_before(start, shard, shards) for start in rules.starts]
-        else:
-            self._starts = [-(-start // shards) for start in rules.starts]
+        shards, starts = self._chain.num_shards, self._mixture.starts
+        self._starts = [slots_before(start, shard, shards) for start in starts]
+        if self._mixture.lengths is not None:
+            self._starts = [-(-start // shards) for start in starts]
         self._enter(int(state["epoch"]), state)
 
     def _enter(self, epoch: int, state: dict[str, Any]) -> None:
-        names = self._rules.names
         self._epoch = epoch
         self._row = int(state.get("row", 0))
         self._tokens = int(state.get("tokens", 0))
-        self._ahead = tuple(state.get("ahead", (0,) * len(names)))
+        self._ahead = tuple(state.get("ahead", (0,) * len(self._mixture.names)))
+        self._order: RowOrder | None = None
         cursors = state.get("sources", {})
         self._parts = [
-            SourceRows(source, self._shard, epoch, cursors.get(source.name))
-            for source in self._sources
+            SourceRows(self._windows, name, self._shard, epoch, cursors.get(name))
+            for name in self._mixture.names
         ]
 
     def next_run(self) -> Run:
@@ -203,7 +193,7 @@ class MixRuns:
                 raise StopIteration
             if not self._row:
                 raise DataError(
-                    f"{self._rules.caller}: an epoch of the mix gave shard {self._shard} nothing, since a "
+                    f"{self._mixture.mix}: an epoch of the mix gave shard {self._shard} nothing, since a "
                     "source has no row there: lower num_shards in sharding_filter(), or "
                     'mix(stop="all_exhausted")'
                 )
@@ -212,100 +202,97 @@ class MixRuns:
     # Draws
 
     def _draw(self) -> Run | None:
-        start, drawn = self._row, 0
-        stretches: list[Stretch] = []
+        drawn, stretches = 0, list[Stretch]()
         while drawn < self._next_rows and len(stretches) < STRETCHES * len(self._parts):
             weights = self._settle()
             if weights is None:
                 break
-            stretch = self._stretch(weights, drawn, self._next_rows - drawn)
-            stretches.append(stretch)
-            drawn += len(stretch.order)
+            stretches.append(self._stretch(weights, self._next_rows - drawn))
+            drawn += len(stretches[-1].order)
         if not stretches:
             return None
         self._next_rows = self._run_rows
-        base = MixCursors(self._rules.names, self._epoch, start, stretches)
-        order = np.concatenate([stretch.order for stretch in stretches])
-        cursors = Cursors.counting(base, np.arange(drawn + 1, dtype=np.int64))
-        return Run(self._gather(order), cursors)
+        orders = [stretch.order for stretch in stretches]
+        which = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
+        rows = np.concatenate([*map(np.arange, map(len, orders)), [len(orders[-1])]])
+        cursors = Cursors(tuple(stretches), np.append(which, len(orders) - 1), rows)
+        return Run(self._gather(np.concatenate(orders)), cursors)
 
-    def _stretch(self, weights: tuple[int, ...], first: int, rows: int) -> Stretch:
+    def _stretch(self, weights: tuple[int, ...], rows: int) -> Stretch:
         """Draws until a source has no row ready, or the schedule's next step."""
-        parts, ahead, tokens = self._parts, self._ahead, self._tokens
-        cursors = tuple(part.cursor_after() for part in parts)
+        parts, place = self._parts, (self._epoch, self._row, self._tokens)
+        ahead, cursors = self._ahead, [part.cursor_after() for part in parts]
         later = self._starts[self._step() + 1 :]
         lengths: IntArray | None = None
-        if self._rules.lengths is None:
+        if self._mixture.lengths is None:
             most = min([rows, *(start - self._row for start in later[:1])])
-            order = by_rows(weights, ahead, self._phases, [part.left for part in parts], most)
-            counts = np.bincount(order, minlength=len(parts)).tolist()
-            self._ahead = moved_on(ahead, weights, counts)
+            if self._order is None or self._order.of != weights:
+                self._order = RowOrder(weights, ahead, self._phases)
+            order = self._order.take([part.left for part in parts], most)
         else:
             ready = [part.lengths for part in parts]
-            until = later[0] - tokens if later else None
-            found, self._ahead = by_tokens(weights, ahead, self._first(weights), ready, rows, until)
-            order = np.array(found, dtype=np.int64)
-            counts = np.bincount(order, minlength=len(parts)).tolist()
+            until = later[0] - self._tokens if later else None
+            order = by_tokens(weights, ahead, self._first(weights), ready, rows, until)
             lengths = np.empty(len(order), dtype=np.int64)
-            for i, (own, count) in enumerate(zip(ready, counts, strict=True)):
-                lengths[order == i] = own[:count]
+            for i, own in enumerate(ready):
+                places = np.flatnonzero(order == i)
+                lengths[places] = own[: len(places)]
             self._tokens += int(lengths.sum())
-        for part, count in zip(parts, counts, strict=True):
+        for part, count in zip(parts, amounts(order, None, len(parts)), strict=True):
             part.left -= count
         self._row += len(order)
-        return Stretch(first, order, lengths, ahead, weights, tokens, cursors)
+        self._ahead = moved_on(ahead, weights, amounts(order, lengths, len(parts)))
+        return Stretch(self._mixture.names, *place, order, lengths, ahead, weights, cursors)
 
     def _first(self, weights: tuple[int, ...]) -> int | None:
         """The source of the first row of all, another one in other shards."""
         if self._tokens or self._row:
             return None
-        place = phases_of(self._shard, 2)[0] * sum(weights)
-        return bisect_right(np.cumsum(np.array(weights, dtype=object)).tolist(), place // 1024)
+        place = phases_of(self._shard, 2)[0] * sum(weights) // PLACES
+        return bisect_right(list(accumulate(weights)), place)
 
     def _gather(self, order: IntArray) -> Block:
         joined = Block.join([piece for part in self._parts for piece in part.taken()])
         by_source = np.argsort(order, kind="stable")
-        joined = self._rules.with_names(joined, order[by_source])
-        place = np.empty(len(order), dtype=np.int64)
-        place[by_source] = np.arange(len(order))
-        return joined.take(place)
+        joined = self._mixture.with_names(joined, order[by_source])
+        return joined.take(np.argsort(by_source, kind="stable"))
 
     # What is drawn from
 
     def _step(self) -> int:
-        drawn = self._row if self._rules.lengths is None else self._tokens
+        drawn = self._row if self._mixture.lengths is None else self._tokens
         return bisect_right(self._starts, drawn) - 1
 
     def _settle(self) -> tuple[int, ...] | None:
         """Have a row of each source ready; return the next weights, or None at the end of the mix's epoch."""
-        rules = self._rules
+        mixture = self._mixture
         while True:
-            own = rules.steps[self._step()]
+            own = mixture.steps[self._step()]
             active = [i for i, w in enumerate(own) if w and not self._parts[i].gone]
             left = False
             for i in active:
-                part, most = self._parts[i], rules.max_epochs[i]
+                part, most = self._parts[i], mixture.max_epochs[i]
                 if not part.left:
                     part.fill()
-                if rules.stop == "first_exhausted":
+                if mixture.mix.stop == "first_exhausted":
                     if part.passes >= (most or 1):
                         return None
                 elif most is not None and part.passes >= most:
                     part.gone = left = True
             if left:
                 continue
-            if not active and rules.stop == "repeat":
+            if not active and mixture.mix.stop == "repeat":
                 raise DataError(
-                    f"{rules.caller}: every source with a weight has reached its limit of "
+                    f"{mixture.mix}: every source with a weight has reached its limit of "
                     "max_epochs: leave one without a limit"
                 )
-            if not active or (rules.stop == "all_exhausted" and self._all_exhausted()):
+            if not active or (mixture.mix.stop == "all_exhausted" and self._all_exhausted()):
                 return None
             if len(active) == sum(w > 0 for w in own):
                 return own
             return whole_weights([own[i] if i in active else 0 for i in range(len(own))], sum(own))
 
     def _all_exhausted(self) -> bool:
-        later = self._rules.steps[self._step() :]
+        later = self._mixture.steps[self._step() :]
         wanted = [i for i, column in enumerate(zip(*later, strict=True)) if any(column)]
         return all(self._parts[i].gone or self._parts[i].passes > 0 for i in wanted)

@@ -1,21 +1,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from numbers import Rational, Real
-from typing import Any, Literal
-
-import pyarrow as pa
+from typing import Any
 
 from trainpipes._internal.checks import require, several
-from trainpipes.columns.arrays import python_to_arrow, to_arrow
-from trainpipes.columns.block import Block
-from trainpipes.engine.layout import IntArray
-from trainpipes.errors import SchemaError
-from trainpipes.sources.combined.row_kinds import columns_of, said
 
 #: Steps that a linear stretch of a schedule is made of.
 LINEAR_STEPS = 64
@@ -30,16 +22,14 @@ def checked_weights(weights: Any, names: Sequence[str], option: str) -> dict[str
     rule = f"a dict with a number for each source ({', '.join(names)})"
     good = isinstance(weights, Mapping) and set(weights) == set(names)
     require(good, option, rule, weights, "0 leaves a source out")
-    for name, value in weights.items():
+    found = {}
+    for name in names:
+        value = weights[name]
         good = is_number(value) and value >= 0
         require(good, f"{option}: {name!r}", "a number of 0 or more", value)
-    require(any(weights.values()), option, "more than 0 for one source at least", weights)
-    return {
-        name: Fraction(
-            weights[name] if isinstance(weights[name], Rational) else repr(float(weights[name]))
-        )
-        for name in names
-    }
+        found[name] = Fraction(value if isinstance(value, Rational) else repr(float(value)))
+    require(any(found.values()), option, "more than 0 for one source at least", weights)
+    return found
 
 
 def is_number(value: Any) -> bool:
@@ -91,57 +81,3 @@ def by_size(sizes: Mapping[str, int], temperature: float | None) -> dict[str, Fr
     most = max(sizes.values())
     shares = {name: (size / most) ** (1 / temperature) for name, size in sizes.items()}
     return {name: Fraction(max(1, round(share * SIZE_WEIGHTS))) for name, share in shares.items()}
-
-
-Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
-
-
-@dataclass(frozen=True)
-class MixRules:
-    """How sources, sorted by name, are mixed: steps of whole weights from ``starts`` in rows, or in tokens by
-    ``lengths``.
-    """
-
-    names: tuple[str, ...]
-    starts: tuple[int, ...]
-    steps: tuple[tuple[int, ...], ...]
-    max_epochs: tuple[int | None, ...]
-    stop: Stop
-    lengths: Callable[[Block], IntArray] | None
-    output_column: str | None
-    caller: object
-
-    def epoch_rows(self, sizes: Mapping[str, int | None]) -> float | None:
-        """About how many rows an epoch has, where that is known."""
-        first, counted = self.stop == "first_exhausted", [sizes[name] for name in self.names]
-        if self.stop == "repeat" or self.lengths or len(self.steps) > 1 or None in counted:
-            return None
-        total = sum(self.steps[0])
-        parts = zip(counted, self.steps[0], self.max_epochs, strict=True)
-        ends = [(n or 0) * total / w * (limit or 1 if first else 1) for n, w, limit in parts if w]
-        return min(ends) if first else max(ends)
-
-    def with_names(self, block: Block, source: IntArray) -> Block:
-        column, data = self.output_column, block.data
-        if column is None:
-            return block
-        if isinstance(data, pa.Table):
-            names = set(data.column_names)
-        elif isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
-            names = {name for row in data for name in row}
-        else:
-            raise SchemaError(
-                f"{self.caller}: output_column={column!r} needs rows with columns, got "
-                f"{said(columns_of(data))}; make dicts with map() in the sources",
-                stage=str(self.caller),
-            )
-        if column in names:
-            raise SchemaError(
-                f"{self.caller}: the rows have a column {column!r} already; give output_column another name",
-                stage=str(self.caller),
-            )
-        if isinstance(data, pa.Table):
-            added = python_to_arrow(self.names, pa.string()).take(to_arrow(source))
-            return block.with_data(data.append_column(column, added))
-        rows = zip(data, source.tolist(), strict=True)
-        return block.with_data([{**row, column: self.names[i]} for row, i in rows])

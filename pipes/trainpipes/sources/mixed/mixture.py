@@ -3,27 +3,27 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.columns.row_types import unite
+from trainpipes.columns.arrays import python_to_arrow, to_arrow
+from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool
 from trainpipes.engine.shards.shard_rows import RUN_ROWS, ShardOpener, open_windows
+from trainpipes.engine.shards.shard_runs import ShardRuns
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.source import MixedWindows, RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.sources.combined.row_kinds import united
-from trainpipes.sources.mixed.mix_runs import MixRuns, MixSource
-from trainpipes.sources.mixed.mix_weights import MixRules
+from trainpipes.sources.combined.common_columns import columns_of, said, united
+from trainpipes.sources.mixed.mix_runs import MixRuns
 
 #: Bits of a row's number that are its own, and that tell its source.
 ROW_BITS = 40
@@ -34,15 +34,31 @@ ROW_MASK = (1 << ROW_BITS) - 1
 Path = tuple[str, ...]
 
 
+#: Where an epoch ends, for ``explain()``.
+_ENDS = {
+    "all_exhausted": "an epoch ends when each has been gone through",
+    "first_exhausted": "an epoch ends with the first that has been gone through",
+    "repeat": "without an end",
+}
+
+
 @dataclass(eq=False)
 class Mixture(RowMixture):
+    """Rows of sources, mixed by steps of whole weights from ``starts`` on: rows or, by ``lengths``, tokens.
+    The sources have numbers in the order of their names.
+    """
+
+    mix: Any
     sources: Mapping[str, RowSource | RowStream]
     sizes: Mapping[str, int | None]
     data: Mapping[str, Any]
-    rules: MixRules
-    lines: list[tuple[str, str]]
+    starts: Sequence[int]
+    steps: Sequence[tuple[int, ...]]
+    lengths: Callable[[Block], IntArray] | None
 
     def __post_init__(self) -> None:
+        self.names = tuple(sorted(self.sources))
+        self.max_epochs = [self.mix.limits[name] for name in self.names]
         below = {n: s.ids if isinstance(s, Mixture) else None for n, s in self.sources.items()}
         self.ids: MixedIds = MixedIds(below)
 
@@ -50,7 +66,54 @@ class Mixture(RowMixture):
         return {"sources": dict(self.data)}
 
     def describe(self) -> list[tuple[str, str]]:
-        return self.lines
+        rows, mix = self._epoch_rows(), self.mix
+        lines = [("mix", f"{len(self.names)} sources by {mix.weight_by}; {_ENDS[mix.stop]}")]
+        for name, source in self.sources.items():
+            i, size = self.names.index(name), self.sizes[name]
+            shares = [step[i] / sum(step) for step in self.steps]
+            said = f"{shares[0]:.1%}" + (f" to {shares[-1]:.1%}" if len(shares) > 1 else "")
+            said += " with an unknown number of rows" if size is None else f", {size:,} rows"
+            if rows is not None and size:
+                times = min(rows * shares[0] / size, self.max_epochs[i] or math.inf)
+                said += f", gone through {times:.2f} times in an epoch of the mix"
+            lines.append((f"  {name}", said))
+            lines += [(f"    {label}", text) for label, text in source.describe()]
+        return lines
+
+    def _epoch_rows(self) -> float | None:
+        """About how many rows an epoch has, where that is known."""
+        first, counted = self.mix.stop == "first_exhausted", [self.sizes[n] for n in self.names]
+        if self.mix.endless or self.lengths or len(self.steps) > 1 or None in counted:
+            return None
+        total = sum(self.steps[0])
+        parts = zip(counted, self.steps[0], self.max_epochs, strict=True)
+        ends = [(n or 0) * total / w * (limit or 1 if first else 1) for n, w, limit in parts if w]
+        return min(ends) if first else max(ends)
+
+    def with_names(self, block: Block, source: IntArray) -> Block:
+        column, data = self.mix.output_column, block.data
+        if column is None:
+            return block
+        if isinstance(data, pa.Table):
+            names = set(data.column_names)
+        elif isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
+            names = {name for row in data for name in row}
+        else:
+            raise SchemaError(
+                f"{self.mix}: output_column={column!r} needs rows with columns, got "
+                f"{said(columns_of(data))}; make dicts with map() in the sources",
+                stage=str(self.mix),
+            )
+        if column in names:
+            raise SchemaError(
+                f"{self.mix}: the rows have a column {column!r} already; give output_column another name",
+                stage=str(self.mix),
+            )
+        if isinstance(data, pa.Table):
+            added = python_to_arrow(self.names, pa.string()).take(to_arrow(source))
+            return block.with_data(data.append_column(column, added))
+        rows = zip(data, source.tolist(), strict=True)
+        return block.with_data([{**row, column: self.names[i]} for row, i in rows])
 
     def windows(self, plan: Plan, pool: Pool | None, number: int) -> MixWindows:
         return MixWindows(plan, self, pool, number)
@@ -59,14 +122,7 @@ class Mixture(RowMixture):
         return _Named(self, name)
 
     def united(self, found: Mapping[str, pa.Schema], caller: str) -> pa.Schema:
-        def unlike(one: str, has: str, other: str, other_has: str) -> SchemaError:
-            return SchemaError(
-                f"{caller}: rows of all sources have the same columns, and {other!r} has {other_has}, "
-                f"{one!r} {has}; make them alike in the sources, by map() or select()",
-                stage=caller,
-            )
-
-        fields = united(found, unlike, lambda a, b: a.with_type(unite(a.type, b.type)))
+        fields = united(found, caller, caller, shaped=False)
         return pa.schema([(field.name, field.type) for field in fields])
 
     def where(self, inputs: Inputs, row: int) -> tuple[Inputs, int, str]:
@@ -83,49 +139,49 @@ class _Named(RunStage):
     source: str
 
     def process(self, run: Run) -> Run:
-        rules, ids = self.mixture.rules, self.mixture.ids
-        number = np.full(len(run.block), rules.names.index(self.source), dtype=np.int64)
-        block = rules.with_names(run.block.of_epoch(run.block.epoch), number)
+        mixture, ids = self.mixture, self.mixture.ids
+        number = np.full(len(run.block), mixture.names.index(self.source), dtype=np.int64)
+        block = mixture.with_names(run.block.of_epoch(run.block.epoch), number)
         block.ids = ids.of(self.source, block.ids)
         return run.with_block(block)
 
 
 class MixWindows(MixedWindows):
     def __init__(self, plan: Plan, mixture: Mixture, pool: Pool | None, number: int) -> None:
-        self._plan, self._mixture, self._pool = plan, mixture, pool
+        self.plan, self.mixture, self._pool = plan, mixture, pool
         self._epoch = plan.chain.first_epoch(number)
-        self._sources: list[MixSource] = []
+        self.openers: dict[str, ShardOpener] = {}
 
-    def _opened(self, shards: int) -> list[MixSource]:
-        rules, plans = self._mixture.rules, self._plan.mixed
-        if not self._sources:
-            for name, *weights in zip(rules.names, *rules.steps, strict=True):
+    def _open(self, shards: int) -> None:
+        mixture, plans = self.mixture, self.plan.mixed
+        if not self.openers:
+            for name, *weights in zip(mixture.names, *mixture.steps, strict=True):
                 windows = open_windows(plans[name], self._pool, self._epoch)
-                share = max(weights) / sum(rules.steps[0])
+                share = max(weights) / sum(mixture.steps[0])
                 sharing = max(1, round(shards / max(2 * share, 0.01)))
                 # Runs are as long as the share asks for: others wait for the last row of each.
                 most = max(16, math.ceil(2 * share * RUN_ROWS))
-                opener = ShardOpener(plans[name], windows, sharing, most)
-                ids = partial(self._mixture.ids.of, name)
-                self._sources.append(MixSource(name, opener, ids, rules.lengths))
-        return self._sources
+                self.openers[name] = ShardOpener(plans[name], windows, sharing, most)
 
     def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
-        for source in self._opened(shards):
-            source.expect(shard, state["epoch"], state.get("sources", {}).get(source.name))
+        self._open(shards)
+        for name, opener in self.openers.items():
+            cursor = state.get("sources", {}).get(name)
+            if not (cursor or {}).get("gone"):
+                ShardRuns(opener, shard, state["epoch"], cursor)  # asks for what it needs
 
     def open(
         self, shard: int, state: dict[str, Any], rows: tuple[int, int], shards: int, first: int
     ) -> MixRuns:
-        chain = self._plan.chain
-        if _calls_rows(self._plan):
-            few = max(8, chain.batch_size)
+        self._open(shards)
+        if _calls_rows(self.plan):
+            few = max(8, self.plan.chain.batch_size)
             rows = min(few, rows[0]), min(few, rows[1])
-        return MixRuns(self._mixture.rules, self._opened(shards), chain, shard, state, rows, first)
+        return MixRuns(self, shard, state, rows, first)
 
     def close(self) -> None:
-        for source in self._sources:
-            source.opener.windows.close()
+        for opener in self.openers.values():
+            opener.windows.close()
 
 
 def _calls_rows(mix: Plan) -> bool:

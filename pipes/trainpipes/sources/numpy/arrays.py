@@ -65,6 +65,10 @@ class StoredArray:
         return (*self.shape[1:], *inner)
 
     @property
+    def kind(self) -> str:
+        return f"{self.row_dtype}{list(self.row_shape)}"
+
+    @property
     def row_bytes(self) -> int:
         return prod(self.row_shape) * self.row_dtype.itemsize
 

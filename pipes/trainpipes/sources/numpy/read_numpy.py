@@ -147,8 +147,7 @@ class NumpyFormat(Format):
 
     def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
         _, arrays = arrays_of(layouts[0].extra)
-        each = [(name, arrays[name]) for name in self._columns or arrays]
-        return [("arrays", ", ".join(f"{n} {a.row_dtype}{list(a.row_shape)}" for n, a in each))]
+        return [("arrays", ", ".join(f"{n} {arrays[n].kind}" for n in self._columns or arrays))]
 
 
 def _wanted(layout: Layout, columns: Sequence[str] | None) -> tuple[int, list[StoredArray]]:
@@ -197,21 +196,19 @@ def _check_alike(
     for path, found in zip(files.names, arrays, strict=True):
         if columns is None:
             same_names(first_path, names, path, list(found), caller)
-        for name in names:
-            kinds = [f"{a.row_dtype}{list(a.row_shape)}" for a in (first[name], found[name])]
-            if kinds[0] != kinds[1]:
-                raise SchemaError(
-                    f"{caller}: rows of {name!r} are {kinds[0]} in {first_path} and {kinds[1]} in {path}; "
-                    "save them alike, leave the array out by columns=[...], or read the files in "
-                    "pipelines of their own",
-                    path=path,
-                    stage=caller,
-                )
+        odd = next((name for name in names if first[name].kind != found[name].kind), None)
         lengths = {name: found[name].rows for name in names}
-        if len(set(lengths.values())) > 1:
-            raise SchemaError(
-                f"{caller}: arrays of a file have as many rows as each other, and {path} has {lengths}; "
-                "choose some by columns=[...]",
-                path=path,
-                stage=caller,
+        if odd is not None:
+            said = (
+                f"rows of {odd!r} are {first[odd].kind} in {first_path} and {found[odd].kind} in {path}; "
+                "save them alike, leave the array out by columns=[...], or read the files in pipelines of "
+                "their own"
             )
+        elif len(set(lengths.values())) > 1:
+            said = (
+                f"arrays of a file have as many rows as each other, and {path} has {lengths}; choose some by "
+                "columns=[...]"
+            )
+        else:
+            continue
+        raise SchemaError(f"{caller}: {said}", path=path, stage=caller)

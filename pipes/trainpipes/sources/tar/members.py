@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.errors import UnreachableError, UnreadableError
 from trainpipes.sources.compressed.streams import Forward
 from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.index_store import Scan
+from trainpipes.sources.files.list_files import FileList
 
 #: Bytes of a header, to which all else is rounded up.
 BLOCK = 512
@@ -20,6 +23,8 @@ BLOCK = 512
 MOST_NAME = 1 << 20
 #: Bytes of a name that has room in a header.
 LONG_NAME = 100
+#: Zeros that end an archive, at most; of more, members may lie between.
+MOST_PADDING = 1 << 20
 KEY = re.compile(r"^((?:.*/|)[^./][^./]*)\.([^/]*)$")
 
 
@@ -146,3 +151,26 @@ def is_header(header: bytes, size: int) -> bool:
     reported = header[124:136].strip(b"\0 ")
     short = reported.isdigit() and size < 8**11
     return header[257:262] == b"ustar" and (not short or int(reported, 8) == size)
+
+
+def beside(files: FileList, job: Scan) -> dict[str, Any] | None:
+    file, path, data = job.file, files.paths[job.file], job.data
+    if not path.endswith(".tar") or not data.size:
+        return None
+    try:
+        beside = f"{path.removesuffix('.tar')}.idx"
+        content: bytes = job.requests.call(files.system(file), "cat_file", beside)
+        members = members_of_index(content.decode(), data.size)
+    except (OSError, UnreachableError, UnreadableError, UnicodeDecodeError):
+        return None
+    if not members:
+        return None
+    _, first, first_size = members[0]
+    _, last, last_size = max(members, key=lambda member: member[1])
+    end = last + -(-last_size // BLOCK) * BLOCK
+    if data.size - end > MOST_PADDING:
+        return None
+    parts = [(first - BLOCK, first), (last - BLOCK, last), (min(end, data.size), data.size)]
+    one, other, rest = map(bytes, data.read(parts))
+    fits = is_header(one, first_size) and is_header(other, last_size) and not rest.strip(b"\0")
+    return samples_of(members) if fits else None

@@ -1,31 +1,39 @@
+"""Samples of tar archives as rows, by an index of all members."""
+
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import column_names
+from trainpipes._internal.messages import nearest
+from trainpipes.columns.arrays import offset_dtype, python_to_arrow, to_arrow
 from trainpipes.engine.layout import IntArray
+from trainpipes.errors import SchemaError
 from trainpipes.kinds.stage import Stage
+from trainpipes.sources.compressed.streams import Decompressed, ReadAgain, Stream, kind_by_content
+from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_rows import cut_evenly
+from trainpipes.sources.files.file_rows import cut_by_bytes, cut_evenly
 from trainpipes.sources.files.file_source import NumberedFiles
+from trainpipes.sources.files.format import Format, Layout, OtherBytesError, packed, unpacked
 from trainpipes.sources.files.index_store import IndexStore
-from trainpipes.sources.tar.samples import (
-    BLOCK_BYTES,
-    KEY,
-    MOST_MEMBER,
-    Members,
-    TarSamples,
-    beside,
-    cut_by_bytes,
-    members_in,
-)
+from trainpipes.sources.tar.members import BLOCK, Archive, beside, is_header, members_of, samples_of
 
+KEY = "__key__"
+#: Bytes that are decoded at once, about; and of one Arrow column of bytes, at most.
+BLOCK_BYTES, MOST_BYTES = 4 << 20, 1 << 30
+#: Bytes of a member beyond which its column is of a large type.
+MOST_MEMBER = (1 << 31) - 1
 #: Bytes of local archives from which on an index of them is kept.
 LARGE = 64 << 20
 
@@ -88,44 +96,246 @@ class ReadWebdataset(FileReader):
             job="reading headers of tar archives",
         )
         found = members_in(store, self.columns, self.missing == "null", caller)
-        sizes = [_sample_bytes(each) for each in found]
         edges, layouts = [], []
-        for each, own in zip(found, sizes, strict=True):
+        for each in found:
+            own = each.row_bytes(np.arange(len(each.keys)))
             pieces = blocks = cut_by_bytes(own, BLOCK_BYTES)
             if self.block_rows is not None:
                 blocks = cut_evenly(len(own), self.block_rows)
             elif each.compression:
                 blocks = pieces[[0, -1]] if len(own) else pieces
-            pieces = np.union1d(pieces, blocks)
+            pieces, ends = np.union1d(pieces, blocks), np.append(0, np.cumsum(own))
+            start, stop = ends[pieces[:-1]], ends[pieces[1:]]  # in the bytes of all members
             edges.append(blocks)
-            nowhere = np.zeros(len(pieces) - 1, dtype=np.int64)
-            layouts.append(replace(each, rows=np.diff(pieces), start=nowhere, stop=nowhere))
+            layouts.append(replace(each, rows=np.diff(pieces), start=start, stop=stop))
         names = [KEY, *found[0].sizes] if self.columns is None else self.columns
         schema = pa.schema([(name, self._type(name, found)) for name in names])
-        rows, total = sum(map(len, sizes)), sum(int(each.sum()) for each in sizes)
-        blocks_of = zip(edges, sizes, strict=True)
-        return NumberedFiles(
-            store,
-            TarSamples(schema),
-            layouts=layouts,
-            edges=edges,
-            schema=schema,
-            row_bytes=total / rows if rows else None,
-            block_bytes=np.concatenate(
-                [np.diff(np.append(0, np.cumsum(own))[edge]) for edge, own in blocks_of]
-            ).astype(np.float64),
-        )
+        rows = sum(int(layout.rows.sum()) for layout in layouts)
+        total = sum(int((layout.stop - layout.start).sum()) for layout in layouts)
+        row_bytes = total / rows if rows else None
+        how: Any = {"layouts": layouts, "edges": edges, "schema": schema, "row_bytes": row_bytes}
+        return NumberedFiles(store, TarSamples(schema), **how)
 
     def _type(self, name: str, found: Sequence[Members]) -> pa.DataType:
         is_text = name in (*self.text, KEY)
-        most = max(
-            (int(each.sizes[name].max(initial=0)) for each in found if name != KEY), default=0
-        )
-        if most > MOST_MEMBER:
+        if name != KEY and any(each.sizes[name].max(initial=0) > MOST_MEMBER for each in found):
             return pa.large_string() if is_text else pa.large_binary()
         return pa.string() if is_text else pa.binary()
 
 
-def _sample_bytes(layout: Members) -> IntArray:
-    none = np.zeros(len(layout.keys), dtype=np.int64)
-    return sum((np.maximum(each, 0) for each in layout.sizes.values()), none)
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Members(Layout):
+    """Members of samples by extension: first byte (decompressed) and size, -1 for none, int64 ``[rows]``."""
+
+    compression: str
+    keys: pa.Array
+    starts: dict[str, IntArray]
+    sizes: dict[str, IntArray]
+
+    def row_bytes(self, rows: IntArray) -> IntArray:
+        none = np.zeros(len(rows), dtype=np.int64)
+        return sum((np.maximum(each[rows], 0) for each in self.sizes.values()), none)
+
+    def ranges(self, rows: IntArray) -> list[tuple[int, int]]:
+        """Where members of some rows lie with their headers, extension by extension."""
+        found: list[tuple[int, int]] = []
+        for starts, sizes in zip(self.starts.values(), self.sizes.values(), strict=True):
+            there = rows[sizes[rows] >= 0]
+            begins, ends = starts[there] - BLOCK, starts[there] + sizes[there]
+            found += zip(begins.tolist(), ends.tolist(), strict=True)
+        return found
+
+
+class TarSamples(Format):
+    name = "tar archives"
+    random_access = True
+    fit = "archives that are on this machine and not compressed"
+    otherwise = "unpack it to .tar, or shuffle within a buffer"
+
+    def __init__(self, schema: pa.Schema | None = None) -> None:
+        self.schema = schema or pa.schema([])
+        self.again = ReadAgain()
+
+    def scan(self, file: FileBytes, samples: dict[str, Any] | None = None) -> Layout:
+        if not file.size:
+            raise BadFileError("empty: 0 bytes")
+        kind = kind_by_content(bytes(file.read([(0, min(file.size, 16))])[0]))
+        if samples is None or kind:
+            mapped = None if kind else file.mapped()
+            with closing(file.stream()) as opened:
+                parts = iter([] if mapped is None else [memoryview(mapped)])
+                more = (
+                    Stream(opened.read, kind).read if mapped is None else partial(next, parts, b"")
+                )
+                samples = samples_of(members_of(Archive(more)))
+        extra = packed(compression=kind, **samples)
+        rows, first, last = np.array([len(samples["keys"])]), np.array([0]), np.array([file.size])
+        return Layout(rows, first, last, pa.schema([]), extra)
+
+    def unfit(self, layout: Layout, local: bool) -> bool:
+        assert isinstance(layout, Members)
+        return bool(layout.compression) or not local
+
+    def open(self, data: FileBytes, layout: Layout) -> Any:
+        assert isinstance(layout, Members)
+        if not layout.compression:
+            return data
+        return Decompressed(data, layout.compression, self.again)
+
+    def ranges(
+        self, layout: Layout, block: int, columns: Sequence[str] | None
+    ) -> list[tuple[int, int]]:
+        assert isinstance(layout, Members)
+        return [] if layout.compression else layout.ranges(_rows_of(layout, block))
+
+    def decode(
+        self, data: Any, layout: Layout, block: int, columns: Sequence[str] | None
+    ) -> Iterator[pa.RecordBatch]:
+        assert isinstance(layout, Members)
+        yield self._batch(data, layout, _rows_of(layout, block))
+
+    def take(
+        self, data: FileBytes, layout: Layout, rows: IntArray, columns: Sequence[str] | None
+    ) -> list[pa.RecordBatch]:
+        assert isinstance(layout, Members)
+        edges = cut_by_bytes(layout.row_bytes(rows), MOST_BYTES)
+        return [self._batch(data, layout, each) for each in np.split(rows, edges[1:-1])]
+
+    def _batch(self, data: Any, layout: Members, rows: IntArray) -> pa.RecordBatch:
+        columns = {KEY: layout.keys.take(to_arrow(rows))}
+        parts = iter(_parts(data, layout, rows))
+        for name, each in layout.sizes.items():
+            kind, sizes = self.schema.field(name).type, each[rows]
+            own = list(islice(parts, int((sizes >= 0).sum())))
+            if own and not layout.compression:
+                _check_headers(own)
+            content = b"".join([part[BLOCK:] for part in own])
+            ends = np.append(0, np.cumsum(np.maximum(sizes, 0))).astype(offset_dtype(kind))
+            valid = to_arrow(sizes >= 0).buffers()[1] if (sizes < 0).any() else None
+            buffers = [valid, pa.py_buffer(ends), pa.py_buffer(content)]
+            columns[name] = pa.Array.from_buffers(kind, len(rows), buffers)
+            if kind in (pa.string(), pa.large_string()):
+                _check_text(columns[name], name)
+        return pa.RecordBatch.from_arrays(
+            [columns[n] for n in self.schema.names], schema=self.schema
+        )
+
+    def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
+        lines = [("columns", ", ".join(self.schema.names))]
+        if any(isinstance(each, Members) and each.compression for each in layouts):
+            lines.append(
+                ("read again", f"{self.again.bytes:,} bytes so far, to come to later samples of "
+                "compressed archives: unpacked to .tar, there would be none")
+            )  # fmt: skip
+        return lines
+
+
+def _rows_of(layout: Layout, block: int) -> IntArray:
+    stop = int(layout.rows[: block + 1].sum())
+    return np.arange(stop - int(layout.rows[block]), stop, dtype=np.int64)
+
+
+def _parts(data: Any, layout: Members, rows: IntArray) -> list[memoryview]:
+    ranges = layout.ranges(rows)
+    if layout.compression:
+        first, last = min(ranges, default=(0, 0))[0], max((stop for _, stop in ranges), default=0)
+        whole = data.read(first, last)
+        if len(whole) < last - first:
+            raise OtherBytesError("it has become shorter")
+    else:
+        first, whole = 0, data.mapped()
+        if whole is None:
+            found: list[memoryview] = data.read(ranges)
+            return found
+    view = memoryview(whole)
+    return [view[start - first : stop - first] for start, stop in ranges]
+
+
+def _check_headers(parts: Sequence[memoryview]) -> None:
+    for part in (parts[0], parts[-1]):
+        if not is_header(bytes(part[:BLOCK]), len(part) - BLOCK):
+            raise OtherBytesError("a member is not where the index, or the .idx beside it, says")
+
+
+def _check_text(column: pa.Array, name: str) -> None:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise BadFileError(
+            f"a member {name!r} here is not text in UTF-8: {one_line(error)}; leave it out of "
+            "read_webdataset(text=[...])"
+        ) from error
+
+
+# The columns of one stage
+
+
+def members_in(
+    store: IndexStore, columns: Sequence[str] | None, nulls: bool, caller: str
+) -> list[Members]:
+    """Where members lie; SchemaError where a sample lacks one that may not be null."""
+    layouts = store.layouts()
+    archives = [unpacked(layout.extra) for layout in layouts]
+    kinds = list(dict.fromkeys(kind for each in archives for kind in each["kinds"]))
+    chosen = kinds if columns is None else [name for name in columns if name != KEY]
+    filled = next((each for each in archives if len(each["keys"])), None)
+    if filled is not None:
+        missing = next((name for name in chosen if name not in kinds), None)
+        if missing is not None:
+            raise SchemaError(
+                f"{caller}: no sample has a member {missing!r}{nearest(missing, kinds)}; there are {kinds}, "
+                f"and {KEY!r}",
+                path=store.files.names[0],
+                stage=caller,
+            )
+        if columns is None and not nulls:
+            first = filled["kind_of"][: filled["counts"][0]].tolist()
+            chosen = [filled["kinds"][n] for n in first]
+    found = [_members(*each, chosen) for each in zip(layouts, archives, strict=True)]
+    for name in () if nulls else kinds if columns is None else chosen:
+        rows = [_odd_rows(each, name, name in chosen) for each in archives]
+        count = sum(map(len, rows))
+        if count:
+            file = next(n for n, each in enumerate(rows) if len(each))
+            row, path = int(rows[file][0]), store.files.names[file]
+            what = f"{'has no' if name in chosen else 'alone has a'} member {name!r}"
+            more = f", and {count - 1:,} more" if count > 1 else ""
+            raise SchemaError(
+                f"{caller}: sample {archives[file]['keys'][row]!r} of {path} {what}{more}: choose with "
+                'columns=[...] what all samples have, or pass missing="null"',
+                path=path,
+                row=row,
+                stage=caller,
+            )
+    return found
+
+
+def _row_of(archive: dict[str, Any]) -> IntArray:
+    counts: IntArray = archive["counts"]
+    return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+
+
+def _odd_rows(archive: dict[str, Any], name: str, wanted: bool) -> IntArray:
+    """Rows that lack a member, or have one that is not wanted."""
+    number = archive["kinds"].index(name) if name in archive["kinds"] else -1
+    having: IntArray = _row_of(archive)[archive["kind_of"] == number]
+    if not wanted:
+        return having
+    found: IntArray = np.setdiff1d(np.arange(len(archive["keys"])), having, assume_unique=True)
+    return found
+
+
+def _members(layout: Layout, archive: dict[str, Any], chosen: Sequence[str]) -> Members:
+    rows, row_of = len(archive["keys"]), _row_of(archive)
+    starts, sizes = {}, {}
+    for kind in chosen:
+        number = archive["kinds"].index(kind) if kind in archive["kinds"] else -1
+        which = np.flatnonzero(archive["kind_of"] == number)
+        starts[kind] = np.zeros(rows, dtype=np.int64)
+        sizes[kind] = np.full(rows, -1, dtype=np.int64)
+        starts[kind][row_of[which]] = archive["starts"][which]
+        sizes[kind][row_of[which]] = archive["sizes"][which]
+    keys = python_to_arrow(archive["keys"], pa.string())
+    numbers = layout.rows, layout.start, layout.stop, layout.schema
+    compression = archive["compression"]
+    return Members(*numbers, compression=compression, keys=keys, starts=starts, sizes=sizes)

@@ -5,16 +5,19 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
-from trainpipes.sources.compressed.streams import Decompressed, Entry, ReadAgain, Stream
+from trainpipes.sources.compressed.streams import Entry, Stream
 from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.files.file_bytes import FileBytes, as_bytes
-from trainpipes.sources.files.format import Layout, OtherBytesError, packed, unpacked
-from trainpipes.sources.text.format import Cutter, Start, TextFormat
+from trainpipes.sources.files.format import Layout, packed, unpacked
+from trainpipes.sources.text.cutters import Cutter
+
+if TYPE_CHECKING:
+    from trainpipes.sources.text.format import TextFormat
 
 #: Bytes of a piece, about. Smaller ones cost a request each, larger ones memory in each reader.
 PIECE_BYTES = 4 << 20
@@ -25,14 +28,21 @@ HEAD_BYTES, MOST_HEAD_BYTES = 64 << 10, 16 << 20
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
+@dataclass(frozen=True)
+class Start:
+    """The first row's place, the columns' names, and the delimiter or "array", by the first bytes."""
+
+    at: int = 0
+    names: tuple[str, ...] = ()
+    kind: str = ""
+
+
 def check_of(data: bytes | memoryview) -> int:
     """A checksum of the first and last 1,024 bytes: cheap enough for every read."""
     return zlib.crc32(data[-END_BYTES:], zlib.crc32(data[:END_BYTES]))
 
 
-def scan(
-    stream: Stream, compression: str, form: TextFormat, path: str, size: int, block_rows: int | None
-) -> Layout:
+def scan(stream: Stream, compression: str, form: TextFormat, path: str, size: int) -> Layout:
     head, whole, start = b"", False, None
     while start is None:
         more = stream.read()
@@ -50,7 +60,7 @@ def scan(
     line = head.count(b"\n", 0, start.at) + 1
     entries = stream.entries if compression else None
     begin = _Mark(start.at, 0, 0, line, b"")
-    found = _Scan(entries, form.cutter(start), begin, block_rows, form.max_row_bytes)
+    found = _Scan(entries, form.cutter(start), begin, form.block_rows, form.max_row_bytes)
     found.add(head[start.at :])
     while chunk := stream.read():
         found.add(chunk)
@@ -209,30 +219,11 @@ class TextLayout(Layout):
                     found.append(piece)
         return np.array([*found, count], dtype=np.int64)
 
+    def largest_block(self, block_rows: int | None) -> int:
+        """Bytes of the largest block, with what is decompressed to come to it."""
+        firsts = self.first_pieces(block_rows)
+        return int((self.stop[firsts[1:] - 1] - self.places[firsts[:-1]]).max(initial=0))
+
     def edges(self, block_rows: int | None) -> IntArray:
         found: IntArray = np.append(0, np.cumsum(self.rows))[self.first_pieces(block_rows)]
         return found
-
-
-class TextFile:
-    def __init__(self, data: FileBytes, layout: TextLayout, again: ReadAgain) -> None:
-        self._data, self.layout, self.name = data, layout, data.name
-        self._stream = Decompressed(data, layout.compression, again) if layout.compression else None
-
-    def content(self, number: int) -> bytes:
-        layout = self.layout
-        start, stop = int(layout.start[number]), int(layout.stop[number])
-        if self._stream is None:
-            data = as_bytes(self._data.read([(start, stop)])[0])
-        else:
-            entry = int(layout.entries[number]), int(layout.places[number])
-            data = self._stream.read(start, stop, entry)
-            if number == len(layout.rows) - 1:
-                self._stream.finish()
-        if len(data) != stop - start or check_of(data) != int(layout.checks[number]):
-            raise OtherBytesError("it has as many bytes as before, and others")
-        return data
-
-    def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()

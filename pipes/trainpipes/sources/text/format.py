@@ -1,104 +1,65 @@
+"""Files of text as blocks of rows: a piece of some MB or, with ``block_rows`` or compression, several."""
+
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import hashlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes.engine.layout import IntArray
+from trainpipes._internal.progress import Progress
+from trainpipes._internal.text import amount
+from trainpipes.sources.compressed.streams import (
+    Decompressed,
+    ReadAgain,
+    Stream,
+    kind_by_content,
+    kind_by_name,
+)
+from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.file_bytes import FileBytes, as_bytes
+from trainpipes.sources.files.format import Format, Layout, OtherBytesError
 from trainpipes.sources.files.schema import unified
-
-Bytes = npt.NDArray[np.uint8]
+from trainpipes.sources.text.block_scan import Start, TextLayout, check_of, scan
+from trainpipes.sources.text.cutters import Cutter
+from trainpipes.sources.text.row_errors import bad_row, bad_utf8, is_utf8
 
 #: Bytes of a row, unless a reader says otherwise; and the most that Arrow holds in a text.
 MAX_ROW_BYTES, MOST_ROW_BYTES = "256MB", 2_000_000_000
 #: What some programs write before UTF-8.
 BOM = b"\xef\xbb\xbf"
-FEED, RETURN, SPACE, TAB = 10, 13, 32, 9
 
 
-class Cutter(Protocol):
-    """Finds where rows end, in consecutive parts of a file."""
-
-    def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
-        """The places behind the rows that end in this part, int64; ``newlines`` are its line feeds."""
-        ...
-
-    def finish(self) -> bool:
-        """Whether a row follows the last stop, at the end of the file."""
-        ...
-
-
-class LineCutter:
-    def __init__(self, filled: bool) -> None:
-        self._filled_only = filled
-        self._more = False  # the line at hand has something
-
-    def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
-        if self._filled_only:
-            filled, self._more = filled_lines(data, newlines, self._more)
-            newlines = newlines[filled]
-        elif len(data):
-            self._more = bool(data[-1] != FEED)
-        found: IntArray = newlines + 1
-        return found
-
-    def finish(self) -> bool:
-        return self._more
-
-
-def filled_lines(
-    data: Bytes, newlines: IntArray, begun: bool
-) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], bool]:
-    """Which lines hold more than white space, bool ``[lines]``, and whether the rest does."""
-    starts = np.append(0, newlines + 1)
-    ends = np.append(newlines, len(data))
-    filled = starts < ends
-    first = data[np.minimum(starts, max(0, len(data) - 1))] if len(data) else np.zeros(1, np.uint8)
-    is_space = (first == SPACE) | (first == TAB) | (first == RETURN)
-    for line in np.flatnonzero(filled & is_space).tolist():
-        filled[line] = bool(data[starts[line] : ends[line]].tobytes().strip(b" \t\r"))
-    filled[0] |= begun
-    return filled[:-1], bool(filled[-1])
-
-
-@dataclass(frozen=True)
-class Start:
-    """The first row's place, the columns' names, and the delimiter or "array", by the first bytes."""
-
-    at: int = 0
-    names: tuple[str, ...] = ()
-    kind: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextFormat(ABC):
+@dataclass(eq=False, kw_only=True)
+class TextFormat(Format):
     """A format of rows in text; ``rule`` tells what a row is, bytes of ``between`` may surround one; with
-    ``names_columns`` a file may lack a column.
+    ``names_columns`` a file may lack a column. ``schema`` is that of all rows once it is known,
+    ``inferred`` if it is not the user's; only ``strict`` refuses columns that it lacks.
     """
 
-    name: ClassVar[str]
-    rule: ClassVar[str] = "rows are text"
+    known_by_blocks = True
     reader: ClassVar[str]
+    rule: ClassVar[str] = "rows are text"
     between: ClassVar[bytes] = b"\r\n"
     names_columns: ClassVar[bool] = False
+    #: The options that rows' ends and inferred types depend on.
+    shaped_by: ClassVar[tuple[str, ...]] = ()
+    no_rows: ClassVar[bytes] = b""
 
+    block_rows: int | None = None
     max_row_bytes: int = MOST_ROW_BYTES
+    replace: bool = False
+    inferred: bool = False
+    schema: pa.Schema | None = None
+    strict: bool = False
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options that rows' ends and inferred types depend on, of JSON types."""
-        return {
-            name: value for name, value in vars(self).items() if name not in ("exact", "column")
-        }
-
-    @property
-    def fixed_schema(self) -> pa.Schema | None:
-        """The schema of all rows; None where they show it."""
-        return None
+    def __post_init__(self) -> None:
+        self.again = ReadAgain()
 
     @abstractmethod
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
@@ -112,9 +73,7 @@ class TextFormat(ABC):
     def parse(
         self, data: bytes, start: Start, schema: pa.Schema | None, strict: bool = False
     ) -> pa.Table:
-        """Rows as columns, of inferred types if ``schema`` is None; only ``strict`` refuses other columns.
-        Raises pyarrow.ArrowException.
-        """
+        """Rows as columns, of inferred types if ``schema`` is None. Raises pyarrow.ArrowException."""
 
     def infer(self, data: bytes, start: Start) -> tuple[pa.Schema, list[float]]:
         """The columns and types of rows, and the bytes of each column in memory."""
@@ -126,8 +85,97 @@ class TextFormat(ABC):
         """A field that was found, in the type that the file means."""
         return field
 
-    def read_none(self, schema: pa.Schema) -> None:  # noqa: B027  (formats whose types are fixed)
+    def read_none(self, schema: pa.Schema) -> None:
         """Read no rows with these types."""
 
     def wider(self, one: pa.Field, other: pa.Field) -> pa.Field:
         return unified(one, other)
+
+    # Files and their pieces
+
+    def scan(self, file: FileBytes, progress: Progress | None = None) -> Layout:
+        head = bytes(file.read([(0, min(file.size, 16))])[0])
+        compression, named = kind_by_content(head), kind_by_name(file.name)
+        if named and not compression and file.size:  # Arrow writes nothing where there are no rows
+            raise BadFileError(f"its name says {named}, and it starts with {head[:6]!r}")
+        with closing(file.stream()) as opened:
+
+            def read(size: int) -> bytes:
+                data = opened.read(size)
+                if progress is not None:
+                    progress.advance(len(data))
+                return data
+
+            return scan(Stream(read, compression), compression, self, file.name, file.size)
+
+    def open(self, data: FileBytes, layout: Layout) -> FileBytes | Decompressed:
+        assert isinstance(layout, TextLayout)
+        return Decompressed(data, layout.compression, self.again) if layout.compression else data
+
+    def ranges(
+        self, layout: Layout, block: int, columns: Sequence[str] | None
+    ) -> list[tuple[int, int]]:
+        assert isinstance(layout, TextLayout)
+        stop = int(layout.stop[block])
+        if not layout.compression:
+            return [(int(layout.start[block]), stop)]
+        behind = np.flatnonzero(layout.places[block + 1 :] >= stop)
+        end = layout.entries[block + 1 + behind[0]] if len(behind) else layout.size
+        return [(int(layout.entries[block]), int(end))]
+
+    def decode(
+        self, data: Any, layout: Layout, block: int, columns: Sequence[str] | None
+    ) -> Iterator[pa.RecordBatch]:
+
+        def parse(text: bytes, start: Start) -> pa.Table | None:
+            found = self.parse(text, start, self.schema, self.strict)
+            return found if len(found) == int(layout.rows[block]) else None
+
+        yield from self.parsed(data, layout, block, parse).to_batches()
+
+    def parsed(self, data: Any, layout: Layout, block: int, parse: Callable[..., Any]) -> Any:
+        """What ``parse`` makes of a piece; an error or None where it fails."""
+        assert isinstance(layout, TextLayout)
+        text, problem = _content(data, layout, block), None
+        if not is_utf8(text):
+            if not self.replace:
+                raise bad_utf8(self, data.name, layout, block, text)
+            text = text.decode("utf-8", "replace").encode()
+        try:
+            found = parse(text, layout.head)
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            found, problem = None, error
+        if found is not None:
+            return found
+        said = bad_row(self, data.name, layout, block, text)
+        raise said or OtherBytesError("its rows are others than before") from problem
+
+    def block_key(self, layout: Layout, blocks: range) -> list[Any]:
+        assert isinstance(layout, TextLayout)
+        said = str(self.schema).encode("utf-8", "backslashreplace")
+        checks = layout.checks[blocks.start : blocks.stop].tolist()
+        return [checks, hashlib.sha256(said).hexdigest()[:16], self.replace]
+
+    def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
+        compressed = [each for each in layouts if isinstance(each, TextLayout) and each.compression]
+        if not compressed:
+            return []
+        most = amount(max(each.largest_block(self.block_rows) for each in compressed))
+        said = f"to come to a row, up to {most} are decompressed: for less, write files of several members, "
+        said += "by bgzip or pzstd"
+        again = [("read again", f"{amount(self.again.bytes)} so far, in this process")]
+        return [("compressed", said), *(again if self.again.bytes else [])]
+
+
+def _content(data: Any, layout: TextLayout, piece: int) -> bytes:
+    start, stop = int(layout.start[piece]), int(layout.stop[piece])
+    if layout.compression:
+        found = data.read(start, stop, (int(layout.entries[piece]), int(layout.places[piece])))
+        if piece == len(layout.rows) - 1:
+            data.finish()
+    else:
+        found = as_bytes(data.read([(start, stop)])[0])
+    if len(found) != stop - start or check_of(found) != int(layout.checks[piece]):
+        raise OtherBytesError("it has as many bytes as before, and others")
+    whole: bytes = found
+    return whole

@@ -6,7 +6,6 @@ import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -19,18 +18,11 @@ from trainpipes._internal.secrets import without_query
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.compressed.streams import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.text.exact_integers import refuse_rounded, values_of_cells
-from trainpipes.sources.text.format import (
-    BOM,
-    FEED,
-    MAX_ROW_BYTES,
-    RETURN,
-    Bytes,
-    Cutter,
-    Start,
-    TextFormat,
-)
-from trainpipes.sources.text.text_reader import TextReader
+from trainpipes.sources.text.block_scan import Start
+from trainpipes.sources.text.cutters import FEED, RETURN, Bytes, Cutter
+from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, TextFormat
+from trainpipes.sources.text.refused import refuse_rounded, values_of_cells
+from trainpipes.sources.text.text_reader import TextReader, row_bytes
 
 TABBED = (".tsv", ".tab")
 #: Bytes that Arrow parses at once, unless a row has more: 4 MB take 1.6 times as long for each, since they do
@@ -70,7 +62,7 @@ class ReadCsv(TextReader):
     schema: pa.Schema | None = None
     infer: Literal["first", "all"] = "first"
     block_rows: int | None = None
-    max_row_bytes: int | str = MAX_ROW_BYTES
+    max_row_bytes: Annotated[int | str, row_bytes] = MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
@@ -94,8 +86,7 @@ class ReadCsv(TextReader):
             self.quote,
             None if self.column_names is None else tuple(self.column_names),
             tuple(self.null_values),
-            exact=self.schema is None,
-            max_row_bytes=self.most_row_bytes,
+            **self.common,
         )
 
 
@@ -110,20 +101,21 @@ def delimiter_of(path: str) -> str:
     return "\t" if name.endswith(TABBED) else ","
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Csv(TextFormat):
-    name: ClassVar[str] = "CSV"
+    name = "CSV"
     rule: ClassVar[str] = (
         "a row has a cell for each column, and quotes around cells with delimiters"
     )
     reader: ClassVar[str] = "read_csv"
+    shaped_by: ClassVar[tuple[str, ...]] = ("delimiter", "quote", "names", "nulls")
     names_columns: ClassVar[bool] = True
+    no_rows: ClassVar[bytes] = b"\n"
 
     delimiter: str | None = None
     quote: str | None = '"'
     names: tuple[str, ...] | None = None
     nulls: tuple[str, ...] = ("",)
-    exact: bool = False
 
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
         at = len(BOM) if head.startswith(BOM) else 0
@@ -193,8 +185,8 @@ class Csv(TextFormat):
                 texts = as_text(list(start.names))
                 schema = _texts(n for n in texts.column_names if _longest(texts[n]) > LONG_CELL)
             found = self._parsed(data, start, schema, names, whole)
-        if self.exact:
-            refuse_rounded(found, data, partial(values_of_cells, as_text))
+        if self.inferred:
+            refuse_rounded(found, data, lambda names, rows: values_of_cells(as_text(names), rows))
         return found
 
     def _parsed(
@@ -233,9 +225,6 @@ class Csv(TextFormat):
         if numbers or one.type.equals(other.type):
             return super().wider(one, other)
         return one.with_type(pa.string())
-
-    def read_none(self, schema: pa.Schema) -> None:
-        self.parse(b"\n", Start(0, tuple(schema.names), self.delimiter or ","), schema)
 
 
 def _texts(names: Any) -> pa.Schema:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,22 +17,17 @@ import pyarrow.json as pj
 from trainpipes._internal.text import cut
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.text.block_scan import PIECE_BYTES
-from trainpipes.sources.text.exact_integers import refuse_rounded, values_of_lines
-from trainpipes.sources.text.format import (
-    BOM,
-    FEED,
-    MAX_ROW_BYTES,
-    RETURN,
-    SPACE,
-    Bytes,
-    Cutter,
-    LineCutter,
-    Start,
-    TextFormat,
+from trainpipes.sources.text.block_scan import PIECE_BYTES, Start
+from trainpipes.sources.text.cutters import FEED, RETURN, SPACE, Bytes, Cutter, LineCutter
+from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, TextFormat
+from trainpipes.sources.text.refused import (
+    check_depth,
+    check_types,
+    refuse_deep,
+    refuse_rounded,
+    values_of_lines,
 )
-from trainpipes.sources.text.json_depth import check_depth, check_types, refuse_deep
-from trainpipes.sources.text.text_reader import TextReader
+from trainpipes.sources.text.text_reader import TextReader, row_bytes
 
 WHITE = b" \t\r\n"
 #: What a start says of a file that is one array.
@@ -87,24 +82,23 @@ class ReadJson(TextReader):
     schema: pa.Schema | None = None
     infer: Literal["first", "all"] = "first"
     block_rows: int | None = None
-    max_row_bytes: int | str = MAX_ROW_BYTES
+    max_row_bytes: Annotated[int | str, row_bytes] = MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
 
     @property
     def form(self) -> Json:
-        return Json(exact=self.schema is None, max_row_bytes=self.most_row_bytes)
+        return Json(**self.common)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Json(TextFormat):
-    name: ClassVar[str] = "JSON"
+    name = "JSON"
     rule: ClassVar[str] = "a row is one object, whole on its line or in the file's one array"
     reader: ClassVar[str] = "read_json"
     between: ClassVar[bytes] = b"," + WHITE
-
-    exact: bool = False
+    no_rows: ClassVar[bytes] = b"{}\n"
 
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
         at = len(BOM) if head.startswith(BOM) else 0
@@ -140,7 +134,7 @@ class Json(TextFormat):
             pj.ParseOptions(explicit_schema=kinds, unexpected_field_behavior=unexpected),
         )
         check_types(found.schema.types, data)
-        if self.exact:
+        if self.inferred:
             refuse_rounded(found, data, partial(values_of_lines, data, len(found)))
         return found if kinds is None or kinds.equals(schema) else found.cast(schema)
 
@@ -173,9 +167,6 @@ class Json(TextFormat):
                 f"would be columns of {cells:,} values, most of them null: say the columns that are wanted "
                 "by schema=, or keep such objects as text, by json.dumps()"
             )
-
-    def read_none(self, schema: pa.Schema) -> None:
-        self.parse(b"{}\n", Start(), schema)
 
 
 class ArrayCutter:

@@ -4,26 +4,17 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import ColumnName
 from trainpipes.engine.layout import IntArray
-from trainpipes.sources.text.format import (
-    BOM,
-    FEED,
-    MAX_ROW_BYTES,
-    MOST_ROW_BYTES,
-    Bytes,
-    Cutter,
-    LineCutter,
-    Start,
-    TextFormat,
-    filled_lines,
-)
-from trainpipes.sources.text.text_reader import TextReader
+from trainpipes.sources.text.block_scan import Start
+from trainpipes.sources.text.cutters import FEED, Bytes, Cutter, LineCutter, filled_lines
+from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, MOST_ROW_BYTES, TextFormat
+from trainpipes.sources.text.text_reader import TextReader, row_bytes
 
 Unit = Literal["line", "paragraph", "document"]
 #: Lines that follow each other and have something.
@@ -52,27 +43,28 @@ class ReadText(TextReader):
     _: KW_ONLY
     output_column: ColumnName = "text"
     block_rows: int | None = None
-    max_row_bytes: int | str = MAX_ROW_BYTES
+    max_row_bytes: Annotated[int | str, row_bytes] = MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
 
     @property
     def form(self) -> PlainText:
-        return PlainText(self.unit, self.output_column, max_row_bytes=self.most_row_bytes)
+        return PlainText(self.unit, self.output_column, **self.common)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class PlainText(TextFormat):
-    name: ClassVar[str] = "text"
+    name = "text"
     reader: ClassVar[str] = "read_text"
+    shaped_by: ClassVar[tuple[str, ...]] = ("unit",)
 
     unit: Unit = "line"
     column: str = "text"
 
-    @property
-    def fixed_schema(self) -> pa.Schema:
-        return pa.schema([(self.column, pa.string())])
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.schema = pa.schema([(self.column, pa.string())])
 
     def start(self, head: bytes, whole: bool, path: str) -> Start:
         return Start(len(BOM) if head.startswith(BOM) else 0)
@@ -90,7 +82,7 @@ class PlainText(TextFormat):
         else:
             data = data.replace(b"\r\n", b"\n") if b"\r" in data else data
             texts = _lines(data) if self.unit == "line" else _paragraphs(data)
-        return pa.table({self.column: texts}, schema=self.fixed_schema)
+        return pa.table({self.column: texts}, schema=self.schema)
 
 
 class _ParagraphCutter:

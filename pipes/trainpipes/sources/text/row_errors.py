@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +12,11 @@ from trainpipes.columns import arrays
 from trainpipes.errors import SchemaError, TrainpipesError, UnreadableError
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_errors import without
-from trainpipes.sources.text.block_scan import TextFile
-from trainpipes.sources.text.format import FEED, Start, TextFormat
+from trainpipes.sources.text.block_scan import Start, TextLayout
+from trainpipes.sources.text.cutters import FEED
+
+if TYPE_CHECKING:
+    from trainpipes.sources.text.format import TextFormat
 
 #: Characters of a row that a message shows, and bytes around one that is not UTF-8.
 SHOWN, AROUND = 80, 20
@@ -26,34 +30,30 @@ def is_utf8(data: bytes) -> bool:
     return arrays.is_utf8(text)
 
 
-def bad_utf8(file: TextFile, piece: int, form: TextFormat, data: bytes) -> UnreadableError:
-    layout, at = file.layout, 0
+def bad_utf8(
+    form: TextFormat, name: str, layout: TextLayout, piece: int, data: bytes
+) -> UnreadableError:
+    at = 0
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
         at = error.start
     line = int(layout.lines[piece]) + data.count(b"\n", 0, at) + 1
-    place = int(layout.start[piece]) + at
     where = " of the decompressed text" if layout.compression else ""
     return UnreadableError(
-        f"{file.name}, line {line:,}: byte {place:,}{where} is not UTF-8: "
+        f"{name}, line {line:,}: byte {int(layout.start[piece]) + at:,}{where} is not UTF-8: "
         f"{data[max(0, at - AROUND) : at + AROUND]!r}; write such files as UTF-8, as by "
         f"iconv -f latin1 -t utf-8, take {form.reader}(errors='replace'), or leave them out with "
-        f"{without(file.name)}",
-        path=file.name,
+        f"{without(name)}",
+        path=name,
     )
 
 
 def bad_row(
-    file: TextFile,
-    piece: int,
-    form: TextFormat,
-    data: bytes,
-    schema: pa.Schema | None,
-    strict: bool,
+    form: TextFormat, name: str, layout: TextLayout, piece: int, data: bytes
 ) -> TrainpipesError | None:
     """The error for an unreadable piece; None if all rows are valid."""
-    layout, start = file.layout, file.layout.head
+    start, schema, strict = layout.head, form.schema, form.strict
     stops = _stops(form, data, start)
 
     def problem(count: int) -> str:
@@ -72,22 +72,21 @@ def bad_row(
     blank = len(row) - len(row.lstrip(form.between))
     line = int(layout.lines[piece]) + data.count(b"\n", 0, first + blank) + 1
     text = repr(cut(row.strip(form.between).strip().decode("utf-8", "replace"), SHOWN))
-    where, number = f"{file.name}, line {line:,}", int(layout.rows[:piece].sum()) + good
+    where = f"{name}, line {line:,}"
+    of_row: dict[str, Any] = {"path": name, "row": int(layout.rows[:piece].sum()) + good}
     wanted = form.infer(data[:first], start)[0] if schema is None and first else schema
     drift = wanted is not None and _drift(form, row, start, wanted, strict)
     if drift:
         return SchemaError(
             f"{where}: {drift}: {text}; types are those of schema=, or found in the first blocks: give "
             'schema=..., infer="all" or columns=[...], or fix the line',
-            path=file.name,
-            row=number,
+            **of_row,
         )
     said = ARROW.sub("", problem(good + 1)).rstrip(".")
     return UnreadableError(
         f"{where}: {said}: {text}; {form.rule}: fix or remove the line, or leave the file out with "
-        f"{without(file.name)}",
-        path=file.name,
-        row=number,
+        f"{without(name)}",
+        **of_row,
     )
 
 

@@ -5,14 +5,14 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.text import amount
-from trainpipes.columns.arrays import python_to_arrow, to_arrow
+from trainpipes.columns.arrays import one_chunk, python_to_arrow, to_arrow
 from trainpipes.columns.content import table_digest
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import UnreadableError
@@ -22,7 +22,7 @@ from trainpipes.sources.files.block_reader import explained
 from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.file_errors import without
 from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_rows import FileBlocks, cut_evenly
+from trainpipes.sources.files.file_rows import FileBlocks, cut_by_bytes, cut_evenly
 from trainpipes.sources.files.list_files import FileList, digests
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.ahead import Ahead
@@ -164,33 +164,16 @@ class WholeFilesReader:
         if (sizes < 0).any():  # a server tells them with the bytes
             whole = list(contents)
             contents, sizes = iter(whole), np.array([len(each) for each in whole])
-        batches: list[pa.RecordBatch] = []
-        first = 0
-        while first < len(numbers) or not batches:
-            more = np.searchsorted(np.cumsum(sizes[first:]), MOST_BYTES, side="right")
-            rows = slice(first, first + max(1, int(more)))
-            batches.append(self._batch(numbers[rows], sizes[rows], contents))
-            first = rows.stop
+        batches = []
+        for start, stop in pairwise(cut_by_bytes(sizes, MOST_BYTES).tolist()):
+            names = [self._files.names[n] for n in numbers[start:stop]]
+            bytes_ = python_to_arrow(list(islice(contents, stop - start)), pa.binary())
+            columns = [python_to_arrow(names, pa.string()), bytes_]
+            if self._source.more is not None:
+                index = to_arrow(np.array(numbers[start:stop], dtype=np.int64))
+                columns += map(one_chunk, self._source.more.take(index).columns)
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=self._source.schema))
         return pa.Table.from_batches(batches, self._source.schema)
-
-    def _batch(
-        self, numbers: Sequence[int], sizes: IntArray, contents: Iterator[memoryview]
-    ) -> pa.RecordBatch:
-        ends = np.append(0, np.cumsum(sizes))
-        buffer = pa.allocate_buffer(int(ends[-1]))
-        whole = memoryview(buffer).cast("B")
-        for start, stop in pairwise(ends.tolist()):
-            whole[start:stop] = next(contents)
-        offsets = pa.py_buffer(ends.astype(np.int32))
-        columns = [
-            python_to_arrow([self._files.names[n] for n in numbers], pa.string()),
-            pa.Array.from_buffers(pa.binary(), len(numbers), [None, offsets, buffer]),
-        ]
-        if self._source.more is not None:
-            index = to_arrow(np.array(numbers, dtype=np.int64))
-            for column in self._source.more.take(index).combine_chunks().columns:
-                columns.append(column.chunk(0) if column.num_chunks else pa.nulls(0, column.type))
-        return pa.RecordBatch.from_arrays(columns, schema=self._source.schema)
 
     def _taken(self, file: int) -> memoryview:
         with explained(Place(self._files.names[file]), kinds=()):

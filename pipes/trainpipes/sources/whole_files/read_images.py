@@ -10,23 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from trainpipes._internal.checks import refuse_special, repeated
+from trainpipes._internal.checks import repeated
 from trainpipes._internal.messages import nearest
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
-from trainpipes.errors import (
-    ConfigError,
-    MissingFilesError,
-    SchemaError,
-    UnreachableError,
-    UnreadableError,
-)
+from trainpipes.errors import ConfigError, SchemaError, UnreadableError
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.each_file import one_line
+from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.list_files import FileList, ListFiles
-from trainpipes.sources.files.listing import is_local, open_system
 from trainpipes.sources.files.row_names import names_below
-from trainpipes.sources.remote.retry import Requests
+from trainpipes.sources.remote.retry import Retry
 from trainpipes.sources.whole_files.read_bytes import BLOCK_ROWS, WholeFiles
 
 #: What the column of a labels file with the images' names may be called.
@@ -75,10 +69,8 @@ class ReadImages(FileReader):
     def check(self) -> None:
         super().check()
         labels = os.fspath(self.labels) if isinstance(self.labels, os.PathLike) else self.labels
-        if labels is not None and (not isinstance(labels, str) or not labels):
-            raise ConfigError(
-                f'read_images(labels) is "folder", the path of a CSV, or None, got {labels!r}'
-            )
+        good = labels is None or (isinstance(labels, str) and labels)
+        self._require(good, "labels", '"folder", the path of a CSV, or None')
         self._set(labels=labels)
 
     def open_files(self, files: Sequence[Stage]) -> WholeFiles:
@@ -92,37 +84,31 @@ class ReadImages(FileReader):
 
     def _by_csv(self, files: FileList, below: list[str]) -> pa.Table:
         path = str(self.labels)
-        table = _read_csv(path, self.storage_options or {}, files.retry_seconds)
+
+        def unfit(what: str) -> SchemaError:
+            return SchemaError(f"{self}: {path} {what}", path=path)
+
+        table = _read_csv(path, self.storage_options, files.retry_seconds)
         column = next((name for name in NAMES if name in table.column_names), None)
         if column is None:
-            raise SchemaError(
-                f"{self}: {path} needs a column with the images' names, one of {list(NAMES)}; there are "
-                f"{table.column_names}",
-                path=path,
-            )
+            there = f"one of {list(NAMES)}; there are {table.column_names}"
+            raise unfit(f"needs a column with the images' names, {there}")
         for name in sorted({"bytes", "path"}.intersection(table.column_names) - {column}):
-            raise SchemaError(
-                f"{self}: {path} has a column {name!r}, as rows have one already: rename it",
-                path=path,
-            )
+            raise unfit(f"has a column {name!r}, as rows have one already: rename it")
         names = table.column(column).cast(pa.string()).to_pylist()
         if twice := repeated(names):
-            raise SchemaError(
-                f"{self}: {path} has two rows for {twice[0]!r}: leave one out", path=path
-            )
+            raise unfit(f"has two rows for {twice[0]!r}: leave one out")
         rows = {name: row for row, name in enumerate(names)}
         folder = posixpath.dirname(path if "://" in path else os.path.abspath(path))
         found = []
         for name, short in zip(files.names, below, strict=True):
             beside = name.removeprefix(f"{folder}/")
-            row = rows.get(beside, rows.get(short, rows.get(name, -1)))
-            if row < 0:
-                raise SchemaError(
-                    f"{self}: {path} has no row for {name}{nearest(short, names)}: add one, or leave the "
-                    "image out with .filter(lambda path: ...) after list_files",
-                    path=name,
+            found.append(rows.get(beside, rows.get(short, rows.get(name, -1))))
+            if found[-1] < 0:
+                raise unfit(
+                    f"has no row for {name}{nearest(short, names)}: add one, or leave the image out with "
+                    ".filter(lambda path: ...) after list_files"
                 )
-            found.append(row)
         return table.drop_columns([column]).take(to_arrow(np.array(found, dtype=np.int64)))
 
 
@@ -153,21 +139,12 @@ def _by_folder(files: FileList, below: list[str], caller: str) -> tuple[FileList
     return files.pick(np.array(order, dtype=np.int64)), more
 
 
-def _read_csv(path: str, options: Mapping[str, Any], seconds: float) -> pa.Table:
-    system, inner = open_system(path, options)
-    if is_local(system):
-        refuse_special(inner)
+def _read_csv(path: str, options: Mapping[str, Any] | None, seconds: float) -> pa.Table:
+    listed = ListFiles(path, suffix="", storage_options=options, retry=Retry(seconds)).files()
+    data = open_bytes(listed, 0)
     try:
-        content = Requests(seconds).call(system, "cat_file", inner)
-        return pyarrow.csv.read_csv(pa.BufferReader(content))
-    except FileNotFoundError as error:
-        raise MissingFilesError(
-            f'read_images(labels): {path} is not there: give the path of a CSV, or "folder"',
-            path=path,
-        ) from error
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, UnreachableError):
-            raise
+        return pyarrow.csv.read_csv(pa.BufferReader(data.read([(0, data.size)])[0]))
+    except pa.ArrowException as error:
         raise UnreadableError(
             f"read_images(labels): {path} cannot be read as CSV: {one_line(error)}; give the path of a "
             "CSV with a line for each image",

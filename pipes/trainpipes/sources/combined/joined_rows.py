@@ -1,0 +1,367 @@
+"""Rows of several pipelines as those of one source: lanes side by side, each of pipelines in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.columns.arrays import parts_of
+from trainpipes.columns.block import Block
+from trainpipes.columns.payload import Payload, join_payloads, take_payload
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.planning.arrange import arrange
+from trainpipes.engine.planning.as_columns import known_columns
+from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.kinds.source import (
+    LooksAhead,
+    Place,
+    RandomAccessSource,
+    Reader,
+    RowSource,
+    read_rows,
+)
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import put_through
+from trainpipes.sources.combined.common_columns import CommonColumns
+from trainpipes.sources.files.row_names import file_names
+from trainpipes.storage.caching.contents import cache_key
+
+#: Blocks of a lane that one block is cut of, up to which they are asked for together although not all may be
+#: needed.
+FEW_BLOCKS = 3
+
+
+class Part:
+    """One pipeline's rows with their stages; row 0 comes after ``skipped`` rows of the source."""
+
+    def __init__(
+        self, number: int, stages: Sequence[Stage], source: RowSource | None, columns: CommonColumns
+    ) -> None:
+        self.number, self.columns = number, columns
+        self.inputs = Inputs(arrange([stage.fresh() for stage in stages]), source)
+        if not isinstance(self.inputs.source, RowSource):
+            raise ConfigError(
+                f"{columns.caller}(...) takes sources whose rows are counted before they are read, and "
+                f"source {number}, {self.inputs.chain.stages[0]}, is a stream: write its rows to files "
+                "first, by write_parquet()"
+            )
+        self.source, blocks = self.inputs.source, self.inputs.blocks
+        # Of each block, rows that are used: all, but for ``take`` and ``skip``.
+        self._begins, self.lengths, self.rows = blocks.begins, blocks.lengths, blocks.rows
+        self._starts = blocks.firsts[:-1] + blocks.begins  # each block's first row that is used
+        used = np.flatnonzero(self.lengths)
+        self.skipped = int(self._starts[used[0]]) if len(used) else 0
+        self.first = 0  # row 0's number in its lane
+        self._key: list[Any] | None = None
+
+    def read(self, reader: Reader, block: int, start: int, stop: int) -> Payload:
+        """Rows of a block after the pipeline's stages."""
+        begin, own = int(self._begins[block]), int(self._starts[block])
+        data = read_rows(self.source, reader, block, begin + start, begin + stop)
+        return self._finished(data, np.arange(own + start, own + stop, dtype=np.int64))
+
+    def take(self, index: IntArray) -> Payload:
+        assert isinstance(self.source, RandomAccessSource)
+        own = index + self.skipped
+        return self._finished(self.source.take(own), own)
+
+    def _finished(self, data: Payload, rows: IntArray) -> Payload:
+        try:
+            block = put_through(self.inputs.chain.steps, Block(data, rows))
+            return self.columns.of(self.number, block).data
+        except Exception as error:
+            mark = getattr(error, "_trainpipes", None)
+            if mark is not None and mark[1] is not None:
+                if not hasattr(error, "_place"):
+                    error._place = self.inputs.place_of(mark[1])  # type: ignore[attr-defined]
+                error._trainpipes = (mark[0], mark[1] - self.skipped + self.first)  # type: ignore[attr-defined]
+            raise
+
+    def block_key(self, block: int) -> list[Any] | None:
+        key = self.source.block_key(block)
+        if key is None:
+            return None
+        if self._key is None:  # once: what functions hold may change from call to call
+            chain = self.inputs.chain
+            stages = chain.stages[chain.stages.index(chain.opener) :]
+            types = self.inputs.first_keys() if any(stage.finds_types for stage in stages) else []
+            self._key = [*cache_key(stages, self.columns.caller), types]
+        return [key, self._key, str((self.columns.wanted or {}).get(self.number))]
+
+
+class Lane:
+    """The rows of some pipelines, one after the other."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+        self.lengths = np.concatenate([part.lengths for part in parts])
+        self.edges: IntArray = np.append(0, np.cumsum(self.lengths)).astype(np.int64)
+        self.firsts: IntArray = np.cumsum([0, *(part.rows for part in parts)], dtype=np.int64)
+        for part, first in zip(parts, self.firsts.tolist(), strict=False):
+            part.first = first
+        self._blocks = np.cumsum([0, *(len(part.lengths) for part in parts)])
+        self.by_number = all(isinstance(part.source, RandomAccessSource) for part in parts)
+        sizes = [part.source.row_bytes for part in parts]
+        self.row_bytes = sizes[0]
+        if len(parts) > 1:
+            known = None not in sizes and self.firsts[-1]
+            total = sum(part.rows * (size or 0) for part, size in zip(parts, sizes, strict=True))
+            self.row_bytes = total / int(self.firsts[-1]) if known else None
+        self.block_bytes: Any = None  # float64 [blocks]
+        blocks: list[Any] = [part.source.block_bytes for part in parts]
+        if all(each is not None for each in blocks):
+            used = [part.lengths / np.maximum(1, part.source.lengths) for part in parts]
+            self.block_bytes = np.concatenate([a * b for a, b in zip(blocks, used, strict=True)])
+
+    def cut(self, start: int, stop: int) -> list[tuple[Part, int, int, int]]:
+        """The blocks that rows ``start`` to ``stop`` lie in: of which part, number, first row, and stop."""
+        first = max(0, int(np.searchsorted(self.edges, start, side="right")) - 1)
+        last = int(np.searchsorted(self.edges, stop, side="left"))
+        found = []
+        for block in range(min(first, len(self.lengths) - 1), max(first + 1, last)):
+            begin, end = self.edges[block : block + 2].tolist()
+            low, high = max(start, begin) - begin, min(stop, end) - begin
+            if low < high or start == stop:
+                number = int(np.searchsorted(self._blocks, block, side="right")) - 1
+                own = block - int(self._blocks[number])
+                found.append((self.parts[number], own, low, max(low, high)))
+        return found
+
+    def take(self, index: IntArray) -> Payload:
+        if len(self.parts) == 1:
+            return self.parts[0].take(index)
+        parts, back = parts_of(self.firsts, index)
+        found = [self.parts[n].take(rows) for n, rows in parts]
+        if back is None:
+            return found[0]
+        return take_payload(join_payloads(found), back) if found else []
+
+    def inputs_of(self, row: int) -> tuple[Inputs, int]:
+        """The pipeline that a row is of, and its number in the source there."""
+        part = self.parts[int(np.searchsorted(self.firsts, row, side="right")) - 1]
+        return part.inputs, row - part.first + part.skipped
+
+
+class JoinedRows(RowSource):
+    def __init__(self, stage: Any, lanes: Sequence[Lane]) -> None:
+        self.stage, self.lanes = stage, lanes
+        self.parts = [part for lane in lanes for part in lane.parts]
+        self.joined_inputs = [part.inputs for part in self.parts]
+        if stage.beside:
+            self._check_counts()
+        cuts = _best(lanes)
+        self.edges, self.lengths = cuts.edges, cuts.lengths
+        sizes = [lane.row_bytes for lane in lanes]
+        if None not in sizes:
+            self.row_bytes = sum(size for size in sizes if size is not None)
+        self.block_bytes = self._block_bytes()
+        if stage.beside:
+            self.named_by = self.parts[0].inputs, self.parts[0].skipped
+            known = [known_columns(part.inputs, part.inputs.chain.steps) for part in self.parts]
+            self._check_names([[] if schema is None else schema.names for schema in known])
+            if None not in known:
+                self.schema = pa.schema([field for schema in known for field in schema])  # type: ignore[union-attr]
+        else:
+            self._names: list[str] = []
+            files = []
+            for part in self.parts:
+                own = part.source.file_of_block
+                files.append(
+                    (np.zeros_like(part.lengths) if own is None else own) + len(self._names)
+                )
+                self._names += [f"{part.number}/{name}" for name in file_names(part.inputs)]
+            self.file_of_block = np.concatenate(files)
+
+    def __reduce__(self) -> Any:
+        return self.stage.opened, ([part.source for part in self.parts],)
+
+    def reader(self) -> Reader:
+        return _JoinedReader(self)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"sources": [part.source.fingerprint() for part in self.parts]}
+
+    def relative_names(self) -> list[str]:
+        return self._names
+
+    def place(self, block: int, row: int) -> Place:
+        inputs, own = self.lanes[0].inputs_of(int(self.edges[block]) + row)
+        return inputs.place_of(own)
+
+    def places(self, block: int, row: int) -> list[Place]:
+        found = []
+        for number, lane in enumerate(self.lanes):
+            inputs, own = lane.inputs_of(int(self.edges[block]) + row)
+            for place in inputs.places_of(own):
+                source = f"{number}" + (f"/{place.source}" if place.source else "")
+                found.append(replace(place, source=source) if self.stage.beside else place)
+        return found
+
+    def block_key(self, block: int) -> Any:
+        start, stop = self.edges[block : block + 2].tolist()
+        cuts = [cut for lane in self.lanes for cut in lane.cut(start, stop)]
+        keys = [[part.block_key(own), low, high] for part, own, low, high in cuts]
+        return None if any(key is None for key, _, _ in keys) else keys
+
+    def describe(self) -> list[tuple[str, str]]:
+        how = "side by side" if self.stage.beside else "one after the other"
+        lines = [("sources", f"{len(self.parts)}, {how}"), ("rows", f"{self.edges[-1]:,}")]
+        if count := len(self.lengths):
+            lines.append(("blocks", f"{count:,} of up to {self.lengths.max():,} rows"))
+        for part in self.parts:
+            each = part.source.describe()
+            lines += [(f"  {part.number}: {label}", text) for label, text in each]
+        return lines
+
+    def joined(self, columns: Sequence[Any]) -> Payload:
+        if len(columns) == 1:
+            return columns[0]
+        if all(isinstance(one, pa.Table) for one in columns):
+            self._check_names([one.column_names for one in columns])
+            fields = [field for one in columns for field in one.schema]
+            whole = [column for one in columns for column in one.columns]
+            return pa.table(whole, schema=pa.schema(fields))
+        if all(isinstance(one, TensorRows) for one in columns):
+            tensors = tuple(tensor for one in columns for tensor in one.tensors)
+            names = [one.names for one in columns if one.names is not None]
+            if 0 < len(names) < len(columns):
+                raise self._unlike("tensors with names beside tensors without")
+            self._check_names(names)
+            return TensorRows(tensors, tuple(n for own in names for n in own) if names else None)
+        if all(isinstance(one, list) for one in columns):
+            return [self._row(row) for row in zip(*columns, strict=True)]
+        raise self._unlike("rows of different kinds")
+
+    def _row(self, rows: Sequence[Any]) -> Any:
+        if all(isinstance(row, tuple) for row in rows):
+            return tuple(value for row in rows for value in row)
+        odd = next((row for row in rows if not isinstance(row, Mapping)), None)
+        if odd is not None:
+            raise self._unlike(f"a row that is no dict, but a {type(odd).__name__}")
+        found = {name: value for row in rows for name, value in row.items()}
+        if len(found) < sum(map(len, rows)):
+            self._check_names([list(row) for row in rows])
+        return found
+
+    def _block_bytes(self) -> Any:
+        if len(self.lanes) == 1 or all(lane.block_bytes is None for lane in self.lanes):
+            return self.lanes[0].block_bytes
+        found = np.zeros(len(self.lengths))
+        for lane in self.lanes:
+            if lane.block_bytes is None:
+                found += self.lengths * (lane.row_bytes or 0.0)
+                continue
+            before = np.concatenate([[0.0], np.cumsum(lane.block_bytes)])
+            ends, first = np.unique(lane.edges, return_index=True)
+            last = np.append(first[1:], len(lane.edges)) - 1
+            found += np.diff(np.interp(self.edges, ends, before[last]))
+        return found
+
+    # What is refused
+
+    def _check_counts(self) -> None:
+        rows = [part.rows for part in self.parts]
+        odd = next((n for n, count in enumerate(rows) if count != rows[0]), None)
+        if odd is not None:
+            openers = [self.parts[n].inputs.chain.stages[0] for n in (0, odd)]
+            raise DataError(
+                f"zip(...) puts row k of each source beside row k of the others, and source 0, {openers[0]}, "
+                f"has {rows[0]:,} rows, source {odd}, {openers[1]}, {rows[odd]:,}: give it the files that "
+                f"belong together, or cut the longer one by take({min(rows[0], rows[odd])})",
+                stage=str(self.stage),
+            )
+
+    def _check_names(self, names: Sequence[Sequence[str]]) -> None:
+        owner: dict[str, int] = {}
+        for number, own in enumerate(names):
+            for name in own:
+                if owner.setdefault(name, number) != number:
+                    raise ConfigError(
+                        f"zip(...): sources {owner[name]} and {number} both have a column {name!r}: give it "
+                        f"another name in one of them, .rename({{{name!r}: ...}}), or leave it out there, by "
+                        "select() or drop_columns()",
+                        stage=str(self.stage),
+                    )
+
+    def _unlike(self, found: str) -> SchemaError:
+        return SchemaError(
+            "zip(...) puts columns side by side, so that rows are dicts in all sources, or tuples in "
+            f"all, got {found}: make dicts with map() first",
+            stage=str(self.stage),
+        )
+
+
+class JoinedByNumber(JoinedRows, RandomAccessSource):
+    def __init__(self, stage: Any, lanes: Sequence[Lane]) -> None:
+        super().__init__(stage, lanes)
+        sources: list[Any] = [part.source for part in self.parts]
+        self.by_number = stage.beside and all(source.by_number for source in sources)
+        self.holds_numbers = stage.beside and all(source.holds_numbers for source in sources)
+
+    def take(self, index: IntArray) -> Payload:
+        return self.joined([lane.take(index) for lane in self.lanes])
+
+    def will_need(self, start: int, stop: int) -> None:
+        for part in self.parts if self.by_number else ():
+            assert isinstance(part.source, RandomAccessSource)
+            part.source.will_need(start + part.skipped, stop + part.skipped)
+
+
+class _JoinedReader:
+    def __init__(self, source: JoinedRows) -> None:
+        self._source = source
+        self._readers: dict[int, Reader] = {}
+
+    def _reader(self, part: Part) -> Reader:
+        if part.number not in self._readers:
+            self._readers[part.number] = part.source.reader()
+        return self._readers[part.number]
+
+    def read(self, block: int, start: int, stop: int) -> Payload:
+        first, columns = int(self._source.edges[block]), []
+        for lane in self._source.lanes:
+            rows = [
+                part.read(self._reader(part), own, low, high)
+                for part, own, low, high in lane.cut(first + start, first + stop)
+            ]
+            columns.append(rows[0] if len(rows) == 1 else join_payloads(rows))
+        return self._source.joined(columns)
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Tell each source's reader its next blocks, without many small ones of which it may need a part."""
+        wanted: dict[Part, dict[int, None]] = {}
+        for block in blocks:
+            start, stop = self._source.edges[block : block + 2].tolist()
+            for lane in self._source.lanes:
+                cuts = lane.cut(start, stop)
+                if len(cuts) <= FEW_BLOCKS or block not in (blocks[0], blocks[-1]):
+                    for part, own, _, _ in cuts:
+                        wanted.setdefault(part, {})[own] = None
+        for part, numbers in wanted.items():
+            reader = self._reader(part)
+            if isinstance(reader, LooksAhead):
+                reader.expect(list(numbers))
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+
+
+def _best(lanes: Sequence[Lane]) -> Lane:
+    """The lane at whose blocks' ends the fewest rows are decoded twice."""
+    cut_by_blocks = [lane for lane in lanes if not lane.by_number]
+
+    def again(cuts: IntArray) -> int:
+        total = 0
+        for lane in cut_by_blocks:
+            block = np.searchsorted(lane.edges, cuts, side="right") - 1
+            total += int(lane.lengths[block[~np.isin(cuts, lane.edges)]].sum())
+        return total
+
+    return min(cut_by_blocks or lanes, key=lambda lane: again(lane.edges))
