@@ -4,7 +4,9 @@ sort by, and 128-bit hashes of what makes rows equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,72 +25,76 @@ CHUNK = 1 << 20
 LEAST_MEMORY = 64 << 20
 
 
-class Keys:
-    def __init__(
-        self,
-        folder: Path,
-        sort: Sequence[str],
-        descending: bool,
-        by: Sequence[str] | None,
-        memory: int,
-        caller: str,
-    ) -> None:
-        import duckdb
+@dataclass(frozen=True)
+class Order:
+    """Which rows stay, and in which order; ``once`` has the columns that tell duplicates, none for all."""
 
-        self._sort, self._by, self._caller = list(sort), by, caller
-        self._descending = descending
-        self._floats: set[int] = set()
-        self._rows = 0
-        self._memory = memory = max(memory, LEAST_MEMORY)
-        config: dict[str, Any] = {
-            "memory_limit": f"{max(memory // 2, LEAST_MEMORY)}B",  # while rows are read, too
-            "threads": max(1, min(cores(), memory // LEAST_MEMORY)),
-            "temp_directory": str(folder / "spilled"),
-        }
-        self._database = duckdb.connect(str(folder / "keys.duckdb"), config=config)
+    seed: int | None
+    sort: Sequence[str]
+    descending: bool
+    once: Sequence[str] | None
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.sort) or self.once is not None
+
+    @property
+    def columns(self) -> list[str] | None:
+        """The columns that it depends on; None for all."""
+        once = self.once
+        return None if once == [] else list(dict.fromkeys([*self.sort, *(once or [])]))
+
+
+@contextmanager
+def places_by_key(
+    folder: Path, tables: Iterable[pa.Table], order: Order, memory: int, caller: str
+) -> Iterator[tuple[int, Iterator[IntArray]]]:
+    """How many rows stay, and where each goes, -1 for those that are dropped."""
+    import duckdb
+
+    memory, rows, floats = max(memory, LEAST_MEMORY), 0, set[int]()
+    config: dict[str, Any] = {
+        "memory_limit": f"{max(memory // 2, LEAST_MEMORY)}B",  # while rows are read, too
+        "threads": max(1, min(cores(), memory // LEAST_MEMORY)),
+        "temp_directory": str(folder / "spilled"),
+    }
+    with duckdb.connect(str(folder / "keys.duckdb"), config=config) as database:
         # It would be printed among what the command prints.
-        self._database.execute("SET enable_progress_bar = false")
-
-    def add(self, table: pa.Table) -> None:
-        columns = {"row": to_arrow(np.arange(self._rows, self._rows + len(table)))}
-        for number, name in enumerate(self._sort):
-            columns[f"key{number}"] = key = comparable(table[name])
-            if not any(of(key.type) for of in ORDERED):
-                raise SchemaError(
-                    f"{self._caller}(sort): column {name!r} holds {table[name].type}, which has no "
-                    "order that DuckDB keeps: sort by columns of numbers, text, bytes, bools or times",
-                    stage=self._caller,
-                )
-            if pa.types.is_floating(key.type):
-                self._floats.add(number)
-        if self._by is not None:
-            some = table.select(self._by) if self._by else table
-            columns |= {f"hash{n}": to_arrow(row_hashes(some, n)) for n in (1, 2)}
-        keys = pa.table(columns)
-        self._database.register("next_keys", keys)
-        if not self._rows:
-            self._database.execute("CREATE TABLE keys AS SELECT * FROM next_keys LIMIT 0")
-        self._database.execute("INSERT INTO keys SELECT * FROM next_keys")
-        self._database.unregister("next_keys")
-        self._rows += len(table)
-
-    def order(self) -> int:
-        statement = ranked(len(self._sort), self._floats, self._descending, self._by is not None)
-        self._database.execute(f"SET memory_limit = '{self._memory}B'")
-        found = self._database.execute(statement)
-        return int(found.fetchall()[0][0])
-
-    def places(self) -> Iterator[IntArray]:
-        """Where each row goes, -1 for those that are dropped."""
-        found = self._database.sql(
-            f"SELECT coalesce(ranked.rowid, -1) FROM range({self._rows}) AS every(row) "
+        database.execute("SET enable_progress_bar = false")
+        for table in tables:
+            keys = _keys(table, rows, order, caller)
+            floats = {
+                n for n in range(len(order.sort)) if pa.types.is_floating(keys[f"key{n}"].type)
+            }
+            database.execute("CREATE TABLE IF NOT EXISTS stored AS SELECT * FROM keys LIMIT 0")
+            database.execute("INSERT INTO stored SELECT * FROM keys")
+            rows += len(table)
+            del table, keys
+        pa.default_memory_pool().release_unused()
+        database.execute(f"SET memory_limit = '{memory}B'")
+        statement = ranked(len(order.sort), floats, order.descending, order.once is not None)
+        kept = int(database.execute(statement).fetchall()[0][0])
+        found = database.sql(
+            f"SELECT coalesce(ranked.rowid, -1) FROM range({rows}) AS every(row) "
             "LEFT JOIN ranked ON ranked.row = every.row ORDER BY every.row"
         )
-        for batch in found.to_arrow_reader(CHUNK):
-            yield to_numpy(batch.column(0)).copy()
+        yield kept, (to_numpy(batch.column(0)).copy() for batch in found.to_arrow_reader(CHUNK))
 
-    def close(self) -> None:
-        self._database.close()
+
+def _keys(table: pa.Table, first: int, order: Order, caller: str) -> pa.Table:
+    columns = {"row": to_arrow(np.arange(first, first + len(table)))}
+    for number, name in enumerate(order.sort):
+        columns[f"key{number}"] = key = comparable(table[name])
+        if not any(of(key.type) for of in ORDERED):
+            raise SchemaError(
+                f"{caller}(sort): column {name!r} holds {table[name].type}, which has no order that DuckDB "
+                "keeps: sort by columns of numbers, text, bytes, bools or times",
+                stage=caller,
+            )
+    if order.once is not None:
+        some = table.select(order.once) if order.once else table
+        columns |= {f"hash{n}": to_arrow(row_hashes(some, n)) for n in (1, 2)}
+    return pa.table(columns)
 
 
 def ranked(keys: int, floats: set[int], descending: bool, once: bool) -> str:
@@ -102,8 +108,10 @@ def ranked(keys: int, floats: set[int], descending: bool, once: bool) -> str:
         if number in floats and descending:  # DuckDB takes NaN for the largest number
             by.append(f"isnan(key{number}) NULLS LAST")
         by.append(f"key{number} {'DESC' if descending else 'ASC'} NULLS LAST")
-    first = " WHERE row IN (SELECT min(row) FROM keys GROUP BY hash1, hash2)" if once else ""
-    return f"CREATE TABLE ranked AS SELECT row FROM keys{first} ORDER BY {', '.join([*by, 'row'])}"
+    first = " WHERE row IN (SELECT min(row) FROM stored GROUP BY hash1, hash2)" if once else ""
+    return (
+        f"CREATE TABLE ranked AS SELECT row FROM stored{first} ORDER BY {', '.join([*by, 'row'])}"
+    )
 
 
 def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,13 +34,13 @@ from trainpipes.storage.executor import (
     checked_executor,
     cores,
 )
-from trainpipes.storage.output_folder import Manifest, OutputFolder
+from trainpipes.storage.output_folder import Manifest
 from trainpipes.storage.output_folder import run as make_files
 from trainpipes.storage.places import place_at
 from trainpipes.storage.ray_cluster import Ray
 from trainpipes.storage.writers.formats import CODECS, check_codec, parquet_form
-from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
-from trainpipes.storage.writers.write import Format
+from trainpipes.storage.writers.inputs import open_output
+from trainpipes.storage.writers.write import Format, refuse_functions
 from trainpipes.tokenizers.simple import Bytes
 
 #: Bytes of an input file after which another output file begins.
@@ -150,15 +149,7 @@ def tokenize(
         plan = open_plan([stage.fresh() for stage in parts.ahead])
         source = plan.inputs.source
         suffix = ".parquet" if is_parquet else ".bin"
-        refuse_own_input(source, place, [f"part{suffix}"], "tokenize")
-        given.check_path(place.root, "tokenize(folder)")
-        for path in places_of(source):
-            given.check_path(path, "tokenize(pipeline)")
-        if isinstance(given, Threads) and given.n > 1 and plan.runs_user_code:
-            raise ConfigError(
-                f"tokenize(executor={given}) would call functions of yours in several threads at once: give "
-                f"Processes({given.n})"
-            )
+        refuse_functions(plan, given, "tokenize")
         if isinstance(given, Ray):
             for stage in parts.ahead:
                 if isinstance(stage, Tokenizes):
@@ -170,13 +161,12 @@ def tokenize(
         ids = [name for maker in parts.makers for name in maker.id_columns if name in schema.names]
         options: dict[str, Any] = {"format": format, "bytes_per_file": bytes_per_file}
         options |= {"compression": compression} if is_parquet else {"dtype": dtype}
-        about = {"options": options, "pipeline": json.loads(plan.identity)}
-        about |= {"tokenized": {"ids": ids}, **about_inputs(source)}
+        about = {"options": options, "tokenized": {"ids": ids}}
         opener = partial(
             Maker, parts.ahead, source, plan.inputs.schemas.known(),
             partial(BareFile, dtype) if dtype else _form(compression, schema).open, schema, ids,
         )  # fmt: skip
-        with OutputFolder(place, "tokenize", about, overwrite=overwrite) as out:
+        with open_output(place, plan, [f"part{suffix}"], given, about, overwrite) as out:
             missing = [task for task in tasks if task.name not in out.files]
             workers = _worthwhile(plan, missing) if executor is None else given
             read = sum(task.rows for task in tasks)

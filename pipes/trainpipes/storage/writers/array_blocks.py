@@ -12,7 +12,8 @@ import pyarrow as pa
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.row_types import as_array
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.errors import DataError
+from trainpipes.engine.layout import IntArray
+from trainpipes.errors import ConfigError, DataError
 from trainpipes.sources.memmap.manifest import Array, Layout
 from trainpipes.stages.pad_columns import Opaque, Ragged, of_arrow
 
@@ -23,53 +24,67 @@ BLOCK_ROWS = 1024
 CHARS = "?bBhHiIlLqQefd"
 #: Up to here a float64 holds every integer.
 EXACT = 2.0**53
+NO_NUMBERS = (
+    "holds {}, and a memory map holds bool, integers and floats of up to 64 bits, or bytes: encode text "
+    "(.encode(), or tokenize it), and leave out what cannot be"
+)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Some rows of a column: ``[rows, ...]``; of a ragged one all rows' values, and how many each has."""
+
+    values: Array
+    lengths: IntArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.values if self.lengths is None else self.lengths)
+
+    def slice(self, start: int, stop: int) -> Cells:
+        if self.lengths is None:
+            return Cells(self.values[start:stop])
+        first, end = (int(self.lengths[:row].sum()) for row in (start, stop))
+        return Cells(self.values[first:end], self.lengths[start:stop])
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Some rows: what each is, names of columns, and the columns: arrays ``[rows, ...]``, or ragged ones."""
+    """Some rows: what each is, and their columns."""
 
     layout: Layout
-    names: tuple[str, ...]
-    columns: tuple[Array | Ragged, ...]
+    columns: dict[str, Cells]
 
     def __len__(self) -> int:
-        return _count(self.columns[0])
+        return len(next(iter(self.columns.values())))
+
+    def __str__(self) -> str:
+        if self.layout == "dict":
+            return f"a dict of {', '.join(self.columns)}"
+        return f"a tuple of {len(self.columns)}" if len(self.columns) > 1 else "a single value"
 
     def slice(self, start: int, stop: int) -> Arrays:
-        columns = tuple(_slice(column, start, stop) for column in self.columns)
-        return Arrays(self.layout, self.names, columns)
-
-
-def _count(column: Array | Ragged) -> int:
-    return len(column.lengths) if isinstance(column, Ragged) else len(column) if column.ndim else -1
-
-
-def _slice(column: Array | Ragged, start: int, stop: int) -> Array | Ragged:
-    if not isinstance(column, Ragged):
-        return column[start:stop]
-    first, stop_at = (int(column.lengths[:end].sum()) for end in (start, stop))
-    return Ragged(column.values[first:stop_at], column.lengths[start:stop])
+        return Arrays(self.layout, {n: c.slice(start, stop) for n, c in self.columns.items()})
 
 
 def bad_row(row: int, name: str, what: str) -> DataError:
     return DataError(f"write_memmap(): row {row}: column {name!r} {what}", row=row)
 
 
-def _laid_out(row: Any) -> tuple[Layout, tuple[str, ...], list[Any]]:
-    if isinstance(row, Mapping):
-        return "dict", tuple(map(str, row)), list(row.values())
-    values = list(row) if isinstance(row, tuple) else [row]
-    return "tuple", tuple(map(str, range(len(values)))), values
+def _laid_out(row: Any) -> tuple[Layout, dict[str, Any]]:
+    if not isinstance(row, Mapping):
+        values = row if isinstance(row, tuple) else (row,)
+        return "tuple", {str(number): value for number, value in enumerate(values)}
+    found = {str(name): value for name, value in row.items()}
+    if len(found) < len(row):
+        raise ConfigError(f"write_memmap(): two columns have one name: {', '.join(map(str, row))}")
+    return "dict", found
 
 
 def of_arrays(arrays: Any) -> tuple[int, Iterator[Arrays]]:
     whole = of_batch(arrays, 0)
-    size = sum(column.nbytes for column in whole.columns if isinstance(column, np.ndarray))
-    row_bytes = size // max(1, len(whole))
-    step = max(1, BLOCK_BYTES // max(1, row_bytes))
-    starts = range(0, max(1, len(whole)), step)
-    return len(whole), (whole.slice(start, start + step) for start in starts)
+    size, count = sum(column.values.nbytes for column in whole.columns.values()), len(whole)
+    step = max(1, BLOCK_BYTES * count // max(1, size))
+    return count, (whole.slice(at, at + step) for at in range(0, max(1, count), step))
 
 
 def of_batches(batches: Iterable[Any]) -> Iterator[Arrays]:
@@ -86,82 +101,63 @@ def of_batch(batch: Any, first_row: int) -> Arrays:
         batch = names or batch.tensors
     if isinstance(batch, pa.Table | pa.RecordBatch):
         batch = {name: batch.column(name) for name in batch.schema.names}
-    layout, names, given = _laid_out(batch)
-    columns = [_column(name, value, first_row) for name, value in zip(names, given, strict=True)]
-    counts = dict(zip(names, map(_count, columns), strict=True))
-    if len({*counts.values()}) > 1 or -1 in counts.values():
-        got = ", ".join(f"{n}: {'a number' if k < 0 else k}" for n, k in counts.items())
+    layout, given = _laid_out(batch)
+    columns = {name: _column(name, value, first_row) for name, value in given.items()}
+    counts = {n: len(c) if c.values.ndim else "a number" for n, c in columns.items()}
+    if len({*counts.values()}) > 1 or "a number" in counts.values():
         raise DataError(
-            f"write_memmap(): columns have one and the same first dimension, got {got} from row "
-            f"{first_row} on",
+            "write_memmap(): columns have one and the same first dimension, got "
+            f"{', '.join(f'{n}: {k}' for n, k in counts.items())} from row {first_row} on",
             row=first_row,
         )
-    return Arrays(layout, names, tuple(columns))
+    return Arrays(layout, columns)
+
+
+def _column(name: str, value: Any, first_row: int) -> Cells:
+    if isinstance(value, list):
+        return _joined(name, [_cell(cell, name, first_row) for cell in value], first_row, False)
+    if not isinstance(value, pa.Array | pa.ChunkedArray):
+        array = np.asarray(_unmasked(value, name, first_row))
+        return Cells(_numbers(array, name, array.dtype, first_row))
+    try:
+        column = value if isinstance(value, pa.ChunkedArray) else pa.chunked_array([value])
+        found = of_arrow(column, name)
+    except BadCell as bad:
+        raise bad_row(first_row + (bad.row or 0), name, str(bad)) from bad
+    if isinstance(found, Opaque):
+        raise bad_row(first_row, name, NO_NUMBERS.format(value.type))
+    return Cells(found.values, found.lengths if isinstance(found, Ragged) else None)
+
+
+def of_rows(rows: Iterable[Any], ragged: Collection[str] = (), first: int = 0) -> Iterator[Arrays]:
+    layout: Layout | None = None
+    cells: dict[str, list[tuple[Array, bool]]] = {}
+    size = number = 0
+
+    def part() -> Arrays:
+        assert layout is not None
+        return Arrays(
+            layout, {n: _joined(n, some, first, n in ragged) for n, some in cells.items()}
+        )
+
+    for number, row in enumerate(rows, first):
+        kind, values = _laid_out(row)
+        is_full = size >= BLOCK_BYTES or number - first == BLOCK_ROWS
+        if is_full or kind != layout or values.keys() != cells.keys():
+            if number > first:
+                yield part()
+            layout, cells, first, size = kind, {name: [] for name in values}, number, 0
+        for name, some in cells.items():
+            some.append(_cell(values[name], name, number))
+            size += some[-1][0].nbytes
+    if layout is not None:
+        yield part()
 
 
 def _unmasked(value: Any, name: str, row: int) -> Any:
     if np.ma.is_masked(value):
         raise bad_row(row, name, "is masked in part; fill it, array.filled(0)")
     return as_array(value)
-
-
-def _column(name: str, value: Any, first_row: int) -> Array | Ragged:
-    if isinstance(value, list):
-        return _joined(name, [_cell(cell, name, first_row) for cell in value], first_row, False)
-    if not isinstance(value, pa.Array | pa.ChunkedArray):
-        array = np.asarray(_unmasked(value, name, first_row))
-        return _numbers(array, name, array.dtype, first_row)
-    try:
-        found = of_arrow(
-            value if isinstance(value, pa.ChunkedArray) else pa.chunked_array([value]), name
-        )
-    except BadCell as bad:
-        raise bad_row(first_row + (bad.row or 0), name, str(bad)) from bad
-    if isinstance(found, Opaque):
-        raise bad_row(first_row, name, NO_NUMBERS.format(value.type))
-    return found if isinstance(found, Ragged) else found.values
-
-
-def of_rows(rows: Iterable[Any], ragged: Collection[str] = (), first: int = 0) -> Iterator[Arrays]:
-    model: tuple[Layout, tuple[str, ...]] | None = None
-    cells: list[list[tuple[Array, bool]]] = []
-    size = 0
-
-    def part() -> Arrays:
-        assert model is not None
-        columns = zip(model[1], zip(*cells, strict=True), strict=True)
-        return Arrays(*model, tuple(_joined(n, c, first, n in ragged) for n, c in columns))
-
-    for number, row in enumerate(rows, first):
-        layout, names, values = _laid_out(row)
-        model = model or (layout, names)
-        if (layout, names) != model:
-            if (layout, sorted(names)) != (model[0], sorted(model[1])):
-                raise DataError(
-                    f"write_memmap(): row {number} is {_kind(layout, names)}, and those before it are "
-                    f"{_kind(*model)}: all rows have the same columns",
-                    row=number,
-                )
-            values = [values[names.index(name)] for name in model[1]]
-        cells.append([_cell(v, n, number) for n, v in zip(model[1], values, strict=True)])
-        size += sum(cell.nbytes for cell, _ in cells[-1])
-        if size >= BLOCK_BYTES or len(cells) == BLOCK_ROWS:
-            yield part()
-            cells, first, size = [], number + 1, 0
-    if cells:
-        yield part()
-
-
-def _kind(layout: Layout, names: Sequence[str]) -> str:
-    if layout == "dict":
-        return f"a dict of {', '.join(names)}"
-    return f"a tuple of {len(names)}" if len(names) > 1 else "a single value"
-
-
-NO_NUMBERS = (
-    "holds {}, and a memory map holds bool, integers and floats of up to 64 bits, or bytes: encode text "
-    "(.encode(), or tokenize it), and leave out what cannot be"
-)
 
 
 def _numbers(array: Array, name: str, kind: Any, row: int) -> Array:
@@ -184,37 +180,31 @@ def _cell(value: Any, name: str, row: int) -> tuple[Array, bool]:
             "flatten it",
         ) from error  # fmt: skip
     if isinstance(value, list) and array.dtype.kind == "f" and (abs(array) >= EXACT).any():
-        _exact(_rounded(np.array(value, object).flat), name, row)
+        _check_exact(np.array(value, object).flat, name, row)
     return _numbers(array, name, type(value).__name__, row), isinstance(value, list)
 
 
-def _rounded(values: Iterable[Any]) -> int | None:
-    """The first of some values that is an integer and that a float64 does not hold, or None."""
-    whole = (int(v) for v in values if isinstance(v, int | np.integer))
-    return next((v for v in whole if int(float(v)) != v), None)
+def _check_exact(values: Iterable[Any], name: str, row: int) -> None:
+    """Raise DataError unless a float64 holds every integer among some values."""
+    for value in values:
+        if isinstance(value, int | np.integer) and int(float(value)) != int(value):
+            raise bad_row(
+                row, name,
+                f"holds the integer {value} beside floats, or beside integers of another dtype, where only "
+                "float64 holds both, and would round it: convert the column's values to one dtype, such as "
+                "numpy.uint64",
+            )  # fmt: skip
 
 
-def _exact(number: int | None, name: str, row: int) -> None:
-    if number is not None:
-        raise bad_row(
-            row, name,
-            f"holds the integer {number} beside floats, or beside integers of another dtype, where only "
-            "float64 holds both, and would round it: convert the column's values to one dtype, such as "
-            "numpy.uint64",
-        )  # fmt: skip
-
-
-def _joined(
-    name: str, cells: Sequence[tuple[Array, bool]], first_row: int, ragged: bool
-) -> Array | Ragged:
+def _joined(name: str, cells: Sequence[tuple[Array, bool]], first_row: int, ragged: bool) -> Cells:
     arrays = [array for array, _ in cells]
     kinds = {a.dtype for a in arrays if a.size}
     if len(kinds) > 1 and np.result_type(*kinds).kind == "f":
         for row, array in enumerate(arrays, first_row):
             if array.dtype.kind in "iu":
-                _exact(_rounded(array[(array >= EXACT) | (array <= -EXACT)]), name, row)
+                _check_exact(array[(array >= EXACT) | (array <= -EXACT)], name, row)
     if len({a.shape for a in arrays}) == 1 and not ragged and not any(many for _, many in cells):
-        return np.stack(arrays)
+        return Cells(np.stack(arrays))
     full = [a for a in arrays if a.ndim and len(a)] or arrays[:1]
     for row, array in enumerate(arrays, first_row):
         if not array.ndim or (len(array) and array.shape[1:] != full[0].shape[1:]):
@@ -225,4 +215,4 @@ def _joined(
                 "arrays, and may differ in their first length only",
             )  # fmt: skip
     lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-    return Ragged(np.concatenate(full or [np.empty(0)]), lengths)
+    return Cells(np.concatenate(full or [np.empty(0)]), lengths)

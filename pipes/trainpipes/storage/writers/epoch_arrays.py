@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError
-from trainpipes.sources.memmap.manifest import Array
 from trainpipes.storage.writers.array_blocks import Arrays, of_batch, of_rows
 from trainpipes.storage.writers.epoch_runs import EpochRuns
-from trainpipes.storage.writers.npy_files import ArrayColumns
+from trainpipes.storage.writers.npy_files import ArrayColumns, Named
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
-
-#: What the user named: dtypes of columns or of all, and columns whose rows may differ in length.
-Named = tuple[Mapping[str, np.dtype[Any]] | np.dtype[Any] | None, Collection[str]]
 
 
 class ArrayGroups:
@@ -32,22 +29,22 @@ class ArrayGroups:
         row: int = 0,
     ) -> None:
         self._blocks, self._named = blocks, named
-        self.columns, self.row = columns, row
+        self._columns, self.row = columns, row
         self._block: Arrays | None = None
-        self._ends: Array = np.empty(0, np.int64)  # bytes up to the end of each row of the block
+        self._ends: IntArray = np.empty(0, np.int64)  # bytes up to the end of each row of the block
         self._used = 0
 
-    def open(self, cursor: Any, row: int = 0) -> None:
+    def open(self, cursor: None, row: int) -> None:
         """Begin: they can be read once."""
 
     @property
     def schema(self) -> ArrayColumns:
-        assert self.columns is not None
-        return self.columns
+        assert self._columns is not None
+        return self._columns
 
     def group(self, most: int, most_bytes: int) -> tuple[Arrays, int] | None:
         while self._block is None or self._used == len(self._block):
-            block, is_first = next(self._blocks, None), self.columns is None
+            block, is_first = next(self._blocks, None), self._columns is None
             if block is None and is_first:
                 raise DataError(
                     "write_memmap(): there are no rows to tell the columns from: check what filters them, or "
@@ -55,10 +52,10 @@ class ArrayGroups:
                 )
             if block is None:
                 return None
-            self.columns = self.columns or ArrayColumns.of(block, *self._named)
-            self.columns.check(block, self.row)
+            self._columns = self._columns or ArrayColumns.of(block, *self._named)
+            self._columns.check(block, self.row)
             self._block, self._used = block, 0
-            self._ends = np.cumsum(self.columns.bytes_of(block))
+            self._ends = np.cumsum(self._columns.bytes_of(block))
             if is_first and not len(block):
                 return block, 0
         start = self._used
@@ -75,15 +72,8 @@ class EpochArrays(EpochRuns):
         self._columns: ArrayColumns | None = None
         super().__init__(pipeline, caller)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "named": self._named, "columns": self._columns}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._named, self._columns = state["named"], state["columns"]
-        super().__setstate__(state)
-
     def know_columns(self) -> None:
-        self.open(None)
+        self.open()
         self.group(1, 1)
         self._columns = self.schema
         self.close()

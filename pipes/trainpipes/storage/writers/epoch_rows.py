@@ -4,7 +4,9 @@ resume.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +16,11 @@ from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.as_columns import row_schema
 from trainpipes.errors import SchemaError
-from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.storage.writers.epoch_runs import EpochRuns
+
+if TYPE_CHECKING:
+    from trainpipes.pipeline import Pipeline
 
 #: Rows that are looked at together, at first and at most, and the bytes that they are to have.
 FIRST_ROWS, MOST_ROWS = 16, 1024
@@ -48,8 +52,8 @@ class EpochRows(EpochRuns):
     _table: pa.Table | None = None
     _schema: pa.Schema | None = None
 
-    def _last_stages(self, caller: str) -> Sequence[Stage]:
-        return (AsColumns(caller),)
+    def __init__(self, pipeline: Pipeline, caller: str, dealt: bool = False) -> None:
+        super().__init__(pipeline, caller, [AsColumns(caller)], dealt)
 
     def close(self) -> None:
         self._table = None
@@ -57,6 +61,15 @@ class EpochRows(EpochRuns):
 
     def know_columns(self) -> pa.Schema | None:
         return row_schema(self.plan.inputs, self.caller)
+
+    def tables(self, start: int, stop: int, epoch: int = 0) -> Iterator[pa.Table]:
+        """Rows from one to before another, as they come, where positions follow by arithmetic."""
+        self.open_part(start, stop, epoch)
+        with closing(self):
+            while start < stop and (table := self.some(stop - start)) is not None:
+                start += len(table)
+                yield table
+                del table  # before the next rows are read
 
     def some(self, most: int = 1 << 62) -> pa.Table | None:
         """The next rows, as they come, and so many at most."""
@@ -76,14 +89,10 @@ class EpochRows(EpochRuns):
         parts: list[pa.RecordBatch] = []
         rows = size = 0
         step = FIRST_ROWS
-        while rows < most and size < most_bytes:
-            part = self._take(min(step, most - rows))
-            if part is None:
-                break
+        while rows < most and size < most_bytes and (part := self._take(min(step, most - rows))):
             parts.append(part)
-            rows += len(part)
             part_size = pa.ipc.get_record_batch_size(part)
-            size += part_size
+            rows, size = rows + len(part), size + part_size
             if part_size < FEW_BYTES:
                 step = min(2 * step, MOST_ROWS)
             elif part_size > MANY_BYTES:

@@ -13,26 +13,25 @@ from trainpipes.engine.shards.shard_rows import ShardOpener, open_windows
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import say_where
-from trainpipes.kinds.source import RowSource, RowStream
+from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage, is_ours
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
 
+#: Attributes that no copy has.
+OPENED = {"plan", "_pool", "_runs", "_placed", "_table", "_groups"}
+
 
 class EpochRuns:
-    """The runs of one epoch of a pipeline."""
+    """The rows of one epoch of a pipeline. A copy reads by itself; it pickles."""
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        caller: str,
-        source: RowSource | RowStream | None = None,
-        dealt: bool = False,
+        self, pipeline: Pipeline, caller: str, last: Sequence[Stage] = (), dealt: bool = False
     ) -> None:
         chain = pipeline._iteration.plan.chain
-        finishing = [stage for stage in chain.after if stage.role == "finish"]
-        in_the_way = chain.batch or chain.repeat or (finishing[0] if finishing else None)
+        finishing = next((stage for stage in chain.after if stage.role == "finish"), None)
+        in_the_way: Any = chain.batch or chain.repeat or finishing
         opener: Any = chain.stages[0]
         if in_the_way is None and (getattr(opener, "makes_batches", False) or chain.endless):
             in_the_way = opener
@@ -42,19 +41,13 @@ class EpochRuns:
                 f"got {in_the_way}"
             )
         left = ("place",) if dealt else ("shard", "place")
-        rows = [stage for stage in pipeline.stages if stage.role not in left]
-        self._begin(caller, [*rows, *self._last_stages(caller)], source)
-
-    def _last_stages(self, caller: str) -> Sequence[Stage]:
-        return ()
-
-    def _begin(
-        self, caller: str, stages: Sequence[Stage], source: RowSource | RowStream | None = None
-    ) -> None:
         self.caller = caller
-        self.plan = Plan.of([stage.fresh() for stage in stages], source)
+        self._stages = [*(s for s in pipeline.stages if s.role not in left), *last]
+        self._begin(None)
+
+    def _begin(self, source: RowSource | None) -> None:
+        self.plan = Plan.of([stage.fresh() for stage in self._stages], source)
         self.used = 0
-        self._stages = stages
         self._pool: Pool | None = None
         self._runs: ShardRuns | None = None
         self._placed: PlacedRun | None = None
@@ -63,22 +56,26 @@ class EpochRuns:
         source = self.plan.inputs.source
         # One of the user's may hold what does not pickle; several put together open theirs again.
         goes = isinstance(source, RowSource) and is_ours(type(source)) and not source.joined_inputs
-        return {
-            "caller": self.caller,
-            "stages": self._stages,
-            "source": source if goes else None,
-            "schemas": self.plan.inputs.schemas.known(),
-        }
+        kept = {name: value for name, value in vars(self).items() if name not in OPENED}
+        schemas = self.plan.inputs.schemas.known()
+        return {"kept": kept, "source": source if goes else None, "schemas": schemas}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._begin(state["caller"], state["stages"], state["source"])
+        vars(self).update(state["kept"])
+        self._begin(state["source"])
         self.plan.inputs.schemas.adopt(state["schemas"])
 
     @property
     def schema(self) -> Any:
+        """What a file is opened with, once rows were read."""
         raise NotImplementedError
 
     def know_columns(self) -> Any:
+        """Find the columns before any but the first rows are read."""
+        raise NotImplementedError
+
+    def group(self, most: int, most_bytes: int) -> tuple[Any, int] | None:
+        """The next rows, at most so many and of about so many bytes; and how many bytes they have."""
         raise NotImplementedError
 
     @property
@@ -88,34 +85,37 @@ class EpochRuns:
     def open(
         self,
         cursor: dict[str, Any] | None = None,
+        row: int = 0,
         epoch: int = 0,
         shard: int = 0,
-        row: int = 0,
         last: WindowKey | None = None,
     ) -> None:
-        """Begin at a cursor, or at the first row of an epoch, or of a shard in it, and read no further ahead
-        than the last window, if given; ``row`` is the first row's number, for messages.
+        """Begin at a cursor, or at the first row of an epoch or of a shard in it, and read no further ahead
+        than the last window, if given; ``row`` is the first row's number.
         """
+        self.close()
+        if cursor is None and row:
+            cursor = self._cursor_at(row, epoch)
         threads = default_threads()
         self._pool = Pool(threads) if threads and not self.plan.runs_user_code else None
         opener = ShardOpener(self.plan, open_windows(self.plan, self._pool, epoch, last))
         self._runs = ShardRuns(opener, shard, epoch, cursor)
         self._begin_at(row)
 
+    def _begin_at(self, row: int) -> None:
+        """Called when the rows from one on can be read."""
+
     def open_part(self, start: int, stop: int, epoch: int = 0) -> None:
         """Begin at a row, where positions follow by arithmetic (``plan.counted``), for those before
         ``stop``."""
-        last = self.cursor_at(max(start, stop - 1), epoch)
-        key = WindowKey(last["epoch"], 0, last["window"])
-        self.open(self.cursor_at(start, epoch), epoch, 0, start, key)
-
-    def _begin_at(self, row: int) -> None:
-        """Called when the rows from one on can be read."""
+        last = self._cursor_at(max(start, stop - 1), epoch)
+        self.open(None, start, epoch, 0, WindowKey(last["epoch"], 0, last["window"]))
 
     def close(self) -> None:
         self._runs = self._placed = None
         if self._pool is not None:
             self._pool.close()
+            self._pool = None
 
     @property
     def cursor(self) -> dict[str, Any]:
@@ -123,8 +123,7 @@ class EpochRuns:
         assert placed is not None
         return placed.cursor(placed.first + self.used)
 
-    def cursor_at(self, row: int, epoch: int = 0) -> dict[str, Any]:
-        """The position before a row, where positions follow by arithmetic (``plan.counted``)."""
+    def _cursor_at(self, row: int, epoch: int) -> dict[str, Any]:
         found = self.plan.counts.cursor_at(row, 0, epoch)
         del found["delivered"]
         return found

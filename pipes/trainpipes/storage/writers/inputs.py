@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,22 +10,40 @@ from typing import Any
 
 from fsspec.implementations.cached import CachingFileSystem
 
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.state.cursor import checksum
+from trainpipes.storage.executor import Executor
+from trainpipes.storage.output_folder import OutputFolder
 from trainpipes.storage.places import Place
 
 #: Options of file systems that say which server a path is of.
 SERVERS = ("endpoint_url", "host", "port", "account_name")
 
 
-def about_inputs(source: Any) -> dict[str, str]:
-    """What a manifest says of a source's files: "inputs", a checksum of their sizes and times or etags."""
+def open_output(
+    place: Place,
+    reads: Any,
+    names: Collection[str],
+    workers: Executor,
+    about: Mapping[str, Any],
+    overwrite: bool,
+    suffixes: Sequence[str] | None = None,
+) -> OutputFolder:
+    """The folder that rows of a plan, or of anything else, are written to, once that can be done there."""
+    source = reads.inputs.source if isinstance(reads, Plan) else reads
+    refuse_own_input(source, place, names, suffixes)
+    workers.check_path(place.root, f"{place.caller}(folder)")
+    for path in _paths(source):
+        workers.check_path(path, f"{place.caller}(pipeline)")
     stamps: list[object] = []
     for files in file_lists(source):
         for size, stamp in zip(files.sizes.tolist(), files.stamps, strict=True):
             stamps += [size, stamp]
-    return {"inputs": checksum(*stamps)} if stamps else {}
+    identity = {"pipeline": json.loads(reads.identity)} if isinstance(reads, Plan) else {}
+    inputs = {"inputs": checksum(*stamps)} if stamps else {}
+    return OutputFolder(place, {**identity, **inputs, **about}, overwrite=overwrite)
 
 
 def file_lists(source: Any) -> Iterator[FileList]:
@@ -38,7 +57,7 @@ def file_lists(source: Any) -> Iterator[FileList]:
         yield from file_lists(joined.source)
 
 
-def places_of(source: Any) -> Iterator[str]:
+def _paths(source: Any) -> Iterator[str]:
     for files in file_lists(source):
         systems = files.system_of.tolist()
         yield from (str(files.names[systems.index(system)]) for system in sorted(set(systems)))
@@ -50,7 +69,6 @@ def refuse_own_input(
     source: Any,
     place: Place,
     names: Collection[str],
-    caller: str,
     suffixes: Sequence[str] | None = None,
 ) -> None:
     """Raise ConfigError if a folder holds, or would hold, files that are read."""
@@ -66,8 +84,8 @@ def refuse_own_input(
                 f"{real(folder)}/".startswith(f"{target}/") for folder in folders
             ):
                 raise ConfigError(
-                    f"{caller}(): the folder {root} holds files that are read: give a folder beside the "
-                    "input",
+                    f"{place.caller}(): the folder {root} holds files that are read: give a folder beside "
+                    "the input",
                     path=root,
                 )
         for listed in files.listed:
@@ -80,8 +98,8 @@ def refuse_own_input(
                 for name in names
             ):
                 raise ConfigError(
-                    f"{caller}(): the folder {root} is within the input {listed.url!r}, so that the next run "
-                    "would read what is written there, too: give a folder beside the input",
+                    f"{place.caller}(): the folder {root} is within the input {listed.url!r}, so that the "
+                    "next run would read what is written there, too: give a folder beside the input",
                     path=root,
                 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,159 +19,142 @@ from trainpipes.sources.memmap.manifest import (
     npy_header,
     offsets_ending,
 )
-from trainpipes.stages.pad_columns import Ragged
 from trainpipes.storage.output_file import OutputFile
-from trainpipes.storage.writers.array_blocks import Arrays, bad_row
+from trainpipes.storage.writers.array_blocks import Arrays, Cells, bad_row
+
+#: What the user named: dtypes of columns or of all, and columns whose rows may differ in length.
+Named = tuple[Mapping[str, np.dtype[Any]] | np.dtype[Any] | None, Collection[str]]
 
 
 @dataclass(frozen=True)
 class ArrayColumns:
+    """The columns of a memory map, as its first rows show them."""
+
     layout: Layout
+    kind: str
     columns: tuple[Column, ...]
     named: Mapping[str, np.dtype[Any]]
 
     @classmethod
-    def of(
-        cls,
-        rows: Arrays,
-        dtypes: Mapping[str, np.dtype[Any]] | np.dtype[Any] | None,
-        ragged: Collection[str],
-    ) -> ArrayColumns:
-        names = rows.names
-        asked = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(names, dtypes)
-        if missing := sorted({*asked, *ragged} - {*names}):
+    def of(cls, rows: Arrays, dtypes: Any, ragged: Collection[str]) -> ArrayColumns:
+        asked = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(rows.columns, dtypes)
+        if missing := sorted({*asked, *ragged} - {*rows.columns}):
             raise ConfigError(
-                f"write_memmap(): there is no column {missing[0]!r}; there are {', '.join(sorted(names))}"
+                f"write_memmap(): there is no column {missing[0]!r}; there are "
+                f"{', '.join(sorted(rows.columns))}"
             )
         named = {name: dtype for name, dtype in asked.items() if dtype is not None}
-        if len({*names}) < len(names):
-            raise ConfigError(f"write_memmap(): two columns have one name: {', '.join(names)}")
-        many = [
-            n in ragged or isinstance(c, Ragged) for n, c in zip(names, rows.columns, strict=True)
-        ]
-        if rows.layout == "tuple" and any(many):
-            raise ConfigError(
-                f"write_memmap(): column {names[many.index(True)]!r} is ragged, and such columns need names: "
-                "give rows that are dicts"
-            )
         columns = []
-        for name, given, is_ragged in zip(names, rows.columns, many, strict=True):
-            values: Any = _as_ragged(given, name, 0).values if is_ragged else given
-            column = Column(name, "", (), is_ragged)
-            if len(values) or not is_ragged:
+        for name, cells in rows.columns.items():
+            column = Column(name, "", (), name in ragged or cells.lengths is not None)
+            if column.ragged and rows.layout == "tuple":
+                raise ConfigError(
+                    f"write_memmap(): column {name!r} is ragged, and such columns need names: give rows that "
+                    "are dicts"
+                )
+            values = (_as_ragged(cells, name, 0) if column.ragged else cells).values
+            if len(values) or not column.ragged:
                 dtype = named.get(name, values.dtype).newbyteorder("=")
                 column = replace(column, dtype=dtype.name, shape=values.shape[1:])
             columns.append(column)
-        return cls(rows.layout, tuple(columns), named)
+        return cls(rows.layout, str(rows), tuple(columns), named)
 
     def check(self, rows: Arrays, row: int) -> None:
         """Raise DataError unless rows, of which the first has that number, have these columns."""
-        names = tuple(column.name for column in self.columns)
-        if (rows.layout, rows.names) != (self.layout, names):
+        names = {column.name for column in self.columns}
+        if rows.layout != self.layout or rows.columns.keys() != names:
             raise DataError(
-                f"write_memmap(): row {row} has columns {', '.join(rows.names)}, and those before it "
-                f"{', '.join(names)}: all rows have the same columns",
+                f"write_memmap(): row {row} is {rows}, and those before it are {self.kind}: all rows have "
+                "the same columns",
                 row=row,
             )
 
     def bytes_of(self, rows: Arrays) -> Array:
         """Bytes of each row, about, int64 ``[rows]``: the same however rows are given."""
         sizes = np.zeros(len(rows), np.int64)
-        for column, given in zip(self.columns, rows.columns, strict=True):
-            values = given.values if isinstance(given, Ragged) else given
-            each = int(np.prod(values.shape[1:])) * (
-                np.dtype(column.dtype).itemsize if column.dtype else 8
-            )
-            sizes += each * given.lengths + 8 if isinstance(given, Ragged) else each
+        for column in self.columns:
+            cells = rows.columns[column.name]
+            each = prod(cells.values.shape[1:]) * np.dtype(column.dtype or np.int64).itemsize
+            sizes += each if cells.lengths is None else each * cells.lengths + 8
         return sizes
 
 
-def _as_ragged(given: Array | Ragged, name: str, row: int) -> Ragged:
-    if isinstance(given, Ragged):
-        return given
-    if given.ndim < 2:
-        raise bad_row(
-            row, name, "is a single number, and in a ragged column rows are lists or arrays"
-        )
-    count, length, *rest = given.shape
-    return Ragged(given.reshape(count * length, *rest), np.full(count, length, np.int64))
+def _as_ragged(cells: Cells, name: str, row: int) -> Cells:
+    if cells.lengths is not None:
+        return cells
+    if cells.values.ndim < 2:
+        what = "is a single number, and in a ragged column rows are lists or arrays"
+        raise bad_row(row, name, what)
+    count, length, *rest = cells.values.shape
+    return Cells(cells.values.reshape(count * length, *rest), np.full(count, length, np.int64))
 
 
 class NpyFile:
-    def __init__(self, file: OutputFile, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    def __init__(self, file: OutputFile, dtype: str, shape: tuple[int, ...]) -> None:
         self.rows = 0
         self._file, self._dtype, self._shape = file, dtype, shape
-        file.write(npy_header(dtype.name, (0, *shape)))
+        file.write(npy_header(dtype, (0, *shape)))
         file.check = 0
-
-    @property
-    def crc32(self) -> int:
-        return self._file.check
 
     def write(self, array: Array) -> None:
         data: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._file.write(data.data)
         self.rows += len(array)
 
-    def close(self) -> None:
-        self._file.write_beginning(npy_header(self._dtype.name, (self.rows, *self._shape)))
+    def close(self) -> int:
+        """Write how many rows there are; gives the CRC-32 of what follows the header."""
+        self._file.write_beginning(npy_header(self._dtype, (self.rows, *self._shape)))
+        return self._file.check
 
 
 class ColumnFile:
     """A column's values, and the offsets of a ragged one."""
 
-    def __init__(
-        self, column: Column, named: np.dtype[Any] | None, part: OutputFile, ending: str
-    ) -> None:
+    def __init__(self, column: Column, named: Any, part: OutputFile, ending: str) -> None:
         self._column, self._named = column, named
         self._part, self._ending = part, ending
-        self._empty = np.empty((0, *column.shape), column.dtype or named)
+        self._seen: Array = np.empty((0, *column.shape), column.dtype or named)
         self._values: NpyFile | None = None
         self._offsets: NpyFile | None = None
         if column.ragged:
-            file = part.beside(offsets_ending(ending))
-            self._offsets = NpyFile(file, np.dtype(np.int64), ())
+            self._offsets = NpyFile(part.beside(offsets_ending(ending)), "int64", ())
             self._offsets.write(np.zeros(1, np.int64))
 
-    def write(self, given: Array | Ragged, row: int) -> None:
-        rows = self._checked(given, row)
-        if self._offsets:
-            start = self._values.rows if self._values else 0
-            self._empty = rows.values if self._offsets.rows == 1 else self._empty
-            self._offsets.write(start + np.cumsum(rows.lengths, dtype=np.int64))
-        if len(rows.values) or not self._offsets:
-            into = self._values or self._open(rows.values)
-            if len(rows.values) and rows.values.shape[1:] != self._column.shape:
-                shape = [*["L"] * self._column.ragged, *rows.values.shape[1:]]
-                what = f"has shape {shape}, and the rows before it make it {self._column}"
-                raise bad_row(row, self._column.name, what)
-            into.write(self._cast(rows, row))
-
-    def _checked(self, given: Array | Ragged, row: int) -> Ragged:
+    def write(self, given: Cells, row: int) -> None:
         name, shape = self._column.name, self._column.shape
         if self._offsets:
-            return _as_ragged(given, name, row)
-        if not isinstance(given, Ragged):
-            return Ragged(given, np.ones(len(given), np.int64))
-        size = shape[0] if shape else 1
-        place = int(np.argmax(given.lengths != size))
-        what = f"has {given.lengths[place]} values, and all rows before it {size}"
-        raise bad_row(row + place, name, f"{what}: if lengths may differ, pass ragged=[{name!r}]")
+            given = _as_ragged(given, name, row)
+            start = self._values.rows if self._values else 0
+            self._offsets.write(start + np.cumsum(given.lengths, dtype=np.int64))
+        elif given.lengths is not None:
+            size = shape[0] if shape else 1
+            place = int(np.argmax(given.lengths != size))
+            what = f"has {given.lengths[place]} values, and all rows before it {size}"
+            raise bad_row(
+                row + place, name, f"{what}: if lengths may differ, pass ragged=[{name!r}]"
+            )
+        self._seen = given.values
+        if not len(given.values) and self._offsets:
+            return
+        into = self._opened()
+        if len(given.values) and given.values.shape[1:] != self._column.shape:
+            shown = [*["L"] * self._column.ragged, *given.values.shape[1:]]
+            what = f"has shape {shown}, and the rows before it make it {self._column}"
+            raise bad_row(row, name, what)
+        into.write(self._cast(given, row))
 
-    def _open(self, values: Array) -> NpyFile:
-        dtype, shape = (
-            np.dtype(self._column.dtype or self._named or values.dtype),
-            self._column.shape,
-        )
-        if not self._column.dtype:  # which no row has shown before
-            dtype, shape = dtype.newbyteorder("="), values.shape[1:]
-            self._column = replace(self._column, dtype=dtype.name, shape=shape)
-        self._values = NpyFile(self._part.beside(self._ending), dtype, shape)
+    def _opened(self) -> NpyFile:
+        if self._values is None:
+            if not self._column.dtype:  # which no row has shown before
+                dtype = np.dtype(self._named or self._seen.dtype).newbyteorder("=")
+                self._column = replace(self._column, dtype=dtype.name, shape=self._seen.shape[1:])
+            file = self._part.beside(self._ending)
+            self._values = NpyFile(file, self._column.dtype, self._column.shape)
         return self._values
 
-    def _cast(self, rows: Ragged, row: int) -> Array:
+    def _cast(self, cells: Cells, row: int) -> Array:
         """The same numbers in the column's dtype, or an error."""
-        values, dtype = rows.values, np.dtype(self._column.dtype)
+        values, dtype = cells.values, np.dtype(self._column.dtype)
         narrowed = self._named is not None and dtype.kind == "f"
         # NumPy calls a cast of int64 to float64 safe, which rounds integers above 2^53.
         rounded = dtype.kind == "f" and values.dtype.kind in "iu"
@@ -186,43 +170,40 @@ class ColumnFile:
             bad |= (found.astype(values.dtype) != kept) & ((kept == kept) | (dtype.kind != "f"))
         if bad.any():
             place = int(np.argmax(bad.reshape(len(values), -1).any(axis=1)))
-            row += int(np.searchsorted(np.cumsum(rows.lengths), place, side="right"))
             name, value = self._column.name, values[place][bad[place]].flat[0]
-            what = f"is {dtype}, which cannot hold {values.dtype} {value}"
+            if cells.lengths is not None:
+                row += int(np.searchsorted(np.cumsum(cells.lengths), place, side="right"))
+            else:
+                row += place
             raise bad_row(
-                row,
-                name,
-                f"{what}: pass dtype={{{name!r}: ...}} with one that can, or convert the values",
-            )
+                row, name,
+                f"is {dtype}, which cannot hold {values.dtype} {value}: pass dtype={{{name!r}: ...}} with "
+                "one that can, or convert the values",
+            )  # fmt: skip
         return found
 
     def close(self) -> Column:
-        values = self._values or self._open(self._empty)
-        values.close()
-        found = replace(self._column, values=values.rows, crc32=values.crc32)
-        if self._offsets:
-            self._offsets.close()
-            found = replace(found, offsets_crc32=self._offsets.crc32)
-        return found
+        values = self._opened()
+        found = replace(self._column, crc32=values.close(), values=values.rows)
+        return replace(found, offsets_crc32=self._offsets.close()) if self._offsets else found
 
 
 class PartFile:
-    def __init__(self, file: OutputFile, columns: ArrayColumns) -> None:
+    def __init__(self, file: OutputFile, schema: ArrayColumns) -> None:
         self.columns: dict[str, str] = {}
-        self._file, self._given, self._rows = file, columns, 0
-        endings = file_endings([column.name for column in columns.columns])
-        self._columns = [
-            ColumnFile(column, columns.named.get(column.name), file, ending)
-            for column, ending in zip(columns.columns, endings, strict=True)
-        ]
+        self._file, self._schema, self._rows = file, schema, 0
+        endings = file_endings([column.name for column in schema.columns])
+        self._columns = {
+            column.name: ColumnFile(column, schema.named.get(column.name), file, ending)
+            for column, ending in zip(schema.columns, endings, strict=True)
+        }
 
     def write(self, group: Arrays, first_row: int) -> None:
-        self._given.check(group, first_row)
-        for column, given in zip(self._columns, group.columns, strict=True):
-            column.write(given, first_row)
+        for name, column in self._columns.items():
+            column.write(group.columns[name], first_row)
         self._rows += len(group)
 
     def close(self) -> None:
-        columns = tuple(column.close() for column in self._columns)
+        columns = tuple(column.close() for column in self._columns.values())
         self.columns = {column.name: column.type for column in columns}
-        self._file.write(Header(self._rows, self._given.layout, columns).pack())
+        self._file.write(Header(self._rows, self._schema.layout, columns).pack())
