@@ -137,8 +137,10 @@ def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
     )
 
 
-def open_plan(stages: Sequence[Stage], source: Any = None) -> Plan:
-    stages = list(stages)
+def open_plan(
+    ahead: Sequence[Stage], source: Any = None, schemas: Mapping[str, Any] | None = None
+) -> Plan:
+    stages = [stage.fresh() for stage in ahead]
     if gives_objects(stages):
         stages.append(AsColumns(CALLER))
     plan = Plan.of(stages, source, quiet=True)
@@ -149,6 +151,7 @@ def open_plan(stages: Sequence[Stage], source: Any = None) -> Plan:
             "the source, or leave it out"
         )
     files_of(plan)
+    plan.inputs.schemas.adopt(schemas or {})
     return plan
 
 

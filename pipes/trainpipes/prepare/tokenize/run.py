@@ -20,7 +20,6 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.tokenize.cut import Parts, cut, files_of, open_plan
 from trainpipes.prepare.tokenize.make import (
     BareFile,
-    Maker,
     Task,
     first_rows,
     make,
@@ -146,8 +145,7 @@ def tokenize(
         _check_training(pipeline, parts)
     place = place_at(folder, "tokenize", storage_options)
     with given:  # before anything is read: Ray starts processes
-        plan = open_plan([stage.fresh() for stage in parts.ahead])
-        source = plan.inputs.source
+        plan = open_plan(parts.ahead)
         suffix = ".parquet" if is_parquet else ".bin"
         refuse_functions(plan, given, "tokenize")
         if isinstance(given, Ray):
@@ -162,17 +160,16 @@ def tokenize(
         options: dict[str, Any] = {"format": format, "bytes_per_file": bytes_per_file}
         options |= {"compression": compression} if is_parquet else {"dtype": dtype}
         about = {"options": options, "tokenized": {"ids": ids}}
-        opener = partial(
-            Maker, parts.ahead, source, plan.inputs.schemas.known(),
-            partial(BareFile, dtype) if dtype else _form(compression, schema).open, schema, ids,
-        )  # fmt: skip
+        opened = partial(open_plan, parts.ahead, plan.inputs.source, plan.inputs.schemas.known())
+        open_file = partial(BareFile, dtype) if dtype else _form(compression, schema).open
         with open_output(place, plan, [f"part{suffix}"], given, about, overwrite) as out:
             missing = [task for task in tasks if task.name not in out.files]
             workers = _worthwhile(plan, missing) if executor is None else given
             read = sum(task.rows for task in tasks)
             found = make_files(
-                tasks, make, out, workers, open_state=opener, total=read, job="tokenizing"
-            )
+                tasks, partial(make, open_file, schema, ids), out, workers,
+                open_state=opened, total=read, job="tokenizing",
+            )  # fmt: skip
     tokens = sum(entry.notes["tokens"] for entry in found.entries)
     return Tokenized(
         **vars(found), tokens=tokens, read=read, format=format, dtype=dtype,
@@ -219,17 +216,15 @@ def _check_bare(schema: pa.Schema) -> None:
 
 def _narrowest(stages: Sequence[Stage]) -> str:
     """The narrowest type that holds every id of the tokenizer, as far as known."""
-    most = 0
+    known = [0]
     for stage in stages:
         if isinstance(stage, Tokenizes):
-            maker = stage.maker
+            maker, end = stage.maker, stage.identity().get("add_eos")
             pieces = range(256) if isinstance(maker, Bytes) else (maker.pieces() or {}).values()
-            end = stage.identity().get("add_eos")
-            known = [*maker.special_ids(), *([end] if type(end) is int else [])]
+            known += [*pieces, *maker.special_ids(), end if type(end) is int else 0]
             if not pieces:
                 return "uint32"
-            most = max([most, *pieces, *known])
-    return "uint16" if most < 1 << 16 else "uint32"
+    return "uint16" if max(known) < 1 << 16 else "uint32"
 
 
 def _worthwhile(plan: Plan, missing: list[Task]) -> Executor:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from trainpipes.columns.arrays import to_numpy
 
 is_ = pa.types
 ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
@@ -29,28 +26,8 @@ def lines_of(table: pa.Table) -> bytes:
         kind = _json_type(field.type, field.name)
         columns.append(column if kind == field.type else column.cast(kind))
         _check_finite(columns[-1], field.name)
-    names, encode = table.column_names, _encoder()
-    rows = zip(*map(_python_values, columns), strict=True)
-    return b"".join([encode(dict(zip(names, row, strict=True))) for row in rows])
-
-
-def _python_values(column: pa.ChunkedArray) -> list[Any]:
-    """The values of a column; of lists of numbers ten times as fast as Arrow gives them."""
-    kind = column.type
-    is_list = is_.is_list(kind) or is_.is_large_list(kind)
-    if not is_list or not (is_.is_integer(kind.value_type) or is_.is_floating(kind.value_type)):
-        return list(column.to_pylist(maps_as_pydicts="strict"))
-    found: list[Any] = []
-    for chunk in column.chunks:
-        edges = to_numpy(chunk.offsets).tolist()
-        values = chunk.values.slice(edges[0], edges[-1] - edges[0])
-        if chunk.null_count or values.null_count:
-            found += chunk.to_pylist()
-            continue
-        flat = to_numpy(values).tolist()
-        starts = [edge - edges[0] for edge in edges]
-        found += [flat[start:stop] for start, stop in pairwise(starts)]
-    return found
+    rows = pa.Table.from_arrays(columns, table.column_names).to_pylist(maps_as_pydicts="strict")
+    return b"".join(map(_encoder(), rows))
 
 
 @cache
