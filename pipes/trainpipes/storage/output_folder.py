@@ -167,25 +167,27 @@ class OutputFolder:
             )
         self.files[info.file] = info
 
-    def finish(self, notes: Mapping[str, Any] | None = None) -> Manifest:
-        self.files = {info.file: info for info in sorted(self.files.values(), key=_in_order)}
-        content: dict[str, Any] = {"trainpipes_files": FORM, "columns": self.columns or {}}
-        content |= {"rows": sum(info.rows for info in self.files.values())}
-        content |= {"files": [_entry(info) for info in self.files.values()]}
-        content |= {"notes": dict(notes or {}), **self.about}
+    def finish(self, notes: Mapping[str, Any], kept: int) -> Manifest:
+        files = [_entry(info) for info in sorted(self.files.values(), key=_in_order)]
+        content: dict[str, Any] = {
+            "trainpipes_files": FORM, "columns": self.columns or {},
+            "rows": sum(info.rows for info in self.files.values()), "files": files,
+            "notes": dict(notes), **self.about,
+        }  # fmt: skip
         write_json(self.place, MANIFEST, content)
         self._sweep()
         self._clear()
-        self.finished = self._manifest(content, 0)
-        return self.finished
+        return self._end(content, kept)
 
-    def _manifest(self, content: Mapping[str, Any], kept: int) -> Manifest:
-        entries = tuple(replace(info, cursor=None) for info in self.files.values())
-        return Manifest(
-            self.place.root, tuple(self.place.at(one.file) for one in entries), content["rows"],
-            sum(one.bytes for one in entries), content["columns"], kept, entries,
-            content.get("notes", {}), _place=self.place,
+    def _end(self, content: Mapping[str, Any], kept: int) -> Manifest:
+        place = self.place
+        entries = tuple(_info(one, content["columns"]) for one in content["files"])
+        files, size = tuple(place.at(one.file) for one in entries), sum(e.bytes for e in entries)
+        self.finished = Manifest(
+            place.root, files, content["rows"], size, content["columns"], kept, entries,
+            content.get("notes", {}), _place=place,
         )  # fmt: skip
+        return self.finished
 
     def _is_finished(self) -> bool:
         if MANIFEST not in self.place.sizes():
@@ -200,9 +202,7 @@ class OutputFolder:
         if not isinstance(found, dict) or found.get("trainpipes_files") != FORM:
             raise _damaged(self.place.at(MANIFEST))
         self._check_same(found)
-        self.files = {one["file"]: _info(one, found["columns"]) for one in found["files"]}
-        _check_there(self.place, self.files.values())
-        self.finished = self._manifest(found, len(self.files))
+        _check_there(self.place, self._end(found, len(found["files"])).entries)
         return True
 
     def _open(self) -> None:
@@ -270,8 +270,9 @@ class OutputFolder:
         if found is not None:
             path, old, new = found
             what = f"files that {self.caller}() wrote with {path}: {said(old)}, now {said(new)}"
+        pipelines = (json.dumps(one.get("pipeline") or {"stages": []}) for one in (before, mine))
         try:
-            check_identity(json.dumps(before.get("pipeline")), json.dumps(mine.get("pipeline")))
+            check_identity(*pipelines)
         except StateError as error:
             what = what or f"the rows of another pipeline, {str(error).split('; ')[0]}"
         if what:
@@ -325,7 +326,7 @@ def run(
         raise ConfigError(
             f"{folder.caller}(): the pipeline has no rows, and nothing was written: check what filters it"
         )
-    return replace(folder.finish(notes), kept=kept)
+    return folder.finish(notes or {}, kept)
 
 
 @dataclass
