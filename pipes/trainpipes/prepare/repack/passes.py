@@ -52,8 +52,9 @@ from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
 from trainpipes.storage.places import Place, place_at
 from trainpipes.storage.ray_cluster import Ray
-from trainpipes.storage.writers.epoch_rows import EpochRows, check_columns
+from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.formats import FILE_BYTES, write_arrow
+from trainpipes.storage.writers.table_groups import check_columns
 from trainpipes.storage.writers.write import Format, Output, file_edges
 
 CALLER = "repack"

@@ -22,7 +22,7 @@ from trainpipes.kinds.stage_kinds import put_through
 from trainpipes.prepare.tokenize.cut import CALLER, files_of
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo
-from trainpipes.storage.writers.epoch_rows import check_columns, compact, decoded
+from trainpipes.storage.writers.table_groups import check_columns, compact, decoded
 from trainpipes.storage.writers.write import FileWriter
 
 #: Rows of the first piece, and from which columns are taken; rows and bytes of ids of any piece, at most: a

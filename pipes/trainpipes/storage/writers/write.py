@@ -21,7 +21,7 @@ from trainpipes.storage.executor import Executor, Threads, checked_executor
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
 from trainpipes.storage.places import place_at
-from trainpipes.storage.writers.epoch_runs import EpochRuns
+from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.inputs import open_output
 
 
@@ -36,7 +36,7 @@ class FileWriter(Protocol):
     def close(self) -> None: ...
 
 
-#: What rows are read from: ``EpochRows``, ``EpochArrays`` or ``ArrayGroups``.
+#: What rows are read from: ``EpochRows`` or ``OnceTables``.
 Rows = Any
 #: More rows or bytes than there are.
 ANY = 1 << 62
@@ -150,7 +150,7 @@ def file_edges(rows: int, files: int | None, rows_per_file: int | None) -> IntAr
 
 
 def write(
-    open_rows: Callable[[], EpochRuns], form: Format, out: Output, executor: Executor | None
+    open_rows: Callable[[], EpochRows], form: Format, out: Output, executor: Executor | None
 ) -> Manifest:
     workers = checked_executor(executor, form.caller, Threads(1))
     with workers:  # before anything is read: Ray starts processes
@@ -208,7 +208,7 @@ def _write_in_turn(
     return run(tasks(), make, folder, Threads(1), total=total)
 
 
-def _make_part(form: Format, task: FileTask, file: OutputFile, rows: EpochRuns) -> FileInfo:
+def _make_part(form: Format, task: FileTask, file: OutputFile, rows: EpochRows) -> FileInfo:
     assert task.length is not None
     rows.open_part(task.start, task.start + task.length)
     with closing(rows):
@@ -254,7 +254,7 @@ def _groups(form: Format, rows: Rows, length: int | None) -> Iterator[Any] | Non
     return None
 
 
-def _check_cut(rows: EpochRuns, out: Output, executor: Executor) -> None:
+def _check_cut(rows: EpochRows, out: Output, executor: Executor) -> None:
     """Raise unless it is known which rows each file has, before any is read."""
     plan, option = rows.plan, f"{rows.caller}(executor={executor})"
     if not plan.counted:
