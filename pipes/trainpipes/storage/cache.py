@@ -107,9 +107,7 @@ def folder(path: str | os.PathLike[str] | None = None) -> Path | None:
 
 def _users() -> Path:
     caches = os.environ.get("XDG_CACHE_HOME", "")
-    if sys.platform == "win32":
-        caches = os.environ.get("LOCALAPPDATA", "")
-    elif sys.platform == "darwin":
+    if sys.platform == "darwin":
         caches = "~/Library/Caches"
     caches = caches if os.path.isabs(caches) or caches[:1] == "~" else "~/.cache"
     caches = os.path.expanduser(caches)

@@ -25,7 +25,6 @@ from trainpipes.storage.writers.array_tables import (
     tables_of_batches,
     tables_of_rows,
 )
-from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.npy_files import PartFile
 from trainpipes.storage.writers.write import Format, Output, write, write_once
 
@@ -98,8 +97,7 @@ def write_memmap(
     dtypes = _dtypes(dtype)
     out = Output(path, num_files, rows_per_file, overwrite, storage_options)
     if isinstance(source, Pipeline) and not _makes_batches(source):
-        rows = partial(EpochRows, source, CALLER)
-        write(rows, _form("dict", dtypes, ragged), out, executor)
+        write(source, _form("dict", dtypes, ragged), out, executor)
     else:
         _check_alone(executor)
         layout, count, tables = _tables(source, ragged, batched)

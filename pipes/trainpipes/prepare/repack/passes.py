@@ -55,7 +55,7 @@ from trainpipes.storage.ray_cluster import Ray
 from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.formats import FILE_BYTES, write_arrow
 from trainpipes.storage.writers.table_groups import check_columns
-from trainpipes.storage.writers.write import Format, Output, file_edges
+from trainpipes.storage.writers.write import Format, Output
 
 CALLER = "repack"
 #: Bytes that a task works on at once, at most: more would not fit into the offsets of Arrow's texts.
@@ -242,8 +242,8 @@ class Shuffle:
             self.temporary.remove("", recursive=True)  # nothing could go on with it
             raise
         size = row_bytes * places.rows
-        files = self.output.num_files or max(1, min(places.rows, round(size / FILE_BYTES)))
-        starts = file_edges(places.rows, files, self.output.rows_per_file)
+        files = max(1, min(places.rows, round(size / FILE_BYTES)))
+        starts = self.output.edges(places.rows, files)
         done = self._moved(rows, first.schema, size, places, starts, place, out, executor)
         self.temporary.remove("", recursive=True)
         return done

@@ -159,7 +159,7 @@ def repack(
         )
         if not shuffle and not order.has_keys:
             alone = not (rows.plan.counted and out.is_cut) or rows.plan.runs_user_code
-            done = write(lambda: rows, form, out, None if executor is None and alone else workers)
+            done = write(rows, form, out, None if executor is None and alone else workers)
         else:
             to = out.open(form, rows.plan, workers)
             between = temporary_place(to.place, temp_dir, storage_options, isinstance(workers, Ray))

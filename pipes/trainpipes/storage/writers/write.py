@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count, pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, r
 from trainpipes.storage.places import place_at
 from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.inputs import open_output
+
+if TYPE_CHECKING:
+    from trainpipes.pipeline import Pipeline
 
 
 class FileWriter(Protocol):
@@ -108,11 +111,13 @@ class Output:
             self.suffixes,
         )  # fmt: skip
 
-    def length(self, rows: int | None, number: int) -> int | None:
-        """Rows of a file, by its number; None if it ends by its bytes."""
-        if self.num_files is None or rows is None:
-            return self.rows_per_file
-        return rows // self.num_files + (number < rows % self.num_files)
+    def edges(self, rows: int, files: int = 1) -> IntArray:
+        """The first row of each file, and the end: int64 ``[files + 1]``; ``files`` unless the user says."""
+        if self.rows_per_file is not None:
+            return np.append(np.arange(0, rows, self.rows_per_file, dtype=np.int64), rows)
+        files = self.num_files or files
+        numbers = np.arange(files + 1, dtype=np.int64)
+        return numbers * (rows // files) + np.minimum(numbers, rows % files)
 
     def check(self, rows: int | None, caller: str) -> None:
         """Raise ConfigError unless that many rows can be cut so."""
@@ -140,21 +145,12 @@ class Output:
             )
 
 
-def file_edges(rows: int, files: int | None, rows_per_file: int | None) -> IntArray:
-    """The first row of each file, and the end: int64 ``[files + 1]``."""
-    if rows_per_file is not None:
-        return np.append(np.arange(0, rows, rows_per_file, dtype=np.int64), rows)
-    count = files or 1
-    numbers = np.arange(count + 1, dtype=np.int64)
-    return numbers * (rows // count) + np.minimum(numbers, rows % count)
-
-
 def write(
-    open_rows: Callable[[], EpochRows], form: Format, out: Output, executor: Executor | None
+    source: Pipeline | EpochRows, form: Format, out: Output, executor: Executor | None
 ) -> Manifest:
     workers = checked_executor(executor, form.caller, Threads(1))
     with workers:  # before anything is read: Ray starts processes
-        rows = open_rows()
+        rows = source if isinstance(source, EpochRows) else EpochRows(source, form.caller)
         out.check(rows.count, form.caller)
         alone = workers == Threads(1)
         if not alone:
@@ -164,7 +160,7 @@ def write(
                 rows.know_columns()
             if alone:
                 return _write_in_turn(rows, rows.count, rows.plan.counted, form, out, folder)
-            edges = file_edges(rows.count or 0, out.num_files, out.rows_per_file).tolist()
+            edges = out.edges(rows.count or 0).tolist()
             tasks = (
                 FileTask(form.name_of(n), a, b - a) for n, (a, b) in enumerate(pairwise(edges))
             )
@@ -182,19 +178,21 @@ def write_once(rows: Rows, reads: Any, count: int | None, form: Format, out: Out
 def _write_in_turn(
     rows: Rows, total: int | None, exact: bool, form: Format, out: Output, folder: OutputFolder
 ) -> Manifest:
+    edges = out.edges(total) if total and out.is_cut else None
+
     def tasks() -> Iterator[FileTask]:
         """Each is done before the next one is asked for."""
-        start, at, cursor = 0, -1, None
+        start, at, cursor, length = 0, -1, None, out.rows_per_file
         for number in count():
-            name, length = form.name_of(number), out.length(total, number)
+            name = form.name_of(number)
+            if edges is not None and number == len(edges) - 1:
+                return
+            if edges is not None:
+                length = int(edges[number + 1] - edges[number])
             if name not in folder.files:
-                if exact and total is not None and length is not None:
-                    length = min(length, total - start)
-                if length == 0:
-                    return
                 if at != start:
                     rows.open(cursor, start)
-                groups, whole = _groups(form, rows, length), exact and length is not None
+                groups, whole = _groups(form, rows, length), exact and edges is not None
                 if groups is None and not whole:
                     return
                 yield FileTask(name, start, length, whole, groups)
