@@ -59,12 +59,12 @@ def write_memmap(
         path: a folder, new or empty: a path or fsspec URL.
         source: arrays or tensors ``[N, ...]`` (a dict, a tuple or one); a ``pyarrow.Table``, whose list
             columns are ragged; rows one by one (an iterable, a function that returns one, a map-style
-            dataset): dicts, tuples or single values; or a ``Pipeline`` of rows or batches, of which one epoch
-            is written.
+            dataset): dicts, tuples or single values; or a ``Pipeline`` of rows with columns, or of batches,
+            of which one epoch is written.
         dtype: of the columns; a dict of names for some of them ("0", "1" and so on for tuples); if left out,
             as the values come. A value that does not fit is refused; floats may be narrowed.
-        ragged: columns of dicts whose rows are arrays of different lengths, if the first thousand rows do not
-            show it.
+        ragged: columns whose rows are arrays of different lengths, if the first rows (1,024, or 4 MiB) do not
+            show it. Lists are always ragged, and so are arrays ``[n]`` that rows of a pipeline hold.
         batched: whether each item of the iterable is several rows: columns ``[rows, ...]``.
         rows_per_file: rows in each part; or
         num_files: number of parts, where rows are counted. If both are left out, a part ends after 1 GiB.

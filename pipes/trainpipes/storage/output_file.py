@@ -88,7 +88,7 @@ def writing(path: str | Path, caller: str) -> Iterator[None]:
         )
         raise
     except (OSError, NotImplementedError) as error:
-        why = getattr(error, "strerror", None) or error
+        why = str(getattr(error, "strerror", None) or error)
         raise ConfigError(
             f"{what}: {why}; free space there or allow writing, or give another folder",
             path=str(path),

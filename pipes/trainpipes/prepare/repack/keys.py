@@ -4,9 +4,13 @@ sort by, and 128-bit hashes of what makes rows equal.
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +20,21 @@ import pyarrow as pa
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.content_hash import row_hashes
 from trainpipes.engine.layout import IntArray
+from trainpipes.engine.permutation import Permutation
 from trainpipes.errors import SchemaError
+from trainpipes.prepare.repack.pieces import CALLER, damaged, few_tables
 from trainpipes.storage.executor import cores
+from trainpipes.storage.output_file import OutputFile
+from trainpipes.storage.output_folder import FileInfo
+from trainpipes.storage.places import Place
+from trainpipes.storage.writers.epoch_rows import EpochRows
 
 #: Rows at a time.
 CHUNK = 1 << 20
+#: The file that says where rows go.
+PLACES_FILE = "part-00000.places"
+#: Times that rows are held while keys are read, with what is read ahead and DuckDB's own memory.
+COPIES_OF_KEYS = 8
 #: Bytes that DuckDB needs, and for each of its threads.
 LEAST_MEMORY = 64 << 20
 
@@ -45,9 +59,57 @@ class Order:
         return None if once == [] else list(dict.fromkeys([*self.sort, *(once or [])]))
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where rows go: as a file in the folder ``listed`` says, or as follows from the seed."""
+
+    rows: int
+    seed: int
+    listed: Place | None = None
+
+    @cached_property
+    def _order(self) -> Permutation:
+        return Permutation(self.rows, self.seed, CALLER)
+
+    def __call__(self, first: int, stop: int) -> IntArray:
+        if self.listed is None:
+            return self._order(np.arange(first, stop, dtype=np.int64))
+        content = self.listed.read(PLACES_FILE, 8 * first, 8 * stop)
+        if len(content) != 8 * (stop - first):
+            raise damaged(self.listed, f"{self.listed.at(PLACES_FILE)} is too short")
+        return np.frombuffer(content, dtype=np.int64)
+
+
+def find_places(
+    order: Order, memory: int, place: Place, task: Any, file: OutputFile, rows: EpochRows
+) -> FileInfo:
+    """Make the file that says where rows go, 8 bytes for each; -1 for those that are dropped."""
+
+    def tables() -> Iterator[pa.Table]:
+        for some in few_tables(rows.tables(*task.given), memory // COPIES_OF_KEYS):
+            file.advance(sum(map(len, some)))
+            yield pa.concat_tables(some)
+
+    with ExitStack() as stack:
+        folder = place.at("keys") if place.is_local else None
+        if folder is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainpipes-"))
+        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+        os.makedirs(folder)
+        by_key = places_by_key(Path(folder), tables(), order, memory)
+        kept, found = stack.enter_context(by_key)
+        permuted = None if order.seed is None else Permutation(kept, order.seed, CALLER)
+        for places in found:
+            stays = places >= 0
+            if permuted is not None:
+                places[stays] = permuted(places[stays])
+            file.write(places.astype("<i8").tobytes())
+    return FileInfo(kept, {})
+
+
 @contextmanager
 def places_by_key(
-    folder: Path, tables: Iterable[pa.Table], order: Order, memory: int, caller: str
+    folder: Path, tables: Iterable[pa.Table], order: Order, memory: int
 ) -> Iterator[tuple[int, Iterator[IntArray]]]:
     """How many rows stay, and where each goes, -1 for those that are dropped."""
     import duckdb
@@ -62,7 +124,7 @@ def places_by_key(
         # It would be printed among what the command prints.
         database.execute("SET enable_progress_bar = false")
         for table in tables:
-            keys = _keys(table, rows, order, caller)
+            keys = _keys(table, rows, order)
             floats = {
                 n for n in range(len(order.sort)) if pa.types.is_floating(keys[f"key{n}"].type)
             }
@@ -81,15 +143,15 @@ def places_by_key(
         yield kept, (to_numpy(batch.column(0)).copy() for batch in found.to_arrow_reader(CHUNK))
 
 
-def _keys(table: pa.Table, first: int, order: Order, caller: str) -> pa.Table:
+def _keys(table: pa.Table, first: int, order: Order) -> pa.Table:
     columns = {"row": to_arrow(np.arange(first, first + len(table)))}
     for number, name in enumerate(order.sort):
         columns[f"key{number}"] = key = comparable(table[name])
         if not any(of(key.type) for of in ORDERED):
             raise SchemaError(
-                f"{caller}(sort): column {name!r} holds {table[name].type}, which has no order that DuckDB "
+                f"{CALLER}(sort): column {name!r} holds {table[name].type}, which has no order that DuckDB "
                 "keeps: sort by columns of numbers, text, bytes, bools or times",
-                stage=caller,
+                stage=CALLER,
             )
     if order.once is not None:
         some = table.select(order.once) if order.once else table

@@ -5,15 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import os
-import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,7 +21,6 @@ from trainpipes._internal.checks import repeated
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import gathered
 from trainpipes.engine.layout import IntArray
-from trainpipes.engine.permutation import Permutation
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.repack.edges import (
@@ -32,11 +29,12 @@ from trainpipes.prepare.repack.edges import (
     inner_edges,
     part_edges,
 )
-from trainpipes.prepare.repack.keys import Order, places_by_key
+from trainpipes.prepare.repack.keys import PLACES_FILE, Order, Places, find_places
 from trainpipes.prepare.repack.pieces import (
+    CALLER,
     Pieces,
     PieceWriter,
-    damaged,
+    few_tables,
     gather,
     groups_of,
     piece_file,
@@ -57,43 +55,19 @@ from trainpipes.storage.writers.formats import FILE_BYTES, write_arrow
 from trainpipes.storage.writers.table_groups import check_columns
 from trainpipes.storage.writers.write import Format, Output
 
-CALLER = "repack"
 #: Bytes that a task works on at once, at most: more would not fit into the offsets of Arrow's texts.
 MOST_UNIT = 512 << 20
 #: Times that a task holds the rows that it works on, with the indices of lists' values and what the allocator
-#: keeps; and while keys are read, with what is read ahead and DuckDB's own memory.
-COPIES, COPIES_OF_KEYS = 6, 8
+#: keeps.
+COPIES = 6
 #: Bytes of a piece, on average at least: of a file on this machine, and of one that a server sends.
 LEAST_HERE, LEAST_THERE = 128 << 10, 1 << 20
 #: Rows of the input that are worth a task of their own.
 LEAST_PART = 8192
 #: Rows at the start that say how large rows are, and bytes of them, at most.
 FIRST_ROWS, FIRST_BYTES = 1000, 8 << 20
-#: The file that says where rows go.
-PLACES_FILE = "part-00000.places"
 #: Rows that come after each other in the result, from one to before another, and their pieces.
 Bucket: TypeAlias = tuple[int, int, Place, Pieces]
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where rows go: as a file in the folder ``listed`` says, or as follows from the seed."""
-
-    rows: int
-    seed: int
-    listed: Place | None = None
-
-    @cached_property
-    def _order(self) -> Permutation:
-        return Permutation(self.rows, self.seed, CALLER)
-
-    def __call__(self, first: int, stop: int) -> IntArray:
-        if self.listed is None:
-            return self._order(np.arange(first, stop, dtype=np.int64))
-        content = self.listed.read(PLACES_FILE, 8 * first, 8 * stop)
-        if len(content) != 8 * (stop - first):
-            raise damaged(self.listed, f"{self.listed.at(PLACES_FILE)} is too short")
-        return np.frombuffer(content, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -110,33 +84,6 @@ class Task:
 
 def part_task(name: str, first: int, stop: int) -> Task:
     return Task(name, f"rows {first:,} to {stop:,} of the input", (first, stop))
-
-
-def find_places(
-    order: Order, memory: int, place: Place, task: Task, file: OutputFile, rows: EpochRows
-) -> FileInfo:
-    """Make the file that says where rows go, 8 bytes for each; -1 for those that are dropped."""
-
-    def tables() -> Iterator[pa.Table]:
-        for some in few_tables(rows.tables(*task.given), memory // COPIES_OF_KEYS):
-            file.advance(sum(map(len, some)))
-            yield pa.concat_tables(some)
-
-    with ExitStack() as stack:
-        folder = place.at("keys") if place.is_local else None
-        if folder is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainpipes-"))
-        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
-        os.makedirs(folder)
-        by_key = places_by_key(Path(folder), tables(), order, memory, CALLER)
-        kept, found = stack.enter_context(by_key)
-        permuted = None if order.seed is None else Permutation(kept, order.seed, CALLER)
-        for places in found:
-            stays = places >= 0
-            if permuted is not None:
-                places[stays] = permuted(places[stays])
-            file.write(places.astype("<i8").tobytes())
-    return FileInfo(kept, {})
 
 
 def scatter_part(
@@ -160,21 +107,6 @@ def scatter_part(
             "counted before: it has changed; call again"
         )
     return writer.info()
-
-
-def few_tables(tables: Iterable[pa.Table], size: int) -> Iterator[list[pa.Table]]:
-    """Tables that have that many bytes together, about."""
-    held: list[pa.Table] = []
-    held_bytes = 0
-    for table in tables:
-        held.append(table)
-        held_bytes += table.nbytes
-        del table
-        if held_bytes >= size:
-            yield held
-            held, held_bytes = [], 0
-    if held:
-        yield held
 
 
 def scatter_group(place: Place, task: Task, file: OutputFile, _: None) -> FileInfo:
@@ -249,7 +181,7 @@ class Shuffle:
         return done
 
     def _counted(self, place: Place) -> EpochRows:
-        options = {"storage_options": self.output.storage_options}
+        options: dict[str, Any] = {"storage_options": self.output.storage_options}
         written = write_arrow(self.pipeline, place.at("rows"), compression="lz4", **options)
         return EpochRows(list_files(list(written.files), **options).read_arrow(), CALLER)
 

@@ -17,6 +17,7 @@ from trainpipes.errors import DataError, UnreachableError
 from trainpipes.storage.output_folder import FileInfo, Manifest
 from trainpipes.storage.places import Place
 
+CALLER = "repack"
 #: Which bytes pieces are: int64 ``[pieces, 3]`` of the number of the file, where it begins, where it ends.
 Pieces: TypeAlias = IntArray
 #: Bytes of rows that are compressed at a time.
@@ -106,6 +107,21 @@ def _taken(tables: list[pa.Table], order: IntArray) -> pa.Table:
         columns.append(gathered(column, order))
         del column
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def few_tables(tables: Iterable[pa.Table], size: int) -> Iterator[list[pa.Table]]:
+    """Tables that have that many bytes together, about."""
+    held: list[pa.Table] = []
+    held_bytes = 0
+    for table in tables:
+        held.append(table)
+        held_bytes += table.nbytes
+        del table
+        if held_bytes >= size:
+            yield held
+            held, held_bytes = [], 0
+    if held:
+        yield held
 
 
 def groups_of(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:

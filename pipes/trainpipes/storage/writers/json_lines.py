@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainpipes.columns.arrays import is_text
+
 is_ = pa.types
 ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 
@@ -40,13 +42,7 @@ def _encoder() -> Callable[[Any], bytes]:
 
 
 #: Types whose values JSON has, as they are.
-PLAIN = (
-    is_.is_null, is_.is_boolean, is_.is_integer, is_.is_floating, is_.is_string, is_.is_large_string,
-    is_.is_string_view,
-)  # fmt: skip
-LISTS = (
-    is_.is_list, is_.is_large_list, is_.is_fixed_size_list, is_.is_list_view, is_.is_large_list_view
-)  # fmt: skip
+PLAIN = (is_.is_null, is_.is_boolean, is_.is_integer, is_.is_floating, is_text)
 
 
 def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
@@ -64,10 +60,11 @@ def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
         return pa.struct([field.with_type(_json_type(field.type, column)) for field in kind])
     if is_.is_map(kind) and (is_.is_string(kind.key_type) or is_.is_large_string(kind.key_type)):
         return pa.map_(kind.key_type, _json_type(kind.item_type, column))
-    if any(of(kind) for of in LISTS):
+    if hasattr(kind, "value_field"):  # lists of any form
         value = kind.value_field
         own = _json_type(value.type, column)
-        is_plain = own == value.type and not any(of(kind) for of in LISTS[3:])
+        is_plain = own == value.type and not is_.is_list_view(kind)
+        is_plain = is_plain and not is_.is_large_list_view(kind)
         return kind if is_plain else pa.large_list(value.with_type(own))
     if any(of(kind) for of in PLAIN):
         return kind
