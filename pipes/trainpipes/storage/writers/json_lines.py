@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.columns.arrays import is_text
+from trainpipes.columns.arrays import holds, is_text
 
 is_ = pa.types
 ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
@@ -28,7 +28,9 @@ def lines_of(table: pa.Table) -> bytes:
         kind = _json_type(field.type, field.name)
         columns.append(column if kind == field.type else column.cast(kind))
         _check_finite(columns[-1], field.name)
-    rows = pa.Table.from_arrays(columns, table.column_names).to_pylist(maps_as_pydicts="strict")
+    # Much slower, so that it is asked for where there are maps.
+    maps = "strict" if any(holds(column.type, is_.is_map) for column in columns) else None
+    rows = pa.Table.from_arrays(columns, table.column_names).to_pylist(maps_as_pydicts=maps)
     return b"".join(map(_encoder(), rows))
 
 
