@@ -856,3 +856,25 @@ def test_large_batches_that_somebody_holds_keep_what_they_show(tmp_path, order, 
         assert all(
             set(row.tolist()) == {n} for row, n in zip(part[:, ::4096], expected, strict=True)
         )
+
+
+def test_batches_of_several_lengths_are_ragged_where_the_user_says_so(tmp_path):
+    texts = pa.table({"text": ["a" * (n % 5 + 1) for n in range(20)]})
+    rows = tp.from_arrow(texts).tokenize("bytes").select("input_ids")
+    batches = rows.batch(4).pad_collate()
+    data = tp.write_memmap(tmp_path / "x", batches, ragged=["input_ids", "attention_mask"])
+    assert [len(data[n]["input_ids"]) for n in (0, 4, 19)] == [4, 5, 5]
+    with pytest.raises(tp.SchemaError, match="must all have the same columns"):
+        tp.write_memmap(tmp_path / "y", batches)
+    with pytest.raises(tp.SchemaError, match="each row must be a dict"):
+        tp.write_memmap(tmp_path / "z", tp.from_tensors(torch.zeros(4, 2), torch.arange(4)))
+
+
+def test_arrays_of_one_length_are_even_until_one_differs(tmp_path):
+    rows = [{"v": np.arange(3) + n} for n in range(5)]
+    assert tp.write_memmap(tmp_path / "x", rows)[:]["v"].shape == (5, 3)
+    odd = [*rows, {"v": np.arange(4)}]
+    assert [len(row["v"]) for row in tp.write_memmap(tmp_path / "y", odd)] == [3] * 5 + [4]
+    data = tp.write_memmap(tmp_path / "z", rows, ragged=["v"])
+    assert data[4]["v"].tolist() == [4, 5, 6]
+    assert (tmp_path / "z" / "part-00000.v.offsets.npy").exists()

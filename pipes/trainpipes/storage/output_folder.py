@@ -268,11 +268,11 @@ class OutputFolder:
         root, mine = self.place.root, self.about
         found, what = first_difference(before.get("options"), mine.get("options")), ""
         if found is not None:
-            path, old, new = found
-            what = f"files that {self.caller}() wrote with {path}: {said(old)}, now {said(new)}"
-        pipelines = (json.dumps(one.get("pipeline") or {"stages": []}) for one in (before, mine))
+            what = f"files that {self.caller}() wrote with {found[0]}: {said(found[1])}, now "
+            what += said(found[2])
+        old, new = (json.dumps(one.get("pipeline") or {"stages": []}) for one in (before, mine))
         try:
-            check_identity(*pipelines)
+            check_identity(old, new)
         except StateError as error:
             what = what or f"the rows of another pipeline, {str(error).split('; ')[0]}"
         if what:
