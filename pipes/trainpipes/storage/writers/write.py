@@ -102,7 +102,7 @@ class Output:
         return self.num_files is not None or self.rows_per_file is not None
 
     def open(self, form: Format, reads: Any, workers: Executor, **about: Any) -> OutputFolder:
-        """The folder, to be entered; ``reads`` is a plan, or whatever else may read files."""
+        """The folder, to be entered; ``reads`` is a plan, or anything else that may read files."""
         place = place_at(self.folder, form.caller, self.storage_options)
         options = {"format": form.caller.removeprefix("write_"), **form.options}
         options |= {"num_files": self.num_files, "rows_per_file": self.rows_per_file}
