@@ -174,13 +174,12 @@ def test_a_listing_over_http_that_fails_for_a_while_has_all_files(
     assert list(pipe) == list(local(folder))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_try_again_too(server: FaultyServer, folder: Path, method: str) -> None:
+def test_workers_try_again_too(server: FaultyServer, folder: Path) -> None:
     pipe = over_http(server).sharding_filter(num_shards=2).batch(8)
     wanted = [digest(b) for b in local(folder).sharding_filter(num_shards=2).batch(8)]
     len(pipe)
     server.fault = first(3, (503, {}))
-    loader = tp.Loader(pipe, num_workers=2, multiprocessing_context=method)
+    loader = tp.Loader(pipe, num_workers=2)
     assert [digest(b) for b in loader] == wanted
 
 

@@ -23,12 +23,12 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.storage.cache import LOCK, VARIABLE, dataset_path, folder
 from trainpipes.storage.caching import checked_file
 from trainpipes.storage.caching.contents import cache_key, digest_of
-from trainpipes.storage.caching.private_file import FileLock
+from trainpipes.storage.caching.private_file import locked
 from trainpipes.storage.writers.epoch_rows import EpochRows
 
 CALLER = "to_map_dataset"
 #: Seconds between two looks at what another process makes, and how long one looks.
-GLANCE, PATIENCE = 0.05, 600.0
+PATIENCE = 600.0
 
 
 class MapDataset(Dataset[dict[str, Any]]):
@@ -128,9 +128,8 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
     found = MapDataset._kept(target, about)
     with ExitStack() as stack:
         if found is None:
-            lock = FileLock(target.with_suffix(LOCK)).held(PATIENCE, GLANCE)
             with _unwritten(target):
-                stack.enter_context(lock)
+                stack.enter_context(locked(target.with_suffix(LOCK), PATIENCE))
             found = MapDataset._kept(target, about)
         if found is None:
             _write(rows, target, about)
@@ -172,7 +171,7 @@ def _write(rows: EpochRows, target: Path, about: dict[str, Any] | None) -> None:
             raise
 
     with closing(rows), _unwritten(target, failed):
-        if not checked_file.write(target, tables, about, own=about is not None):
+        if not checked_file.write(target, tables(), about, own=about is not None):
             raise ConfigError("to_map_dataset(): the pipeline has no rows")
 
 
