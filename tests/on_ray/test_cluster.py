@@ -198,7 +198,7 @@ class Ticks:
 @pytest.mark.parametrize("tells", [True, False])
 def test_ctrl_c_ends_the_tasks_that_run(cluster, tmp_path, monkeypatch, tells):
     cancelled, cancel = [], ray.cancel
-    monkeypatch.setattr("trainpipes.storage.ray_tasks.PATIENCE", 100 if tells else 1)
+    monkeypatch.setattr("trainpipes.storage.ray_cluster.PATIENCE", 100 if tells else 1)
     monkeypatch.setattr("ray.cancel", lambda *a, **k: (cancelled.append(a), cancel(*a, **k)))
     run(lambda: lambda task, tell: task, range(4))  # worker processes are there
     with Ray() as executor:

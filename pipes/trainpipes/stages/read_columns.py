@@ -67,7 +67,7 @@ TWO_RAGGED = (
 NULL_WITHIN = "holds a null within a list of numbers: fill or drop it with map_batches()"
 
 
-def _null(row: int, name: str) -> BadCell:
+def null_cell(row: int, name: str) -> BadCell:
     return BadCell(
         row,
         "is null, which a tensor cannot hold: fill it with map_batches(), or drop such rows "
@@ -94,7 +94,7 @@ def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
             raise BadCell(None, TWO_RAGGED)
         return Opaque(array)
     if array.null_count:
-        raise _null(first_null(array), name)
+        raise null_cell(first_null(array), name)
     rows, offsets = apart(array) if ragged else (array, np.arange(len(array) + 1))
     values = _numbers(rows)
     if values is None:
@@ -119,7 +119,7 @@ def of_list(values: Sequence[Any], name: str) -> Column:
     if known <= {"other"} or isinstance(lists, Opaque):
         return Opaque(list(values))
     if "none" in kinds:
-        raise _null(kinds.index("none"), name)
+        raise null_cell(kinds.index("none"), name)
     if len(known) > 1:
         row = next(k for k, kind in enumerate(kinds) if kind != kinds[0])
         raise BadCell(

@@ -107,9 +107,7 @@ def folder(path: str | os.PathLike[str] | None = None) -> Path | None:
 
 def _users() -> Path:
     caches = os.environ.get("XDG_CACHE_HOME", "")
-    if sys.platform == "win32":
-        caches = os.environ.get("LOCALAPPDATA", "")
-    elif sys.platform == "darwin":
+    if sys.platform == "darwin":
         caches = "~/Library/Caches"
     caches = caches if os.path.isabs(caches) or caches[:1] == "~" else "~/.cache"
     caches = os.path.expanduser(caches)
@@ -206,14 +204,9 @@ def _files(below: Path) -> Iterator[str]:
 
 
 def _folders(below: Path) -> list[str]:
-    """A folder and those of two digits in it: one's own, and no links."""
-    found = []
+    """A folder and those in it: one's own, and no links."""
     with suppress(OSError):
         about = os.lstat(below)
         if stat.S_ISDIR(about.st_mode) and owner() in (None, about.st_uid):
-            found.append(str(below))
-            if len(below.name) != 2:
-                with os.scandir(below) as inside:
-                    spread = [Path(entry.path) for entry in inside if len(entry.name) == 2]
-                found += [name for one in spread for name in _folders(one)]
-    return found
+            return [place for place, _, _ in os.walk(below)]
+    return []

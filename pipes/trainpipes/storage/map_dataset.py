@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, contextmanager
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,18 @@ import pyarrow as pa
 from torch.utils.data import Dataset
 
 from trainpipes.columns.arrays import to_arrow
-from trainpipes.columns.columns import table_of
 from trainpipes.columns.row_types import python_rows
-from trainpipes.columns.run import Run
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.shards.shard_rows import ShardOpener, open_windows
-from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError
-from trainpipes.kinds.blame import say_where
+from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
 from trainpipes.kinds.source import RowSource
 from trainpipes.pipeline import Pipeline
 from trainpipes.storage.cache import LOCK, VARIABLE, dataset_path, folder
 from trainpipes.storage.caching import checked_file
 from trainpipes.storage.caching.contents import cache_key, digest_of
 from trainpipes.storage.caching.private_file import locked
-from trainpipes.storage.writers.epoch_rows import AsColumns, decoded
+from trainpipes.storage.writers.epoch_rows import EpochRows
 
-CALLER = "to_map_dataset()"
+CALLER = "to_map_dataset"
 #: Seconds between two looks at what another process makes, and how long one looks.
 PATIENCE = 600.0
 
@@ -120,33 +116,23 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
             not given; or the file cannot be written.
         SchemaError: its rows have no columns, or not all the same.
     """
-    plan = pipeline._iteration.plan
-    if plan.chain.batch is not None or plan.chain.endless:
-        raise ConfigError(
-            "to_map_dataset() keeps the rows of one epoch: take it before batch() and repeat(), got "
-            f"{plan.chain.batch or plan.chain.repeat}"
-        )
-    plan = Pipeline([*pipeline.stages, AsColumns("to_map_dataset")])._iteration.plan
+    rows = EpochRows(pipeline, CALLER)
     if path is not None:
-        _write(plan, Path(path).absolute(), None)
+        _write(rows, Path(path).absolute(), None)
         return MapDataset(path)
     root = folder()
     if root is None:
         raise ConfigError(f"{VARIABLE} says that nothing is kept: use to_map_dataset(path)")
-    digest = digest_of("to_map_dataset", _known_by(plan))
+    digest = digest_of(CALLER, _known_by(rows.plan))
     target, about = dataset_path(root, digest[:32]), {"dataset": digest}
-    return MapDataset._kept(target, about) or _made(plan, target, about)
-
-
-def _made(plan: Plan, target: Path, about: dict[str, Any]) -> MapDataset:
+    found = MapDataset._kept(target, about)
     with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(target.with_suffix(LOCK), PATIENCE))
-        except OSError as error:
-            raise _unwritten(target, error) from error
-        found = MapDataset._kept(target, about)
         if found is None:
-            _write(plan, target, about)
+            with _unwritten(target):
+                stack.enter_context(locked(target.with_suffix(LOCK), PATIENCE))
+            found = MapDataset._kept(target, about)
+        if found is None:
+            _write(rows, target, about)
             found = MapDataset._kept(target, about)
     assert found is not None, f"{target} was removed as it was written"
     return found
@@ -155,7 +141,7 @@ def _made(plan: Plan, target: Path, about: dict[str, Any]) -> MapDataset:
 def _known_by(plan: Plan) -> list[Any]:
     """What tells the rows of a pipeline from any others, as for ``cache()``."""
     stages = [s for s in plan.chain.stages if s.role not in ("files", "place", "cache")]
-    known: list[Any] = [json.loads(plan.identity), cache_key(stages, CALLER)]
+    known: list[Any] = [json.loads(plan.identity), cache_key(stages, f"{CALLER}()")]
     if plan.mixed:
         return [*known, {name: _known_by(below) for name, below in plan.mixed.items()}]
     source = plan.inputs.source
@@ -173,47 +159,31 @@ def _known_by(plan: Plan) -> list[Any]:
     return [*known, keys]
 
 
-def _write(plan: Plan, target: Path, about: dict[str, Any] | None) -> None:
+def _write(rows: EpochRows, target: Path, about: dict[str, Any] | None) -> None:
     failed: list[Exception] = []  # in making rows, which is not about the file
 
     def tables() -> Iterator[pa.Table]:
         try:
-            for run in runs_of(plan):
-                yield decoded(table_of(run.block.data, CALLER))
+            rows.open()
+            yield from iter(rows.some, None)
         except Exception as error:
             failed.append(error)
-            say_where(error, plan)
             raise
 
+    with closing(rows), _unwritten(target, failed):
+        if not checked_file.write(target, tables(), about, own=about is not None):
+            raise ConfigError("to_map_dataset(): the pipeline has no rows")
+
+
+@contextmanager
+def _unwritten(target: Path, others: Sequence[Exception] = ()) -> Iterator[None]:
     try:
-        written = checked_file.write(target, tables(), about, own=about is not None)
-    except (OSError, pa.ArrowException) as error:
-        if error in failed:
+        yield
+    except OSError as error:
+        if error in others:
             raise
-        if isinstance(error, OSError):
-            raise _unwritten(target, error) from error
-        raise SchemaError(
-            f"to_map_dataset(): rows must all have the same columns: {error}; make them so by "
-            "map(), select() or map_batches()",
-            stage=CALLER,
+        raise ConfigError(
+            f"to_map_dataset(): {target} cannot be written ({error.strerror or error}): make room there, or "
+            "keep the rows elsewhere by to_map_dataset(path)",
+            path=str(target),
         ) from error
-    if not written:
-        raise ConfigError("to_map_dataset(): the pipeline has no rows")
-
-
-def _unwritten(target: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"to_map_dataset(): {target} cannot be written ({error.strerror or error}): make room there, or keep "
-        "the rows elsewhere by to_map_dataset(path)",
-        path=str(target),
-    )
-
-
-def runs_of(plan: Plan) -> Iterator[Run]:
-    opener = ShardOpener(plan, open_windows(plan))
-    for shard in range(plan.chain.num_shards):
-        slot = plan.counts.slot(shard, 0, 0)
-        chain = opener.open(shard, plan.counts.start(slot, 0), 0)
-        with suppress(StopIteration):
-            while True:
-                yield chain.next_run()

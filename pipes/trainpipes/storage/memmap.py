@@ -15,19 +15,27 @@ from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.memmap.dataset import MemmapDataset
-from trainpipes.sources.memmap.manifest import DTYPES, HEADER
+from trainpipes.sources.memmap.manifest import DTYPES, HEADER, Layout
 from trainpipes.storage.executor import Executor, Threads, checked_executor
 from trainpipes.storage.places import place_at
-from trainpipes.storage.writers.array_blocks import Arrays, of_arrays, of_batches, of_rows
-from trainpipes.storage.writers.epoch_arrays import ArrayGroups, EpochArrays
+from trainpipes.storage.writers.array_tables import (
+    OnceTables,
+    layout_of,
+    table_of_batch,
+    tables_of_batches,
+    tables_of_rows,
+)
 from trainpipes.storage.writers.npy_files import PartFile
-from trainpipes.storage.writers.write import ANY, Format, Output, write, write_once
+from trainpipes.storage.writers.write import Format, Output, write, write_once
 
 __all__ = ["read_memmap", "write_memmap"]
 
 read_memmap = MemmapDataset
 #: Bytes of rows after which a part ends, where neither rows nor parts are counted.
 PART_BYTES = 1 << 30
+#: Rows that are written together, and their bytes, at most.
+GROUP_ROWS, GROUP_BYTES = 16_384, 4 << 20
+CALLER = "write_memmap"
 
 
 def write_memmap(
@@ -51,12 +59,12 @@ def write_memmap(
         path: a folder, new or empty: a path or fsspec URL.
         source: arrays or tensors ``[N, ...]`` (a dict, a tuple or one); a ``pyarrow.Table``, whose list
             columns are ragged; rows one by one (an iterable, a function that returns one, a map-style
-            dataset): dicts, tuples or single values; or a ``Pipeline`` of rows or batches, of which one epoch
-            is written.
+            dataset): dicts, tuples or single values; or a ``Pipeline`` of rows with columns, or of batches,
+            of which one epoch is written.
         dtype: of the columns; a dict of names for some of them ("0", "1" and so on for tuples); if left out,
             as the values come. A value that does not fit is refused; floats may be narrowed.
-        ragged: columns of dicts whose rows are arrays of different lengths, if the first thousand rows do not
-            show it.
+        ragged: columns whose rows are arrays of different lengths, if the first rows (1,024, or 4 MiB) do not
+            show it. Lists are always ragged, and so are arrays ``[n]`` that rows of a pipeline hold.
         batched: whether each item of the iterable is several rows: columns ``[rows, ...]``.
         rows_per_file: rows in each part; or
         num_files: number of parts, where rows are counted. If both are left out, a part ends after 1 GiB.
@@ -87,22 +95,34 @@ def write_memmap(
     """
     ragged = [ragged] if isinstance(ragged, str) else list(ragged)
     dtypes = _dtypes(dtype)
-    form = Format(
-        "write_memmap", HEADER, PartFile,
-        {"dtype": _said(dtypes), "ragged": sorted(ragged)}, ANY, 0, PART_BYTES, ".x.npy",
-    )  # fmt: skip
     out = Output(path, num_files, rows_per_file, overwrite, storage_options)
     if isinstance(source, Pipeline) and not _makes_batches(source):
-        write(partial(EpochArrays, source, form.caller, (dtypes, ragged)), form, out, executor)
+        write(source, _form("dict", dtypes, ragged), out, executor)
     else:
         _check_alone(executor)
-        count, blocks = _blocks(source, ragged, batched)
+        layout, count, tables = _tables(source, ragged, batched)
         read = source._iteration.plan.inputs.source if isinstance(source, Pipeline) else None
-        write_once(ArrayGroups(blocks, (dtypes, ragged)), read, count, form, out)
-    place = place_at(path, "write_memmap", storage_options)
+        form = _form(layout, dtypes, ragged)
+        write_once(OnceTables(tables, CALLER), read, count, form, out)
+    place = place_at(path, CALLER, storage_options)
     if not place.is_local:
         return None
     return MemmapDataset(place.root if "://" in str(path) else path)
+
+
+def _form(layout: Layout, dtypes: Any, ragged: list[str]) -> Format:
+    options = {"dtype": _said(dtypes), "ragged": sorted(ragged)}
+    opened = partial(PartFile, layout, dtypes, ragged)
+    return Format(
+        CALLER,
+        HEADER,
+        opened,
+        options,
+        GROUP_ROWS,
+        min(GROUP_BYTES, PART_BYTES),
+        PART_BYTES,
+        ".x.npy",
+    )
 
 
 def _makes_batches(pipe: Pipeline) -> bool:
@@ -145,24 +165,30 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
     return found
 
 
-def _blocks(
+def _tables(
     source: Any, ragged: Collection[str], batched: bool
-) -> tuple[int | None, Iterator[Arrays]]:
+) -> tuple[Layout, int | None, Iterator[pa.Table]]:
     if isinstance(source, Pipeline):
-        return None, _of_batches(source)
-    if isinstance(source, pa.Table | pa.RecordBatch):
-        table = pa.table(source)
-        return table.num_rows, of_batches(table.to_batches(max_chunksize=8192) or [table])
+        whole = Pipeline([stage for stage in source.stages if stage.role != "shard"], (0, 1))
+        batched = any(stage.role == "finish" for stage in whole._iteration.plan.chain.after)
+        source = (tuple(one) if isinstance(one, list) else one for one in whole)
+        if not batched:
+            source = (row for batch in source for row in batch)
     several = source.values() if isinstance(source, Mapping) else source
     arrays = list(several) if isinstance(source, Mapping | tuple) else [source]
-    if arrays and all(isinstance(a, np.ndarray | torch.Tensor) for a in arrays):
-        return of_arrays(source)
+    if isinstance(source, pa.Table | pa.RecordBatch) or (
+        arrays and all(isinstance(a, np.ndarray | torch.Tensor) for a in arrays)
+    ):
+        table = table_of_batch(source, ragged, 0)
+        is_table = isinstance(source, pa.Table | pa.RecordBatch)
+        return "dict" if is_table else layout_of(source), len(table), iter([table])
     if callable(source) and not isinstance(source, Iterable):
         source = source()
+    count = None
     listed = hasattr(source, "__getitem__") and hasattr(source, "__len__")
     if listed and not isinstance(source, Iterable):
-        dataset, rows = source, len(source)
-        return rows, of_rows((dataset[n] for n in range(rows)), ragged)
+        dataset, count = source, len(source)
+        source = (dataset[n] for n in range(count))
     if not isinstance(source, Iterable) or isinstance(source, str | bytes | Mapping):
         kinds = sorted({type(array).__name__ for array in arrays})
         of = f" of {', '.join(kinds)}" * isinstance(source, Mapping)
@@ -171,11 +197,5 @@ def _blocks(
             "an iterable of rows, a function that returns one, a map-style dataset or a Pipeline, got "
             f"{type(source).__name__}{of}"
         )
-    return None, of_batches(source) if batched else of_rows(source, ragged)
-
-
-def _of_batches(pipe: Pipeline) -> Iterator[Arrays]:
-    whole = Pipeline([stage for stage in pipe.stages if stage.role != "shard"], (0, 1))
-    if any(stage.role == "finish" for stage in whole._iteration.plan.chain.after):
-        return of_batches(tuple(item) if isinstance(item, list) else item for item in whole)
-    return of_rows(row for batch in whole for row in batch)
+    layout, tables = (tables_of_batches if batched else tables_of_rows)(source, ragged)
+    return layout, count, tables

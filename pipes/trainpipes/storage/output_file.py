@@ -15,21 +15,20 @@ from trainpipes.storage.executor import check_stop
 
 
 class OutputFile:
-    def __init__(self, path: Path, caller: str) -> None:
-        self._path = path
-        self._caller = caller
+    #: Opens a further file of the same task, by what its name ends with.
+    beside: Callable[[str], OutputFile]
+
+    def __init__(self, path: Path, caller: str, show: Callable[[int], None]) -> None:
+        self._path, self._caller, self._show = path, caller, show
         self.size = self.check = 0
         self.closed = False
-        #: Is called by ``advance``: shows how far the work is.
-        self.on_advance: Callable[[int], None] = _ignore
-        #: Opens a further file of the same task, by what its name ends with.
-        self.beside: Callable[[str], OutputFile] = _alone
         with writing(path, caller):
             self._file = open(path, "wb")  # noqa: SIM115  (``close`` does)
 
     def advance(self, rows: int) -> None:
+        """Show that so many more rows are done."""
         check_stop()
-        self.on_advance(rows)
+        self._show(rows)
 
     def write(self, data: Any) -> int:
         check_stop()
@@ -41,7 +40,6 @@ class OutputFile:
 
     def write_beginning(self, data: bytes) -> None:
         """Write the first bytes again, of which ``check`` is as it was."""
-        check_stop()
         with writing(self._path, self._caller):
             self._file.seek(0)
             self._file.write(data)
@@ -55,8 +53,8 @@ class OutputFile:
             self._file.flush()
 
     def sync(self) -> None:
-        self.flush()
         with writing(self._path, self._caller):
+            self._file.flush()
             os.fsync(self._file.fileno())
 
     def readable(self) -> bool:
@@ -90,15 +88,8 @@ def writing(path: str | Path, caller: str) -> Iterator[None]:
         )
         raise
     except (OSError, NotImplementedError) as error:
+        why = str(getattr(error, "strerror", None) or error)
         raise ConfigError(
-            f"{what}: {getattr(error, 'strerror', None) or error}; free space there or allow writing, or "
-            "give another folder",
+            f"{what}: {why}; free space there or allow writing, or give another folder",
             path=str(path),
         ) from error
-
-
-def _ignore(rows: int) -> None: ...
-
-
-def _alone(ending: str) -> OutputFile:
-    raise RuntimeError(f"this file has no other beside it: {ending}")

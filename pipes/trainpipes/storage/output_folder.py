@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -35,14 +35,15 @@ from trainpipes.sources.files.patterns import MANIFEST, OURS, WORK
 from trainpipes.state.identity import check_identity, first_difference, said
 from trainpipes.storage.executor import Executor
 from trainpipes.storage.output_file import OutputFile
-from trainpipes.storage.places import LOCK, Place, place_at
+from trainpipes.storage.places import LOCK_NAME, Place, place_at
 
 ABOUT = f"{WORK}/about.json"
 #: What the name of a sidecar ends with, after that of its file.
 SIDECAR = ".done.json"
 #: What is in the folder of what is not finished where nothing is whole.
-LOCK_NAME = LOCK.rpartition("/")[2]
 KEPT = {"about.json", LOCK_NAME}
+#: Bytes that are read from a file at once.
+BLOCK_BYTES = 4 << 20
 #: The number of the manifest's form.
 FORM = 1
 
@@ -108,15 +109,11 @@ class Manifest:
             DataChangedError: one has changed since it was written.
         """
         place = self._place or place_at(self.folder, "verify")
+        _check_there(place, self.entries)
         for info in self.entries:
             check = 0
-            try:
-                for block in place.blocks(info.file):
-                    check = crc32(block, check)
-            except UnreachableError:
-                raise
-            except OSError as error:
-                raise _changed(place.at(info.file), str(error.strerror or error)) from error
+            for start in range(0, info.bytes, BLOCK_BYTES):
+                check = crc32(place.read(info.file, start, start + BLOCK_BYTES), check)
             if f"{check:08x}" != info.crc32:
                 raise _changed(place.at(info.file), "its bytes are not those that were written")
 
@@ -126,15 +123,12 @@ class OutputFolder:
     where the "pipeline" of ``about`` is None.
     """
 
-    def __init__(
-        self, place: Place, caller: str, about: Mapping[str, Any], *, overwrite: bool = False
-    ) -> None:
-        self.place = place
-        self.caller = caller
+    def __init__(self, place: Place, about: Mapping[str, Any], *, overwrite: bool = False) -> None:
+        self.place, self.caller = place, place.caller
         self.files: dict[str, FileInfo] = {}
         self.finished: Manifest | None = None
         self.about = json.loads(json.dumps(about))
-        self._overwrite = flag(overwrite, f"{caller}(overwrite)")
+        self._overwrite = flag(overwrite, f"{self.caller}(overwrite)")
         #: Rows of a pipeline can be distinguished from others, and what was written of them goes on.
         self._goes_on = self.about.get("pipeline", "") is not None
         self._stack = ExitStack()
@@ -173,25 +167,27 @@ class OutputFolder:
             )
         self.files[info.file] = info
 
-    def finish(self, notes: Mapping[str, Any] | None = None) -> Manifest:
-        self.files = {info.file: info for info in sorted(self.files.values(), key=_in_order)}
-        content: dict[str, Any] = {"trainpipes_files": FORM, "columns": self.columns or {}}
-        content |= {"rows": sum(info.rows for info in self.files.values())}
-        content |= {"files": [_entry(info) for info in self.files.values()]}
-        content |= {"notes": dict(notes or {}), **self.about}
+    def finish(self, notes: Mapping[str, Any], kept: int) -> Manifest:
+        files = [_entry(info) for info in sorted(self.files.values(), key=_in_order)]
+        content: dict[str, Any] = {
+            "trainpipes_files": FORM, "columns": self.columns or {},
+            "rows": sum(info.rows for info in self.files.values()), "files": files,
+            "notes": dict(notes), **self.about,
+        }  # fmt: skip
         write_json(self.place, MANIFEST, content)
         self._sweep()
         self._clear()
-        self.finished = self._manifest(content, 0)
-        return self.finished
+        return self._end(content, kept)
 
-    def _manifest(self, content: Mapping[str, Any], kept: int) -> Manifest:
-        entries = tuple(replace(info, cursor=None) for info in self.files.values())
-        return Manifest(
-            self.place.root, tuple(self.place.at(one.file) for one in entries), content["rows"],
-            sum(one.bytes for one in entries), content["columns"], kept, entries,
-            content.get("notes", {}), _place=self.place,
+    def _end(self, content: Mapping[str, Any], kept: int) -> Manifest:
+        place = self.place
+        entries = tuple(_info(one, content["columns"]) for one in content["files"])
+        files, size = tuple(place.at(one.file) for one in entries), sum(e.bytes for e in entries)
+        self.finished = Manifest(
+            place.root, files, content["rows"], size, content["columns"], kept, entries,
+            content.get("notes", {}), _place=place,
         )  # fmt: skip
+        return self.finished
 
     def _is_finished(self) -> bool:
         if MANIFEST not in self.place.sizes():
@@ -206,9 +202,7 @@ class OutputFolder:
         if not isinstance(found, dict) or found.get("trainpipes_files") != FORM:
             raise _damaged(self.place.at(MANIFEST))
         self._check_same(found)
-        self.files = {one["file"]: _info(one, found["columns"]) for one in found["files"]}
-        self._check_there()
-        self.finished = self._manifest(found, len(self.files))
+        _check_there(self.place, self._end(found, len(found["files"])).entries)
         return True
 
     def _open(self) -> None:
@@ -241,17 +235,18 @@ class OutputFolder:
 
     def _note_all(self, sidecars: list[str]) -> None:
         infos = []
-        for name, text in zip(sidecars, self.place.read_all(sidecars), strict=True):
+        texts = self.place.read_all([(name, None, None) for name in sidecars])
+        for name, text in zip(sidecars, texts, strict=True):
             try:
                 infos.append(FileInfo(**json.loads(text)))
             except (ValueError, TypeError) as error:
                 raise _damaged(self.place.at(name)) from error
         self.files = {info.file: info for info in sorted(infos, key=_in_order)}
-        self._check_there()
+        _check_there(self.place, self.files.values())
 
     def _read(self, name: str) -> Any:
         try:
-            return json.loads(b"".join(self.place.blocks(name)))
+            return json.loads(self.place.read(name))
         except ValueError as error:
             raise _damaged(self.place.at(name)) from error
 
@@ -269,35 +264,23 @@ class OutputFolder:
             *(name for name in ours if _stem(name) not in done),
         )
 
-    def _check_there(self) -> None:
-        sizes = self.place.sizes() if self.files else {}
-        for info in self.files.values():
-            for name, size in {info.file: info.bytes, **info.beside}.items():
-                if name not in sizes:
-                    raise _changed(self.place.at(name), os.strerror(errno.ENOENT))
-                if sizes[name] != size:
-                    how = f"it has {sizes[name]:,} bytes, and {size:,} were written"
-                    raise _changed(self.place.at(name), how)
-
     def _check_same(self, before: Mapping[str, Any]) -> None:
         root, mine = self.place.root, self.about
-        way_out = (
-            "write the same pipeline with the same options, give another folder, or overwrite=True"
-        )
-        found = first_difference(before.get("options"), mine.get("options"))
+        found, what = first_difference(before.get("options"), mine.get("options")), ""
         if found is not None:
+            what = f"files that {self.caller}() wrote with {found[0]}: {said(found[1])}, now "
+            what += said(found[2])
+        old, new = (json.dumps(one.get("pipeline") or {"stages": []}) for one in (before, mine))
+        try:
+            check_identity(old, new)
+        except StateError as error:
+            what = what or f"the rows of another pipeline, {str(error).split('; ')[0]}"
+        if what:
             raise ConfigError(
-                f"{root} holds files that {self.caller}() wrote with {found[0]}: {said(found[1])}, now "
-                f"{said(found[2])}; {way_out}",
+                f"{root} holds {what}; write the same pipeline with the same options, give another folder, "
+                "or overwrite=True",
                 path=root,
             )
-        try:
-            check_identity(json.dumps(before.get("pipeline")), json.dumps(mine.get("pipeline")))
-        except StateError as error:
-            raise ConfigError(
-                f"{root} holds the rows of another pipeline, {str(error).split('; ')[0]}; {way_out}",
-                path=root,
-            ) from error
         if before.get("inputs") != mine.get("inputs"):
             raise DataChangedError(
                 f"{self.caller}(): the input was changed, as its files' times or etags say, since {root} was "
@@ -332,7 +315,7 @@ def run(
     kept = len(folder.files)
     with Progress(f"{job} {folder.place.root.rpartition('/')[2]}", total, "rows") as progress:
         progress.skip(sum(info.rows for info in folder.files.values()))
-        work = _Work(make, folder.place, progress.advance)
+        work = _Work(make, folder.place, progress)
         missing = (task for task in tasks if task.name not in folder.files)
         done = executor.map_unordered(work.make_file, missing, open_state)
         with closing(done):  # type: ignore[type-var]
@@ -343,46 +326,45 @@ def run(
         raise ConfigError(
             f"{folder.caller}(): the pipeline has no rows, and nothing was written: check what filters it"
         )
-    return replace(folder.finish(notes), kept=kept)
+    return folder.finish(notes or {}, kept)
 
 
 @dataclass
 class _Work:
-    """What workers do. A copy in another process counts rows with whole files."""
+    """What workers do. A copy in another process shows no rows."""
 
     make: Callable[[Any, OutputFile, Any], FileInfo]
     place: Place
-    show: Callable[[int], None] | None
+    progress: Progress | None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "show": None}
+        return {**vars(self), "progress": None}
 
     def make_file(self, task: Task, state: Any) -> tuple[FileInfo, int]:
         """Write the files of a task; gives also how many rows were shown."""
-        name, place, shown = task.name, self.place, 0
+        name, shown = task.name, 0
         beside: dict[str, OutputFile] = {}
 
-        def advance(rows: int) -> None:
+        def show(rows: int) -> None:
             nonlocal shown
-            if self.show is not None:
+            if self.progress is not None:
                 shown += rows
-                self.show(rows)
+                self.progress.advance(rows)
+
+        def open_beside(ending: str) -> OutputFile:
+            other = f"{_stem(name)}{ending}"
+            beside[other] = files.enter_context(self.place.file(other))
+            return beside[other]
 
         try:
             with ExitStack() as files:
-
-                def open_beside(ending: str) -> OutputFile:
-                    other = f"{_stem(name)}{ending}"
-                    beside[other] = files.enter_context(place.file(other))
-                    return beside[other]
-
-                file = files.enter_context(place.file(name))
-                file.on_advance, file.beside = advance, open_beside
+                file = files.enter_context(self.place.file(name, show))
+                file.beside = open_beside
                 info = self.make(task, file, state)
             sizes = {other: beside[other].size for other in sorted(beside)}
             check = f"{file.check:08x}"
             info = replace(info, file=name, bytes=file.size, crc32=check, beside=sizes)
-            write_json(place, f"{WORK}/{name}{SIDECAR}", asdict(info))
+            write_json(self.place, f"{WORK}/{name}{SIDECAR}", asdict(info))
         except TrainpipesError as error:
             if error.path is None:
                 error.message = f"{error.message} (while making {task})"
@@ -410,6 +392,17 @@ def _info(entry: Mapping[str, Any], columns: dict[str, str]) -> FileInfo:
     known = {"beside": {}, **entry}
     ours = {name: known.pop(name) for name in ("file", "rows", "bytes", "crc32", "beside")}
     return FileInfo(columns=columns, notes=known, **ours)
+
+
+def _check_there(place: Place, files: Collection[FileInfo]) -> None:
+    sizes = place.sizes() if files else {}
+    for info in files:
+        for name, size in {info.file: info.bytes, **info.beside}.items():
+            if name not in sizes:
+                raise _changed(place.at(name), os.strerror(errno.ENOENT))
+            if sizes[name] != size:
+                how = f"it has {sizes[name]:,} bytes, and {size:,} were written"
+                raise _changed(place.at(name), how)
 
 
 def _stem(name: str) -> str:

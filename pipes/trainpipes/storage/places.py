@@ -13,8 +13,9 @@ import secrets
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,19 @@ from trainpipes.sources.remote.retry import Requests
 from trainpipes.storage.output_file import OutputFile, writing
 
 #: The lock in the folder of what is not finished.
-LOCK = f"{WORK}/lock"
+LOCK_NAME = "lock"
+LOCK = f"{WORK}/{LOCK_NAME}"
 #: Protocols of stores whose objects appear when their upload is complete.
 OBJECT_STORES = {
     "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "cos", "r2",
 }  # fmt: skip
-#: Bytes that are read from a file at once.
-BLOCK_BYTES = 4 << 20
+#: Requests to a server at once.
+REQUESTS = 16
 #: Seconds between two signs of life of who writes to a URL, and how long one without them is waited for.
 BEAT, LEASE = 5.0, 15.0
+
+
+def _ignore(rows: int) -> None: ...
 
 
 def place_at(
@@ -86,72 +91,58 @@ class Place:
             found = self._call("ls", path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        there = {entry["name"].rstrip("/"): entry for entry in found}
+        there = {entry["name"].strip("/"): entry for entry in found}
         return {
             name.rpartition("/")[2]: -1 if one["type"] == "directory" else int(one["size"] or 0)
             for name, one in there.items()
-            if name.lstrip("/") != path.lstrip("/")
+            if name != path.strip("/")
         }
 
-    def read(self, name: str, start: int, stop: int) -> bytes:
+    def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
         found: bytes = self._call("cat_file", f"{self.path}/{name}", start=start, end=stop)
         return found
 
-    def blocks(self, name: str) -> Iterator[bytes]:
-        self.system.invalidate_cache()
-        size = int(self._call("info", f"{self.path}/{name}")["size"])
-        for start in range(0, size, BLOCK_BYTES):
-            yield self.read(name, start, min(size, start + BLOCK_BYTES))
-
-    def read_all(self, names: list[str]) -> list[bytes]:
-        paths = [f"{self.path}/{name}" for name in names]
-        at_once = paths and not self.is_local
-        found = self.system.cat(paths, on_error="omit") if at_once else {}
-        return [found[path] if path in found else self._call("cat_file", path) for path in paths]
+    def read_all(self, ranges: Sequence[tuple[str, int | None, int | None]]) -> Iterator[bytes]:
+        """Several names with ranges; of a server some at once."""
+        if self.is_local:
+            yield from (self.read(*one) for one in ranges)
+            return
+        with ThreadPoolExecutor(REQUESTS, "trainpipes-requests") as pool:
+            for first in range(0, len(ranges), REQUESTS):
+                yield from pool.map(self.read, *zip(*ranges[first : first + REQUESTS], strict=True))
 
     @contextmanager
-    def file(self, name: str) -> Iterator[OutputFile]:
+    def file(self, name: str, show: Callable[[int], None] = _ignore) -> Iterator[OutputFile]:
         """A file to be written; it gets its name when it is whole."""
         part = f"{WORK}/{name.rpartition('/')[2]}.{secrets.token_hex(4)}.part"
-        with self._part(part) as path:
-            file = OutputFile(path, self.caller)
-            try:
-                yield file
-                file.sync() if self.is_local else file.flush()
-                with writing(self.at(name), self.caller):
-                    self._put(path, part, name)
-            finally:
-                file.close()
+        with ExitStack() as stack:
+            path = Path(self.at(part)) if self.is_local else stack.enter_context(_nameless())
+            file = stack.enter_context(closing(OutputFile(path, self.caller, show)))
+            if self.is_local:
+                stack.callback(path.unlink, missing_ok=True)
+            yield file
+            file.sync() if self.is_local else file.flush()
+            with writing(self.at(name), self.caller):
+                self._put(path, part, f"{self.path}/{name}")
 
-    @contextmanager
-    def _part(self, name: str) -> Iterator[Path]:
-        if not self.is_local:
-            with _nameless() as path:
-                yield path
-            return
-        path = Path(self.at(name))
-        try:
-            yield path
-        finally:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
+    def _put(self, made: Path, part: str, path: str) -> None:
+        if self.is_local:
+            os.replace(made, path)
+            with suppress(OSError):  # some file systems cannot for folders
+                folder = os.open(os.path.dirname(path), os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
+        elif self.is_object_store:
+            self._send(made, path)
+        else:
+            self.system.makedirs(f"{self.path}/{WORK}", exist_ok=True)
+            self._send(made, f"{self.path}/{part}")
+            self.system.mv(f"{self.path}/{part}", path)
 
     def _send(self, made: Path, path: str) -> None:
         Requests().call(self.system, "put_file", str(made), path, size=made.stat().st_size)
-
-    def _put(self, made: Path, part: str, name: str) -> None:
-        path = f"{self.path}/{name}"
-        if self.is_local:
-            os.replace(made, path)
-            _sync(os.path.dirname(path))
-        elif self.is_object_store:
-            Requests().call(self.system, "put_file", str(made), path, size=made.stat().st_size)
-        else:
-            self.system.makedirs(f"{self.path}/{WORK}", exist_ok=True)
-            Requests().call(
-                self.system, "put_file", str(made), f"{self.path}/{part}", size=made.stat().st_size
-            )
-            self.system.mv(f"{self.path}/{part}", path)
 
     def remove(self, *names: str, recursive: bool = False) -> None:
         paths = [f"{self.path}/{name}".rstrip("/") for name in names]
@@ -171,34 +162,31 @@ class Place:
     @contextmanager
     def _locked_here(self) -> Iterator[None]:
         path = Path(self.at(WORK))
-        with writing(self.root, self.caller):
-            missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-        handle = self._lock()
-        try:
-            yield
-        finally:
-            if not self.sizes(WORK).keys() - {Path(LOCK).name}:
-                with suppress(OSError):  # they hold something
-                    os.unlink(self.at(LOCK))
-                    for folder in missing or [path]:
-                        folder.rmdir()
-            os.close(handle)
-
-    def _lock(self) -> int:
+        missing: list[Path] = []
         while True:
             with writing(self.root, self.caller):
-                os.makedirs(self.at(WORK), exist_ok=True)
-                handle = os.open(self.at(LOCK), os.O_RDWR | os.O_CREAT, 0o666)
+                missing = missing or [one for one in (path, *path.parents) if not one.exists()]
+                path.mkdir(parents=True, exist_ok=True)
+                handle = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 os.close(handle)
                 raise self._taken("another process") from error
-            except OSError:
-                return handle  # a file system without locks
+            except OSError:  # a file system without locks
+                break
             if os.fstat(handle).st_nlink:
-                return handle
+                break
             os.close(handle)  # its holder has removed it meanwhile
+        try:
+            yield
+        finally:
+            if not self.sizes(WORK).keys() - {LOCK_NAME}:
+                with suppress(OSError):  # they hold something
+                    os.unlink(path / LOCK_NAME)
+                    for folder in missing or [path]:
+                        folder.rmdir()
+            os.close(handle)
 
     def _taken(self, who: str) -> ConfigError:
         return ConfigError(
@@ -217,7 +205,7 @@ class _Lease:
     """Who writes to a URL, as an object there says; its number goes up while its holder lives."""
 
     def __init__(self, place: Place) -> None:
-        self._place = place
+        self._place, self._path = place, f"{place.path}/{LOCK}"
         self._me: dict[str, Any] = {
             "host": socket.gethostname(), "pid": os.getpid(), "token": secrets.token_hex(8), "beat": 0
         }  # fmt: skip
@@ -226,15 +214,13 @@ class _Lease:
     @contextmanager
     def held(self) -> Iterator[None]:
         found = self._read()
-        if found is not None:
-            if not self._is_over(found):
-                raise self._taken(found)
+        if found is not None and self._is_over(found):
             self._remove()
-        with writing(self._place.at(LOCK), self._place.caller), suppress(FileExistsError):
-            self._write(mode="create")
-        found = self._read()
-        if found is not None and found["token"] != self._me["token"]:
+        elif found is not None:
             raise self._taken(found)
+        with writing(self._place.at(LOCK), self._place.caller), suppress(FileExistsError):
+            self._write("create")
+        self._check_own()
         thread = threading.Thread(target=self._renew, name="trainpipes-lease", daemon=True)
         thread.start()
         try:
@@ -242,29 +228,34 @@ class _Lease:
         finally:
             self._ended.set()
             thread.join()
-            found = self._read()
-            if found is not None and found["token"] == self._me["token"]:
+            with suppress(ConfigError):
+                self._check_own()
                 self._remove()
 
     def _renew(self) -> None:
         while not self._ended.wait(BEAT):
             self._me["beat"] += 1
             with suppress(Exception):  # the next one may do
-                self._write(mode="overwrite")
+                self._write("overwrite")
 
     def _is_over(self, found: dict[str, Any]) -> bool:
         """Whether its process is gone from this machine, or gives no sign of life: another container's
         process may have the same number.
         """
-        if found["host"] == self._me["host"]:
-            try:
+        try:
+            if found["host"] == self._me["host"]:
                 os.kill(int(found["pid"]), 0)
-            except ProcessLookupError:
-                return True
-            except PermissionError:  # it is another user's
-                pass
+        except ProcessLookupError:
+            return True
+        except PermissionError:  # it is another user's
+            pass
         self._ended.wait(LEASE)
         return self._read() in (found, None)
+
+    def _check_own(self) -> None:
+        found = self._read()
+        if found is not None and found["token"] != self._me["token"]:
+            raise self._taken(found)
 
     def _taken(self, found: dict[str, Any]) -> ConfigError:
         return self._place._taken(f"process {found['pid']} of {found['host']}")
@@ -272,7 +263,7 @@ class _Lease:
     def _read(self) -> dict[str, Any] | None:
         self._place.system.invalidate_cache()
         try:
-            found = json.loads(self._place._call("cat_file", f"{self._place.path}/{LOCK}"))
+            found = json.loads(self._place.read(LOCK))
             return found if {"host", "pid", "token"} <= found.keys() else None
         except (FileNotFoundError, ValueError, AttributeError):
             return None
@@ -282,17 +273,16 @@ class _Lease:
         if not place.is_object_store:
             place.system.makedirs(f"{place.path}/{WORK}", exist_ok=True)
         try:
-            place.system.pipe_file(f"{place.path}/{LOCK}", data, mode=mode)
+            place.system.pipe_file(self._path, data, mode=mode)
         except (TypeError, ValueError, NotImplementedError):  # it knows no modes
-            place.system.pipe_file(f"{place.path}/{LOCK}", data)
+            place.system.pipe_file(self._path, data)
 
     def _remove(self) -> None:
-        place = self._place
         with suppress(FileNotFoundError):
-            place.system.rm_file(f"{place.path}/{LOCK}")
-        if not place.is_object_store:
+            self._place.system.rm_file(self._path)
+        if not self._place.is_object_store:
             with suppress(OSError):  # it holds something
-                place.system.rmdir(f"{place.path}/{WORK}")
+                self._place.system.rmdir(f"{self._place.path}/{WORK}")
 
 
 @contextmanager
@@ -304,12 +294,3 @@ def _nameless() -> Iterator[Path]:
             return
     with tempfile.TemporaryDirectory(prefix="trainpipes-") as folder:
         yield Path(folder, "part")
-
-
-def _sync(folder: str) -> None:
-    with suppress(OSError):  # some file systems cannot for folders
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

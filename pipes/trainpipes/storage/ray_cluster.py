@@ -2,7 +2,7 @@
 
 A cluster of the process's ``ray.init()`` is used as it is; to any other one ``trainpipes`` is shipped. Ship
 your own modules by ``ray.init(runtime_env={"working_dir": "."})``; functions of ``__main__`` travel with the
-pipeline.
+pipeline. A user's error is a task's result: as an exception, Ray would log it, and might run the task again.
 """
 
 from __future__ import annotations
@@ -17,15 +17,22 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from trainpipes._internal.checks import flag, need, require
 from trainpipes.errors import ConfigError, UnreachableError, WorkerError
-from trainpipes.storage.executor import feed, refuse_memory
-from trainpipes.storage.ray_tasks import Failed, Job, do_task, end_tasks
+from trainpipes.storage.executor import (
+    Stopped,
+    feed,
+    portable,
+    refuse_memory,
+    set_stop_check,
+    use_threads,
+)
+from trainpipes.version import __version__
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -33,6 +40,10 @@ R = TypeVar("R")
 
 #: Packages that the driver ships to the nodes.
 SHIPPED = ("trainpipes", "trainpipes_recipes")
+INSTALL = (
+    "install there what the driver has; modules of your own travel by "
+    'ray.init(runtime_env={"working_dir": "."})'
+)
 #: How often Ray runs a task again whose process or node has died.
 RETRIES = 3
 #: Tasks in flight for each core: more than one, so that a worker need not wait for the driver, and an
@@ -44,6 +55,9 @@ LOOK = 5.0
 CALLS = 500
 #: Seconds that the machine of an address has to take a connection.
 KNOCK = 10.0
+#: Seconds that tasks which are asked to end are waited for before they are cancelled, and then before their
+#: processes are killed.
+PATIENCE = 5.0
 
 
 @dataclass
@@ -76,10 +90,13 @@ class Ray:
         if not ray.is_initialized():
             self._connect()
             self._own = True
-        elif self.address is not None and self.address not in _known_as():
+            return self
+        gcs = ray.get_runtime_context().gcs_address
+        known = list(filter(None, ["auto", gcs, os.environ.get("RAY_ADDRESS")]))
+        if self.address is not None and self.address not in known:
             raise ConfigError(
                 f"Ray(address={self.address!r}): this process is connected to a Ray cluster already "
-                f"({', '.join(_known_as())}): leave the address out, or call ray.shutdown() first"
+                f"({', '.join(known)}): leave the address out, or call ray.shutdown() first"
             )
         return self
 
@@ -105,7 +122,9 @@ class Ray:
             options |= {"include_dashboard": False, "configure_logging": False}
         logging.getLogger("ray").setLevel(logging.ERROR)  # what matters to a user comes as an error
         try:
-            _knock(given)
+            host, colon, port = (given or "").rpartition("://")[2].rpartition(":")
+            if colon and port.isdigit():  # where nobody listens, Ray tries for minutes
+                socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
             with _own_sigterm(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Ray's, of its own future
                 ray.init(self.address, **options)
@@ -133,7 +152,8 @@ class Ray:
         import ray
 
         nodes = sum(bool(node["Alive"]) for node in ray.nodes())
-        if nodes > 1 or _is_client():
+        client = sys.modules.get("ray.util.client")
+        if nodes > 1 or (client is not None and client.ray.is_connected()):
             raise ConfigError(
                 f"{option}: {path} is on this machine, and the Ray cluster has {nodes} nodes, which "
                 "cannot see it: give a URL of shared storage, such as s3://bucket/folder; or say "
@@ -153,91 +173,73 @@ class Ray:
 
             here = ray.get_runtime_context().get_node_id()
             given["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
-        remote = ray.remote(**given)(do_task)
-        most, look = self._most(), time.monotonic() + LOOK
-        job = Job(secrets.token_hex(8), [self._put((fn, open_state))], max(1.0, most / CALLS))
+        remote, look, most = ray.remote(**given)(do_task), 0.0, 0
+        every = max(1.0, max(LEAST_IN_FLIGHT, IN_FLIGHT * self.workers) / CALLS)
+        job = Job(secrets.token_hex(8), [_put((fn, open_state))], every)
         running: dict[Any, T] = {}
         waiting = iter(tasks)
         try:
-            while feed(waiting, running, most, lambda task: remote.remote(task, job)):
+            while True:
                 if time.monotonic() >= look:  # a cluster may grow
-                    most, look = self._most(), time.monotonic() + LOOK
-                ready, _ = ray.wait([*running], num_returns=1, timeout=LOOK)
-                for reference in ready:
+                    most, look = (
+                        max(LEAST_IN_FLIGHT, IN_FLIGHT * self.workers),
+                        time.monotonic() + LOOK,
+                    )
+                if not feed(waiting, running, most, lambda task: remote.remote(task, job)):
+                    break
+                for reference in ray.wait([*running], num_returns=1, timeout=LOOK)[0]:
                     task = running.pop(reference)
-                    yield task, self._result(reference, str(task))
+                    done = _result(reference, str(task))
+                    if isinstance(done, Failed):
+                        raise done.error
+                    yield task, done
         finally:
             end_tasks(job, [*running])
 
-    def _most(self) -> int:
-        return max(LEAST_IN_FLIGHT, IN_FLIGHT * self.workers)
 
-    def _put(self, work: Any) -> Any:
-        import ray
-        from ray.exceptions import RayError
-
-        try:
-            return ray.put(work)
-        except RayError as error:
-            raise WorkerError(
-                "the object store of the Ray cluster does not take the pipeline "
-                f"({_first_line(error)}): let other programs on the cluster end, or start it with a larger "
-                "--object-store-memory; rows in memory are better read from files by the tasks"
-            ) from error
-        except Exception as error:  # of anything that the pipeline holds
-            raise ConfigError(
-                "executor=Ray(): the pipeline must pickle to reach the nodes of the cluster, and does "
-                f"not ({_first_line(error.__cause__ or error)}): define functions at the top of a module or "
-                "of the program, and open files and connections in them"
-            ) from error
-
-    def _result(self, reference: Any, name: str) -> Any:
-        import ray
-        from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError, TaskCancelledError
-
-        try:
-            done = ray.get(reference)
-        except RayError as error:
-            said = _first_line(error)
-            if isinstance(error, RayTaskError | RuntimeEnvSetupError):
-                cause = getattr(error, "cause", None) or error
-                raise ConfigError(
-                    f"{name} cannot be begun on a node of the Ray cluster "
-                    f"({type(cause).__name__}: {_first_line(cause)}): install there what the driver has; "
-                    'modules of your own travel by ray.init(runtime_env={"working_dir": "."})'
-                ) from error
-            if isinstance(error, TaskCancelledError):
-                raise WorkerError(f"{name} was cancelled from outside") from error
-            raise WorkerError(
-                f"{name} was given up after {1 + RETRIES} tries: {said} Call it again to go on after the "
-                "files that are whole; where memory runs out, with fewer tasks on a node"
-            ) from error
-        if isinstance(done, Failed):
-            raise done.error
-        return done
-
-
-def _known_as() -> list[str]:
+def _put(work: Any) -> Any:
     import ray
+    from ray.exceptions import RayError
 
-    known = ["auto", ray.get_runtime_context().gcs_address, os.environ.get("RAY_ADDRESS")]
-    return [address for address in known if address]
+    try:
+        return ray.put(work)
+    except RayError as error:
+        raise WorkerError(
+            "the object store of the Ray cluster does not take the pipeline "
+            f"({_first_line(error)}): let other programs on the cluster end, or start it with a larger "
+            "--object-store-memory; rows in memory are better read from files by the tasks"
+        ) from error
+    except Exception as error:  # of anything that the pipeline holds
+        raise ConfigError(
+            "executor=Ray(): the pipeline must pickle to reach the nodes of the cluster, and does "
+            f"not ({_first_line(error.__cause__ or error)}): define functions at the top of a module or "
+            "of the program, and open files and connections in them"
+        ) from error
 
 
-def _is_client() -> bool:
-    client = sys.modules.get("ray.util.client")
-    return client is not None and bool(client.ray.is_connected())
+def _result(reference: Any, name: str) -> Any:
+    import ray
+    from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError, TaskCancelledError
+
+    try:
+        return ray.get(reference)
+    except (RayTaskError, RuntimeEnvSetupError) as error:
+        cause = getattr(error, "cause", None) or error
+        raise ConfigError(
+            f"{name} cannot be begun on a node of the Ray cluster "
+            f"({type(cause).__name__}: {_first_line(cause)}): {INSTALL}"
+        ) from error
+    except TaskCancelledError as error:
+        raise WorkerError(f"{name} was cancelled from outside") from error
+    except RayError as error:
+        raise WorkerError(
+            f"{name} was given up after {1 + RETRIES} tries: {_first_line(error)} Call it again to go on "
+            "after the files that are whole; where memory runs out, with fewer tasks on a node"
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _knock(address: str | None) -> None:
-    """Raise OSError where nobody listens: Ray tries that for minutes."""
-    host, colon, port = (address or "").rpartition("://")[2].rpartition(":")
-    if colon and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
 
 
 @contextmanager
@@ -250,3 +252,104 @@ def _own_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+# In a worker process
+
+
+@dataclass(frozen=True)
+class Job:
+    token: str
+    shared: list[Any]
+    every: float
+    version: str = __version__
+
+    @property
+    def flag(self) -> str:
+        return f"trainpipes-stop-{self.token}"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A task failed by an error that another try would not cure."""
+
+    error: BaseException
+
+
+class StopFlag:
+    """That it is there asks the tasks of a job to end."""
+
+
+def do_task(task: Any, job: Job) -> Any:
+    next_look = 0.0
+
+    def look() -> None:
+        nonlocal next_look
+        if time.monotonic() >= next_look:
+            import ray
+
+            next_look = time.monotonic() + job.every
+            with suppress(Exception):  # there is no such actor
+                ray.get_actor(job.flag)
+                raise Stopped
+
+    set_stop_check(look)
+    try:
+        look()
+        fn, state = _opened(job)
+        return fn(task, state)
+    except Stopped:
+        return Failed(RuntimeError("the task was asked to end"))
+    except (Exception, SystemExit) as error:  # by sys.exit() Ray would run it again
+        return Failed(portable(error, task))
+
+
+#: The job that this process works for, its function, and the state.
+_kept: tuple[str, Callable[[Any, Any], Any], Any] | None = None
+
+
+def _opened(job: Job) -> tuple[Callable[[Any, Any], Any], Any]:
+    global _kept
+    if _kept is None or _kept[0] != job.token:
+        import ray
+
+        if job.version != __version__:
+            raise ConfigError(
+                f"a node of the Ray cluster has trainpipes {__version__}, and the driver {job.version}: "
+                'install the same there, or let ray.init() ship the driver\'s by runtime_env={"py_modules": '
+                "[trainpipes]}"
+            )
+        _kept = None  # before the next one takes memory, too
+        use_threads(1)
+        try:
+            fn, open_state = ray.get(job.shared[0])
+        except ray.exceptions.RaySystemError as error:  # it does not unpickle here
+            said = _first_line(error).removeprefix("System error: ")
+            raise ConfigError(
+                f"a node of the Ray cluster cannot open the pipeline ({said}): {INSTALL}"
+            ) from None
+        _kept = (job.token, fn, open_state())
+    return _kept[1:]
+
+
+def end_tasks(job: Job, references: list[Any]) -> None:
+    """Ask the tasks of a job to end, and cancel those that go on: Ray (2.60) may abort this process where a
+    task is cancelled as it ends.
+    """
+    import ray
+
+    if not references or not ray.is_initialized():
+        return
+    flag = None
+    with suppress(Exception):
+        flag = ray.remote(num_cpus=0)(StopFlag).options(name=job.flag).remote()
+    timeout = job.every + PATIENCE if flag else 0
+    _, references = ray.wait(references, num_returns=len(references), timeout=timeout)
+    for force in (False, True):
+        for reference in references:
+            with suppress(Exception):
+                ray.cancel(reference, force=force)
+        if references:
+            _, references = ray.wait(references, num_returns=len(references), timeout=PATIENCE)
+    with suppress(Exception):
+        ray.kill(flag)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import require
-from trainpipes.errors import ConfigError, MissingFilesError
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.arrow.read_arrow import ReadArrow
@@ -18,15 +18,12 @@ from trainpipes.sources.files.file_rows import (
     READERS,
     ends_of_names,
     reader_by_name,
-    suffixes_of,
 )
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.memmap.manifest import is_memmap
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.start import from_memmap, list_files
 
-#: Readers that have no choice of columns.
-WHOLE = ("read_text", "read_images")
 #: The schema's metadata that is kept: how Hugging Face's datasets say what columns mean.
 KEPT_METADATA = b"huggingface"
 
@@ -37,34 +34,28 @@ def given_rows(
     storage_options: Mapping[str, Any] | None,
     caller: str,
 ) -> Pipeline:
-    if isinstance(data, Pipeline):
-        return data if columns is None else data.select(*columns)
-    paths = _paths(data, caller)
-    if len(paths) == 1 and is_memmap(paths[0]):
-        rows = from_memmap(paths[0])
-        return rows if columns is None else rows.select(*columns)
-    reader = _reader(paths, storage_options, caller)
-    read = getattr(list_files(paths, storage_options=storage_options), reader)
-    found: Pipeline = read() if columns is None or reader in WHOLE else read(list(columns))
-    return found if columns is None or reader not in WHOLE else found.select(*columns)
-
-
-def _paths(data: Any, caller: str) -> list[str]:
-    several = [data] if isinstance(data, str | os.PathLike) else data
-    good = isinstance(several, Sequence) and len(several) > 0
-    good = good and all(isinstance(path, str | os.PathLike) for path in several)
-    rule = "files (a path, folder, glob, URL, or a list of them) or a pipeline of rows"
-    require(good, f"{caller}(data)", rule, data)
-    return [os.fspath(path) for path in several]
+    rows = data
+    if not isinstance(data, Pipeline):
+        several = [data] if isinstance(data, str | os.PathLike) else data
+        good = isinstance(several, Sequence) and len(several) > 0
+        good = good and all(isinstance(path, str | os.PathLike) for path in several)
+        rule = "files (a path, folder, glob, URL, or a list of them) or a pipeline of rows"
+        require(good, f"{caller}(data)", rule, data)
+        paths = [os.fspath(path) for path in several]
+        if len(paths) == 1 and is_memmap(paths[0]):
+            rows = from_memmap(paths[0])
+        else:
+            reader = _reader(paths, storage_options, caller)
+            rows = getattr(list_files(paths, storage_options=storage_options), reader)()
+    found: Pipeline = rows if columns is None else rows.select(*columns)
+    return found
 
 
 def _reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str) -> str:
     found = {*map(reader_by_name, paths)}
     if "" in found:  # folders, or globs without an end
-        try:
-            found = _readers_below(paths, ends_of_names(), storage_options)
-        except MissingFilesError:  # notes alone are text
-            found = _readers_below(paths, suffixes_of("read_text"), storage_options)
+        listed = list_files(paths, suffix=ends_of_names(), storage_options=storage_options)
+        found = {reader_by_name(path) for path in listed.distributed(rank=0, world_size=1)}
     if found == {""} or len(found) != 1:
         raise ConfigError(
             f"{caller}() reads files of one format, which the ends of their names say "
@@ -73,13 +64,6 @@ def _reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, cal
             f"format, or read them yourself, and give {caller}() the pipeline"
         )
     return found.pop()
-
-
-def _readers_below(
-    paths: Sequence[str], suffixes: Sequence[str], storage_options: Mapping[str, Any] | None
-) -> set[str]:
-    listed = list_files(paths, suffix=suffixes, storage_options=storage_options)
-    return {reader_by_name(path) for path in listed.distributed(rank=0, world_size=1)}
 
 
 def kept_metadata(pipeline: Pipeline, source: RowSource | RowStream) -> dict[bytes, bytes] | None:

@@ -4,7 +4,13 @@ sort by, and 128-bit hashes of what makes rows equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,81 +20,143 @@ import pyarrow as pa
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.content_hash import row_hashes
 from trainpipes.engine.layout import IntArray
+from trainpipes.engine.permutation import Permutation
 from trainpipes.errors import SchemaError
+from trainpipes.prepare.repack.pieces import CALLER, damaged, few_tables
 from trainpipes.storage.executor import cores
+from trainpipes.storage.output_file import OutputFile
+from trainpipes.storage.output_folder import FileInfo
+from trainpipes.storage.places import Place
+from trainpipes.storage.writers.epoch_rows import EpochRows
 
 #: Rows at a time.
 CHUNK = 1 << 20
+#: The file that says where rows go.
+PLACES_FILE = "part-00000.places"
+#: Times that rows are held while keys are read, with what is read ahead and DuckDB's own memory.
+COPIES_OF_KEYS = 8
 #: Bytes that DuckDB needs, and for each of its threads.
 LEAST_MEMORY = 64 << 20
 
 
-class Keys:
-    def __init__(
-        self,
-        folder: Path,
-        sort: Sequence[str],
-        descending: bool,
-        by: Sequence[str] | None,
-        memory: int,
-        caller: str,
-    ) -> None:
-        import duckdb
+@dataclass(frozen=True)
+class Order:
+    """Which rows stay, and in which order; ``once`` has the columns that tell duplicates, none for all."""
 
-        self._sort, self._by, self._caller = list(sort), by, caller
-        self._descending = descending
-        self._floats: set[int] = set()
-        self._rows = 0
-        self._memory = memory = max(memory, LEAST_MEMORY)
-        config: dict[str, Any] = {
-            "memory_limit": f"{max(memory // 2, LEAST_MEMORY)}B",  # while rows are read, too
-            "threads": max(1, min(cores(), memory // LEAST_MEMORY)),
-            "temp_directory": str(folder / "spilled"),
-        }
-        self._database = duckdb.connect(str(folder / "keys.duckdb"), config=config)
+    seed: int | None
+    sort: Sequence[str]
+    descending: bool
+    once: Sequence[str] | None
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.sort) or self.once is not None
+
+    @property
+    def columns(self) -> list[str] | None:
+        """The columns that it depends on; None for all."""
+        once = self.once
+        return None if once == [] else list(dict.fromkeys([*self.sort, *(once or [])]))
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where rows go: as a file in the folder ``listed`` says, or as follows from the seed."""
+
+    rows: int
+    seed: int
+    listed: Place | None = None
+
+    @cached_property
+    def _order(self) -> Permutation:
+        return Permutation(self.rows, self.seed, CALLER)
+
+    def __call__(self, first: int, stop: int) -> IntArray:
+        if self.listed is None:
+            return self._order(np.arange(first, stop, dtype=np.int64))
+        content = self.listed.read(PLACES_FILE, 8 * first, 8 * stop)
+        if len(content) != 8 * (stop - first):
+            raise damaged(self.listed, f"{self.listed.at(PLACES_FILE)} is too short")
+        return np.frombuffer(content, dtype=np.int64)
+
+
+def find_places(
+    order: Order, memory: int, place: Place, task: Any, file: OutputFile, rows: EpochRows
+) -> FileInfo:
+    """Make the file that says where rows go, 8 bytes for each; -1 for those that are dropped."""
+
+    def tables() -> Iterator[pa.Table]:
+        for some in few_tables(rows.tables(*task.given), memory // COPIES_OF_KEYS):
+            file.advance(sum(map(len, some)))
+            yield pa.concat_tables(some)
+
+    with ExitStack() as stack:
+        folder = place.at("keys") if place.is_local else None
+        if folder is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainpipes-"))
+        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+        os.makedirs(folder)
+        by_key = places_by_key(Path(folder), tables(), order, memory)
+        kept, found = stack.enter_context(by_key)
+        permuted = None if order.seed is None else Permutation(kept, order.seed, CALLER)
+        for places in found:
+            stays = places >= 0
+            if permuted is not None:
+                places[stays] = permuted(places[stays])
+            file.write(places.astype("<i8").tobytes())
+    return FileInfo(kept, {})
+
+
+@contextmanager
+def places_by_key(
+    folder: Path, tables: Iterable[pa.Table], order: Order, memory: int
+) -> Iterator[tuple[int, Iterator[IntArray]]]:
+    """How many rows stay, and where each goes, -1 for those that are dropped."""
+    import duckdb
+
+    memory, rows, floats = max(memory, LEAST_MEMORY), 0, set[int]()
+    config: dict[str, Any] = {
+        "memory_limit": f"{max(memory // 2, LEAST_MEMORY)}B",  # while rows are read, too
+        "threads": max(1, min(cores(), memory // LEAST_MEMORY)),
+        "temp_directory": str(folder / "spilled"),
+    }
+    with duckdb.connect(str(folder / "keys.duckdb"), config=config) as database:
         # It would be printed among what the command prints.
-        self._database.execute("SET enable_progress_bar = false")
-
-    def add(self, table: pa.Table) -> None:
-        columns = {"row": to_arrow(np.arange(self._rows, self._rows + len(table)))}
-        for number, name in enumerate(self._sort):
-            columns[f"key{number}"] = key = comparable(table[name])
-            if not any(of(key.type) for of in ORDERED):
-                raise SchemaError(
-                    f"{self._caller}(sort): column {name!r} holds {table[name].type}, which has no "
-                    "order that DuckDB keeps: sort by columns of numbers, text, bytes, bools or times",
-                    stage=self._caller,
-                )
-            if pa.types.is_floating(key.type):
-                self._floats.add(number)
-        if self._by is not None:
-            some = table.select(self._by) if self._by else table
-            columns |= {f"hash{n}": to_arrow(row_hashes(some, n)) for n in (1, 2)}
-        keys = pa.table(columns)
-        self._database.register("next_keys", keys)
-        if not self._rows:
-            self._database.execute("CREATE TABLE keys AS SELECT * FROM next_keys LIMIT 0")
-        self._database.execute("INSERT INTO keys SELECT * FROM next_keys")
-        self._database.unregister("next_keys")
-        self._rows += len(table)
-
-    def order(self) -> int:
-        statement = ranked(len(self._sort), self._floats, self._descending, self._by is not None)
-        self._database.execute(f"SET memory_limit = '{self._memory}B'")
-        found = self._database.execute(statement)
-        return int(found.fetchall()[0][0])
-
-    def places(self) -> Iterator[IntArray]:
-        """Where each row goes, -1 for those that are dropped."""
-        found = self._database.sql(
-            f"SELECT coalesce(ranked.rowid, -1) FROM range({self._rows}) AS every(row) "
+        database.execute("SET enable_progress_bar = false")
+        for table in tables:
+            keys = _keys(table, rows, order)
+            floats = {
+                n for n in range(len(order.sort)) if pa.types.is_floating(keys[f"key{n}"].type)
+            }
+            database.execute("CREATE TABLE IF NOT EXISTS stored AS SELECT * FROM keys LIMIT 0")
+            database.execute("INSERT INTO stored SELECT * FROM keys")
+            rows += len(table)
+            del table, keys
+        pa.default_memory_pool().release_unused()
+        database.execute(f"SET memory_limit = '{memory}B'")
+        statement = ranked(len(order.sort), floats, order.descending, order.once is not None)
+        kept = int(database.execute(statement).fetchall()[0][0])
+        found = database.sql(
+            f"SELECT coalesce(ranked.rowid, -1) FROM range({rows}) AS every(row) "
             "LEFT JOIN ranked ON ranked.row = every.row ORDER BY every.row"
         )
-        for batch in found.to_arrow_reader(CHUNK):
-            yield to_numpy(batch.column(0)).copy()
+        yield kept, (to_numpy(batch.column(0)).copy() for batch in found.to_arrow_reader(CHUNK))
 
-    def close(self) -> None:
-        self._database.close()
+
+def _keys(table: pa.Table, first: int, order: Order) -> pa.Table:
+    columns = {"row": to_arrow(np.arange(first, first + len(table)))}
+    for number, name in enumerate(order.sort):
+        columns[f"key{number}"] = key = comparable(table[name])
+        if not any(of(key.type) for of in ORDERED):
+            raise SchemaError(
+                f"{CALLER}(sort): column {name!r} holds {table[name].type}, which has no order that DuckDB "
+                "keeps: sort by columns of numbers, text, bytes, bools or times",
+                stage=CALLER,
+            )
+    if order.once is not None:
+        some = table.select(order.once) if order.once else table
+        columns |= {f"hash{n}": to_arrow(row_hashes(some, n)) for n in (1, 2)}
+    return pa.table(columns)
 
 
 def ranked(keys: int, floats: set[int], descending: bool, once: bool) -> str:
@@ -102,8 +170,10 @@ def ranked(keys: int, floats: set[int], descending: bool, once: bool) -> str:
         if number in floats and descending:  # DuckDB takes NaN for the largest number
             by.append(f"isnan(key{number}) NULLS LAST")
         by.append(f"key{number} {'DESC' if descending else 'ASC'} NULLS LAST")
-    first = " WHERE row IN (SELECT min(row) FROM keys GROUP BY hash1, hash2)" if once else ""
-    return f"CREATE TABLE ranked AS SELECT row FROM keys{first} ORDER BY {', '.join([*by, 'row'])}"
+    first = " WHERE row IN (SELECT min(row) FROM stored GROUP BY hash1, hash2)" if once else ""
+    return (
+        f"CREATE TABLE ranked AS SELECT row FROM stored{first} ORDER BY {', '.join([*by, 'row'])}"
+    )
 
 
 def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:

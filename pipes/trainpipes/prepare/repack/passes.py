@@ -3,78 +3,71 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
-from operator import attrgetter
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.checks import repeated
+from trainpipes._internal.messages import need_columns
+from trainpipes.columns.arrays import gathered
 from trainpipes.engine.layout import IntArray
-from trainpipes.engine.permutation import Permutation
-from trainpipes.errors import DataError
-from trainpipes.prepare.repack.pieces import (
-    PieceIndex,
-    Pieces,
-    PieceWriter,
-    damaged,
-    piece_file,
-    read_pieces,
-    read_ranges,
-    size_of,
-)
-from trainpipes.prepare.repack.shuffle import (
+from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.pipeline import Pipeline
+from trainpipes.prepare.repack.edges import (
     bucket_edges,
-    drop_places,
-    gather,
     group_edges,
-    groups_of,
     inner_edges,
     part_edges,
-    scatter,
 )
+from trainpipes.prepare.repack.keys import PLACES_FILE, Order, Places, find_places
+from trainpipes.prepare.repack.pieces import (
+    CALLER,
+    Pieces,
+    PieceWriter,
+    few_tables,
+    gather,
+    groups_of,
+    piece_file,
+    pieces_of,
+    read_pieces,
+    size_of,
+)
+from trainpipes.sources.files.patterns import WORK
+from trainpipes.start import list_files
 from trainpipes.state.cursor import checksum
-from trainpipes.storage.executor import Executor
+from trainpipes.storage.executor import Executor, Threads
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
-from trainpipes.storage.places import Place
-from trainpipes.storage.writers.epoch_rows import EpochRows, check_columns
-from trainpipes.storage.writers.write import Format
+from trainpipes.storage.places import Place, place_at
+from trainpipes.storage.ray_cluster import Ray
+from trainpipes.storage.writers.epoch_rows import EpochRows
+from trainpipes.storage.writers.formats import FILE_BYTES, write_arrow
+from trainpipes.storage.writers.table_groups import check_columns
+from trainpipes.storage.writers.write import Format, Output
 
-CALLER = "repack"
 #: Bytes that a task works on at once, at most: more would not fit into the offsets of Arrow's texts.
 MOST_UNIT = 512 << 20
+#: Times that a task holds the rows that it works on, with the indices of lists' values and what the allocator
+#: keeps.
+COPIES = 6
 #: Bytes of a piece, on average at least: of a file on this machine, and of one that a server sends.
 LEAST_HERE, LEAST_THERE = 128 << 10, 1 << 20
 #: Rows of the input that are worth a task of their own.
 LEAST_PART = 8192
-#: The file that says where rows go.
-PLACES_FILE = "part-00000.places"
-
-
-@dataclass(frozen=True)
-class Places:
-    rows: int
-    seed: int
-    listed: Place | None = (
-        None  # the folder of a file that says it; None where it follows from the seed
-    )
-
-    @cached_property
-    def _order(self) -> Permutation:
-        return Permutation(self.rows, self.seed, CALLER)
-
-    def __call__(self, first: int, stop: int) -> IntArray:
-        if self.listed is None:
-            return self._order(np.arange(first, stop, dtype=np.int64))
-        (content,) = read_ranges(self.listed, [PLACES_FILE], [8 * first], [8 * stop])
-        if len(content) != 8 * (stop - first):
-            raise damaged(self.listed, f"{self.listed.at(PLACES_FILE)} is too short")
-        return np.frombuffer(content, dtype=np.int64)
+#: Rows at the start that say how large rows are, and bytes of them, at most.
+FIRST_ROWS, FIRST_BYTES = 1000, 8 << 20
+#: Rows that come after each other in the result, from one to before another, and their pieces.
+Bucket: TypeAlias = tuple[int, int, Place, Pieces]
 
 
 @dataclass(frozen=True)
@@ -83,7 +76,7 @@ class Task:
 
     name: str
     title: str
-    given: tuple[Any, ...]
+    given: Any
 
     def __str__(self) -> str:
         return self.title
@@ -94,27 +87,20 @@ def part_task(name: str, first: int, stop: int) -> Task:
 
 
 def scatter_part(
-    schema: pa.Schema,
-    places: Places,
-    edges: IntArray,
-    unit: int,
-    task: Task,
-    file: OutputFile,
-    rows: EpochRows,
-) -> FileInfo:
+    schema: pa.Schema, places: Places, edges: IntArray, unit: int,
+    task: Task, file: OutputFile, rows: EpochRows,
+) -> FileInfo:  # fmt: skip
     """Cut rows of the input into the buckets between ``edges``, so many bytes at once."""
-    writer = PieceWriter(file)
+    writer = PieceWriter(file, edges)
     first, stop = task.given
     at = first
-    rows.open_part(first, stop)
-    with closing(rows):
-        for tables in few_rows(rows, stop - first, unit):
-            check_columns(schema, tables[0].schema, CALLER, f" from row {at:,} on")
-            count = sum(map(len, tables))
-            writer.write(scatter(tables, places(at, at + count), edges))
-            pa.default_memory_pool().release_unused()
-            file.advance(count)
-            at += count
+    for tables in few_tables(rows.tables(first, stop), unit):
+        check_columns(schema, tables[0].schema, CALLER, f" from row {at:,} on")
+        count = sum(map(len, tables))
+        writer.scatter(tables, places(at, at + count))
+        pa.default_memory_pool().release_unused()
+        file.advance(count)
+        at += count
     if at != stop:
         raise DataError(
             f"{CALLER}(): the input has {at - first:,} rows from row {first:,} on, and {stop - first:,} were "
@@ -123,145 +109,188 @@ def scatter_part(
     return writer.info()
 
 
-def few_rows(rows: EpochRows, count: int, size: int) -> Iterator[list[pa.Table]]:
-    held: list[pa.Table] = []
-    held_bytes = 0
-    while count and (table := rows.some()) is not None:
-        table = table.slice(0, count)
-        held.append(table)
-        count, held_bytes = count - len(table), held_bytes + table.nbytes
-        del table
-        if held_bytes >= size:
-            yield held
-            held, held_bytes = [], 0
-    if held:
-        yield held
-
-
 def scatter_group(place: Place, task: Task, file: OutputFile, _: None) -> FileInfo:
     edges, pieces = task.given
-    tables = read_pieces(place, pieces)
-    places = drop_places(tables)
+    tables, places = read_pieces(place, pieces)
     file.advance(len(places))
-    writer = PieceWriter(file)
-    writer.write(scatter(tables, places, edges))
+    writer = PieceWriter(file, edges)
+    writer.scatter(tables, places)
     return writer.info()
 
 
-class Bucket(NamedTuple):
-    """Rows that come after each other in the result, from ``first`` to before ``stop``, and their pieces in
-    files.
-    """
-
-    first: int
-    stop: int
-    place: Place
-    pieces: Pieces
-
-
 def gather_file(schema: pa.Schema, form: Format, task: Task, file: OutputFile, _: None) -> FileInfo:
+    def tables() -> Iterator[pa.Table]:
+        for first, stop, place, pieces in task.given:
+            yield gather(place, pieces, first, stop)
+            pa.default_memory_pool().release_unused()
+
     rows = 0
     with closing(form.open(file, schema)) as writer:
-        for group in groups_of(_tables(task.given), form.group_rows):
+        for group in groups_of(tables(), form.group_rows):
             writer.write(group, rows)
             rows += len(group)
             file.advance(len(group))
     return FileInfo(rows, writer.columns)
 
 
-def _tables(buckets: Iterable[Bucket]) -> Iterator[pa.Table]:
-    for first, stop, place, pieces in buckets:
-        table = gather(read_pieces(place, pieces), first, stop)
-        if table is None:
-            raise damaged(place, f"rows {first:,} to {stop:,} are not all there, once")
-        yield table
-        del table  # before the next rows are read
-        pa.default_memory_pool().release_unused()
+def temporary_place(
+    out: Place, given: Any, storage_options: Mapping[str, Any] | None, shared: bool
+) -> Place:
+    if given is None and (shared or out.is_local):
+        return out.below(f"{WORK}/{CALLER}")
+    root = os.fspath(given or tempfile.gettempdir()).rstrip("/")
+    # More than one output may have its temporary files in one folder.
+    name = f"{root}/trainpipes-{CALLER}-{checksum(out.root)}"
+    same = root.partition("://")[0] == out.root.partition("://")[0]
+    return place_at(name, CALLER, storage_options if same else None)
 
 
 @dataclass(frozen=True)
 class Shuffle:
-    """A shuffle on disk; ``starts`` is the place of the first row of each output file, and the end."""
+    """Rows in another order, by files on disk."""
 
+    pipeline: Pipeline
     rows: EpochRows
-    row_bytes: float
-    schema: pa.Schema
-    places: Places
-    starts: IntArray
-    unit: int  # bytes of rows that are worked on at once
-    temporary: Place
     form: Format
+    order: Order
+    output: Output
+    memory: int
+    temporary: Place
 
-    def run(self, out: OutputFolder, readers: Executor, executor: Executor) -> Manifest:
-        count, rows = int(self.rows.count or 0), self.places.rows
-        unit_rows = max(1, int(self.unit / self.row_bytes))
-        share = max(LEAST_PART, -(-count // readers.workers))
-        blocks = self.rows.plan.inputs.blocks
-        parts = part_edges(
-            count, min(unit_rows, share), None if blocks is None else blocks.lengths
-        ).tolist()
-        least = LEAST_HERE if self.temporary.is_local else LEAST_THERE
-        buckets = bucket_edges(self.starts, unit_rows)
-        groups = group_edges(buckets, len(parts) - 1, self.row_bytes * rows, least)
-        key = checksum(self.unit, *parts, *groups.tolist())
-        tasks = [part_task(piece_file(n), *edge) for n, edge in enumerate(pairwise(parts))]
-        with self._folder("scattered-", key) as first:
+    def run(self, out: OutputFolder, executor: Executor) -> Manifest:
+        name = checksum(json.dumps(out.about))
+        remove_others(self.temporary, name)
+        place = self.temporary.below(name)
+        try:
+            rows = self.rows if self.rows.plan.counted else self._counted(place)
+            rows.know_columns()
+            first, row_bytes = first_rows(rows)
+            self._check(first)
+            places = Places(rows.count or 0, self.order.seed or 0)
+            if self.order.has_keys:
+                places = self._places(rows, place)
+            self.output.check(places.rows, CALLER)
+        except (ConfigError, SchemaError):
+            self.temporary.remove("", recursive=True)  # nothing could go on with it
+            raise
+        size = row_bytes * places.rows
+        files = max(1, min(places.rows, round(size / FILE_BYTES)))
+        starts = self.output.edges(places.rows, files)
+        done = self._moved(rows, first.schema, size, places, starts, place, out, executor)
+        self.temporary.remove("", recursive=True)
+        return done
+
+    def _counted(self, place: Place) -> EpochRows:
+        options: dict[str, Any] = {"storage_options": self.output.storage_options}
+        written = write_arrow(self.pipeline, place.at("rows"), compression="lz4", **options)
+        return EpochRows(list_files(list(written.files), **options).read_arrow(), CALLER)
+
+    def _check(self, first: pa.Table) -> None:
+        schema = first.schema
+        need_columns(schema.names, [*self.order.sort, *(self.order.once or [])], f"{CALLER}()")
+        if twice := sorted(repeated(schema.names)):
+            raise SchemaError(
+                f"{CALLER}(): rows have the column {twice[0]!r} twice: give each a name of its own",
+                stage=CALLER,
+            )
+        for field in schema:
+            why = _obstacle(first.select([field.name]), self.form)
+            if why is not None:
+                raise SchemaError(
+                    f"{CALLER}(): column {field.name!r} holds {field.type}, {why}: leave it out by "
+                    "columns=[...], or make another column of it",
+                    stage=CALLER,
+                )
+
+    def _places(self, rows: EpochRows, place: Place) -> Places:
+        count, columns = int(rows.count or 0), self.order.columns
+        if columns and rows is self.rows:  # columns that nothing depends on are not read
+            rows = EpochRows(self.pipeline.select(*columns), CALLER)
+        make = partial(find_places, self.order, self.memory, place)
+        tasks, opened = [part_task(PLACES_FILE, 0, count)], partial(copy.copy, rows)
+        with OutputFolder(place.below("placed"), {}) as placed:
             made = run(
-                tasks, partial(scatter_part, self.schema, self.places, groups, self.unit), first,
-                readers, open_state=partial(copy.copy, self.rows), total=count, job="reading for",
+                tasks,
+                make,
+                placed,
+                Threads(1),
+                open_state=opened,
+                total=count,
+                job="reading keys for",
+            )
+        return Places(made.rows, 0, placed.place)
+
+    def _moved(
+        self, rows: EpochRows, schema: pa.Schema, size: float, places: Places, starts: IntArray,
+        temporary: Place, out: OutputFolder, executor: Executor,
+    ) -> Manifest:  # fmt: skip
+        one = isinstance(executor, Threads) and rows.plan.runs_user_code
+        readers = Threads(1) if one else executor
+        workers = 1 if isinstance(executor, Ray) else executor.workers
+        unit = max(1, min(MOST_UNIT, self.memory // (COPIES * workers)))  # bytes of rows at once
+        unit_rows = max(1, int(unit * places.rows / size))
+        count, blocks = int(rows.count or 0), rows.plan.inputs.blocks
+        share = max(LEAST_PART, -(-count // readers.workers))
+        lengths = None if blocks is None else blocks.lengths
+        parts = part_edges(count, min(unit_rows, share), lengths).tolist()
+        least = LEAST_HERE if temporary.is_local else LEAST_THERE
+        groups = group_edges(bucket_edges(starts, unit_rows), len(parts) - 1, size, least)
+
+        def folder(kind: str) -> OutputFolder:
+            name = f"{kind}-{checksum(unit, *parts, *groups.tolist())}"
+            remove_others(temporary, name, kind)
+            return OutputFolder(temporary.below(name), {})
+
+        tasks = [part_task(piece_file(n), *edge) for n, edge in enumerate(pairwise(parts))]
+        scatter = partial(scatter_part, schema, places, groups, unit)
+        with folder("scattered") as first:
+            made = run(
+                tasks, scatter, first, readers, open_state=partial(copy.copy, rows), total=count,
+                job="reading for",
             )  # fmt: skip
-        with self._folder("regrouped-", key) as second:
-            found = self._regrouped(made, first.place, groups, second, executor)
-        even = max(1, int(self.form.group_bytes * rows / size_of(made)))
+        with folder("regrouped") as second:
+            found = regrouped(made, first.place, groups, starts, unit, second, executor)
+        even = max(1, int(self.form.group_bytes * places.rows / size_of(made)))
         form = replace(self.form, group_rows=min(self.form.group_rows, even))
-        cuts = np.searchsorted([bucket.first for bucket in found], self.starts).tolist()
+        cuts = np.searchsorted([bucket[0] for bucket in found], starts).tolist()
         files = (
             Task(form.name_of(n), form.name_of(n), (*found[a:b],))
             for n, (a, b) in enumerate(pairwise(cuts))
         )
-        make = partial(gather_file, self.schema, form)
-        return run(files, make, out, executor, total=rows, notes={"rows_in": count})
+        make, notes = partial(gather_file, schema, form), {"rows_in": count}
+        return run(files, make, out, executor, total=places.rows, notes=notes)
 
-    def _regrouped(
-        self,
-        made: Manifest,
-        place: Place,
-        groups: IntArray,
-        folder: OutputFolder,
-        executor: Executor,
-    ) -> list[Bucket]:
-        """All buckets, once groups of more than one, or of more bytes than expected, are taken apart."""
-        whole, ratio = PieceIndex(made), size_of(made) / made.bytes
-        tasks: list[Task] = []
-        apart: list[tuple[IntArray, range]] = []
-        found: list[Bucket] = []
-        for number, (first, stop) in enumerate(pairwise(groups.tolist())):
-            pieces = whole.of(number)
-            ends = ratio * np.cumsum(pieces[:, 2] - pieces[:, 1])
-            edges = inner_edges(first, stop, self.starts, ends[-1] / self.unit)
-            if len(edges) == 2:
-                found.append(Bucket(first, stop, place, pieces))
-                continue
-            cuts, before = np.flatnonzero(np.diff(ends // self.unit)) + 1, len(tasks)
-            title = f"rows that go to {first:,} to {stop:,}"
-            for some in np.split(pieces, cuts):
-                tasks.append(Task(piece_file(len(tasks)), title, (edges, some)))
-            apart.append((edges, range(before, len(tasks))))
-        if tasks:
-            total = sum(int(edges[-1] - edges[0]) for edges, _ in apart)
-            make = partial(scatter_group, place)
-            again = run(tasks, make, folder, executor, total=total, job="sorting for")
-            for edges, numbers in apart:
-                index = PieceIndex(again, numbers)
-                found += [
-                    Bucket(a, b, folder.place, index.of(n))
-                    for n, (a, b) in enumerate(pairwise(edges.tolist()))
-                ]
-        return sorted(found, key=attrgetter("first"))
 
-    def _folder(self, kind: str, key: str) -> OutputFolder:
-        remove_others(self.temporary, f"{kind}{key}", kind)
-        return OutputFolder(self.temporary.below(f"{kind}{key}"), CALLER, {})
+def regrouped(
+    made: Manifest, place: Place, groups: IntArray, starts: IntArray, unit: int,
+    folder: OutputFolder, executor: Executor,
+) -> list[Bucket]:  # fmt: skip
+    """All buckets, once groups of more than one, or of more bytes than expected, are taken apart."""
+    ratio = size_of(made) / made.bytes
+    tasks: list[Task] = []
+    apart: list[tuple[IntArray, range]] = []
+    found: list[Bucket] = []
+    whole = pieces_of(made, range(len(made.entries)))
+    for (first, stop), pieces in zip(pairwise(groups.tolist()), whole, strict=True):
+        ends = ratio * np.cumsum(pieces[:, 2] - pieces[:, 1])
+        edges = inner_edges(first, stop, starts, ends[-1] / unit)
+        if len(edges) == 2:
+            found.append((first, stop, place, pieces))
+            continue
+        cuts, before = np.flatnonzero(np.diff(ends // unit)) + 1, len(tasks)
+        title = f"rows that go to {first:,} to {stop:,}"
+        for some in np.split(pieces, cuts):
+            tasks.append(Task(piece_file(len(tasks)), title, (edges, some)))
+        apart.append((edges, range(before, len(tasks))))
+    if tasks:
+        total = sum(int(edges[-1] - edges[0]) for edges, _ in apart)
+        again = run(
+            tasks, partial(scatter_group, place), folder, executor, total=total, job="sorting for"
+        )
+        for edges, numbers in apart:
+            buckets = zip(pairwise(edges.tolist()), pieces_of(again, numbers), strict=True)
+            found += [(*edge, folder.place, pieces) for edge, pieces in buckets]
+    return sorted(found, key=itemgetter(0))
 
 
 def remove_others(place: Place, name: str, beginning: str = "") -> None:
@@ -269,3 +298,29 @@ def remove_others(place: Place, name: str, beginning: str = "") -> None:
     for other in place.sizes():
         if other.startswith(beginning) and other != name:
             place.remove(other, recursive=True)
+
+
+def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
+    """Some rows, and how many bytes a row has."""
+    rows = copy.copy(rows)
+    rows.open()
+    with closing(rows):
+        found = rows.group(FIRST_ROWS, FIRST_BYTES)
+    if found is None:
+        raise ConfigError(
+            f"{CALLER}(): the pipeline has no rows, and nothing was written: check what filters it"
+        )
+    known = getattr(rows.plan.inputs.source, "row_bytes", None) or 0.0
+    return found[0], max(1.0, known, found[0].nbytes / len(found[0]))
+
+
+def _obstacle(rows: pa.Table, form: Format) -> str | None:
+    try:
+        form.open(pa.BufferOutputStream(), rows.schema).close()
+    except (pa.ArrowException, TypeError) as error:
+        return f"which Parquet cannot hold ({error})"
+    try:
+        gathered(rows, np.zeros(1, dtype=np.int64))
+    except pa.ArrowException as error:
+        return f"whose rows Arrow cannot put into another order ({error})"
+    return None

@@ -1,27 +1,29 @@
 """Files of pieces between two passes: rows of one bucket each, as Arrow streams (lz4). The manifest says
-where they are.
+where they are. A last column says where each row goes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.columns.arrays import gathered, one_chunk, to_arrow, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, UnreachableError
 from trainpipes.storage.output_folder import FileInfo, Manifest
 from trainpipes.storage.places import Place
 
+CALLER = "repack"
 #: Which bytes pieces are: int64 ``[pieces, 3]`` of the number of the file, where it begins, where it ends.
 Pieces: TypeAlias = IntArray
 #: Bytes of rows that are compressed at a time.
 BATCH_BYTES = 4 << 20
-#: Requests to a server at once.
-REQUESTS = 16
+#: The last column of rows between the passes: where each goes.
+PLACE = "place"
 
 
 def piece_file(number: int) -> str:
@@ -29,24 +31,27 @@ def piece_file(number: int) -> str:
 
 
 class PieceWriter:
-    def __init__(self, file: Any) -> None:
-        self._file = file
+    def __init__(self, file: Any, edges: IntArray) -> None:
+        self._file, self._edges = file, edges
         self._sizes: list[list[int]] = []
         self._rows = self._bytes = 0
 
-    def write(self, pieces: Iterable[pa.Table]) -> None:
-        """A run: a piece for each bucket."""
-        sizes = []
-        for piece in pieces:
-            sizes.append(self._write(piece) if len(piece) else 0)
-            self._rows, self._bytes = self._rows + len(piece), self._bytes + piece.nbytes
-        self._sizes.append(sizes)
+    def scatter(self, tables: list[pa.Table], places: IntArray) -> None:
+        """Write a piece for each bucket; rows with negative places go. Empties ``tables``."""
+        order = np.argsort(places, kind="stable")
+        order = order[int(np.count_nonzero(places < 0)) :]
+        places = places[order]
+        table = _taken(tables, order).append_column(PLACE, to_arrow(places))
+        cuts = np.searchsorted(places, self._edges).tolist()
+        self._sizes.append([self._write(table.slice(a, b - a)) for a, b in pairwise(cuts)])
 
     def _write(self, piece: pa.Table) -> int:
         start: int = self._file.tell()
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
-        with pa.ipc.new_stream(self._file, piece.schema, options=options) as writer:
-            writer.write_table(piece, max(1, BATCH_BYTES * len(piece) // max(1, piece.nbytes)))
+        if len(piece):
+            options = pa.ipc.IpcWriteOptions(compression="lz4")
+            with pa.ipc.new_stream(self._file, piece.schema, options=options) as writer:
+                writer.write_table(piece, max(1, BATCH_BYTES * len(piece) // max(1, piece.nbytes)))
+        self._rows, self._bytes = self._rows + len(piece), self._bytes + piece.nbytes
         size: int = self._file.tell() - start
         return size
 
@@ -54,48 +59,88 @@ class PieceWriter:
         return FileInfo(self._rows, {}, notes={"pieces": self._sizes, "size": self._bytes})
 
 
-class PieceIndex:
-    def __init__(self, manifest: Manifest, numbers: Sequence[int] | None = None) -> None:
-        numbers = range(len(manifest.entries)) if numbers is None else numbers
-        files, edges = [], []
-        for number in numbers:
-            sizes = np.array(manifest.entries[number].notes["pieces"], dtype=np.int64)
-            ends = np.cumsum(sizes).reshape(sizes.shape)
-            edges.append(np.stack([ends - sizes, ends], axis=2))
-            files += [number] * len(sizes)
-        self._files, self._edges = np.array(files, dtype=np.int64), np.concatenate(edges)
-
-    def of(self, bucket: int) -> Pieces:
-        found = np.column_stack([self._files, self._edges[:, bucket]])
-        return found[found[:, 1] < found[:, 2]]
+def pieces_of(manifest: Manifest, numbers: Sequence[int]) -> list[Pieces]:
+    """The pieces of each bucket in some of the files."""
+    found = []
+    for number in numbers:
+        sizes = np.array(manifest.entries[number].notes["pieces"], dtype=np.int64)
+        ends = np.cumsum(sizes).reshape(sizes.shape)
+        found.append(np.stack([np.full_like(ends, number), ends - sizes, ends], axis=2))
+    buckets = np.concatenate(found).swapaxes(0, 1)
+    return [some[some[:, 1] < some[:, 2]] for some in buckets]
 
 
 def size_of(manifest: Manifest) -> int:
     return sum(int(entry.notes["size"]) for entry in manifest.entries)
 
 
-def read_pieces(place: Place, pieces: Pieces) -> list[pa.Table]:
-    files, starts, stops = pieces.T.tolist()
-    names = [piece_file(number) for number in files]
+def read_pieces(place: Place, pieces: Pieces) -> tuple[list[pa.Table], IntArray]:
+    """The rows of pieces, and where they go."""
+    ranges = [(piece_file(number), start, stop) for number, start, stop in pieces.tolist()]
     try:
-        contents = read_ranges(place, names, starts, stops)
-        return [pa.ipc.open_stream(content).read_all() for content in contents]
+        tables = [pa.ipc.open_stream(content).read_all() for content in place.read_all(ranges)]
     except UnreachableError:
         raise
     except (OSError, pa.ArrowException) as error:
         raise damaged(place, f"what is in {place.root} cannot be read ({error})") from error
+    places = [to_numpy(table.column(-1)) for table in tables]
+    return [table.remove_column(table.num_columns - 1) for table in tables], np.concatenate(places)
 
 
-def read_ranges(
-    place: Place, names: Sequence[str], starts: Sequence[int], stops: Sequence[int]
-) -> Iterator[bytes]:
-    if place.is_local:
-        yield from map(place.read, names, starts, stops)
-        return
-    with ThreadPoolExecutor(REQUESTS, "repack-requests") as pool:
-        for first in range(0, len(names), REQUESTS):
-            few = slice(first, first + REQUESTS)
-            yield from pool.map(place.read, names[few], starts[few], stops[few])
+def gather(place: Place, pieces: Pieces, first: int, stop: int) -> pa.Table:
+    """The rows of a bucket in order."""
+    tables, places = read_pieces(place, pieces)
+    order = np.argsort(places, kind="stable")
+    if not np.array_equal(places[order], np.arange(first, stop)):
+        raise damaged(place, f"rows {first:,} to {stop:,} are not all there, once")
+    return _taken(tables, order)
+
+
+def _taken(tables: list[pa.Table], order: IntArray) -> pa.Table:
+    schema = tables[0].schema
+    chunks = [[c for table in tables for c in table.column(n).chunks] for n in range(len(schema))]
+    tables.clear()
+    columns = []
+    for number, kind in enumerate(schema.types):
+        column = one_chunk(pa.chunked_array(chunks[number], kind))
+        chunks[number] = []
+        columns.append(gathered(column, order))
+        del column
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def few_tables(tables: Iterable[pa.Table], size: int) -> Iterator[list[pa.Table]]:
+    """Tables that have that many bytes together, about."""
+    held: list[pa.Table] = []
+    held_bytes = 0
+    for table in tables:
+        held.append(table)
+        held_bytes += table.nbytes
+        del table
+        if held_bytes >= size:
+            yield held
+            held, held_bytes = [], 0
+    if held:
+        yield held
+
+
+def groups_of(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """The same rows, so many together."""
+    held: list[pa.Table] = []
+    count = 0
+    for table in tables:
+        start = 0
+        while start < len(table):
+            held.append(table.slice(start, rows - count))
+            start, count = start + len(held[-1]), count + len(held[-1])
+            if count == rows:
+                yield pa.concat_tables(held).combine_chunks()
+                held, count = [], 0
+        if held:  # a copy: a slice would keep all of the table in memory
+            held[-1] = gathered(held[-1], np.arange(len(held[-1])))
+        del table  # before the next rows are read
+    if held:
+        yield pa.concat_tables(held).combine_chunks()
 
 
 def damaged(place: Place, what: str) -> DataError:

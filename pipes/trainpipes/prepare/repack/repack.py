@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainpipes._internal.checks import byte_count, column_names, flag, need, whole_number
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import byte_count, column_names, flag, need, require, whole_number
 from trainpipes.engine.pool import default_threads
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.repack.given import given_rows, kept_metadata
-from trainpipes.prepare.repack.move import Move, temporary_place
-from trainpipes.prepare.repack.passes import CALLER
+from trainpipes.prepare.repack.keys import Order
+from trainpipes.prepare.repack.passes import Shuffle, temporary_place
+from trainpipes.prepare.repack.pieces import CALLER
 from trainpipes.sources.files.file_rows import ends_of_names
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.storage.executor import Executor, Threads, checked_executor
@@ -24,7 +23,6 @@ from trainpipes.storage.output_folder import Manifest
 from trainpipes.storage.ray_cluster import Ray
 from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.formats import CODECS, check_codec, check_group, parquet_form
-from trainpipes.storage.writers.inputs import about_inputs, places_of
 from trainpipes.storage.writers.write import ANY, Output, write
 
 #: Bytes of memory, at least: less is a number of something else.
@@ -131,9 +129,10 @@ def repack(
         raise ConfigError(
             f"{caller}() takes shuffle or sort, got shuffle=True and sort={by}: give one of the two"
         )
-    once: Any = drop_duplicates
-    if not isinstance(once, bool):
-        once = column_names(once, f"{caller}(drop_duplicates)")
+    once: list[str] | None = [] if drop_duplicates is True else None
+    if not isinstance(drop_duplicates, bool):
+        drop_duplicates = once = column_names(drop_duplicates, f"{caller}(drop_duplicates)")
+    order = Order(seed if shuffle else None, by, descending, once)
     if columns is not None:
         columns = column_names(columns, f"{caller}(columns)")
     check_codec(compression, CODECS, caller)
@@ -142,13 +141,13 @@ def repack(
     out = Output(folder, num_files, rows_per_file, overwrite, storage_options, suffixes)
     out.check(ANY, caller)
     check_group(row_group_size, caller)
-    for given, option in ((by, "sort"), (once is not False, "drop_duplicates")):
+    for given, option in ((by, "sort"), (drop_duplicates, "drop_duplicates")):
         if given:
             need("duckdb", f"{caller}({option})")
     memory = byte_count(memory_limit, f"{caller}(memory_limit)", LEAST_MEMORY)
     options = {
-        "shuffle": shuffle, "seed": seed if shuffle else None, "sort": by, "descending": descending,
-        "drop_duplicates": once, "row_group_size": row_group_size, "compression": compression,
+        "shuffle": shuffle, "seed": order.seed, "sort": by, "descending": descending,
+        "drop_duplicates": drop_duplicates, "row_group_size": row_group_size, "compression": compression,
         "compression_level": compression_level,
     }  # fmt: skip
     pipeline = given_rows(data, columns, storage_options, caller)
@@ -159,21 +158,16 @@ def repack(
         form = parquet_form(
             caller, options, row_group_size, compression, compression_level, metadata
         )
-        if not shuffle and not by and once is False:
+        if not shuffle and not order.has_keys:
             alone = not (rows.plan.counted and out.is_cut) or rows.plan.runs_user_code
-            done = write(lambda: rows, form, out, None if executor is None and alone else workers)
+            done = write(rows, form, out, None if executor is None and alone else workers)
         else:
-            about = {"pipeline": json.loads(rows.plan.identity), **about_inputs(source)}
-            to = out.open(form, source, about)
+            to = out.open(form, rows.plan, workers)
             between = temporary_place(to.place, temp_dir, storage_options, isinstance(workers, Ray))
-            paths = [(to.place.root, "folder"), *((path, "data") for path in places_of(source))]
-            for path, option in [*paths, (between.root, "temp_dir")]:
-                workers.check_path(path, f"{caller}({option})")
+            workers.check_path(between.root, f"{caller}(temp_dir)")
             with to:
-                done = to.finished or Move(
-                    pipeline, rows, form, by, descending, once, seed if shuffle else None, out,
-                    memory, between,
-                ).run(to, workers)  # fmt: skip
+                shuffled = Shuffle(pipeline, rows, form, order, out, memory, between)
+                done = to.finished or shuffled.run(to, workers)
     files = getattr(source, "files", None)
     bytes_in = None
     if isinstance(files, FileList) and (files.sizes >= 0).all():
@@ -188,14 +182,9 @@ def _threads() -> Threads:
     return Threads(max(1, min(MOST_THREADS, default_threads())))
 
 
-def _check_level(level: Any, compression: str | None) -> None:
-    if level is None:
-        return
-    most = {"zstd": 22, "gzip": 9, "brotli": 11}.get(compression or "")
-    if most is None:
-        raise ConfigError(
-            f"{CALLER}(compression_level) is of zstd, gzip or brotli, got {shown(level)} for {compression}: "
-            "leave it out"
-        )
-    least = 0 if compression == "brotli" else 1
-    whole_number(level, least, f"{CALLER}(compression_level)", f"a level of {compression}", most)
+def _check_level(level: int | None, compression: str | None) -> None:
+    if level is not None:
+        option = f"{CALLER}(compression_level)"
+        most = {"zstd": 22, "gzip": 9, "brotli": 11}.get(compression or "")
+        require(most, option, "left out, but for zstd, gzip and brotli", level, "leave it out")
+        whole_number(level, 1, option, f"a level of {compression}", most or 1)

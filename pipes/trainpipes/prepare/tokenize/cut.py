@@ -58,34 +58,25 @@ def cut(pipeline: Pipeline) -> Parts:
     training: list[Stage] = []
     closed = False  # whether all that is left is training's
     for number, stage in enumerate(stages):
-        below = number <= last
-        if stage.role in ("files", "reader", "source"):
-            ahead.append(stage)
-        elif stage.role == "cache":
+        role, below = stage.role, number <= last
+        if role == "cache":
             continue  # the files are the cache
-        elif stage.role in ("shuffle", "shard"):
-            (ahead if not _on_rows(ahead) else training).append(stage)
-        elif below and stage.role == "repeat":
-            training.append(stage)
-        elif stage.role in ("take", "skip") and not closed and not _ordered(training):
-            ahead.append(stage)
-        elif below and _moves(stage, stages[number + 1 : last + 1]):
-            training.append(stage)
+        if role in ("files", "reader", "source"):
+            is_ahead = True
+        elif role in ("shuffle", "shard"):  # of files
+            is_ahead = not any(one.role in ("reader", "source") for one in ahead)
+        elif below and (role == "repeat" or _moves(stage, stages[number + 1 : last + 1])):
+            is_ahead = False
+        elif role in ("take", "skip") and not any(one.role == "shuffle" for one in training):
+            is_ahead = not closed
         elif below:
             _check(stage, stages[last])
-            ahead.append(stage)
+            is_ahead = True
         else:
             closed = closed or not _always_the_same(stage)
-            (training if closed else ahead).append(stage)
+            is_ahead = not closed
+        (ahead if is_ahead else training).append(stage)
     return Parts(tuple(ahead), tuple(training), _makers(ahead))
-
-
-def _on_rows(stages: Sequence[Stage]) -> bool:
-    return any(stage.role in ("reader", "source") for stage in stages)
-
-
-def _ordered(stages: Sequence[Stage]) -> bool:
-    return any(stage.role == "shuffle" for stage in stages)
 
 
 def _always_the_same(stage: Stage) -> bool:
@@ -137,8 +128,10 @@ def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
     )
 
 
-def open_plan(stages: Sequence[Stage], source: Any = None) -> Plan:
-    stages = list(stages)
+def open_plan(
+    ahead: Sequence[Stage], source: Any = None, schemas: Mapping[str, Any] | None = None
+) -> Plan:
+    stages = [stage.fresh() for stage in ahead]
     if gives_objects(stages):
         stages.append(AsColumns(CALLER))
     plan = Plan.of(stages, source, quiet=True)
@@ -149,6 +142,7 @@ def open_plan(stages: Sequence[Stage], source: Any = None) -> Plan:
             "the source, or leave it out"
         )
     files_of(plan)
+    plan.inputs.schemas.adopt(schemas or {})
     return plan
 
 

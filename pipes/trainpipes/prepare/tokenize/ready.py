@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import pyarrow as pa
-
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.pipeline import Pipeline
@@ -36,8 +34,6 @@ def tokenized_rows(
     """Rows of token ids with the tokenizer that made them; None where the files are not of ``tokenize``."""
     source = Plan.of(rows.stages, quiet=True).inputs.source
     if not isinstance(source, FileBlocks) or source.schema is None:
-        return None
-    if not any(_are_ids(source.schema.field(name).type) for name in source.schema.names):
         return None
     manifests = _manifests(source)
     about = next((found for found in manifests.values() if found is not None), None)
@@ -87,35 +83,29 @@ def _check(
             )
 
 
-def _are_ids(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return bool(is_list and pa.types.is_integer(kind.value_type))
-
-
 def _manifests(source: FileBlocks) -> dict[str, dict[str, Any] | None]:
+    """What is said of the files in each folder; None of those that ``tokenize`` has not written."""
     found: dict[str, dict[str, Any] | None] = {}
     files = source.files
     for number, (name, path) in enumerate(zip(files.names, files.paths, strict=True)):
-        folder = str(name).rpartition("/")[0]
-        if folder not in found:
-            beside = str(path).rpartition("/")[0]
-            requests = Requests(files.retry_seconds)
-            found[folder] = _manifest(files.system(number), beside, folder, requests)
-    return found
-
-
-def _manifest(system: Any, beside: str, folder: str, requests: Requests) -> dict[str, Any] | None:
-    for name in (MANIFEST, ABOUT):
-        about: Any = None
-        with suppress(OSError, ValueError, RecursionError):
-            about = json.loads(requests.call(system, "cat_file", f"{beside}/{name}"))
-        if not isinstance(about, dict) or "tokenized" not in about:
+        folder, beside = (str(one).rpartition("/")[0] for one in (name, path))
+        if folder in found:
             continue
-        if name == ABOUT:
-            raise ConfigError(
-                f"{folder} is not finished: some of its files are still to be made; tokenize again, which "
-                "goes on where it was",
-                path=folder,
-            )
-        return about
-    return None
+        found[folder] = None
+        for mark in (MANIFEST, ABOUT):
+            about: Any = None
+            with suppress(OSError, ValueError, RecursionError):
+                requests = Requests(files.retry_seconds)
+                about = json.loads(
+                    requests.call(files.system(number), "cat_file", f"{beside}/{mark}")
+                )
+            if isinstance(about, dict) and "tokenized" in about:
+                if mark == ABOUT:
+                    raise ConfigError(
+                        f"{folder} is not finished: some of its files are still to be made; tokenize again, "
+                        "which goes on where it was",
+                        path=folder,
+                    )
+                found[folder] = about
+                break
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.tokenize.cut import Parts, cut, files_of, open_plan
 from trainpipes.prepare.tokenize.make import (
     BareFile,
-    Maker,
     Task,
     first_rows,
     make,
@@ -35,12 +33,12 @@ from trainpipes.storage.executor import (
     checked_executor,
     cores,
 )
-from trainpipes.storage.output_folder import Manifest, OutputFolder
+from trainpipes.storage.output_folder import Manifest
 from trainpipes.storage.output_folder import run as make_files
 from trainpipes.storage.places import place_at
 from trainpipes.storage.writers.formats import CODECS, check_codec, parquet_form
-from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
-from trainpipes.storage.writers.write import Format
+from trainpipes.storage.writers.inputs import open_output
+from trainpipes.storage.writers.write import Format, refuse_functions
 from trainpipes.tokenizers.simple import Bytes
 
 #: Bytes of an input file after which another output file begins.
@@ -146,18 +144,9 @@ def tokenize(
         _check_training(pipeline, parts)
     place = place_at(folder, "tokenize", storage_options)
     with given:  # before anything is read: Ray starts processes
-        plan = open_plan([stage.fresh() for stage in parts.ahead])
-        source = plan.inputs.source
+        plan = open_plan(parts.ahead)
         suffix = ".parquet" if is_parquet else ".bin"
-        refuse_own_input(source, place, [f"part{suffix}"], "tokenize")
-        given.check_path(place.root, "tokenize(folder)")
-        for path in places_of(source):
-            given.check_path(path, "tokenize(pipeline)")
-        if isinstance(given, Threads) and given.n > 1 and plan.runs_user_code:
-            raise ConfigError(
-                f"tokenize(executor={given}) would call functions of yours in several threads at once: give "
-                f"Processes({given.n})"
-            )
+        refuse_functions(plan, given, "tokenize")
         schema = first_rows(plan).schema
         if not is_parquet:
             _check_bare(schema)
@@ -165,19 +154,17 @@ def tokenize(
         ids = [name for maker in parts.makers for name in maker.id_columns if name in schema.names]
         options: dict[str, Any] = {"format": format, "bytes_per_file": bytes_per_file}
         options |= {"compression": compression} if is_parquet else {"dtype": dtype}
-        about = {"options": options, "pipeline": json.loads(plan.identity)}
-        about |= {"tokenized": {"ids": ids}, **about_inputs(source)}
-        opener = partial(
-            Maker, parts.ahead, source, plan.inputs.schemas.known(),
-            partial(BareFile, dtype) if dtype else _form(compression, schema).open, schema, ids,
-        )  # fmt: skip
-        with OutputFolder(place, "tokenize", about, overwrite=overwrite) as out:
+        about = {"options": options, "tokenized": {"ids": ids}}
+        opened = partial(open_plan, parts.ahead, plan.inputs.source, plan.inputs.schemas.known())
+        open_file = partial(BareFile, dtype) if dtype else _form(compression, schema).open
+        with open_output(place, plan, [f"part{suffix}"], given, about, overwrite) as out:
             missing = [task for task in tasks if task.name not in out.files]
             workers = _worthwhile(plan, missing) if executor is None else given
             read = sum(task.rows for task in tasks)
             found = make_files(
-                tasks, make, out, workers, open_state=opener, total=read, job="tokenizing"
-            )
+                tasks, partial(make, open_file, schema, ids), out, workers,
+                open_state=opened, total=read, job="tokenizing",
+            )  # fmt: skip
     tokens = sum(entry.notes["tokens"] for entry in found.entries)
     return Tokenized(
         **vars(found), tokens=tokens, read=read, format=format, dtype=dtype,
@@ -224,17 +211,15 @@ def _check_bare(schema: pa.Schema) -> None:
 
 def _narrowest(stages: Sequence[Stage]) -> str:
     """The narrowest type that holds every id of the tokenizer, as far as known."""
-    most = 0
+    known = [0]
     for stage in stages:
         if isinstance(stage, Tokenizes):
-            maker = stage.maker
+            maker, end = stage.maker, stage.identity().get("add_eos")
             pieces = range(256) if isinstance(maker, Bytes) else (maker.pieces() or {}).values()
-            end = stage.identity().get("add_eos")
-            known = [*maker.special_ids(), *([end] if type(end) is int else [])]
+            known += [*pieces, *maker.special_ids(), end if type(end) is int else 0]
             if not pieces:
                 return "uint32"
-            most = max([most, *pieces, *known])
-    return "uint16" if most < 1 << 16 else "uint32"
+    return "uint16" if max(known) < 1 << 16 else "uint32"
 
 
 def _worthwhile(plan: Plan, missing: list[Task]) -> Executor:

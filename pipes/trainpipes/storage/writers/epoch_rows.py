@@ -1,26 +1,33 @@
-"""The rows of one epoch as tables whose cuts depend on the rows alone: files have the same bytes after a
-resume.
-"""
+"""The rows of one epoch of a pipeline, in order, from any place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
-from trainpipes.columns.arrays import gathered
-from trainpipes.columns.columns import table_of
+from trainpipes.columns.payload import Payload, slice_payload
 from trainpipes.columns.run import Run
+from trainpipes.engine.layout import WindowKey
 from trainpipes.engine.planning.as_columns import row_schema
-from trainpipes.errors import SchemaError
-from trainpipes.kinds.stage import Stage
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.pool import Pool, default_threads
+from trainpipes.engine.shards.shard_rows import ShardOpener, open_windows
+from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
+from trainpipes.errors import ConfigError
+from trainpipes.kinds.blame import say_where
+from trainpipes.kinds.source import RowSource
+from trainpipes.kinds.stage import is_ours
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.storage.writers.epoch_runs import EpochRuns
+from trainpipes.storage.writers.table_groups import TableGroups
 
-#: Rows that are looked at together, at first and at most, and the bytes that they are to have.
-FIRST_ROWS, MOST_ROWS = 16, 1024
-FEW_BYTES, MANY_BYTES = 256 << 10, 1 << 20
+if TYPE_CHECKING:
+    from trainpipes.pipeline import Pipeline
+
+#: Attributes that no copy has.
+OPENED = {"plan", "_pool", "_runs", "_placed", "_table"}
 
 
 class AsColumns(RunStage):
@@ -44,105 +51,114 @@ class AsColumns(RunStage):
         return f"{self.caller}()"
 
 
-class EpochRows(EpochRuns):
-    _table: pa.Table | None = None
-    _schema: pa.Schema | None = None
+class EpochRows(TableGroups):
+    """The rows of one epoch of a pipeline. A copy reads by itself; it pickles."""
 
-    def _last_stages(self, caller: str) -> Sequence[Stage]:
-        return (AsColumns(caller),)
+    def __init__(self, pipeline: Pipeline, caller: str, dealt: bool = False) -> None:
+        chain = pipeline._iteration.plan.chain
+        finishing = next((stage for stage in chain.after if stage.role == "finish"), None)
+        in_the_way: Any = chain.batch or chain.repeat or finishing
+        opener: Any = chain.stages[0]
+        if in_the_way is None and (getattr(opener, "makes_batches", False) or chain.endless):
+            in_the_way = opener
+        if in_the_way is not None:
+            raise ConfigError(
+                f"{caller}() writes the rows of one epoch: call it before batch(), collate() and repeat(), "
+                f"got {in_the_way}"
+            )
+        left = ("place",) if dealt else ("shard", "place")
+        self.caller = caller
+        rows = [stage for stage in pipeline.stages if stage.role not in left]
+        self._stages = [*rows, AsColumns(caller)]
+        self._begin(None)
 
-    def close(self) -> None:
-        self._table = None
-        super().close()
+    def _begin(self, source: RowSource | None) -> None:
+        self.plan = Plan.of([stage.fresh() for stage in self._stages], source)
+        self._pool: Pool | None = None
+        self._runs: ShardRuns | None = None
+        self._placed: PlacedRun | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        source = self.plan.inputs.source
+        # One of the user's may hold what does not pickle; several put together open theirs again.
+        goes = isinstance(source, RowSource) and is_ours(type(source)) and not source.joined_inputs
+        kept = {name: value for name, value in vars(self).items() if name not in OPENED}
+        schemas = self.plan.inputs.schemas.known()
+        return {"kept": kept, "source": source if goes else None, "schemas": schemas}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state["kept"])
+        self._begin(state["source"])
+        self.plan.inputs.schemas.adopt(state["schemas"])
 
     def know_columns(self) -> pa.Schema | None:
+        """Find the columns before any but the first rows are read."""
         return row_schema(self.plan.inputs, self.caller)
 
-    def some(self, most: int = 1 << 62) -> pa.Table | None:
-        """The next rows, as they come, and so many at most."""
-        while self._table is None or self.used == len(self._table):
-            if not self._advance():
-                return None
-        found = self._table.slice(self.used, most)
-        self.used += len(found)
-        return found
+    @property
+    def count(self) -> int | None:
+        return int(self.plan.counts.end(1)) if self.plan.counts.known else None
+
+    def open(
+        self,
+        cursor: dict[str, Any] | None = None,
+        row: int = 0,
+        epoch: int = 0,
+        shard: int = 0,
+        last: WindowKey | None = None,
+    ) -> None:
+        """Begin at a cursor, or at the first row of an epoch or of a shard in it, and read no further ahead
+        than the last window, if given; ``row`` is the first row's number.
+        """
+        self.close()
+        if cursor is None and row:
+            cursor = self._cursor_at(row, epoch)
+        threads = default_threads()
+        self._pool = Pool(threads) if threads and not self.plan.runs_user_code else None
+        opener = ShardOpener(self.plan, open_windows(self.plan, self._pool, epoch, last))
+        self._runs = ShardRuns(opener, shard, epoch, cursor)
+
+    def open_part(self, start: int, stop: int, epoch: int = 0) -> None:
+        """Begin at a row, where positions follow by arithmetic (``plan.counted``), for those before
+        ``stop``."""
+        last = self._cursor_at(max(start, stop - 1), epoch)
+        self.open(None, start, epoch, 0, WindowKey(last["epoch"], 0, last["window"]))
+
+    def tables(self, start: int, stop: int, epoch: int = 0) -> Iterator[pa.Table]:
+        """Rows from one to before another, as they come, where positions follow by arithmetic."""
+        self.open_part(start, stop, epoch)
+        with closing(self):
+            while start < stop and (table := self.some(stop - start)) is not None:
+                start += len(table)
+                yield table
+                del table  # before the next rows are read
+
+    def close(self) -> None:
+        super().close()
+        self._runs = self._placed = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     @property
-    def schema(self) -> pa.Schema:
-        assert self._schema is not None
-        return self._schema
+    def cursor(self) -> dict[str, Any]:
+        placed = self._placed
+        assert placed is not None
+        return placed.cursor(placed.first + self.used)
 
-    def group(self, most: int, most_bytes: int) -> tuple[pa.Table, int] | None:
-        parts: list[pa.RecordBatch] = []
-        rows = size = 0
-        step = FIRST_ROWS
-        while rows < most and size < most_bytes:
-            part = self._take(min(step, most - rows))
-            if part is None:
-                break
-            parts.append(part)
-            rows += len(part)
-            part_size = pa.ipc.get_record_batch_size(part)
-            size += part_size
-            if part_size < FEW_BYTES:
-                step = min(2 * step, MOST_ROWS)
-            elif part_size > MANY_BYTES:
-                step = max(step // 2, 1)
-        if not parts:
-            return None
-        return pa.Table.from_batches(parts, self._schema).combine_chunks(), size
+    def _cursor_at(self, row: int, epoch: int) -> dict[str, Any]:
+        found = self.plan.counts.cursor_at(row, 0, epoch)
+        del found["delivered"]
+        return found
 
-    def _take(self, rows: int) -> pa.RecordBatch | None:
-        parts = []
-        while rows and (part := self.some(rows)) is not None:
-            parts.append(part)
-            rows -= len(part)
-        if not parts:
-            return None
-        columns = [compact(column) for column in pa.concat_tables(parts).columns]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
-    def _advance(self) -> bool:
-        found = self.next_run()
+    def next_run(self) -> Payload | None:
+        assert self._runs is not None
+        try:
+            found = self._runs.next()
+        except Exception as error:
+            say_where(error, self.plan)
+            raise
         if found is None:
-            return False
-        table = decoded(table_of(found, self.caller))
-        schema = table.schema.remove_metadata()
-        self._schema = self._schema or schema
-        check_columns(self._schema, schema, self.caller)
-        self._table = table.replace_schema_metadata()
-        return True
-
-
-def check_columns(first: pa.Schema, found: pa.Schema, caller: str, where: str = "") -> None:
-    if not found.equals(first):
-        got, had = (", ".join(f"{f.name}: {f.type}" for f in schema) for schema in (found, first))
-        raise SchemaError(
-            f"{caller}(): rows must all have the same columns, got {got}{where} after {had}; bring them in "
-            "line by map(), select() or map_batches()",
-            stage=caller,
-        )
-
-
-def decoded(table: pa.Table) -> pa.Table:
-    """Without dictionaries, of which a file has one for each column."""
-    for number, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            column = table.column(number).cast(field.type.value_type)
-            table = table.set_column(number, field.with_type(field.type.value_type), column)
-    return table
-
-
-def compact(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array that holds its rows and nothing besides, nor any bytes where a value is null."""
-    array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
-    return array if _is_plain(array) else gathered(array, np.arange(len(array), dtype=np.int64))
-
-
-def _is_plain(array: pa.Array) -> bool:
-    """Whether an array that ``concat_arrays`` made is known to hold nothing besides its rows."""
-    if array.null_count or pa.types.is_boolean(array.type):
-        return False
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        return _is_plain(array.values)
-    return bool(not pa.types.is_nested(array.type) and not isinstance(array, pa.ExtensionArray))
+            return None
+        self._placed, run = found
+        return slice_payload(run.block.data, self._placed.first, self._placed.last)

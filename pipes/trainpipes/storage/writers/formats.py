@@ -16,7 +16,6 @@ from trainpipes.kinds.options import either
 from trainpipes.storage.executor import Executor
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import Manifest
-from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.json_lines import NoJson, lines_of
 from trainpipes.storage.writers.write import ANY, Format, Output, write
 
@@ -82,7 +81,7 @@ def write_parquet(
     options = {"row_group_size": row_group_size, "compression": compression}
     form = parquet_form("write_parquet", options, row_group_size, compression)
     out = Output(folder, num_files, rows_per_file, overwrite, storage_options)
-    return write(partial(EpochRows, pipeline, form.caller), form, out, executor)
+    return write(pipeline, form, out, executor)
 
 
 def write_arrow(
@@ -115,7 +114,7 @@ def write_arrow(
         row_group_size or GROUP_ROWS, ANY if row_group_size else OTHER_GROUP_BYTES, FILE_BYTES,
     )  # fmt: skip
     out = Output(folder, num_files, rows_per_file, overwrite, storage_options)
-    return write(partial(EpochRows, pipeline, form.caller), form, out, executor)
+    return write(pipeline, form, out, executor)
 
 
 def write_json(
@@ -146,7 +145,7 @@ def write_json(
         {"compression": compression}, GROUP_ROWS, OTHER_GROUP_BYTES, FILE_BYTES,
     )  # fmt: skip
     out = Output(folder, num_files, rows_per_file, overwrite, storage_options)
-    return write(partial(EpochRows, pipeline, form.caller), form, out, executor)
+    return write(pipeline, form, out, executor)
 
 
 def check_codec(compression: object, known: Collection[str], caller: str) -> None:

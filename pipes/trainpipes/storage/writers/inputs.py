@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,22 +10,40 @@ from typing import Any
 
 from fsspec.implementations.cached import CachingFileSystem
 
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.state.cursor import checksum
+from trainpipes.storage.executor import Executor
+from trainpipes.storage.output_folder import OutputFolder
 from trainpipes.storage.places import Place
 
 #: Options of file systems that say which server a path is of.
 SERVERS = ("endpoint_url", "host", "port", "account_name")
 
 
-def about_inputs(source: Any) -> dict[str, str]:
-    """What a manifest says of a source's files: "inputs", a checksum of their sizes and times or etags."""
+def open_output(
+    place: Place,
+    reads: Any,
+    names: Collection[str],
+    workers: Executor,
+    about: Mapping[str, Any],
+    overwrite: bool,
+    suffixes: Sequence[str] | None = None,
+) -> OutputFolder:
+    """The folder that rows of a plan, or of anything else, are written to, once that can be done there."""
+    source = reads.inputs.source if isinstance(reads, Plan) else reads
+    refuse_own_input(source, place, names, suffixes)
+    workers.check_path(place.root, f"{place.caller}(folder)")
+    for path in _paths(source):
+        workers.check_path(path, f"{place.caller}(pipeline)")
     stamps: list[object] = []
     for files in file_lists(source):
         for size, stamp in zip(files.sizes.tolist(), files.stamps, strict=True):
             stamps += [size, stamp]
-    return {"inputs": checksum(*stamps)} if stamps else {}
+    identity = {"pipeline": json.loads(reads.identity)} if isinstance(reads, Plan) else {}
+    inputs = {"inputs": checksum(*stamps)} if stamps else {}
+    return OutputFolder(place, {**identity, **inputs, **about}, overwrite=overwrite)
 
 
 def file_lists(source: Any) -> Iterator[FileList]:
@@ -38,7 +57,7 @@ def file_lists(source: Any) -> Iterator[FileList]:
         yield from file_lists(joined.source)
 
 
-def places_of(source: Any) -> Iterator[str]:
+def _paths(source: Any) -> Iterator[str]:
     for files in file_lists(source):
         systems = files.system_of.tolist()
         yield from (str(files.names[systems.index(system)]) for system in sorted(set(systems)))
@@ -47,56 +66,46 @@ def places_of(source: Any) -> Iterator[str]:
 
 
 def refuse_own_input(
-    source: Any,
-    place: Place,
-    names: Collection[str],
-    caller: str,
-    suffixes: Sequence[str] | None = None,
+    source: Any, place: Place, names: Collection[str], suffixes: Sequence[str] | None = None
 ) -> None:
     """Raise ConfigError if a folder holds, or would hold, files that are read."""
     real = os.path.realpath if place.is_local else str
-    root, target = place.root, real(place.path)
+    target, how = real(place.path), ""
     if place.is_local and os.path.isfile(target):
         return  # no folder can be made there, which is said when it is tried
     for files in file_lists(source):
-        for number, system in enumerate(files.systems):
-            paths = (files.paths[n] for n in (files.system_of == number).nonzero()[0].tolist())
-            folders = {path.rpartition("/")[0] for path in paths}
-            if _same_store(system, place.system) and any(
-                f"{real(folder)}/".startswith(f"{target}/") for folder in folders
-            ):
-                raise ConfigError(
-                    f"{caller}(): the folder {root} holds files that are read: give a folder beside the "
-                    "input",
-                    path=root,
-                )
+        mine = [_same_store(system, place.system) for system in files.systems]
+        which = zip(files.paths, files.system_of.tolist(), strict=True)
+        folders = {path.rpartition("/")[0] for path, system in which if mine[system]}
+        if any(f"{real(folder)}/".startswith(f"{target}/") for folder in folders):
+            how = "holds files that are read"
         for listed in files.listed:
             wanted = listed.wanted
             if suffixes is not None:
                 wanted = replace(wanted, suffixes=tuple(suffixes))
+            known = _known_as(target, wanted.root.rstrip("/"), folders, real)
             if _same_store(listed.system, place.system) and any(
-                wanted.stands_for(f"{inner}/{name}")
-                for inner in _known_as(target, wanted.root.rstrip("/"), files.paths, real)
-                for name in names
+                wanted.stands_for(f"{folder}/{name}") for folder in known for name in names
             ):
-                raise ConfigError(
-                    f"{caller}(): the folder {root} is within the input {listed.url!r}, so that the next run "
-                    "would read what is written there, too: give a folder beside the input",
-                    path=root,
-                )
+                how = f"is within the input {listed.url!r}, so that the next run would read what is written "
+                how += "there, too"
+    if how:
+        raise ConfigError(
+            f"{place.caller}(): the folder {place.root} {how}: give a folder beside the input",
+            path=place.root,
+        )
 
 
 def _known_as(
-    target: str, base: str, paths: Sequence[str], real: Callable[[str], str]
+    target: str, base: str, folders: Collection[str], real: Callable[[str], str]
 ) -> Iterator[str]:
     """What a folder is called below another one, where any folder on the way to files may be a link."""
-    folders = {base}
-    for path in paths:
-        folder = path.rpartition("/")[0]
-        while folder not in folders and folder.startswith(f"{base}/"):
-            folders.add(folder)
-            folder = folder.rpartition("/")[0]
+    above = {base}
     for folder in folders:
+        while folder not in above and folder.startswith(f"{base}/"):
+            above.add(folder)
+            folder = folder.rpartition("/")[0]
+    for folder in above:
         its = real(folder or "/").rstrip("/")
         if f"{target}/".startswith(f"{its}/"):
             yield f"{folder}{target[len(its) :]}"
@@ -105,11 +114,7 @@ def _known_as(
 def _same_store(own: Any, system: Any) -> bool:
     while isinstance(own, CachingFileSystem):
         own = own.fs
-    return bool(_protocols(own) & _protocols(system)) and _server(own) == _server(system)
-
-
-def _protocols(system: Any) -> set[str]:
-    return {system.protocol} if isinstance(system.protocol, str) else {*system.protocol}
+    return type(own) is type(system) and _server(own) == _server(system)
 
 
 def _server(system: Any) -> list[Any]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from trainpipes.columns.arrays import apart, first_null, one_chunk
+from trainpipes.columns.bad_text import BadCell
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.sources.memmap.manifest import (
     Array,
@@ -18,211 +21,138 @@ from trainpipes.sources.memmap.manifest import (
     npy_header,
     offsets_ending,
 )
-from trainpipes.stages.read_columns import Ragged
+from trainpipes.stages.read_columns import Even, Opaque, Ragged, null_cell, of_arrow
 from trainpipes.storage.output_file import OutputFile
-from trainpipes.storage.writers.array_blocks import Arrays, bad_row
+
+NO_NUMBERS = (
+    "holds {}, and a memory map holds bool, integers and floats of up to 64 bits, or bytes: encode text "
+    "(.encode(), or tokenize it), and leave out what cannot be"
+)
 
 
-@dataclass(frozen=True)
-class ArrayColumns:
-    layout: Layout
-    columns: tuple[Column, ...]
-    named: Mapping[str, np.dtype[Any]]
-
-    @classmethod
-    def of(
-        cls,
-        rows: Arrays,
-        dtypes: Mapping[str, np.dtype[Any]] | np.dtype[Any] | None,
-        ragged: Collection[str],
-    ) -> ArrayColumns:
-        names = rows.names
-        asked = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(names, dtypes)
-        if missing := sorted({*asked, *ragged} - {*names}):
-            raise ConfigError(
-                f"write_memmap(): there is no column {missing[0]!r}; there are {', '.join(sorted(names))}"
-            )
-        named = {name: dtype for name, dtype in asked.items() if dtype is not None}
-        if len({*names}) < len(names):
-            raise ConfigError(f"write_memmap(): two columns have one name: {', '.join(names)}")
-        many = [
-            n in ragged or isinstance(c, Ragged) for n, c in zip(names, rows.columns, strict=True)
-        ]
-        if rows.layout == "tuple" and any(many):
-            raise ConfigError(
-                f"write_memmap(): column {names[many.index(True)]!r} is ragged, and such columns need names: "
-                "give rows that are dicts"
-            )
-        columns = []
-        for name, given, is_ragged in zip(names, rows.columns, many, strict=True):
-            values: Any = _as_ragged(given, name, 0).values if is_ragged else given
-            column = Column(name, "", (), is_ragged)
-            if len(values) or not is_ragged:
-                dtype = named.get(name, values.dtype).newbyteorder("=")
-                column = replace(column, dtype=dtype.name, shape=values.shape[1:])
-            columns.append(column)
-        return cls(rows.layout, tuple(columns), named)
-
-    def check(self, rows: Arrays, row: int) -> None:
-        """Raise DataError unless rows, of which the first has that number, have these columns."""
-        names = tuple(column.name for column in self.columns)
-        if (rows.layout, rows.names) != (self.layout, names):
-            raise DataError(
-                f"write_memmap(): row {row} has columns {', '.join(rows.names)}, and those before it "
-                f"{', '.join(names)}: all rows have the same columns",
-                row=row,
-            )
-
-    def bytes_of(self, rows: Arrays) -> Array:
-        """Bytes of each row, about, int64 ``[rows]``: the same however rows are given."""
-        sizes = np.zeros(len(rows), np.int64)
-        for column, given in zip(self.columns, rows.columns, strict=True):
-            values = given.values if isinstance(given, Ragged) else given
-            each = int(np.prod(values.shape[1:])) * (
-                np.dtype(column.dtype).itemsize if column.dtype else 8
-            )
-            sizes += each * given.lengths + 8 if isinstance(given, Ragged) else each
-        return sizes
+def bad_row(row: int, name: str, what: str) -> DataError:
+    return DataError(f"write_memmap(): row {row}: column {name!r} {what}", row=row)
 
 
-def _as_ragged(given: Array | Ragged, name: str, row: int) -> Ragged:
-    if isinstance(given, Ragged):
-        return given
-    if given.ndim < 2:
-        raise bad_row(
-            row, name, "is a single number, and in a ragged column rows are lists or arrays"
-        )
-    count, length, *rest = given.shape
-    return Ragged(given.reshape(count * length, *rest), np.full(count, length, np.int64))
+def arrays_of(column: pa.ChunkedArray, name: str, as_ragged: bool, row: int) -> Ragged | Even:
+    """A column as arrays; ``row`` is the first row's number."""
+    array = one_chunk(column)
+    if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
+        if array.null_count:
+            raise bad_row(row + first_null(array), name, str(null_cell(0, name)))
+        values, offsets = apart(array)
+        return Ragged(values, np.diff(offsets).astype(np.int64))
+    try:
+        found = of_arrow(column, name)
+    except BadCell as bad:
+        raise bad_row(row + (bad.row or 0), name, str(bad)) from bad
+    if isinstance(found, Opaque):
+        raise bad_row(row, name, NO_NUMBERS.format(array.type))
+    if not as_ragged or isinstance(found, Ragged):
+        return found
+    if found.values.ndim < 2:
+        what = "is a single number, and in a ragged column rows are lists or arrays"
+        raise bad_row(row, name, what)
+    count, length, *rest = found.values.shape
+    return Ragged(found.values.reshape(count * length, *rest), np.full(count, length, np.int64))
 
 
 class NpyFile:
-    def __init__(self, file: OutputFile, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    def __init__(self, file: OutputFile, dtype: str, shape: tuple[int, ...]) -> None:
         self.rows = 0
         self._file, self._dtype, self._shape = file, dtype, shape
-        file.write(npy_header(dtype.name, (0, *shape)))
+        file.write(npy_header(dtype, (0, *shape)))
         file.check = 0
-
-    @property
-    def crc32(self) -> int:
-        return self._file.check
 
     def write(self, array: Array) -> None:
         data: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._file.write(data.data)
         self.rows += len(array)
 
-    def close(self) -> None:
-        self._file.write_beginning(npy_header(self._dtype.name, (self.rows, *self._shape)))
+    def close(self) -> int:
+        """Write how many rows there are; gives the CRC-32 of what follows the header."""
+        self._file.write_beginning(npy_header(self._dtype, (self.rows, *self._shape)))
+        return self._file.check
 
 
 class ColumnFile:
     """A column's values, and the offsets of a ragged one."""
 
     def __init__(
-        self, column: Column, named: np.dtype[Any] | None, part: OutputFile, ending: str
+        self, name: str, empty: Ragged | Even, named: Any, part: OutputFile, ending: str
     ) -> None:
-        self._column, self._named = column, named
-        self._part, self._ending = part, ending
-        self._empty = np.empty((0, *column.shape), column.dtype or named)
-        self._values: NpyFile | None = None
+        dtype = (empty.values.dtype if named is None else named).newbyteorder("=").name
+        shape, self.ragged = empty.values.shape[1:], isinstance(empty, Ragged)
+        self._column = Column(name, dtype, shape, self.ragged)
+        self._values = NpyFile(part.beside(ending), dtype, shape)
         self._offsets: NpyFile | None = None
-        if column.ragged:
-            file = part.beside(offsets_ending(ending))
-            self._offsets = NpyFile(file, np.dtype(np.int64), ())
+        if self.ragged:
+            self._offsets = NpyFile(part.beside(offsets_ending(ending)), "int64", ())
             self._offsets.write(np.zeros(1, np.int64))
 
-    def write(self, given: Array | Ragged, row: int) -> None:
-        rows = self._checked(given, row)
-        if self._offsets:
-            start = self._values.rows if self._values else 0
-            self._empty = rows.values if self._offsets.rows == 1 else self._empty
-            self._offsets.write(start + np.cumsum(rows.lengths, dtype=np.int64))
-        if len(rows.values) or not self._offsets:
-            into = self._values or self._open(rows.values)
-            if len(rows.values) and rows.values.shape[1:] != self._column.shape:
-                shape = [*["L"] * self._column.ragged, *rows.values.shape[1:]]
-                what = f"has shape {shape}, and the rows before it make it {self._column}"
-                raise bad_row(row, self._column.name, what)
-            into.write(self._cast(rows, row))
-
-    def _checked(self, given: Array | Ragged, row: int) -> Ragged:
-        name, shape = self._column.name, self._column.shape
-        if self._offsets:
-            return _as_ragged(given, name, row)
-        if not isinstance(given, Ragged):
-            return Ragged(given, np.ones(len(given), np.int64))
-        size = shape[0] if shape else 1
-        place = int(np.argmax(given.lengths != size))
-        what = f"has {given.lengths[place]} values, and all rows before it {size}"
-        raise bad_row(row + place, name, f"{what}: if lengths may differ, pass ragged=[{name!r}]")
-
-    def _open(self, values: Array) -> NpyFile:
-        dtype, shape = (
-            np.dtype(self._column.dtype or self._named or values.dtype),
-            self._column.shape,
-        )
-        if not self._column.dtype:  # which no row has shown before
-            dtype, shape = dtype.newbyteorder("="), values.shape[1:]
-            self._column = replace(self._column, dtype=dtype.name, shape=shape)
-        self._values = NpyFile(self._part.beside(self._ending), dtype, shape)
-        return self._values
-
-    def _cast(self, rows: Ragged, row: int) -> Array:
-        """The same numbers in the column's dtype, or an error."""
-        values, dtype = rows.values, np.dtype(self._column.dtype)
-        narrowed = self._named is not None and dtype.kind == "f"
-        # NumPy calls a cast of int64 to float64 safe, which rounds integers above 2^53.
-        rounded = dtype.kind == "f" and values.dtype.kind in "iu"
-        if narrowed or (np.can_cast(values.dtype, dtype, "safe") and not rounded):
-            return values.astype(dtype, copy=False)
-        kept, bad = values, np.zeros(values.shape, np.bool_)
-        if dtype.kind in "iu":
-            bad = ~((values >= np.iinfo(dtype).min) & (values <= np.iinfo(dtype).max))
-            kept = np.where(bad, 0, values)
-        found: Array = kept.astype(dtype)
-        # NaN stays NaN among floats.
+    def write(self, given: Ragged | Even, row: int) -> None:
+        values, dtype, ends = given.values, np.dtype(self._column.dtype), None
+        if isinstance(given, Ragged) and self._offsets:
+            ends = np.cumsum(given.lengths, dtype=np.int64)
+            self._offsets.write(self._values.rows + ends)
         with np.errstate(invalid="ignore"):  # a float beyond int64
-            bad |= (found.astype(values.dtype) != kept) & ((kept == kept) | (dtype.kind != "f"))
-        if bad.any():
-            place = int(np.argmax(bad.reshape(len(values), -1).any(axis=1)))
-            row += int(np.searchsorted(np.cumsum(rows.lengths), place, side="right"))
-            name, value = self._column.name, values[place][bad[place]].flat[0]
-            what = f"is {dtype}, which cannot hold {values.dtype} {value}"
-            raise bad_row(
-                row,
-                name,
-                f"{what}: pass dtype={{{name!r}: ...}} with one that can, or convert the values",
-            )
-        return found
+            found: Array = values.astype(dtype, copy=False)
+            if dtype.kind != "f" and dtype != values.dtype:  # floats may be narrowed
+                bad = found.astype(values.dtype) != values
+                if dtype.kind in "iu":
+                    bad |= (values < np.iinfo(dtype).min) | (values > np.iinfo(dtype).max)
+                if bad.any():
+                    place = int(np.argmax(bad.reshape(len(values), -1).any(axis=1)))
+                    value, name = values[place][bad[place]].flat[0], self._column.name
+                    row += place if ends is None else int(np.searchsorted(ends, place, "right"))
+                    raise bad_row(
+                        row, name,
+                        f"is {dtype}, which cannot hold {values.dtype} {value}: pass dtype={{{name!r}: ...}} "
+                        "with one that can, or convert the values",
+                    )  # fmt: skip
+        self._values.write(found)
 
     def close(self) -> Column:
-        values = self._values or self._open(self._empty)
-        values.close()
-        found = replace(self._column, values=values.rows, crc32=values.crc32)
-        if self._offsets:
-            self._offsets.close()
-            found = replace(found, offsets_crc32=self._offsets.crc32)
-        return found
+        found = replace(self._column, crc32=self._values.close(), values=self._values.rows)
+        return replace(found, offsets_crc32=self._offsets.close()) if self._offsets else found
 
 
 class PartFile:
-    def __init__(self, file: OutputFile, columns: ArrayColumns) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        dtypes: Mapping[str, np.dtype[Any]] | np.dtype[Any] | None,
+        ragged: Collection[str],
+        file: OutputFile,
+        schema: pa.Schema,
+    ) -> None:
+        names, empty = schema.names, schema.empty_table()
+        asked = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(names, dtypes)
+        if missing := sorted({*asked, *ragged} - {*names}):
+            raise ConfigError(
+                f"write_memmap(): there is no column {missing[0]!r}; there are {', '.join(sorted(names))}"
+            )
         self.columns: dict[str, str] = {}
-        self._file, self._given, self._rows = file, columns, 0
-        endings = file_endings([column.name for column in columns.columns])
-        self._columns = [
-            ColumnFile(column, columns.named.get(column.name), file, ending)
-            for column, ending in zip(columns.columns, endings, strict=True)
-        ]
+        self._file, self._layout, self._ragged, self._rows = file, layout, ragged, 0
+        self._columns = {
+            name: ColumnFile(
+                name, arrays_of(empty[name], name, name in ragged, 0), asked.get(name), file, ending
+            )
+            for name, ending in zip(names, file_endings(names), strict=True)
+        }
+        odd = [name for name, column in self._columns.items() if column.ragged]
+        if layout == "tuple" and odd:
+            raise ConfigError(
+                f"write_memmap(): column {odd[0]!r} is ragged, and such columns need names: give rows that "
+                "are dicts"
+            )
 
-    def write(self, group: Arrays, first_row: int) -> None:
-        self._given.check(group, first_row)
-        for column, given in zip(self._columns, group.columns, strict=True):
-            column.write(given, first_row)
+    def write(self, group: pa.Table, first_row: int) -> None:
+        for name, column in self._columns.items():
+            column.write(arrays_of(group[name], name, name in self._ragged, first_row), first_row)
         self._rows += len(group)
 
     def close(self) -> None:
-        columns = tuple(column.close() for column in self._columns)
+        columns = tuple(column.close() for column in self._columns.values())
         self.columns = {column.name: column.type for column in columns}
-        self._file.write(Header(self._rows, self._given.layout, columns).pack())
+        self._file.write(Header(self._rows, self._layout, columns).pack())

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, pairwise
-from typing import Any, Protocol
+from itertools import chain, count, pairwise
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from trainpipes._internal.checks import whole_number
 from trainpipes.engine.layout import IntArray
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, DataChangedError
 from trainpipes.storage.executor import Executor, Threads, checked_executor
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
 from trainpipes.storage.places import place_at
-from trainpipes.storage.writers.epoch_runs import EpochRuns
-from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
+from trainpipes.storage.writers.epoch_rows import EpochRows
+from trainpipes.storage.writers.inputs import open_output
+
+if TYPE_CHECKING:
+    from trainpipes.pipeline import Pipeline
 
 
 class FileWriter(Protocol):
@@ -36,9 +39,7 @@ class FileWriter(Protocol):
     def close(self) -> None: ...
 
 
-#: Rows, and how many bytes they have.
-Group = tuple[Any, int]
-#: Rows that are read in turn: ``EpochRows``, ``EpochArrays`` or ``ArrayGroups``.
+#: What rows are read from: ``EpochRows`` or ``OnceTables``.
 Rows = Any
 #: More rows or bytes than there are.
 ANY = 1 << 62
@@ -75,6 +76,8 @@ class FileTask:
     length: int | None
     #: Whether these rows must be there; else the file ends with the rows, or with its bytes.
     exact: bool = True
+    #: Its rows; None if there are none.
+    groups: Iterator[Any] | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         if not self.exact or self.length is None:
@@ -98,19 +101,23 @@ class Output:
     def is_cut(self) -> bool:
         return self.num_files is not None or self.rows_per_file is not None
 
-    def open(self, form: Format, source: Any, about: Mapping[str, Any]) -> OutputFolder:
+    def open(self, form: Format, reads: Any, workers: Executor, **about: Any) -> OutputFolder:
+        """The folder, to be entered; ``reads`` is a plan, or anything else that may read files."""
         place = place_at(self.folder, form.caller, self.storage_options)
-        refuse_own_input(source, place, form.names, form.caller, self.suffixes)
         options = {"format": form.caller.removeprefix("write_"), **form.options}
         options |= {"num_files": self.num_files, "rows_per_file": self.rows_per_file}
-        about = {"options": options, **about}
-        return OutputFolder(place, form.caller, about, overwrite=self.overwrite)
+        return open_output(
+            place, reads, form.names, workers, {"options": options, **about}, self.overwrite,
+            self.suffixes,
+        )  # fmt: skip
 
-    def length(self, rows: int | None, number: int) -> int | None:
-        """Rows of a file, by its number; None if it ends by its bytes."""
-        if self.num_files is None or rows is None:
-            return self.rows_per_file
-        return rows // self.num_files + (number < rows % self.num_files)
+    def edges(self, rows: int, files: int = 1) -> IntArray:
+        """The first row of each file, and the end: int64 ``[files + 1]``; ``files`` unless the user says."""
+        if self.rows_per_file is not None:
+            return np.append(np.arange(0, rows, self.rows_per_file, dtype=np.int64), rows)
+        files = self.num_files or files
+        numbers = np.arange(files + 1, dtype=np.int64)
+        return numbers * (rows // files) + np.minimum(numbers, rows % files)
 
     def check(self, rows: int | None, caller: str) -> None:
         """Raise ConfigError unless that many rows can be cut so."""
@@ -138,142 +145,114 @@ class Output:
             )
 
 
-def file_edges(rows: int, files: int | None, rows_per_file: int | None) -> IntArray:
-    """The first row of each file, and the end: int64 ``[files + 1]``."""
-    if rows_per_file is not None:
-        return np.append(np.arange(0, rows, rows_per_file, dtype=np.int64), rows)
-    count = files or 1
-    numbers = np.arange(count + 1, dtype=np.int64)
-    return numbers * (rows // count) + np.minimum(numbers, rows % count)
-
-
 def write(
-    rows: Callable[[], EpochRuns], form: Format, out: Output, executor: Executor | None
+    source: Pipeline | EpochRows, form: Format, out: Output, executor: Executor | None
 ) -> Manifest:
     workers = checked_executor(executor, form.caller, Threads(1))
     with workers:  # before anything is read: Ray starts processes
-        found = rows()
-        out.check(found.count, form.caller)
-        is_cut, alone = found.plan.counted and out.is_cut, workers == Threads(1)
+        rows = source if isinstance(source, EpochRows) else EpochRows(source, form.caller)
+        out.check(rows.count, form.caller)
+        alone = workers == Threads(1)
         if not alone:
-            _check_cut(found, is_cut, workers)
-        source = found.plan.inputs.source
-        about = {"pipeline": json.loads(found.plan.identity), **about_inputs(source)}
-        folder = out.open(form, source, about)
-        workers.check_path(folder.place.root, f"{form.caller}(folder)")
-        for path in places_of(source):
-            workers.check_path(path, f"{form.caller}(pipeline)")
-        with folder, closing(found):
-            if folder.finished is not None:
-                return folder.finished
-            if folder.files or not alone:
-                found.know_columns()
-            if not is_cut:
-                return _write_in_turn(found, found.count, form, out, folder)
-            assert found.count is not None
-            edges = file_edges(found.count, out.num_files, out.rows_per_file).tolist()
+            _check_cut(rows, out, workers)
+        with out.open(form, rows.plan, workers) as folder, closing(rows):
+            if folder.finished is None and (folder.files or not alone):
+                rows.know_columns()
+            if alone:
+                return _write_in_turn(rows, rows.count, rows.plan.counted, form, out, folder)
+            edges = out.edges(rows.count or 0).tolist()
             tasks = (
                 FileTask(form.name_of(n), a, b - a) for n, (a, b) in enumerate(pairwise(edges))
             )
-            return run(
-                tasks, partial(_make, form), folder, workers,
-                open_state=_Reader(found, alone), total=found.count,
-            )  # fmt: skip
+            make, copied = partial(_make_part, form), partial(copy, rows)
+            return run(tasks, make, folder, workers, open_state=copied, total=rows.count)
 
 
-def write_once(rows: Rows, source: Any, count: int | None, form: Format, out: Output) -> Manifest:
+def write_once(rows: Rows, reads: Any, count: int | None, form: Format, out: Output) -> Manifest:
     """Write rows that can be read once: where that fails nothing is left, and no later run goes on."""
     out.check(count, form.caller)
-    with out.open(form, source, {"pipeline": None}) as folder:
-        return _write_in_turn(rows, count, form, out, folder)
+    with out.open(form, reads, Threads(1), pipeline=None) as folder:
+        return _write_in_turn(rows, count, False, form, out, folder)
 
 
 def _write_in_turn(
-    rows: Rows, count: int | None, form: Format, out: Output, folder: OutputFolder
+    rows: Rows, total: int | None, exact: bool, form: Format, out: Output, folder: OutputFolder
 ) -> Manifest:
-    reader = _Reader(rows)
-    tasks = _in_turn(reader, folder, form, partial(out.length, count))
-    make = partial(_make, form, reader=reader)
-    return run(tasks, lambda task, file, _: make(task, file), folder, Threads(1), total=count)
+    edges = out.edges(total) if total and out.is_cut else None
+
+    def tasks() -> Iterator[FileTask]:
+        """Each is done before the next one is asked for."""
+        start, at, cursor, length = 0, -1, None, out.rows_per_file
+        for number in count():
+            name = form.name_of(number)
+            if edges is not None and number == len(edges) - 1:
+                return
+            if edges is not None:
+                length = int(edges[number + 1] - edges[number])
+            if name not in folder.files:
+                if at != start:
+                    rows.open(cursor, start)
+                groups, whole = _groups(form, rows, length), exact and edges is not None
+                if groups is None and not whole:
+                    return
+                yield FileTask(name, start, length, whole, groups)
+                del groups
+                at = start + folder.files[name].rows
+            start, cursor = start + folder.files[name].rows, folder.files[name].cursor
+
+    def make(task: FileTask, file: OutputFile, _: None) -> FileInfo:
+        return _make(form, task, file, rows)
+
+    return run(tasks(), make, folder, Threads(1), total=total)
 
 
-def _in_turn(
-    reader: _Reader, out: OutputFolder, form: Format, length: Callable[[int], int | None]
-) -> Iterator[FileTask]:
-    start = sum(info.rows for info in out.files.values())
-    last = next(reversed(out.files.values()), None)
-    reader.rows.open(None if last is None else last.cursor, row=start)
-    for number in count(len(out.files)):
-        most = length(number)
-        if not reader.has_more(form, most):
-            return
-        name = form.name_of(number)
-        yield FileTask(name, start, most, exact=False)
-        start += out.files[name].rows
+def _make_part(form: Format, task: FileTask, file: OutputFile, rows: EpochRows) -> FileInfo:
+    assert task.length is not None
+    rows.open_part(task.start, task.start + task.length)
+    with closing(rows):
+        return _make(form, replace(task, groups=_groups(form, rows, task.length)), file, rows)
 
 
-class _Reader:
-    """Opened in each worker; a single one reads on where the file before ended."""
-
-    def __init__(self, rows: Rows, alone: bool = True) -> None:
-        self.rows, self._alone = rows, alone
-        self._at: int | None = None
-        self._next: Group | None = None
-
-    def __call__(self) -> _Reader:
-        return self if self._alone else _Reader(copy(self.rows), False)
-
-    def open(self, task: FileTask) -> None:
-        stop = task.start + (task.length or 0)
-        if task.exact and self._at != task.start:
-            self.close()
-            if self._alone:
-                cursor = self.rows.cursor_at(task.start) if task.start else None
-                self.rows.open(cursor, row=task.start)
-            else:
-                self.rows.open_part(task.start, stop)
-        self._at = stop if self._alone else None
-
-    def has_more(self, form: Format, left: int | None) -> bool:
-        self._next = self.group(form, left, form.file_bytes)
-        return self._next is not None
-
-    def group(self, form: Format, left: int | None, room: int) -> Group | None:
-        """The next rows of a file that has so many left, or room for so many bytes."""
-        found, self._next = self._next, None
-        size = form.group_bytes or (room if left is None else ANY)
-        rows = form.group_rows if left is None else min(form.group_rows, left)
-        return found or self.rows.group(rows, size)
-
-    def close(self) -> None:
-        self.rows.close()
-
-
-def _make(form: Format, task: FileTask, file: OutputFile, reader: _Reader) -> FileInfo:
-    reader.open(task)
-    done, room, left = 0, form.file_bytes, task.length
-    group = reader.group(form, left, room)
-    columns: dict[str, str] = {}
-    if group is not None:
-        with closing(form.open(file, reader.rows.schema)) as writer:
-            while group is not None:
-                writer.write(group[0], task.start + done)
-                done, room = done + len(group[0]), room - group[1]
-                file.advance(len(group[0]))
-                left = None if task.length is None else task.length - done
-                if left == 0 or (left is None and room <= 0):
-                    break
-                group = reader.group(form, left, room)
+def _make(form: Format, task: FileTask, file: OutputFile, rows: Rows) -> FileInfo:
+    done, columns = 0, {}
+    if task.groups is not None:
+        with closing(form.open(file, rows.schema)) as writer:
+            for group in task.groups:
+                writer.write(group, task.start + done)
+                done += len(group)
+                file.advance(len(group))
         columns = writer.columns
     if task.exact and done != task.length:
         raise DataChangedError(
             f"{form.caller}(): the rows of {task.name} end before row {task.start + done + 1:,}: the input "
             "has changed; begin anew with overwrite=True"
         )
-    return FileInfo(done, columns, None if task.exact else reader.rows.cursor)
+    return FileInfo(done, columns, rows.cursor)
 
 
-def _check_cut(rows: EpochRuns, is_cut: bool, executor: Executor) -> None:
+def _groups(form: Format, rows: Rows, length: int | None) -> Iterator[Any] | None:
+    """The rows of a file, so many or as many as it has room for; None if there are none."""
+
+    def groups() -> Iterator[Any]:
+        left, room = (ANY, form.file_bytes) if length is None else (length, ANY)
+        while (
+            left
+            and room > 0
+            and (found := rows.group(min(form.group_rows, left), form.group_bytes or room))
+        ):
+            group, size = found
+            left, room = left - len(group), room - size
+            del found
+            yield group
+            del group  # before the next rows are read
+
+    coming = groups()
+    for first in coming:
+        return chain([first], coming)
+    return None
+
+
+def _check_cut(rows: EpochRows, out: Output, executor: Executor) -> None:
     """Raise unless it is known which rows each file has, before any is read."""
     plan, option = rows.plan, f"{rows.caller}(executor={executor})"
     if not plan.counted:
@@ -283,13 +262,17 @@ def _check_cut(rows: EpochRuns, is_cut: bool, executor: Executor) -> None:
             f"{option} gives each worker the rows of one file, and how many rows {odd} gives is known only "
             "when all are read: leave executor out, or write the rows before that stage"
         )
-    if not is_cut:
+    if not out.is_cut:
         raise ConfigError(
             f"{option} gives each worker the rows of one file: say how many by num_files=... or "
             "rows_per_file=..."
         )
-    if isinstance(executor, Threads) and plan.runs_user_code:
+    refuse_functions(plan, executor, rows.caller)
+
+
+def refuse_functions(plan: Plan, executor: Executor, caller: str) -> None:
+    if isinstance(executor, Threads) and executor.n > 1 and plan.runs_user_code:
         raise ConfigError(
-            f"{option} would call functions of yours in several threads at once: give "
+            f"{caller}(executor={executor}) would call functions of yours in several threads at once: give "
             f"Processes({executor.n}), or leave executor out"
         )
