@@ -13,6 +13,7 @@ import pytest
 
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, serving
+from trainpipes.sources.remote import retry
 
 s3fs = pytest.importorskip("s3fs")
 moto = pytest.importorskip("moto.server")
@@ -22,6 +23,11 @@ XML = {"Content-Type": "application/xml"}
 BUSY: Fault = (503, {**XML, "body": BODY.format("ServiceUnavailable")})
 EXPIRED: Fault = (400, {**XML, "body": BODY.format("ExpiredToken")})
 DENIED: Fault = (403, {**XML, "body": BODY.format("AccessDenied")})
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +72,19 @@ def first(times: int, fault: Fault) -> Any:
     return said
 
 
-@pytest.mark.parametrize("glob", ["*/*.parquet", "**/*.parquet", "", "1/*.parquet"])
-@pytest.mark.parametrize("fault", [BUSY, "close", "half, then close"], ids=["503", "close", "half"])
+@pytest.mark.parametrize(
+    ("fault", "glob"),
+    [
+        *((BUSY, glob) for glob in ("*/*.parquet", "**/*.parquet", "", "1/*.parquet")),
+        ("close", "**/*.parquet"),
+        ("close", ""),
+        ("half, then close", "*/*.parquet"),
+        ("half, then close", "1/*.parquet"),
+    ],
+    ids=lambda value: str(value[0] if isinstance(value, tuple) else value),
+)
 def test_a_store_that_fails_for_a_while_gives_all_rows(
-    server: FaultyServer, glob: str, fault: Fault
+    server: FaultyServer, fault: Fault, glob: str
 ) -> None:
     wanted = list(pipeline(server, glob))
     assert len(wanted) == (200 if glob == "1/*.parquet" else 400)
@@ -98,7 +113,7 @@ def test_a_store_that_is_gone_is_said_to_be(server: FaultyServer, stage: str, fa
 def test_a_try_is_one_request(server: FaultyServer, stage: str) -> None:
     # The first client of a process takes a while to be made: a try that ends before sends nothing.
     len(pipeline(server, "0/*.parquet"))
-    pipe = pipeline(server, "1/1.parquet", 4).batch(8)
+    pipe = pipeline(server, "1/1.parquet", 2).batch(8)
     if stage == "rows":
         len(pipe)
     server.asked.clear()
