@@ -67,6 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     kept = TemporaryDirectory(prefix="trainpipes-cache-")
     config.add_cleanup(kept.cleanup)
     os.environ["TRAINPIPES_CACHE"] = kept.name
+    gc.disable()  # until all tests are collected
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -86,6 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What modules and tests hold stays to the end: half a million objects that no later collection looks
     at, which takes 0.2 s, and many tests ask for one."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
