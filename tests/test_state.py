@@ -346,7 +346,17 @@ def test_other_bytes_in_the_files_are_refused(folder: Path) -> None:
     pq.write_table(table, folder / "part-000.parquet", compression="gzip", row_group_size=20)
     told = refusal(of_files(folder), state)
     assert "data/bytes: saved" in told
-    assert "(file 1 of 2 is not the saved one)" in told
+    assert f"(file 1 of 2 is not the saved one: {folder / 'part-000.parquet'})" in told
+
+
+def test_of_many_files_the_few_are_named_that_one_of_is_another(tmp_path: Path) -> None:
+    for number in range(40):
+        pq.write_table(table_of_rows(number, 1), tmp_path / f"{number:02d}.parquet")
+    state = saved(of_files(tmp_path))
+    pq.write_table(table_of_rows(7, 1), tmp_path / "07.parquet", compression="gzip")
+    told = refusal(of_files(tmp_path), state)
+    first, last = tmp_path / "07.parquet", tmp_path / "09.parquet"
+    assert f"(one of the files 8 to 10 of 40 is not the saved one: {first} to {last})" in told
 
 
 def test_a_renamed_file_is_refused(folder: Path) -> None:

@@ -19,7 +19,7 @@ from trainpipes._internal.callers import (
     reading_ranks,
     warn_without_data_module,
 )
-from trainpipes._internal.checks import require, whole_number
+from trainpipes._internal.checks import one_by_one, require, whole_number
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
@@ -274,11 +274,11 @@ class Pipeline(IterableDataset[Any]):
     pin = Method(Pin)
     to = Method(To)
 
-    def select(self, *columns: str) -> Pipeline:
-        return self.then(Select(columns))
+    def select(self, *columns: str | Sequence[str]) -> Pipeline:
+        return self.then(Select(one_by_one(columns)))
 
-    def drop_columns(self, *columns: str) -> Pipeline:
-        return self.then(DropColumns(columns))
+    def drop_columns(self, *columns: str | Sequence[str]) -> Pipeline:
+        return self.then(DropColumns(one_by_one(columns)))
 
     def zip(self, *others: Pipeline) -> Pipeline:
         return Pipeline([Zip((self, *others))])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec
 
 import pyarrow as pa
 
-from trainpipes._internal.checks import wrong
+from trainpipes._internal.checks import one_by_one, wrong
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage, snake_case
 from trainpipes.kinds.stage_kinds import Source
@@ -120,14 +120,14 @@ def from_tensors(*tensors: Any, **named: Any) -> Pipeline:
     return Pipeline([FromTensors(tensors)])
 
 
-def concat(*pipelines: Pipeline) -> Pipeline:
+def concat(*pipelines: Pipeline | Sequence[Pipeline]) -> Pipeline:
     """The rows of several pipelines, one after the other. See ``Concat``."""
-    return Pipeline([Concat(pipelines)])
+    return Pipeline([Concat(one_by_one(pipelines))])
 
 
-def zip(*pipelines: Pipeline) -> Pipeline:
+def zip(*pipelines: Pipeline | Sequence[Pipeline]) -> Pipeline:
     """The columns of several pipelines of as many rows, side by side. See ``Zip``."""
-    return Pipeline([Zip(pipelines)])
+    return Pipeline([Zip(one_by_one(pipelines))])
 
 
 @functools.cache

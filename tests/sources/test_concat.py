@@ -211,3 +211,14 @@ def test_a_state_names_the_source_that_differs(folders: tuple[Path, Path]) -> No
 def test_what_cannot_be_one_of_several_is_refused(made: Any, message: str) -> None:
     with pytest.raises(tp.ConfigError, match=message):
         made(tp.from_arrow(pa.table({"x": [1, 2]})))
+
+
+def test_pipelines_and_columns_come_one_by_one_or_in_a_list() -> None:
+    one, two = (tp.from_arrow(pa.table({name: [1], name * 2: [2]})) for name in "xy")
+    assert list(tp.zip([one, two])) == list(tp.zip(one, two))
+    assert list(tp.concat([one, one])) == list(tp.concat(one, one))
+    both = tp.zip(one, two)
+    assert list(both.select(["x", "y"])) == list(both.select("x", "y")) == [{"x": 1, "y": 1}]
+    assert list(both.drop_columns(["xx"])) == list(both.drop_columns("xx"))
+    rows = tp.read_parquet("rows")
+    assert rows.select(["x"]).to_yaml() == rows.select("x").to_yaml()

@@ -55,6 +55,14 @@ def test_fields_of_a_structured_array_are_columns(tmp_path):
     assert rows[3]["x"] == 3
 
 
+@pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
+def test_names_of_fields_may_be_of_any_script(tmp_path):
+    array = np.zeros(2, [("größe", "<i4"), ("漢", "<i4")])
+    array["漢"] = [3, 4]
+    np.save(tmp_path / "rows.npy", array)
+    assert list(tp.read_numpy(tmp_path)) == [{"größe": 0, "漢": 3}, {"größe": 0, "漢": 4}]
+
+
 def test_rows_can_be_chosen_by_number(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.arange(40), y=np.arange(80).reshape(40, 2))
     np.savez(tmp_path / "b.npz", x=np.arange(40, 50), y=np.zeros((10, 2), np.int64))

@@ -201,6 +201,13 @@ def test_quoted_cells_hold_line_ends_delimiters_and_quotes(write, small_pieces):
     assert rows(tp.read_csv(path, ["t"])) == [{"t": row["t"]} for row in given]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_blank_lines_are_no_rows_wherever_a_piece_ends(write, small_pieces, end):
+    lines = ["x", "", "1", "", "", *map(str, range(10, 60)), "", "2", ""]
+    found = rows(tp.read_csv(write("a.csv", end.join(lines))))
+    assert [row["x"] for row in found] == [1, *range(10, 60), 2]
+
+
 def test_nothing_is_null_and_quoted_nothing_is_the_empty_text(write):
     path = write("a.csv", 'a,b,c\n,,1\n"","",\nx,NA,3\n')
     assert rows(tp.read_csv(path)) == [

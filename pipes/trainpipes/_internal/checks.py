@@ -135,6 +135,12 @@ def several(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
+def one_by_one(values: Sequence[Any]) -> Sequence[Any]:
+    """Arguments given one by one, or as one list or tuple."""
+    first = values[0] if len(values) == 1 else None
+    return first if isinstance(first, list | tuple) else values
+
+
 def column_name(value: Any, option: str) -> str:
     require(isinstance(value, str) and value, option, "the name of a column", value)
     return str(value)

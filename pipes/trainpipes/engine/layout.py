@@ -203,7 +203,13 @@ class Layout:
         return window
 
     def _pieces(self, span: int) -> list[tuple[int, int, int]]:
-        return _pieces(span, self.num_spans, self.batch_size, self.changes)
+        """First chunk, first row and batch size of each part of a span between changes."""
+        pieces = [(0, 0, self.batch_size)]
+        for number, size in self.changes:
+            first, row, before = pieces[-1]
+            chunk = slots_before(number, span, self.num_spans)
+            pieces.append((chunk, row + (chunk - first) * before, size))
+        return pieces
 
     def chunk_row(self, span: int, chunk: int) -> int:
         first, row, size = next(p for p in reversed(self._pieces(span)) if p[0] <= chunk)
@@ -250,18 +256,6 @@ class Layout:
         return np.flatnonzero(chunk % self.sharers == sharer).astype(np.int64, copy=False)
 
 
-def _pieces(
-    span: int, spans: int, batch_size: int, changes: Sequence[tuple[int, int]]
-) -> list[tuple[int, int, int]]:
-    """First chunk, first row and batch size of each part of a span between changes."""
-    pieces = [(0, 0, batch_size)]
-    for number, size in changes:
-        first, row, before = pieces[-1]
-        chunk = slots_before(number, span, spans)
-        pieces.append((chunk, row + (chunk - first) * before, size))
-    return pieces
-
-
 def _dealt(rows: int, first: int, size: int, sharers: int, sharer: int) -> IntArray:
     """Positions of ``rows`` rows whose chunk, of ``size`` rows, is one sharer's; row 0 is the
     ``first`` of all.
@@ -301,7 +295,6 @@ class StreamLayout:
     num_shards: int
     window_rows: int
     whole: bool = True
-    changes: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_spans(self) -> int:
@@ -316,8 +309,7 @@ class StreamLayout:
         if self.sharers == 1:
             return position
         if self.whole:
-            pieces = _pieces(0, 1, self.batch_size, self.changes)
-            chunk = _chunk_at(window * self.window_rows + position, pieces)
+            chunk = (window * self.window_rows + position) // self.batch_size
         else:
             chunk = position // max(1, min(MAX_CHUNK, self.window_rows // 16)) + window
         return np.flatnonzero(chunk % self.sharers == sharer).astype(np.int64, copy=False)

@@ -117,7 +117,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
         position = Position(self._epoch, 0, iteration.plan.chain.num_shards)
         if state is not None and state != {"trainpipes": "", "type": type(self).__name__}:
             position = self._loaded(state, topology)
-        one = OnePass(iteration.plan, topology, position, 0)
+        one = OnePass(iteration.plan, topology, position, origin=0)
         if state is not None:
             state["trainpipes"] = _Place(one)
         number = 0

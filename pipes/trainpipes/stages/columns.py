@@ -47,7 +47,7 @@ class Select(_ByName):
     """Keep some columns, in the order given.
 
     Args:
-        columns: names to keep.
+        columns: names to keep, one by one or in a list.
 
     Raises:
         SchemaError: a column is not there.
@@ -62,7 +62,7 @@ class DropColumns(_ByName):
     """Leave out some columns, and keep all others in their order.
 
     Args:
-        columns: names to leave out.
+        columns: names to leave out, one by one or in a list.
 
     Raises:
         ConfigError: no column would be left.

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,11 +127,13 @@ class Saved:
     pipeline: str
 
 
-def parse(state: Any, identity: str, num_shards: int) -> Position:
+def parse(
+    state: Any, identity: str, num_shards: int, file_name: Callable[[int], str] = lambda _: ""
+) -> Position:
     """A state as a position, checked against the pipeline that loads it."""
     saved = read(state)
     position = saved.position
-    check_identity(saved.pipeline, identity)
+    check_identity(saved.pipeline, identity, file_name)
     if position.num_shards != num_shards:
         raise StateError(
             f"num_shards: saved {position.num_shards}, now {num_shards}; "

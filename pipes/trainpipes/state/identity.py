@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from trainpipes._internal.checks import pip_install
@@ -17,8 +18,10 @@ _CURES = {
 MOST = 200
 
 
-def check_identity(saved: str, present: str) -> None:
-    """Raise StateError with the first difference of two pipelines."""
+def check_identity(
+    saved: str, present: str, file_name: Callable[[int], str] = lambda _: ""
+) -> None:
+    """Raise StateError with the first difference of two pipelines. ``file_name``: of an input's number."""
     if saved == present:
         return
     before, now = json.loads(saved), json.loads(present)
@@ -33,7 +36,7 @@ def check_identity(saved: str, present: str) -> None:
     if found is None:  # the same in another spelling
         return
     path, old, new = found
-    which = other_file(before, now, path)
+    which = other_file(before, now, path, file_name)
     cure = _CURES.get(path.split("/")[0], _CURES["stages"])
     if path.endswith("/engine") and old == "gigatoken":
         install = pip_install("gigatoken")
@@ -45,20 +48,24 @@ def check_identity(saved: str, present: str) -> None:
     raise StateError(f"{cut(path)}: saved {said(old)}, now {said(new)}{which}; {cure}")
 
 
-def other_file(before: Any, now: Any, path: str) -> str:
-    """Which file differs, where there are as many files, each with a digest of its own."""
-    for key in path.split("/")[:-1]:
+def other_file(before: Any, now: Any, path: str, file_name: Callable[[int], str]) -> str:
+    """Which file differs, or which few of many that share a digest, where there are as many files."""
+    keys = path.split("/")[:-1]
+    for key in keys:
         if isinstance(before, dict) and "digests" in before:
             break
         before, now = (one.get(key) if isinstance(one, dict) else None for one in (before, now))
     try:
-        pairs = list(zip(before["digests"], now["digests"], strict=True))
-        if len(pairs) != before["files"]:
-            return ""
-    except (KeyError, TypeError, ValueError):
+        count, pairs = before["files"], list(zip(before["digests"], now["digests"], strict=True))
+        group = next(n for n, (old, new) in enumerate(pairs) if old != new)
+    except (KeyError, TypeError, ValueError, StopIteration):
         return ""
-    number = next((n for n, (old, new) in enumerate(pairs, 1) if old != new), 0)
-    return f" (file {number} of {len(pairs)} is not the saved one)" if number else ""
+    first, last = count * group // len(pairs), count * (group + 1) // len(pairs) - 1
+    which = f"file {first + 1}" if first == last else f"one of the files {first + 1} to {last + 1}"
+    own = keys in (["data"], ["data", "digests"])  # not those of one of several sources
+    names = dict.fromkeys(file_name(n) for n in (first, last) if own)
+    named = f": {' to '.join(names)}" if all(names) and names else ""
+    return f" ({which} of {count} is not the saved one{named})"
 
 
 def named_difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:

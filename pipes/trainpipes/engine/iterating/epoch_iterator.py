@@ -140,11 +140,17 @@ class EpochIterator:
         return self._current
 
     def _open(self, position: Position, origin: int | None = None, go_on: bool = True) -> OnePass:
-        iteration, lock = self._iteration, self._iterator_lock
-        topology = iteration.topology()
-        after = iteration.passes.after
-        plan, options = iteration.plan, self._options
-        return OnePass(plan, topology, position, origin, go_on, options, lock, after)
+        iteration = self._iteration
+        return OnePass(
+            iteration.plan,
+            iteration.topology(),
+            position,
+            origin=origin,
+            go_on=go_on,
+            options=self._options,
+            iterator_lock=self._iterator_lock,
+            after=iteration.passes.after,
+        )
 
     def _begin_worker(self, shared: Shared) -> OnePass:
         iteration, own = self._iteration, self._own

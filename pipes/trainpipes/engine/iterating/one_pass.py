@@ -79,6 +79,7 @@ class OnePass:
         plan: Plan,
         topology: Topology,
         position: Position,
+        *,
         origin: int | None = None,
         go_on: bool = False,
         options: RunOptions = SERIAL,

@@ -121,10 +121,11 @@ class Counts:
 
     @cached_property
     def _changed_batches(self) -> int:
-        layout = self.layouts.changed
-        if isinstance(layout, StreamLayout):  # as one span of rows
-            size, changes = layout.batch_size, layout.changes
-            layout = Layout(self._epoch_rows, size, 1, layout.window_rows, changes=changes)
+        layout, sizes = self.layouts.changed, self.layouts.sizes
+        if isinstance(layout, StreamLayout) and sizes is not None:  # as one span of rows
+            (_, size), *later = sizes.sizes
+            layout = Layout(self._epoch_rows, size, 1, 1, changes=tuple(later))
+        assert isinstance(layout, Layout)
         return layout.count(self.chain.drop_last)
 
     def end(self, world_size: int, origin: int = 0) -> float:

@@ -203,6 +203,13 @@ class Inputs:
         stop = total if chain.stop_rows is None else min(total, chain.stop_rows)
         return max(0, stop - chain.skip_rows)
 
+    def file_name(self, file: int) -> str:
+        """The name of one of the source's files; nothing where it has none or is another's source."""
+        files = self.source.file_of_block if isinstance(self.source, RowSource) else None
+        if files is None or file not in files:
+            return ""
+        return self.listed.place(int(np.argmax(files == file)), 0).path or ""
+
     def place_of(self, row: int) -> Place:
         if isinstance(self.source, RowSource):
             return self.source.place(*self.blocks.where(row))

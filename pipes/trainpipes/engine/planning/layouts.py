@@ -97,13 +97,15 @@ class Layouts:
 
     @cached_property
     def changed(self) -> Layout | StreamLayout:
-        if self.sizes is None:
-            return self.usual
+        usual = self.usual
+        if self.sizes is None or not isinstance(
+            usual, Layout
+        ):  # streams of several shards don't change
+            return usual
         (_, first), *later = self.sizes.sizes
-        layout = replace(self.usual, batch_size=first, changes=tuple(later))
-        if isinstance(layout, Layout):  # windows stay where they were when the epoch began
-            layout = replace(layout, window_limit=self._window_limit(layout.num_spans))
-        return layout
+        # Windows stay where they were when the epoch began.
+        layout = replace(usual, batch_size=first, changes=tuple(later))
+        return replace(layout, window_limit=self._window_limit(layout.num_spans))
 
     @cached_property
     def _by_bytes(self) -> bool:

@@ -34,7 +34,7 @@ ALLOWED = ("batch_size", "mix", "pack_length")
 
 
 def position_of(state: Any, plan: Plan) -> Position:
-    position = parse(state, plan.identity, plan.chain.num_shards)
+    position = parse(state, plan.identity, plan.chain.num_shards, plan.inputs.file_name)
     if plan.counted:
         most = plan.resized(position.sizes).counts.batches_in_pass
         # Ranks that end at different steps count the last one as a whole.

@@ -21,7 +21,7 @@ class Concat(JoiningSource):
     columns where another source gives columns.
 
     Args:
-        pipelines: in this order.
+        pipelines: in this order, one by one or in a list.
 
     Raises:
         SchemaError: two pipelines have different columns or types; names both.

@@ -24,7 +24,7 @@ class Zip(JoiningSource):
     columns. ``split`` and ``sample`` without a key go by the rows of the first pipeline.
 
     Args:
-        pipelines: whose columns come in this order.
+        pipelines: whose columns come in this order; one by one or in a list.
 
     Raises:
         DataError: they have different numbers of rows; names both.
