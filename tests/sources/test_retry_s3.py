@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,10 +14,10 @@ import pytest
 
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, serving
+from s3_store import s3_store
 from trainpipes.sources.remote import retry
 
 s3fs = pytest.importorskip("s3fs")
-moto = pytest.importorskip("moto.server")
 
 BODY = "<?xml version='1.0'?><Error><Code>{}</Code><Message>so it is</Message></Error>"
 XML = {"Content-Type": "application/xml"}
@@ -32,18 +33,15 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[tuple[str, int]]:
-    served = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    served.start()
-    host, port = served.get_host_and_port()
-    system = s3fs.S3FileSystem(endpoint_url=f"http://{host}:{port}", key="a", secret="b")
-    system.mkdir("failing-store")
-    for file in range(4):
-        sink = pa.BufferOutputStream()
-        table = pa.table({"x": list(range(100 * file, 100 * file + 100))})
-        pq.write_table(table, sink, row_group_size=25)
-        system.pipe(f"failing-store/{file % 2}/{file}.parquet", sink.getvalue().to_pybytes())
-    yield host, port
-    served.stop()
+    with s3_store("failing-store") as options:
+        system = s3fs.S3FileSystem(**options)
+        for file in range(4):
+            sink = pa.BufferOutputStream()
+            table = pa.table({"x": list(range(100 * file, 100 * file + 100))})
+            pq.write_table(table, sink, row_group_size=25)
+            system.pipe(f"failing-store/{file % 2}/{file}.parquet", sink.getvalue().to_pybytes())
+        address = urlsplit(options["endpoint_url"])
+        yield str(address.hostname), int(address.port or 0)
 
 
 @pytest.fixture
