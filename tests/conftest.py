@@ -111,6 +111,12 @@ def golden() -> Callable[..., None]:
     return same
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all tests of a file."""
+    return tmp_path_factory.mktemp("rows")
+
+
 @pytest.fixture(name="torch_as_before")
 def kept_torch_settings() -> Iterator[None]:
     """For tests that train in this process."""

@@ -162,11 +162,6 @@ def test_iterators_of_one_loader_side_by_side_each_go_their_own_way(
     assert [given_by(loader) for _ in range(2)] == [expected[0][2:], expected[1]]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("rows")
-
-
 @pytest.mark.filterwarnings("ignore:pin.. does nothing here")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if " / " in n else []) for n in FINITE]

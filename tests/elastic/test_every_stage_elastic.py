@@ -21,11 +21,6 @@ Make = Callable[[Path], tp.Pipeline]
 MAKES: dict[str, Make] = {**FINITE, **ENDLESS}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("rows")
-
-
 @pytest.mark.parametrize("name", MAKES)
 def test_ranks_together_give_the_sequence_of_one_and_others_go_on_with_it(
     name: str, folder: Path

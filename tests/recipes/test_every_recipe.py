@@ -21,11 +21,6 @@ NAMES = sorted(trainpipes_recipes.__all__)
 KEPT = ("classification", "sft", "seq2seq", "pretrain", "masked_lm", "chat", "preference")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("rows")
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_a_resume_is_exact(name: str, folder: Path) -> None:
     pipe = EVERY[name](folder)

@@ -23,7 +23,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
-from faulty_server import Fault, FaultyServer, serving
+from faulty_server import Fault, FaultyServer, first, serving
 from interpreters import python
 from trainpipes.sources.files import range_file as remote
 from trainpipes.sources.remote import retry
@@ -74,17 +74,6 @@ def opened(server: FaultyServer, seconds: float = 60, **options: Any) -> tp.Pipe
     pipe = over_http(server, seconds, **options).batch(8)
     len(pipe)
     return pipe
-
-
-def first(times: int, fault: Fault) -> Callable[[str, str, int], Fault]:
-    """So many requests for each file fail."""
-    seen: Counter[tuple[str, str]] = Counter()
-
-    def said(method: str, name: str, _: int) -> Fault:
-        seen[method, name] += 1
-        return fault if seen[method, name] <= times else None
-
-    return said
 
 
 # What may pass

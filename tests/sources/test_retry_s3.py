@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from faulty_server import Fault, FaultyServer, serving
+from faulty_server import Fault, FaultyServer, first, serving
 from s3_store import s3_store
 from trainpipes.sources.remote import retry
 
@@ -58,16 +57,6 @@ def pipeline(server: FaultyServer, glob: str = "*/*.parquet", seconds: float = 6
     url = f"s3://failing-store/{glob}"
     listed = tp.list_files(url, storage_options=options, retry=tp.Retry(deadline=seconds))
     return listed.read_parquet(index=False)
-
-
-def first(times: int, fault: Fault) -> Any:
-    seen: Counter[str] = Counter()
-
-    def said(method: str, name: str, _: int) -> Fault:
-        seen[f"{method} {name}"] += 1
-        return fault if seen[f"{method} {name}"] <= times else None
-
-    return said
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,6 @@ from trainpipes.testing import check_resume, digest
 pytestmark = pytest.mark.filterwarnings("ignore:pin.. does nothing here:UserWarning")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("rows")
-
-
 def test_no_stage_is_missing_here():
     tried = {name.split(" / ")[0] for name in [*FINITE, *ENDLESS]}
     assert public_stages() == tried
