@@ -73,15 +73,15 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = config.getoption("markexpr", default="")
-    skipped = []
+    kept, skipped = [], []
     for item in items:
         if "nightly" in chosen and is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker(pytest.mark.nightly)
-        if any(item.get_closest_marker(m) and m not in chosen for m in NEVER_BY_ITSELF):
-            skipped.append(item)
+        out = any(item.get_closest_marker(m) and m not in chosen for m in NEVER_BY_ITSELF)
+        (skipped if out else kept).append(item)
     if skipped:
         config.hook.pytest_deselected(items=skipped)
-        items[:] = [item for item in items if item not in skipped]
+        items[:] = kept
 
 
 def pytest_collection_finish() -> None:
