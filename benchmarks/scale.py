@@ -76,7 +76,7 @@ def footers(folder: Path) -> FileSource:
     sizes = np.add.reduceat(group_bytes, first_group[:-1])
     names = [f"/data/crawl/{n % 100:02d}/part-{n:06d}.parquet" for n in range(len(sizes))]
     zeros = np.zeros(len(sizes), dtype=np.int64)
-    listed = FileList(names, names, sizes, zeros, (), [""] * len(names))
+    listed = FileList(names, names, sizes, zeros, (), [""] * len(names), zeros)
     schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
     layouts = []
     for file, size in enumerate(sizes.tolist()):

@@ -142,7 +142,7 @@ def same_after_damage(kind: str, data: Path, kept: Path, times: int, seed: int) 
 
 @pytest.mark.parametrize("kind", ["rows", "footers"])
 def test_damaged_files_change_no_batch(kind: str, data: Path, kept: Path) -> None:
-    same_after_damage(kind, data, kept, 30, seed=1)
+    same_after_damage(kind, data, kept, 15, seed=1)
 
 
 @pytest.mark.nightly
@@ -221,7 +221,7 @@ def test_a_folder_of_another_user_is_not_used(data: Path, kept: Path) -> None:
     want = batches(rows(data))
     cache.clear()
     for name in ("rows", "footers", "datasets"):
-        (kept / name).mkdir(parents=True)
+        (kept / name).mkdir(parents=True, exist_ok=True)
         os.chown(kept / name, STRANGER, STRANGER)
         (kept / name).chmod(0o777)
     with pytest.warns(UserWarning, match="goes on without"):
@@ -250,7 +250,7 @@ def test_the_folder_may_be_a_link_of_its_user(data: Path, kept: Path, tmp_path: 
     assert len(entries(tmp_path / "elsewhere")) == 9
     assert batches(rows(data).cache()) == want
     assert cache.clear().blocks == 9
-    assert not list((tmp_path / "elsewhere").iterdir())
+    assert not entries(tmp_path / "elsewhere")
 
 
 def test_links_in_it_are_not_followed(data: Path, kept: Path, tmp_path: Path) -> None:
@@ -603,7 +603,7 @@ def test_damage_and_use_at_the_same_time_change_no_batch(data: Path, kept: Path)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                for _ in range(20):
+                for _ in range(8):
                     assert batches(rows(data).cache()) == want
         finally:
             done.set()

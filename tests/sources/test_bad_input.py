@@ -44,7 +44,7 @@ def test_a_file_of_another_kind_is_told_and_what_reads_it(
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda d: tp.list_files(d, suffix=5), r"list_files\(suffix\) is an end .*, got 5"),
+        (lambda d: tp.list_files(d, suffix=5), r"list_files\(suffix\) must be an end .*, got 5"),
         (
             lambda d: tp.list_files(d).read_parquet(partitioning="x"),
             r'read_parquet\(partitioning\) must be "hive" or None, got \'x\'',

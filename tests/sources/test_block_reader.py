@@ -127,16 +127,6 @@ def test_a_reader_that_is_closed_or_let_go_holds_no_file(name, tmp_path):
     assert held() == 0
 
 
-@every
-def test_rows_beyond_a_block_are_a_mistake_of_the_caller(name, tmp_path):
-    written(tmp_path, FORMATS[name], (13,), 7)
-    source = opened(FORMATS[name].read(tmp_path, 7))
-    length = int(source.lengths[0])
-    for start, stop in ((0, length + 1), (-1, 2), (3, 2)):
-        with pytest.raises(IndexError, match=rf"rows {start} to {stop} of a .* with {length} rows"):
-            source.reader().read(0, start, stop)
-
-
 def test_running_out_of_memory_is_not_called_bad_data(tmp_path, monkeypatch):
     written(tmp_path, FORMATS["parquet"], (13,), 7)
     source = opened(tp.read_parquet(tmp_path))

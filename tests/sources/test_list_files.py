@@ -429,13 +429,13 @@ def test_no_match_elsewhere_is_said_in_the_same_words() -> None:
     ("urls", "error", "message"),
     [
         ([], MissingFilesError, "empty list"),
-        (None, ConfigError, r"got None \(NoneType\)"),
+        (None, ConfigError, "got None"),
         ({"a"}, ConfigError, "or a list of them, got {'a'}"),
-        (3, ConfigError, r"got 3 \(int\)"),
-        (["a", 3], ConfigError, r"as text or Path, or a list of them, got 3 \(int\)"),
-        ([["a"]], ConfigError, r"got \['a'\] \(list\)"),
+        (3, ConfigError, "got 3"),
+        (["a", 3], ConfigError, r"as text or Path, or a list of them, got \['a', 3\]"),
+        ([["a"]], ConfigError, r"got \[\['a'\]\]"),
         (b"a", ConfigError, "got b'a'"),
-        ("", ConfigError, "needs a path, folder, glob or URL, got ''"),
+        ("", ConfigError, "must be a path, folder, glob or URL .*, got ''"),
     ],
 )
 def test_what_is_no_path_is_refused_at_once(
@@ -449,7 +449,7 @@ def test_options_of_the_wrong_kind_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"an end of names such as '\.parquet', .*, got \[1\]"):
         ListFiles(urls="a", suffix=[1])  # type: ignore[list-item]
     with pytest.raises(
-        ConfigError, match=r"list_files\(storage_options\) is a dict of .*, got str"
+        ConfigError, match=r"list_files\(storage_options\) must be a dict of .*, got 'str'"
     ):
         ListFiles(urls="a", storage_options="anon")  # type: ignore[arg-type]
 

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from trainpipes import ConfigError, Pipeline, SchemaError
 from trainpipes._internal import messages as warn_once
 from trainpipes.kinds.stage_kinds import Rows, TableStage
 from trainpipes.storage.caching import block_cache, checked_file, private_file
-from trainpipes.storage.caching.private_file import FileLock
+from trainpipes.storage.caching.private_file import locked
 from trainpipes.testing import digest
 
 ROWS = 330
@@ -867,12 +868,12 @@ def test_a_process_killed_while_writing_leaves_nothing_that_is_taken_for_an_entr
     assert not list(kept.rglob("*.lock"))
 
 
-def lock_of_first(pipe: Pipeline, kept: Path) -> FileLock:
+def lock_of_first(pipe: Pipeline, kept: Path) -> AbstractContextManager[bool]:
     """What keeps others from making the first row group again; none is kept afterwards."""
     list(pipe)
     (path,) = (path for path in entries(kept) if checked_rows(path)[0] == 0)
     tp.cache.clear()
-    return FileLock(path.with_suffix(".lock"))
+    return locked(path.with_suffix(".lock"))
 
 
 def checked_rows(path: Path) -> list[int]:
@@ -887,7 +888,7 @@ def test_who_finds_an_entry_being_made_takes_others_first_and_then_waits_for_it(
     pipe = rows(data).map(count, schema=COUNTED).cache()
     lock = lock_of_first(pipe, kept)
     count.calls()
-    assert lock.take()
+    assert lock.__enter__()
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.extend(row["x"] for row in pipe))
     thread.start()
@@ -898,7 +899,7 @@ def test_who_finds_an_entry_being_made_takes_others_first_and_then_waits_for_it(
         time.sleep(0.01)
     assert sorted(calls) == list(range(25, ROWS))
     assert thread.is_alive()
-    lock.leave()  # as a process does that is killed
+    lock.__exit__(None, None, None)  # as a process does that is killed
     thread.join(20)
     assert found == list(range(ROWS))
     assert count.calls() == list(range(25))
@@ -909,9 +910,9 @@ def test_one_does_not_wait_for_ever(
 ) -> None:
     monkeypatch.setattr(block_cache, "PATIENCE", 0.05)
     lock = lock_of_first(rows(data).cache(), kept)
-    assert lock.take()
+    assert lock.__enter__()
     assert len(list(rows(data).cache())) == ROWS
-    lock.leave()
+    lock.__exit__(None, None, None)
 
 
 # What it is for

@@ -35,7 +35,7 @@ def table_digest(table: pa.Table) -> str:
             for column in table.columns
             for start in range(0, len(table), PIECE_ROWS)
         ]
-        return _joined(repr((fields, len(table))), pieces)
+        return _joined(repr((fields, len(table))), pieces, table.get_total_buffer_size())
 
     return _once(table, None, made)
 
@@ -48,7 +48,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
         row_bytes = max(1, rows[:1].nbytes)
         step = max(1, PIECE_BYTES // row_bytes)
         pieces = [partial(_tensor_piece, rows[n : n + step]) for n in range(0, len(rows), step)]
-        return _joined(repr((tuple(tensor.shape), str(tensor.dtype))), pieces)
+        return _joined(repr((tuple(tensor.shape), str(tensor.dtype))), pieces, tensor.nbytes)
 
     # Counts changes in place; those by way of an array that shares its memory are not seen.
     changes = None if tensor.is_inference() else tensor._version
@@ -65,11 +65,12 @@ def _once(value: Any, state: Any, make: Callable[[], str]) -> str:
     return found
 
 
-def _joined(about: str, pieces: Sequence[Callable[[], bytes]]) -> str:
+def _joined(about: str, pieces: Sequence[Callable[[], bytes]], size: int) -> str:
     digest = hashlib.sha256(about.encode())
-    threads = max(1, min(MOST_THREADS, os.cpu_count() or 1, len(pieces)))
-    with ThreadPoolExecutor(threads, "trainpipes-digests") as pool:
-        for found in pool.map(lambda piece: piece(), pieces):
+    threads = min(MOST_THREADS, os.cpu_count() or 1, len(pieces)) if size > PIECE_BYTES else 0
+    with ThreadPoolExecutor(max(1, threads), "trainpipes-digests") as pool:  # starts none by itself
+        each: Any = pool.map if threads > 1 else map
+        for found in each(lambda piece: piece(), pieces):
             digest.update(found)
     return digest.hexdigest()
 

@@ -156,15 +156,13 @@ def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     found = info(path)
     if found.folder is None:
         return found
-    for kind in (ROWS, FOOTERS, DATASETS, SCHEMAS):
-        below = found.folder / kind
+    for below in (found.folder / kind for kind in (ROWS, FOOTERS, DATASETS, SCHEMAS)):
         for name in list(_files(below)):
-            if name.endswith((SUFFIX, PART, LOCK)):
+            if name.endswith((SUFFIX, LOCK)):
                 with suppress(FileNotFoundError):
                     os.unlink(name)
-        for one in reversed(_folders(below)):
-            with suppress(OSError):  # not empty
-                os.rmdir(one)
+        for one in _folders(below):
+            remove_leftovers(one)
     return found
 
 

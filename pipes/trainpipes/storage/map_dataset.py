@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,12 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.storage.cache import LOCK, VARIABLE, dataset_path, folder
 from trainpipes.storage.caching import checked_file
 from trainpipes.storage.caching.contents import cache_key, digest_of
-from trainpipes.storage.caching.private_file import FileLock
+from trainpipes.storage.caching.private_file import locked
 from trainpipes.storage.writers.epoch_rows import AsColumns, decoded
 
 CALLER = "to_map_dataset()"
 #: Seconds between two looks at what another process makes, and how long one looks.
-GLANCE, PATIENCE = 0.05, 600.0
+PATIENCE = 600.0
 
 
 class MapDataset(Dataset[dict[str, Any]]):
@@ -140,19 +139,15 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
 
 
 def _made(plan: Plan, target: Path, about: dict[str, Any]) -> MapDataset:
-    lock, patience = FileLock(target.with_suffix(LOCK)), time.monotonic() + PATIENCE
-    try:
-        while not lock.take() and time.monotonic() < patience:
-            time.sleep(GLANCE)
-    except OSError as error:
-        raise _unwritten(target, error) from error
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(target.with_suffix(LOCK), PATIENCE))
+        except OSError as error:
+            raise _unwritten(target, error) from error
         found = MapDataset._kept(target, about)
         if found is None:
             _write(plan, target, about)
             found = MapDataset._kept(target, about)
-    finally:
-        lock.leave()
     assert found is not None, f"{target} was removed as it was written"
     return found
 
@@ -191,7 +186,7 @@ def _write(plan: Plan, target: Path, about: dict[str, Any] | None) -> None:
             raise
 
     try:
-        written = checked_file.write(target, tables, about, own=about is not None)
+        written = checked_file.write(target, tables(), about, own=about is not None)
     except (OSError, pa.ArrowException) as error:
         if error in failed:
             raise

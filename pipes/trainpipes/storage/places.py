@@ -24,7 +24,7 @@ from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.sources.files.listing import is_local, open_system
 from trainpipes.sources.files.patterns import WORK
-from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests
+from trainpipes.sources.remote.retry import Requests
 from trainpipes.storage.output_file import OutputFile, writing
 
 #: The lock in the folder of what is not finished.
@@ -45,14 +45,14 @@ def place_at(
     scheme, _, rest = str(folder).partition("://")
     if not rest or scheme in ("file", "local"):
         path = os.path.abspath(local_path(rest or folder, f"{caller}(folder)"))
-        return Place(path, caller, *open_system(path, {}, RETRY_SECONDS))
+        return Place(path, caller, *open_system(path, {}))
     url = str(folder)
     if "::" in url:
         raise ConfigError(
             f"{caller}(folder) must be a path, or the URL of one file system, got {shown(url)}: leave out "
             "what stands before '::'"
         )
-    system, path = open_system(url, storage_options or {}, RETRY_SECONDS)
+    system, path = open_system(url, storage_options or {})
     return Place(url.rstrip("/"), caller, system, path.rstrip("/"))
 
 
@@ -136,16 +136,21 @@ class Place:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 
+    def _send(self, made: Path, path: str) -> None:
+        Requests().call(self.system, "put_file", str(made), path, size=made.stat().st_size)
+
     def _put(self, made: Path, part: str, name: str) -> None:
         path = f"{self.path}/{name}"
         if self.is_local:
             os.replace(made, path)
             _sync(os.path.dirname(path))
         elif self.is_object_store:
-            Requests().put(self.system, str(made), path)
+            Requests().call(self.system, "put_file", str(made), path, size=made.stat().st_size)
         else:
             self.system.makedirs(f"{self.path}/{WORK}", exist_ok=True)
-            Requests().put(self.system, str(made), f"{self.path}/{part}")
+            Requests().call(
+                self.system, "put_file", str(made), f"{self.path}/{part}", size=made.stat().st_size
+            )
             self.system.mv(f"{self.path}/{part}", path)
 
     def remove(self, *names: str, recursive: bool = False) -> None:

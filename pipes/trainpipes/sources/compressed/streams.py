@@ -143,9 +143,12 @@ def _frames(read: Read, entry: Entry, entries: list[Entry]) -> Iterator[bytes]:
             entries.append((source.at - 4, made))
             frame = Forward(partial(next, _frame(source), b""))
             opened = pa.CompressedInputStream(pa.PythonFile(frame, mode="r"), "zstd")
-            while found := _decompressed(opened):
-                made += len(found)
-                yield found
+            try:
+                while found := opened.read(OUTPUT_BYTES):
+                    made += len(found)
+                    yield found
+            except OSError as error:
+                raise BadFileError(f"damaged: {error}") from error
         elif head[1:] == SKIPPABLE and head[0] & 0xF0 == 0x50:
             size = int.from_bytes(_full(source, 4), "little")
             if not source.skip(size):
@@ -154,14 +157,6 @@ def _frames(read: Read, entry: Entry, entries: list[Entry]) -> Iterator[bytes]:
             raise BadFileError(
                 f"damaged: no zstd frame starts with {head!r}, at byte {source.at - 4:,}"
             )
-
-
-def _decompressed(opened: Any) -> bytes:
-    try:
-        found: bytes = opened.read(OUTPUT_BYTES)
-    except OSError as error:
-        raise BadFileError(f"damaged: {error}") from error
-    return found
 
 
 def _frame(source: Forward) -> Iterator[bytes]:

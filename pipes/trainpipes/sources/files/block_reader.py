@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from trainpipes.errors import DataChangedError, DataError, TrainpipesError, Unre
 from trainpipes.kinds.source import Place
 from trainpipes.sources.files.each_file import BadFileError, reason
 from trainpipes.sources.files.file_errors import changed, gone, located, unreadable
-from trainpipes.sources.files.format import OtherBytesError
+from trainpipes.sources.files.format import Columns, Layout, OtherBytesError
 from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
@@ -42,14 +43,16 @@ class BlockReader:
         wanted: dict[int, list[int]] = {}
 
         # These do not refer to the reader: it goes, with what it has open, when nobody else does.
+        def about(first: int) -> tuple[Layout, list[int], Columns]:
+            layout = source.layouts[int(source.file_of_block[first])]
+            return layout, wanted.get(first, []), source.columns
+
         def fetch(first: int) -> Any:
-            file, numbers = int(source.file_of_block[first]), wanted.get(first, [])
-            data, layout = source.data(file, requests), source.layouts[file]
-            return source.format.fetch(data, layout, numbers, source.columns)
+            data = source.data(int(source.file_of_block[first]), requests)
+            return source.format.fetch(data, *about(first))
 
         def size(first: int) -> float:
-            file, numbers = int(source.file_of_block[first]), wanted.get(first, [])
-            return source.format.fetched_bytes(source.layouts[file], numbers, source.columns)
+            return source.format.fetched_bytes(*about(first))
 
         most = source.files.prefetch_bytes
         self._largest = max(FETCHED, most // 4)
@@ -60,7 +63,7 @@ class BlockReader:
         self._opened: Any = None  # the file, as the format has it
         self._ends: IntArray = np.zeros(0, dtype=np.int64)  # of the format's blocks in it
         self._number = -1  # of the one that is decoded
-        self._batches: Iterator[Any] = iter(())
+        self._batches: Iterator[tuple[int, Any]] = iter(())
         self._batch: Any = None  # the last one
         self._begins = self._row = 0  # in the file: of that batch, and of the next one
 
@@ -83,16 +86,14 @@ class BlockReader:
                 continue
             if own != file:
                 file, last, before = own, -1, -2
-            numbers = [n for n in source.decoded_blocks(block, block) if n != last]
+            numbers = [n for n in source.decoded_blocks(block) if n != last]
             last = numbers[-1] if numbers else last
             size = form.fetched_bytes(source.layouts[file], numbers, source.columns)
             large = size > self._largest and not form.fetches_parts
             if block == self._block or not size or large:
                 continue
-            if block - 1 == before and size < SMALL and total + size <= TOGETHER:
-                first, total = self._first[before], total + size
-            else:
-                first, total = block, size
+            together = block - 1 == before and size < SMALL and total + size <= TOGETHER
+            first, total = (self._first[before], total + size) if together else (block, size)
             wanted.setdefault(first, []).extend(numbers)
             self._first[block], before = first, block
         if form.fetches_parts and [len(one) for one in wanted.values()] == [1]:
@@ -104,7 +105,7 @@ class BlockReader:
 
     def read(self, block: int, start: int, stop: int) -> Payload:
         source = self._source
-        begin = source.begin_of(block, start, stop)
+        begin = int(source.begins[block])
         row, end = begin + start, begin + stop
         parts: list[Any] = []
         try:
@@ -116,8 +117,8 @@ class BlockReader:
                 first, last = row - self._begins, min(end, self._row) - self._begins
                 row = self._begins + last
                 parts.append(_part(self._batch, first, last))
-                if row == self._row and row == int(self._ends[self._number]):
-                    self._check_count(any(map(len, self._batches)))
+                if row == self._row == int(self._ends[self._number]):
+                    next(self._batches, None)  # raises if there are more
         except BaseException as error:
             self.close()
             raise self._explained(block, row - begin, error) from error
@@ -129,8 +130,7 @@ class BlockReader:
         block = int(self._source.first_block[file])
         try:
             self._go_to(block)
-            self._begin(0)
-            return self._next()
+            return next(self._begin(0))[1]
         except BaseException as error:
             raise self._explained(block, 0, error) from error
 
@@ -161,49 +161,29 @@ class BlockReader:
     def _decode(self, row: int) -> None:
         number = int(np.searchsorted(self._ends, row, side="right"))
         if number != self._number or row < self._row:
-            self._begin(number)
+            self._stop_decoding()
+            self._batches, self._number = self._begin(number), number
+        self._begins = self._row = 0
         while not self._begins <= row < self._row:
-            batch = self._next()
-            self._begins, self._row = self._row, self._row + len(batch)
-            self._check_count(self._row > int(self._ends[number]))
-            self._batch = self._conform(batch)
+            self._batch = None  # two would take twice the memory
+            self._begins, batch = next(self._batches)
+            self._row = self._begins + len(batch)
+            first = max(0, self._begins - int(self._source.begins[self._block]))
+            place = partial(self._source.place, self._block, first)
+            self._batch = self._source.conform(batch, place)
 
-    def _begin(self, number: int) -> None:
-        self._stop_decoding()
+    def _begin(self, number: int) -> Iterator[tuple[int, Any]]:
+        # The generator does not refer to the reader.
         source, layout = self._source, self._source.layouts[self._file]
-        self._batch = None  # two would take twice the memory
-        self._begins = self._row = int(self._ends[number] - layout.rows[number])
-        self._batches = iter(source.format.decode(self._opened, layout, number, source.columns))
-        self._number = number
-
-    def _next(self) -> Any:
-        while (batch := next(self._batches, None)) is not None:
-            if not isinstance(batch, pa.RecordBatch | TensorRows):
-                kind = type(batch).__name__
-                raise BadFileError(
-                    f"{self._source.decoder} yields pyarrow.RecordBatches, got {kind}"
-                )
-            if len(batch):
-                return batch
-        counted = int(self._source.layouts[self._file].rows[self._number])
-        given = self._row - int(self._ends[self._number]) + counted
-        raise _OtherRowsError(f"{given:,} rows" if given else "no rows", counted)
-
-    def _check_count(self, more: bool) -> None:
-        if more:
-            counted = int(self._source.layouts[self._file].rows[self._number])
-            raise _OtherRowsError("more rows", counted)
-
-    def _conform(self, batch: Any) -> Any:
-        begin = int(self._source.begins[self._block])
-        row = max(0, self._begins - begin)
-        return self._source.conform(batch, lambda: self._source.place(self._block, row))
+        batches = source.format.decode(self._opened, layout, number, source.columns)
+        counted, end = int(layout.rows[number]), int(self._ends[number])
+        return _counted(batches, end - counted, end, source.decoder)
 
     def _explained(self, block: int, row: int, error: BaseException) -> BaseException:
         source, file = self._source, int(self._source.file_of_block[block])
         place = source.place(block, row)
-        if not isinstance(error, DataError | MemoryError | OSError) and isinstance(
-            error, Exception
+        if isinstance(error, Exception) and not isinstance(
+            error, DataError | MemoryError | OSError
         ):
             forget(source.kept_in)  # it may be what is wrong
             try:  # how the file differs from the one that was listed and scanned
@@ -219,6 +199,26 @@ class BlockReader:
         return explanation(error, place, source.failed, source.kept_in)
 
 
+def _counted(
+    batches: Iterator[Any], begin: int, end: int, decoder: str
+) -> Iterator[tuple[int, Any]]:
+    """Batches of rows ``begin`` to ``end`` of a file, each with its first row."""
+    row = begin
+    for batch in batches:
+        if not isinstance(batch, pa.RecordBatch | TensorRows):
+            kind = type(batch).__name__
+            raise BadFileError(f"{decoder} yields pyarrow.RecordBatches, got {kind}")
+        rows = len(batch)
+        if row + rows > end:
+            raise _OtherRowsError("more rows", end - begin)
+        if rows:
+            yield row, batch
+        row += rows
+        del batch
+    if row < end:
+        raise _OtherRowsError(f"{row - begin:,} rows" if row > begin else "no rows", end - begin)
+
+
 def _part(batch: Any, first: int, last: int) -> Any:
     if last - first == len(batch):
         return batch
@@ -226,9 +226,8 @@ def _part(batch: Any, first: int, last: int) -> Any:
 
 
 def _close(opened: Any) -> None:
-    close: Callable[[], Any] | None = getattr(opened, "close", None)
-    if close is not None:
-        close()
+    if hasattr(opened, "close"):
+        opened.close()
 
 
 def explanation(

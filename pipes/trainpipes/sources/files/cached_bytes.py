@@ -6,22 +6,21 @@ import hashlib
 import logging
 import os
 import zlib
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from trainpipes._internal.messages import warn_once
 from trainpipes._internal.secrets import known_name
-from trainpipes.sources.files.file_bytes import FileBytes, RemoteBytes, cut
+from trainpipes.engine.interrupts import InterruptibleLock
+from trainpipes.sources.files.file_bytes import FileBytes, PartlyHere, RemoteBytes, cut
+from trainpipes.sources.remote.request import Ranges
 from trainpipes.storage.cache import CHUNK as SUFFIX
 from trainpipes.storage.cache import make_room
-from trainpipes.storage.caching.private_file import FileLock, make_file, open_file
+from trainpipes.storage.caching.private_file import locked, make_file, open_file
 
 log = logging.getLogger("trainpipes")
-T = TypeVar("T")
 
 #: Where chunks are in the folder, among what else is kept there.
 KIND = "bytes"
@@ -32,7 +31,9 @@ LEFT = 0.95
 #: Seconds that a process waits for others to have kept a chunk, before it goes on without keeping its own.
 PATIENCE, TICK = 2.0, 0.002
 
-_fetching: dict[tuple[int, Path], Future[None]] = {}  # by process and chunk
+#: Chunks that threads may fetch at the same time, about.
+LOCKS = 256
+_locks: dict[tuple[int, int], InterruptibleLock] = {}  # by process and chunk
 _full: set[str] = set()  # folders that could not be written
 
 
@@ -71,13 +72,11 @@ class DiskCache:
             return
 
         def fill(handle: int) -> None:
-            for part in (data, zlib.crc32(data).to_bytes(CHECK, "little")):
-                rest = memoryview(part)
-                while rest:
-                    rest = rest[os.write(handle, rest) :]
+            with os.fdopen(handle, "wb", closefd=False) as file:
+                file.writelines([data, zlib.crc32(data).to_bytes(CHECK, "little")])
 
         try:
-            with FileLock(Path(self.folder, KIND, "lock")).held(PATIENCE, TICK) as mine:
+            with locked(Path(self.folder, KIND, "lock"), PATIENCE, TICK) as mine:
                 if mine:
                     used = self._used()
                     if not 0 <= used <= self.most - size:
@@ -104,59 +103,39 @@ class DiskCache:
             return -1
 
 
-class CachedBytes(FileBytes):
+class CachedBytes(PartlyHere):
+    _source: RemoteBytes
+
     def __init__(self, source: RemoteBytes, cache: DiskCache) -> None:
-        self.name, self.size = source.name, source.size
-        self.version, self.checked = source.version, source.checked
-        self._source, self._cache = source, cache
+        super().__init__(source)
+        self._cache = cache
         about = f"{known_name(source.name)}\0{source.version}\0{source.size}"
         self._digest = hashlib.sha256(os.fsencode(about)).hexdigest()
         self._last: dict[int, memoryview] = {}  # the chunk that was read last
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def read(self, ranges: Ranges) -> list[memoryview]:
         numbers = {n for a, b in ranges if a < b for n in range(a // CHUNK, (b - 1) // CHUNK + 1)}
-        chunks = self._chunks(sorted(numbers))
-        self._last = {n: chunks[n] for n in sorted(chunks)[-1:]}
-        parts, starts = [chunks[n] for n in sorted(chunks)], [n * CHUNK for n in sorted(chunks)]
+        chunks = dict(sorted(self._chunks(sorted(numbers)).items()))
+        self._last = {n: chunks[n] for n in list(chunks)[-1:]}
+        parts, starts = list(chunks.values()), [n * CHUNK for n in chunks]
         return [cut(parts, starts, start, stop) for start, stop in ranges]
-
-    def once(self, key: Any, make: Callable[[], T]) -> T:
-        return self._source.once(key, make)
 
     def _chunks(self, numbers: Sequence[int]) -> dict[int, memoryview]:
         found = {n: self._last[n] for n in numbers if n in self._last}
-        while missing := [n for n in numbers if n not in found]:
-            future: Future[None] = Future()
-            others, mine = [], []
-            for n in missing:
-                other = _fetching.setdefault(self._key(n), future)
-                mine.append(n) if other is future else others.append(other)
-            try:
-                if mine:
-                    found.update(self._had_or_fetched(mine))
-            finally:
-                for n in mine:
-                    del _fetching[self._key(n)]
-                future.set_result(None)
-            for other in others:
-                other.result()  # then it is here, or is fetched by this thread
-        return found
-
-    def _key(self, chunk: int) -> tuple[int, Path]:
-        return os.getpid(), self._cache.path(self._digest, chunk)
-
-    def _had_or_fetched(self, numbers: Sequence[int]) -> dict[int, memoryview]:
-        spans = {n: (n * CHUNK, min(self.size, (n + 1) * CHUNK)) for n in numbers}
-        found = {}
-        for n, (start, stop) in spans.items():
-            data = self._cache.get(self._cache.path(self._digest, n), stop - start)
-            if data is not None:
-                found[n] = data
-        missing = [n for n in numbers if n not in found]
-        if missing:
-            fetched = self._source.read([spans[n] for n in missing])
-            self._source.confirm()
-            for n, data in zip(missing, fetched, strict=True):
-                self._cache.put(self._cache.path(self._digest, n), data)
-                found[n] = data
+        paths = {n: self._cache.path(self._digest, n) for n in numbers if n not in found}
+        size = {n: min(CHUNK, self.size - n * CHUNK) for n in paths}
+        with ExitStack() as stack:
+            for at in sorted({(os.getpid(), hash(path) % LOCKS) for path in paths.values()}):
+                stack.enter_context(_locks.setdefault(at, InterruptibleLock()))
+            for n, path in paths.items():
+                if (data := self._cache.get(path, size[n])) is not None:
+                    found[n] = data
+            missing = [n for n in paths if n not in found]
+            if missing:
+                spans = [(n * CHUNK, n * CHUNK + size[n]) for n in missing]
+                fetched = self._source.read(spans)
+                self._source.confirm()
+                for n, data in zip(missing, fetched, strict=True):
+                    self._cache.put(paths[n], data)
+                    found[n] = data
         return found

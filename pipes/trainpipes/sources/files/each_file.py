@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from time import perf_counter
 from typing import TypeVar
@@ -9,7 +8,6 @@ from typing import TypeVar
 from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes._internal.progress import Progress
-from trainpipes.engine.interrupts import result_of
 from trainpipes.errors import (
     ConfigError,
     DataError,
@@ -77,11 +75,9 @@ def each_file(
         if any(isinstance(system, CachingFileSystem) for system in files.systems):
             most = 1  # what it notes of its files is not made for several threads
         _in_threads(work, numbers, requests, most)
-    for _, failure in sorted(failures.items()):
-        if isinstance(failure, DataError):  # which says it all
-            raise failure
     if failures:
-        raise failed(files, failures, caller, kind)
+        plain = (one for _, one in sorted(failures.items()) if isinstance(one, DataError))
+        raise next(plain, None) or failed(files, failures, caller, kind)
     return dict(sorted(found.items()))
 
 
@@ -95,38 +91,28 @@ def _in_threads(
         work(numbers[first])
         first += 1
         quick = most == 1 or perf_counter() - began < QUICK
-    most = min(most, len(numbers) - first)
-    if not most:
+    left = numbers[first:]
+    if not left:
         return
-    share = max(1, min(64, (len(numbers) - first) // (4 * most)))
+    share = max(1, min(64, len(left) // (4 * most)))
 
     def several(start: int) -> None:
-        for number in numbers[start : start + share]:
+        for number in left[start : start + share]:
             work(number)
 
-    with ThreadPoolExecutor(most, "trainpipes-files") as pool:
-        try:
-            for part in [pool.submit(several, n) for n in range(first, len(numbers), share)]:
-                result_of(part)
-        except BaseException:
-            requests.stop()  # nobody waits for what is under way
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    requests.map(several, range(0, len(left), share), most)
 
 
 def failed(files: FileList, failures: dict[int, Exception], caller: str, what: str) -> Exception:
-    for _, failure in sorted(failures.items()):
+    lines = []
+    for n, failure in sorted(failures.items()):
         if isinstance(failure, UnreachableError):
             failure.stage = caller
             return failure
-    lines = []
-    for n in sorted(failures):
-        said, reader = reason(failures[n]), reader_by_name(files.names[n])
-        reported = reader not in ("", "read_text")  # any file may be text
-        other = reported and what in KINDS and reader not in said and not caller.startswith(reader)
-        lines.append(
-            f"  {files.names[n]}: {said}{f'; {reader}() is for such files' if other else ''}"
-        )
+        said, reader = reason(failure), reader_by_name(files.names[n])
+        known = reader in said or caller.startswith(reader) or reader in ("", "read_text")
+        hint = "" if known or what not in KINDS else f"; {reader}() is for such files"
+        lines.append(f"  {files.names[n]}: {said}{hint}")
     if len(lines) > NAMED:
         lines[NAMED:] = [f"  … and {len(lines) - NAMED:,} more"]
     gone = all(isinstance(error, FileNotFoundError) for error in failures.values())

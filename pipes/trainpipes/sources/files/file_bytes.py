@@ -12,6 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from trainpipes.sources.files.file_errors import changed, check_unchanged, unrea
 from trainpipes.sources.files.folders import reported
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.range_file import RangeFile
-from trainpipes.sources.remote.request import is_checked
+from trainpipes.sources.remote.request import Ranges, is_checked
 from trainpipes.sources.remote.retry import Requests
 
 if TYPE_CHECKING:
@@ -66,13 +67,16 @@ class FileBytes(ABC):
     checked: bool
     local = False
 
-    @abstractmethod
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Bytes ``start`` to ``stop`` of each range."""
+    def __init__(self, file: int, kept: KeptFiles) -> None:
+        self._file, self._kept = file, kept
 
     @abstractmethod
+    def read(self, ranges: Ranges) -> list[memoryview]:
+        """Bytes ``start`` to ``stop`` of each range."""
+
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """What ``make`` finds out about the file: called once in a process, while it is read."""
+        return self._kept.once(self._file, key, make)
 
     def here(self, start: int, stop: int) -> memoryview:
         """What needs no request of a range, from its start on."""
@@ -91,20 +95,31 @@ class FileBytes(ABC):
         return None
 
 
+class PartlyHere(FileBytes):
+    """Bytes of another one, some of which are kept."""
+
+    def __init__(self, source: FileBytes) -> None:
+        super().__init__(source._file, source._kept)
+        self._source, self.name, self.size = source, source.name, source.size
+        self.version, self.checked = source.version, source.checked
+
+
 def fetch_small(
     files: FileList, numbers: Sequence[int], kept: KeptFiles, requests: Requests, most: int
 ) -> None:
     """Have small remote files in memory, many by one call, which takes half the time."""
     by_system: dict[int, list[int]] = {}
     for n in numbers if not all(map(is_local, files.systems)) else ():
-        system = int(files.system_of[n])
         if 0 < files.sizes[n] <= SMALL_FILE and is_checked(files.system(n), files.stamps[n]):
-            by_system.setdefault(system, []).append(n)
-    for some in by_system.values():
-        for which in (some[at : at + AT_ONCE] for at in range(0, len(some), AT_ONCE)):
-            wanted = [(files.paths[n], files.stamps[n], int(files.sizes[n])) for n in which]
-            if not kept.has_room(sum(size for *_, size in wanted)):
-                break
+            by_system.setdefault(int(files.system_of[n]), []).append(n)
+    batches = [
+        some[at : at + AT_ONCE]
+        for some in by_system.values()
+        for at in range(0, len(some), AT_ONCE)
+    ]
+    for which in batches:
+        wanted = [(files.paths[n], files.stamps[n], int(files.sizes[n])) for n in which]
+        if kept.has_room(sum(size for *_, size in wanted)):
             found = requests.files(files.system(which[0]), wanted, most)
             for n, (*_, size), content in zip(which, wanted, found, strict=True):
                 if isinstance(content, bytes) and len(content) == size:
@@ -116,9 +131,8 @@ def open_bytes(
 ) -> FileBytes:
     if is_local(files.system(file)):
         return LocalBytes(files, file, kept or KeptFiles())
-    remote = RemoteBytes(
-        files, file, requests or Requests(files.retry_seconds), kept or KeptFiles()
-    )
+    requests = requests or Requests(files.retry_seconds)
+    remote = RemoteBytes(files, file, requests, kept or KeptFiles())
     return remote if files.cache is None else files.cache.keeping(remote)
 
 
@@ -126,12 +140,12 @@ class LocalBytes(FileBytes):
     checked = local = True
 
     def __init__(self, files: FileList, file: int, kept: KeptFiles) -> None:
-        self._files, self._file, self._kept = files, file, kept
+        super().__init__(file, kept)
         self.name, self.size = files.paths[file], int(files.sizes[file])
-        self._listed = files.inode(file), int(files.stamps[file]), self.size
+        self._listed = files.inode(file), files.stamps[file], self.size
         self.version = " ".join(map(str, self._listed))
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def read(self, ranges: Ranges) -> list[memoryview]:
         handle = os.open(self.name, FLAGS)  # half the time of open()
         try:
             found = [memoryview(_read_at(handle, start, stop)) for start, stop in ranges]
@@ -141,8 +155,7 @@ class LocalBytes(FileBytes):
             raise
         finally:
             os.close(handle)
-        if self._listed != (about.st_ino, about.st_mtime_ns, about.st_size):
-            self.check()
+        self._compare(about)
         if any(len(part) < b - a for part, (a, b) in zip(found, ranges, strict=True)):
             raise changed(Place(self.name), "it has become shorter")
         return found
@@ -151,16 +164,15 @@ class LocalBytes(FileBytes):
         self.check()
         return self._kept.mapped(self._file, self.name)
 
-    def once(self, key: Any, make: Callable[[], T]) -> T:
-        return self._kept.once(self._file, key, make)
-
     def check(self) -> None:
-        try:
+        about = None
+        with suppress(OSError):
             about = os.stat(self.name)
-        except OSError:
-            about = None
-        if about is None or self._listed != (about.st_ino, about.st_mtime_ns, about.st_size):
-            check_unchanged(self._files, self._file, Place(self.name))  # which says what it is
+        self._compare(about)
+
+    def _compare(self, now: os.stat_result | None) -> None:
+        if now is None or self._listed != (now.st_ino, str(now.st_mtime_ns), now.st_size):
+            check_unchanged(Place(self.name), self._listed)  # which says what it is
 
 
 def _read_at(handle: int, start: int, stop: int) -> bytes:
@@ -176,14 +188,6 @@ def _read_at(handle: int, start: int, stop: int) -> bytes:
 def as_bytes(view: memoryview) -> bytes:
     whole = view.obj
     return whole if isinstance(whole, bytes) and len(whole) == len(view) else bytes(view)
-
-
-def mapped(path: str) -> pa.Buffer:
-    """A local file's bytes, mapped while something refers to them."""
-    if not os.path.getsize(path):
-        return pa.py_buffer(b"")
-    with pa.memory_map(path) as opened:
-        return opened.read_buffer()
 
 
 class KeptFiles:
@@ -204,7 +208,12 @@ class KeptFiles:
         with self._lock:
             found = self._buffers.get(file)
             if found is None:
-                found = self._buffers[file] = mapped(path)
+                if os.path.getsize(path):
+                    with pa.memory_map(path) as opened:
+                        found = opened.read_buffer()
+                else:
+                    found = pa.py_buffer(b"")
+                self._buffers[file] = found
                 while len(self._buffers) > MAPPED:
                     del self._buffers[next(iter(self._buffers))]
             return found
@@ -214,11 +223,8 @@ class KeptFiles:
 
     def keep(self, file: int, content: bytes) -> None:
         with self._lock:
-            if (
-                len(content) <= SMALL_FILE
-                and self.has_room(len(content))
-                and file not in self.whole
-            ):
+            small = len(content) <= SMALL_FILE and self.has_room(len(content))
+            if small and file not in self.whole:
                 self.whole[file] = memoryview(content)
                 self._left -= len(content)
 
@@ -237,7 +243,7 @@ class KeptFiles:
 
 class RemoteBytes(FileBytes):
     def __init__(self, files: FileList, file: int, requests: Requests, kept: KeptFiles) -> None:
-        self._file, self._kept = file, kept
+        super().__init__(file, kept)
         self._system, self._path, self._requests = files.system(file), files.paths[file], requests
         self.name, self.version = files.names[file], files.stamps[file]
         size = int(files.sizes[file])
@@ -248,7 +254,7 @@ class RemoteBytes(FileBytes):
         self.size = size
         self.checked = is_checked(self._system, self.version)
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def read(self, ranges: Ranges) -> list[memoryview]:
         whole = self._kept.whole.get(self._file)
         if whole is not None:
             return [whole[start:stop] for start, stop in ranges]
@@ -261,22 +267,17 @@ class RemoteBytes(FileBytes):
         if not asked:
             return [memoryview(b"")] * len(ranges)
         try:
-            parts, tries = self._requests.ranges(
-                self._system, self._path, asked, self.size, self.version
-            )
+            about = self._system, self._path, asked, self.size, self.version
+            parts, tries = self._requests.ranges(*about)
         except DataChangedError as error:
-            raise changed(
-                Place(self.name), self._change() or "it changed as it was read"
-            ) from error
+            how = self._change() or "it changed as it was read"
+            raise changed(Place(self.name), how) from error
         if tries > 1:
             self.confirm()
         if asked == [(0, self.size)]:
             self._kept.keep(self._file, parts[0])
         starts = [start for start, _ in asked]
         return [cut(parts, starts, start, stop) for start, stop in ranges]
-
-    def once(self, key: Any, make: Callable[[], T]) -> T:
-        return self._kept.once(self._file, key, make)
 
     def confirm(self) -> None:
         """Raise if the file is another one by now, where replies do not tell."""
@@ -293,7 +294,7 @@ class RemoteBytes(FileBytes):
         return ""
 
 
-def merged(ranges: Sequence[tuple[int, int]], gap: int = 0) -> list[tuple[int, int]]:
+def merged(ranges: Ranges, gap: int = 0) -> list[tuple[int, int]]:
     """Ranges in order, joined if at most ``gap`` apart.
 
     >>> merged([(5, 9), (0, 3), (3, 4)]), merged([(5, 9), (0, 3)], gap=2)
@@ -311,32 +312,25 @@ def cut(
     parts: Sequence[memoryview | bytes], starts: Sequence[int], start: int, stop: int
 ) -> memoryview:
     """A range of parts that begin at ``starts``; copied only if it lies in several."""
-    if start >= stop:
-        return memoryview(b"")
-    n = bisect_right(starts, start) - 1
-    found = [memoryview(parts[n])[start - starts[n] : stop - starts[n]]]
-    while (at := start + sum(map(len, found))) < stop:
-        n += 1
-        found.append(memoryview(parts[n])[at - starts[n] : stop - starts[n]])
+    n, found = bisect_right(starts, start) - 1, []
+    while start < stop:
+        found.append(memoryview(parts[n])[start - starts[n] : stop - starts[n]])
+        start, n = start + len(found[-1]), n + 1
     return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
 
-class FetchedBytes(FileBytes):
-    def __init__(self, data: FileBytes, ranges: Sequence[tuple[int, int]]) -> None:
-        self.name, self.size, self.version = data.name, data.size, data.version
-        self.checked, self._data = data.checked, data
+class FetchedBytes(PartlyHere):
+    def __init__(self, data: FileBytes, ranges: Ranges) -> None:
+        super().__init__(data)
         self._ranges = merged(ranges)
         self._parts = data.read(self._ranges)
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def read(self, ranges: Ranges) -> list[memoryview]:
         found = [self.here(*one) for one in ranges]
-        rest = [(a + len(part), b) for (a, b), part in zip(ranges, found, strict=True)]
-        if all(start >= stop for start, stop in rest):
-            return found
-        more = self._data.read(rest)
-        return [
-            cut([a, b], [0, len(a)], 0, len(a) + len(b)) for a, b in zip(found, more, strict=True)
-        ]
+        short = [len(part) < b - a for part, (a, b) in zip(found, ranges, strict=True)]
+        missing = [one for one, is_short in zip(ranges, short, strict=True) if is_short]
+        more = iter(self._source.read(missing) if missing else ())
+        return [next(more) if n else part for part, n in zip(found, short, strict=True)]
 
     def here(self, start: int, stop: int) -> memoryview:
         n = bisect_right(self._ranges, (start, self.size)) - 1
@@ -346,9 +340,5 @@ class FetchedBytes(FileBytes):
         return self._parts[n][min(start, last) - first : stop - first]
 
     def stream(self, start: int = 0) -> BinaryIO:
-        return cast(
-            BinaryIO, RangeFile(self).follow(start)
-        )  # a buffer would be filled beyond what is here
-
-    def once(self, key: Any, make: Callable[[], T]) -> T:
-        return self._data.once(key, make)
+        # A buffer would be filled beyond what is here.
+        return cast(BinaryIO, RangeFile(self).follow(start))

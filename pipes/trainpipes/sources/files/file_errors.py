@@ -1,40 +1,31 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainpipes._internal.secrets import hidden
-from trainpipes.errors import (
-    DataChangedError,
-    MissingFilesError,
-    UnreadableError,
-)
+from trainpipes.errors import DataChangedError, MissingFilesError, UnreadableError
 from trainpipes.kinds.source import Place
-from trainpipes.sources.files.listing import is_local
-
-if TYPE_CHECKING:
-    from trainpipes.sources.files.list_files import FileList
 
 #: Where the system says of what kind its file systems are.
 MOUNTS = "/proc/self/mountinfo"
 
 
-def check_unchanged(files: FileList, file: int, place: Place) -> None:
-    if not is_local(files.system(file)):
-        return
+def check_unchanged(place: Place, listed: tuple[int, str, int]) -> None:
+    """Raise unless a local file has the inode (0 if unknown), time of change and size that were listed."""
     try:
-        stat = os.stat(files.paths[file])
+        now = os.stat(place.path or "")
     except FileNotFoundError as error:
         raise gone(place) from error
-    size = int(files.sizes[file])
-    if stat.st_size != size:
-        raise changed(place, f"it had {size:,} bytes, and has {stat.st_size:,}")
-    moved = stat.st_ino != (files.inode(file) or stat.st_ino) and _keeps_inodes(stat.st_dev)
-    if moved or str(stat.st_mtime_ns) != files.stamps[file]:
+    inode, stamp, size = listed
+    if now.st_size != size:
+        raise changed(place, f"it had {size:,} bytes, and has {now.st_size:,}")
+    moved = now.st_ino != (inode or now.st_ino) and keeps_inodes(now.st_dev)
+    if moved or str(now.st_mtime_ns) != stamp:
         raise changed(place, "it has been written since")
 
 
-def _keeps_inodes(device: int) -> bool:
+def keeps_inodes(device: int) -> bool:
     """Whether a device keeps inodes: some network file systems make them up again."""
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -62,9 +53,8 @@ def changed(place: Place, how: str) -> DataChangedError:
 
 
 def located(place: Place, error: Any) -> Any:
-    reported = {
-        name: getattr(error, name) for name in ("attempts", "seconds") if hasattr(error, name)
-    }
+    names = [name for name in ("attempts", "seconds") if hasattr(error, name)]
+    reported = {name: getattr(error, name) for name in names}
     said = error.message.removeprefix(hidden(f"{place.path}: "))
     return type(error)(f"{place}: {said}", **reported, **vars(place))
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.checks import checked_schema, column_names, whole_number
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import checked_schema, column_names, require, whole_number
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage
@@ -75,25 +74,18 @@ class FileReader(Source):
         return files.pick(kept.astype(np.int64))
 
 
-def _rows(value: Any, option: str) -> int:
-    return whole_number(value, 1, option, "rows in a block")
-
-
 def _index(value: Any, option: str) -> str | bool:
-    if isinstance(value, bool):
-        return value
-    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise ConfigError(
-            f"{option} is a file that ends in {SUFFIX}, a folder, True, False or None, got {shown(value)}"
-        )
-    return str(os.fspath(value))
+    good = isinstance(value, bool) or (isinstance(value, str | os.PathLike) and os.fspath(value))
+    rule = f"a file that ends in {SUFFIX}, a folder, True, False or None"
+    require(good, option, rule, value)
+    return value if isinstance(value, bool) else str(os.fspath(value))
 
 
 #: What refuses a bad value of an option, and returns a good one in the form that it is kept in.
 CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "columns": column_names,
     "schema": checked_schema,
-    "block_rows": _rows,
+    "block_rows": lambda value, option: whole_number(value, 1, option, "rows in a block"),
     "index": _index,
     "storage_options": checked_options,
 }

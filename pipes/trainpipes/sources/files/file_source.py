@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from trainpipes.sources.files.block_reader import BlockReader, explained
 from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
 from trainpipes.sources.files.file_errors import unreadable
 from trainpipes.sources.files.file_rows import FileBlocks
-from trainpipes.sources.files.format import Format, Layout
+from trainpipes.sources.files.format import Columns, Format, Layout
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
@@ -40,7 +41,7 @@ class FileSource(FileBlocks):
         *,
         layouts: Sequence[Layout] | None = None,
         edges: Sequence[IntArray] | None = None,
-        columns: Sequence[str] | None = None,
+        columns: Columns = None,
         schema: pa.Schema | None = None,
         row_bytes: float | None = None,
         block_bytes: npt.NDArray[np.float64] | None = None,
@@ -48,6 +49,10 @@ class FileSource(FileBlocks):
         besides: Mapping[str, Any] | None = None,
     ) -> None:
         self.format, self.columns, self._known = format, columns, known
+        self.decoder = getattr(format, "decoder", f"{type(format).__name__}.decode")
+        self.is_ours = is_ours(type(format)) and not hasattr(format, "decoder")
+        what = "the rows here cannot be read"
+        self.failed = what if self.is_ours else f"{self.decoder} failed here"
         self._besides = dict(besides or {})
         self._kept = store.kept
         self.layouts = store.layouts() if layouts is None else layouts
@@ -68,15 +73,6 @@ class FileSource(FileBlocks):
             self.block_bytes = np.concatenate([np.empty(0), *spread])
             self.block_bytes = self.block_bytes if self.block_bytes.any() else None
 
-    @property
-    def decoder(self) -> str:
-        return getattr(self.format, "decoder", f"{type(self.format).__name__}.decode")
-
-    @property
-    def failed(self) -> str:
-        own = is_ours(type(self.format)) and not hasattr(self.format, "decoder")
-        return "the rows here cannot be read" if own else f"{self.decoder} failed here"
-
     def reader(self) -> Reader:
         return BlockReader(self)
 
@@ -89,30 +85,25 @@ class FileSource(FileBlocks):
     def opened(self, file: int, requests: Requests) -> Any:
         return self.format.open(self.data(file, requests), self.layouts[file])
 
-    def begin_of(self, block: int, start: int, stop: int) -> int:
-        length = int(self.lengths[block])
-        if not 0 <= start <= stop <= length:
-            called = self.blocks_called.removesuffix("s")
-            raise IndexError(f"rows {start} to {stop} of a {called} with {length} rows")
-        return int(self.begins[block])
+    def decoded_blocks(self, block: int) -> range:
+        """Numbers of the format's blocks that hold rows of a block."""
+        ends = np.cumsum(self.layouts[int(self.file_of_block[block])].rows)
+        edges = [self.begins[block], self.begins[block] + self.lengths[block] - 1]
+        first, last = np.searchsorted(ends, edges, side="right").tolist()
+        return range(first, last + 1)
 
-    def decoded_blocks(self, first: int, last: int) -> range:
-        ends = np.cumsum(self.layouts[int(self.file_of_block[first])].rows)
-        stop = int(self.begins[last] + self.lengths[last])
-        begin = int(np.searchsorted(ends, self.begins[first], side="right"))
-        return range(begin, int(np.searchsorted(ends, stop)) + 1)
+    def first(self, file: int) -> Any:
+        """The first rows of a file, as the format gives them."""
+        with closing(BlockReader(self)) as reader:
+            return reader.first(file)
 
     def sampled(self, files: int) -> float | None:
         """Bytes of an average row in memory, by the first rows of some files."""
         some = np.flatnonzero(np.diff(self.first_row)).tolist()
-        rows, size, reader = 0, 0, BlockReader(self)
-        try:
-            for file in some[:: -(-len(some) // files) or 1]:
-                place = partial(Place, self.files.names[file], row=0)
-                batch = self.conform(reader.first(file), place)
-                rows, size = rows + len(batch), size + batch.nbytes
-        finally:
-            reader.close()
+        rows, size = 0, 0
+        for file in some[:: -(-len(some) // files) or 1]:
+            batch = self.conform(self.first(file), partial(Place, self.files.names[file], row=0))
+            rows, size = rows + len(batch), size + batch.nbytes
         return size / rows if rows else None
 
     def conform(self, batch: Any, place: Callable[[], Place]) -> Any:
@@ -132,7 +123,7 @@ class FileSource(FileBlocks):
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def other_rows(self, place: Place, given: str, counted: int) -> DataError:
-        if is_ours(type(self.format)) and not hasattr(self.format, "decoder"):
+        if self.is_ours:
             return unreadable(place, f"{self.failed}: it has {given}, and {counted:,} were counted")
         way = "version=" if hasattr(self.format, "decoder") else "key"
         return DataError(
@@ -145,7 +136,7 @@ class FileSource(FileBlocks):
         file, first = int(self.file_of_block[block]), int(self.begins[block])
         name, stamp = self._relative_names[file], self.files.stamps[file]
         known = [] if self._known is None else [self._known]
-        more = self.format.block_key(self.layouts[file], self.decoded_blocks(block, block))
+        more = self.format.block_key(self.layouts[file], self.decoded_blocks(block))
         rows = [first, int(self.lengths[block])]
         return [name, int(self.sizes[file]), stamp, *rows, *known, *more]
 
@@ -194,7 +185,7 @@ class NumberedFiles(FileSource, RandomAccessSource):
         return self if self.by_number else BlockReader(self)
 
     def read(self, block: int, start: int, stop: int) -> Payload:
-        begin = self.begin_of(block, start, stop)
+        begin = int(self.begins[block])
         return self._taken(int(self.file_of_block[block]), slice(begin + start, begin + stop))
 
     def take(self, index: IntArray) -> Payload:
@@ -214,9 +205,7 @@ class NumberedFiles(FileSource, RandomAccessSource):
             parts.append(self._taken(file, index[places] - self.first_row[file]))
         if len(parts) == 1:  # the sort was stable, so that rows stand as they were asked for
             return parts[0]
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return take_payload(join_payloads(parts), back)
+        return take_payload(join_payloads(parts), np.argsort(order))
 
     def _taken(self, file: int, rows: IntArray | slice) -> Payload:
         first = rows.start if isinstance(rows, slice) else int(rows[0]) if len(rows) else None
@@ -237,7 +226,7 @@ def scanned(
     caller: str,
     reader: str,
     *,
-    columns: Sequence[str] | None = None,
+    columns: Columns = None,
     schema: pa.Schema | None = None,
     index: str | bool | None = None,
     known: Any = None,
@@ -254,11 +243,7 @@ def scanned(
         source.schema = one_schema(different, columns, caller)
     filled = [file for file, layout in enumerate(source.layouts) if layout.rows.any()]
     if filled:
-        with_rows = BlockReader(source)
-        try:
-            first = with_rows.first(filled[0])
-        finally:
-            with_rows.close()
+        first = source.first(filled[0])
         source.row_bytes = first.nbytes / len(first)
         if source.schema is None:
             source.schema = first.schema.remove_metadata()

@@ -7,8 +7,7 @@ silently.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import fsspec
@@ -50,6 +49,8 @@ class Entry(NamedTuple):
 
 
 class LocalFolders:
+    many = 1  # that are looked into at once
+
     def look_up(self, path: str) -> Entry | None:
         """The file or folder of a path; None if it is a pattern."""
         there = os.path.lexists(path) or not has_magic(path)
@@ -58,9 +59,6 @@ class LocalFolders:
     def entries(self, folder: str, all_below: bool = False) -> list[Entry]:
         with os.scandir(folder) as found:
             return [Entry(one.path, one.is_dir()) for one in found if not _leads_back(one)]
-
-    def each(self, what: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-        return [what(item) for item in items]
 
     def reported(self, file: Entry) -> Reported:
         try:
@@ -76,9 +74,6 @@ class LocalFolders:
         refuse_special(file.path, about.st_mode)
         return Reported(about.st_size, str(about.st_mtime_ns), about.st_ino)
 
-    def complete(self, files: Found) -> None:
-        """Ask for sizes that no listing has given."""
-
 
 class StoreFolders:
     def __init__(self, system: Any, requests: Requests) -> None:
@@ -91,7 +86,7 @@ class StoreFolders:
         while isinstance(system, CachingFileSystem):
             system = system.fs
         #: Others have one connection, which is for one request at a time.
-        self._many_at_once = system.async_impl
+        self.many = MAX_THREADS if system.async_impl else 1
         self._known: dict[str, list[Entry]] = {}
 
     def look_up(self, path: str) -> Entry | None:
@@ -119,37 +114,16 @@ class StoreFolders:
             entry = _entry(info)
             if entry.is_folder or not entry.path.startswith(above):
                 continue
-            is_new = True
-            while is_new:  # it, and the folders that it is in
-                place = entry.path.rpartition("/")[0]
-                is_new = place not in known
-                known.setdefault(place, []).append(entry)
+            while (
+                place := entry.path.rpartition("/")[0]
+            ) not in known:  # the folders that it is in
+                known[place] = [entry]
                 entry = Entry(place, True)
+            known[place].append(entry)
         self._known |= known
-
-    def each(self, what: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-        if len(items) < 2 or not self._many_at_once:  # of the root an error is an answer
-            return [what(item) for item in items]
-        with ThreadPoolExecutor(MAX_THREADS) as pool:
-            try:
-                return list(pool.map(what, items))
-            except BaseException:
-                self._requests.stop()  # nobody waits for what is under way
-                raise
 
     def reported(self, file: Entry) -> Reported:
         return reported(file.info)
-
-    def complete(self, files: Found) -> None:
-        unknown = [name for name, one in files.items() if one.size is None]  # of index pages
-
-        def ask(name: str) -> Reported:
-            try:
-                return reported(self._requests.call(self._system, "info", name))
-            except FileNotFoundError:  # whoever reads it says so
-                return files[name]
-
-        files.update(zip(unknown, self.each(ask, unknown), strict=True))
 
 
 def reported(info: Mapping[str, Any]) -> Reported:

@@ -13,6 +13,9 @@ import pyarrow as pa
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.files.file_bytes import FetchedBytes, FileBytes, merged
 
+#: Names of columns; None for all.
+Columns = Sequence[str] | None
+
 
 class OtherBytesError(Exception):
     """A file is not the one that was scanned; the message says what is different."""
@@ -118,9 +121,7 @@ class Format(ABC):
             Exception: any, if the file is not of this format; the message should name the file.
         """
 
-    def ranges(
-        self, layout: Layout, block: int, columns: Sequence[str] | None
-    ) -> list[tuple[int, int]]:
+    def ranges(self, layout: Layout, block: int, columns: Columns) -> list[tuple[int, int]]:
         """The bytes that ``decode`` reads of a block, by default from ``start`` to ``stop``. Remote ones are
         fetched ahead.
 
@@ -133,7 +134,7 @@ class Format(ABC):
 
     @abstractmethod
     def decode(
-        self, data: Any, layout: Layout, block: int, columns: Sequence[str] | None
+        self, data: Any, layout: Layout, block: int, columns: Columns
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a block in order, as many as the layout counts.
 
@@ -157,22 +158,18 @@ class Format(ABC):
         return data
 
     def fetch(
-        self, data: FileBytes, layout: Layout, blocks: Sequence[int], columns: Sequence[str] | None
+        self, data: FileBytes, layout: Layout, blocks: Sequence[int], columns: Columns
     ) -> Any:
         """``open`` of a remote file, with the bytes of some blocks. Any thread calls it ahead."""
         ranges = [one for block in blocks for one in self.ranges(layout, block, columns)]
         return self.open(FetchedBytes(data, ranges), layout)
 
-    def fetched_bytes(
-        self, layout: Layout, blocks: Sequence[int], columns: Sequence[str] | None
-    ) -> float:
+    def fetched_bytes(self, layout: Layout, blocks: Sequence[int], columns: Columns) -> float:
         """About how many bytes ``fetch`` gets; 0 to never call it."""
         ranges = [one for block in blocks for one in self.ranges(layout, block, columns)]
         return float(sum(stop - start for start, stop in merged(ranges)))
 
-    def take(
-        self, data: FileBytes, layout: Layout, rows: Any, columns: Sequence[str] | None
-    ) -> Any:
+    def take(self, data: FileBytes, layout: Layout, rows: Any, columns: Columns) -> Any:
         """Rows by number: a record batch, tensors, or a list. ``rows`` is an array or, with ``by_number``, a
         slice.
         """

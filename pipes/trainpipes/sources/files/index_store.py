@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.progress import Progress
-from trainpipes.columns.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
+from trainpipes.columns.arrays import one_chunk, python_to_arrow, to_arrow, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.sources.files.each_file import MAX_REQUESTS, each_file
@@ -27,7 +27,7 @@ from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.storage.cache import LOCK, SUFFIX, folder, index_path
 from trainpipes.storage.caching import checked_file
-from trainpipes.storage.caching.private_file import FileLock
+from trainpipes.storage.caching.private_file import locked
 
 log = logging.getLogger("trainpipes")
 
@@ -37,8 +37,6 @@ FEW = 64
 TICK = 10_000_000
 #: Rows of files that are not in the listing at hand, for each one that is; so many stay in any case.
 OTHERS, SOME_OTHERS = 4, 10_000
-#: Seconds between two looks whether another process has made the index.
-LOOK = 0.05
 #: A row for each file: its blocks' rows, starts and stops as one array, and what else its layout holds.
 COLUMNS = pa.schema(
     [
@@ -76,7 +74,6 @@ class IndexStore:
         self._own = not isinstance(index, str)
         self.path = self._path(index, key, least_bytes)
         self.sizes: IntArray = files.sizes.copy()
-        self.scanned: set[int] = set()
         self.kept = KeptFiles()
         self._found: dict[int, Layout] = {}
 
@@ -116,19 +113,17 @@ class IndexStore:
         progress: Callable[[list[int]], Progress] | None = None,
         **how: Any,
     ) -> None:
+        numbers, found = range(len(self.files)) if wanted is None else wanted, self._found
 
         def lacking() -> list[int]:
-            numbers = range(len(self.files)) if wanted is None else wanted
-            found = self._found
             good = enough or (lambda *_: True)
             return [n for n in numbers if n not in found or not good(n, found[n])]
 
         self._find()
-        if not lacking():
-            return
-        alone = alone and any(map(self._can_be_kept, lacking()))
-        with self._lock() if alone else nullcontext():
-            missing = lacking()
+        missing = lacking()
+        alone = alone and any(map(self._can_be_kept, missing))
+        with self._alone() if alone else nullcontext():
+            missing = lacking() if alone else missing
             if not missing:
                 return
             read = 0 if self.path is None else _settled(self.files, missing)
@@ -137,10 +132,8 @@ class IndexStore:
 
                     def look(file: int, requests: Requests) -> None:
                         data = open_bytes(self.files, file, requests, self.kept)
-                        known = self._found.get(file)
-                        self._found[file] = scan(Scan(file, data, known, requests, bar))
+                        found[file] = scan(Scan(file, data, found.get(file), requests, bar))
                         self.sizes[file] = data.size
-                        self.scanned.add(file)
 
                     if self.files.cache is None:
                         asked = Requests(self.files.retry_seconds)
@@ -155,19 +148,13 @@ class IndexStore:
         forget(self.path)
 
     def _find(self) -> None:
-        table = self._load()
-        if table is None:
+        if (table := self._load()) is None:
             return
-        known = {name: row for row, name in enumerate(table.column("path").to_pylist())}
-        stamps = table.column("stamp").to_pylist()
-        sizes = to_numpy(one_chunk(table.column("size"))).tolist()
+        columns = (table.column(name).to_pylist() for name in ("path", "stamp", "size"))
+        known = {one: row for row, one in enumerate(zip(*columns, strict=True))}
         files = self.files
         listed = zip(files.kept_names(), files.stamps, files.sizes.tolist(), strict=True)
-        rows = {}
-        for file, (name, stamp, size) in enumerate(listed):
-            row = known.get(name, -1)
-            if row >= 0 and stamp and stamps[row] == stamp and sizes[row] == size:
-                rows[file] = row
+        rows = {n: known[one] for n, one in enumerate(listed) if one[1] and one in known}
         self._found |= _layouts(table, rows)
 
     def _load(self) -> pa.Table | None:
@@ -183,35 +170,24 @@ class IndexStore:
             ) from error
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def _alone(self) -> Iterator[None]:
         root = folder()
-        if self.path is None or root is None:
+        with ExitStack() as stack:
+            if self.path is not None and root is not None:
+                digest = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:32]
+                with suppress(OSError):  # nothing depends on it
+                    stack.enter_context(locked(index_path(root, digest).with_suffix(LOCK)))
+                self._find()
             yield
-            return
-        digest = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:32]
-        lock = FileLock(index_path(root, digest).with_suffix(LOCK))
-        with suppress(OSError):  # nothing depends on it
-            if not lock.take():
-                log.info("waiting for another process that makes the index %s", self.path)
-                while not lock.take():
-                    time.sleep(LOOK)
-            self._find()
-        try:
-            yield
-        finally:
-            lock.leave()
 
     def _can_be_kept(self, file: int) -> bool:
         return bool(self.files.stamps[file]) and self.files.sizes[file] >= 0
 
     def _save(self, read: int) -> None:
         files = self.files
-        known = [n for n in sorted(self._found) if self._can_be_kept(n)]
         # A local file may have changed once more without another time.
-        local = [is_local(system) for system in files.systems]
-        known = [
-            n for n in known if not local[files.system_of[n]] or int(files.stamps[n]) < read - TICK
-        ]
+        new = {n for n in files.local(self._found) if int(files.stamps[n]) >= read - TICK}
+        known = [n for n in sorted(self._found) if self._can_be_kept(n) and n not in new]
         if self.path is None or not known:
             return
         parts = [_table_of(files, known, [self._found[n] for n in known])]
@@ -223,7 +199,7 @@ class IndexStore:
             parts.append(earlier.take(to_arrow(np.array(others[-most:], dtype=np.int64))))
         try:
             whole = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
-            checked_file.write(self.path, lambda: [whole], self._about, own=self._own)
+            checked_file.write(self.path, [whole], self._about, own=self._own)
         except OSError as error:
             log.info("the index cannot be kept in %s: %s", self.path, error)
 
@@ -236,10 +212,9 @@ def forget(path: Path | str | None) -> None:
 
 def _settled(files: FileList, which: Sequence[int]) -> int:
     """Wait until new local files' times of change would show a change; return the time, ns."""
-    now = time.time_ns()
-    local = [is_local(system) for system in files.systems]
-    times = [int(files.stamps[n]) for n in which if local[int(files.system_of[n])]]
-    left = max(times, default=0) + TICK - now
+    left = (
+        max((int(files.stamps[n]) for n in files.local(which)), default=0) + TICK - time.time_ns()
+    )
     if 0 <= left <= TICK:
         time.sleep((left + TICK / 10) / 1e9)
     return time.time_ns()
@@ -269,19 +244,12 @@ def _table_of(files: FileList, which: Sequence[int], layouts: Sequence[Layout]) 
 
 
 def _layouts(table: pa.Table, rows: dict[int, int]) -> dict[int, Layout]:
-    if not rows:
-        return {}
     schema = one_chunk(table.column("schema"))
     schemas = [pa.ipc.read_schema(each.as_buffer()) for each in schema.dictionary]
     schema_of = to_numpy(schema.indices).tolist()
-    (blocks, ends), (extra, places) = (
-        apart(one_chunk(table.column(name))) for name in ("blocks", "extra")
-    )
-    numbers, content = np.frombuffer(blocks.tobytes(), np.int64), extra.tobytes()
-    ends, places = (ends // 8).tolist(), places.tolist()
+    blocks, extra = (table.column(name).to_pylist() for name in ("blocks", "extra"))
     found = {}
     for file, row in rows.items():
-        rows_of, start, stop = numbers[ends[row] : ends[row + 1]].reshape(3, -1)
-        more = content[places[row] : places[row + 1]]
-        found[file] = checked_layout(rows_of, start, stop, schemas[schema_of[row]], more)
+        counts, start, stop = np.frombuffer(blocks[row], np.int64).reshape(3, -1)
+        found[file] = checked_layout(counts, start, stop, schemas[schema_of[row]], extra[row])
     return found

@@ -5,18 +5,14 @@ import logging
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 
-from trainpipes._internal.checks import byte_count, local_path, several
+from trainpipes._internal.checks import byte_count, local_path, require, several
 from trainpipes._internal.secrets import hidden, kept_name, known_name
-from trainpipes._internal.text import shown
-from trainpipes.engine.interrupts import result_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import Place, RowSource
@@ -58,7 +54,7 @@ class FileList:
     system_of: IntArray
     systems: tuple[Any, ...]
     stamps: list[str]
-    inodes: IntArray | None = None
+    inodes: IntArray
     retry_seconds: float = RETRY_SECONDS
     cache: DiskCache | None = None
     prefetch_bytes: int = PREFETCH_BYTES
@@ -71,19 +67,18 @@ class FileList:
 
     def pick(self, index: IntArray) -> FileList:
         which = index.tolist()
-        return replace(
-            self,
-            names=[self.names[i] for i in which],
-            paths=[self.paths[i] for i in which],
-            sizes=self.sizes[index],
-            system_of=self.system_of[index],
-            stamps=[self.stamps[i] for i in which],
-            inodes=None if self.inodes is None else self.inodes[index],
-        )
+        texts = ("names", "paths", "stamps")
+        chosen: dict[str, Any] = {name: [getattr(self, name)[i] for i in which] for name in texts}
+        chosen |= {name: getattr(self, name)[index] for name in ("sizes", "system_of", "inodes")}
+        return replace(self, **chosen)
+
+    def local(self, which: Iterable[int]) -> list[int]:
+        """Those that are on this machine."""
+        here = [is_local(system) for system in self.systems]
+        return [n for n in which if here[int(self.system_of[n])]]
 
     def inode(self, file: int) -> int:
-        here = self.inodes is not None and self._machine == platform.node()
-        return int(self.inodes[file]) if here and self.inodes is not None else 0
+        return int(self.inodes[file]) if self._machine == platform.node() else 0
 
     def system(self, file: int) -> Any:
         """A forked child makes its own file system: connections do not survive a fork."""
@@ -187,11 +182,9 @@ class ListFiles(Source):
             option = "list_files(storage_options)"
             self._set(storage_options=checked_options(self.storage_options, option))
         ends = self._ends()
-        if not several(ends) or not ends or not all(isinstance(end, str) for end in ends):
-            raise ConfigError(
-                f"list_files(suffix) is an end of names such as '.parquet', or several in a list, got "
-                f"{shown(self.suffix)}"
-            )
+        good = several(ends) and ends and all(isinstance(end, str) for end in ends)
+        rule = "an end of names such as '.parquet', or several in a list"
+        require(good, "list_files(suffix)", rule, self.suffix)
         if self.suffix is not None and not isinstance(self.suffix, str):
             self._set(suffix=list(ends))
 
@@ -205,9 +198,7 @@ class ListFiles(Source):
         return {}
 
     def files(
-        self,
-        storage_options: Mapping[str, Any] | None = None,
-        suffixes: Sequence[str] = SUFFIXES,
+        self, storage_options: Mapping[str, Any] | None = None, suffixes: Sequence[str] = SUFFIXES
     ) -> FileList:
         """The files, listed once, with a reader's options and endings."""
         if self._known is not None:
@@ -223,39 +214,30 @@ class ListFiles(Source):
         seconds = Retry.of(self.retry, "list_files(retry)").deadline
         urls = [self.urls] if isinstance(self.urls, str) else self.urls
         requests = Requests(seconds)
-        opened = [open_system(url, options, seconds) for url in urls]
+        opened = [open_system(url, options) for url in urls]
         suffixes = tuple(end.lower() for end in ends)
-        each = partial(expand, suffixes=suffixes, requests=requests)
-        with ThreadPoolExecutor(min(16, len(opened))) as pool:
-            try:
-                parts = [pool.submit(each, *one) for one in zip(urls, opened, strict=True)]
-                found = [result_of(part) for part in parts]
-            except BaseException:
-                requests.stop()  # nobody waits for what is under way
-                raise
+        found = requests.map(
+            lambda one: expand(*one, suffixes, requests), [*zip(urls, opened, strict=True)], 16
+        )
         systems = list({id(system): system for system, _ in opened}.values())
-        names: dict[str, str] = {}
-        paths, system_of, about, listed = [], [], [], []
-        for url, (system, _), (files, wanted) in zip(urls, opened, found, strict=True):
+        rows: dict[str, tuple[str, str, int, Reported]] = {}
+        for url, (system, _), (files, _) in zip(urls, opened, found, strict=True):
             number = next(n for n, one in enumerate(systems) if one is system)
             for path, reported in files.items():
                 name = path if is_local(system) else str(system.unstrip_protocol(path))
-                if name in names:
+                if name in rows:
                     raise ConfigError(
-                        f"{self}: {name} is named twice, by {names[name]!r} and by {url!r}; give each "
+                        f"{self}: {name} is named twice, by {rows[name][0]!r} and by {url!r}; give each "
                         "file once. To see rows more often, mix() pipelines with weights",
                         path=name,
                     )
-                names[name] = url
-                paths.append(path)
-                about.append(reported)
-            system_of += [number] * len(files)
-            if wanted is not None:
-                listed.append(Listed(url, system, wanted))
-        _say_versions(names, about)
+                rows[name] = url, path, number, reported
+        _, paths, system_of, about = zip(*rows.values(), strict=True)
+        _say_versions(rows, about)
+        rules = zip(urls, opened, found, strict=True)
         return FileList(
-            list(names),
-            paths,
+            list(rows),
+            list(paths),
             np.array([-1 if one.size is None else one.size for one in about], dtype=np.int64),
             np.array(system_of, dtype=np.int64),
             tuple(systems),
@@ -264,7 +246,7 @@ class ListFiles(Source):
             seconds,
             self._cache(),
             byte_count(self.prefetch_bytes, "list_files(prefetch_bytes)"),
-            tuple(listed),
+            tuple(Listed(url, one[0], wanted) for url, one, (_, wanted) in rules if wanted),
         )
 
     def _cache(self) -> DiskCache | None:
@@ -324,26 +306,19 @@ class StorageOptions(dict[str, Any]):
 
 
 def checked_options(value: Any, option: str) -> StorageOptions:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{option} is a dict of fsspec options, got {type(value).__name__}")
+    require(isinstance(value, Mapping), option, "a dict of fsspec options", type(value).__name__)
     return StorageOptions(value)
 
 
 def _checked_urls(given: Any) -> str | list[str]:
     urls = [given] if isinstance(given, str | os.PathLike) else given
-    what = (
-        "list_files(urls) takes a path, folder, glob or URL as text or Path, or a list of them, got"
-    )
-    if not isinstance(urls, list | tuple):
-        raise ConfigError(f"{what} {given!r} ({type(given).__name__})")
-    if not urls:
-        raise MissingFilesError(
-            "list_files(urls) needs at least one path, folder, glob or URL, got an empty list"
-        )
-    found = [os.fspath(url) if isinstance(url, os.PathLike) else url for url in urls]
-    for url in found:
-        if not isinstance(url, str):
-            raise ConfigError(f"{what} {shown(url)} ({type(url).__name__})")
-        if not url.strip():
-            raise ConfigError("list_files(urls) needs a path, folder, glob or URL, got ''")
+    if urls == [] or urls == ():
+        raise MissingFilesError("list_files(urls) must name at least one file, got an empty list")
+    good = isinstance(urls, list | tuple)
+    found = [
+        os.fspath(url) if isinstance(url, os.PathLike) else url for url in (urls if good else ())
+    ]
+    good = good and all(isinstance(url, str) and url.strip() for url in found)
+    rule = "a path, folder, glob or URL as text or Path, or a list of them"
+    require(good, "list_files(urls)", rule, given)
     return found if urls is given else found[0]

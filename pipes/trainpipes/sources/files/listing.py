@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import reduce
 from typing import Any
 
 import fsspec
@@ -10,18 +12,13 @@ from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
+from trainpipes import errors
 from trainpipes._internal.checks import pip_install
 from trainpipes._internal.clean_errors import clean
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.progress import Progress
-from trainpipes.errors import (
-    ConfigError,
-    MissingExtraError,
-    MissingFilesError,
-    UnreachableError,
-    UnreadableError,
-)
-from trainpipes.sources.files.folders import Entry, Found, LocalFolders, StoreFolders
+from trainpipes.errors import ConfigError, MissingFilesError, UnreachableError, UnreadableError
+from trainpipes.sources.files.folders import Entry, Found, LocalFolders, StoreFolders, reported
 from trainpipes.sources.files.patterns import (
     MANIFEST,
     WORK,
@@ -32,7 +29,7 @@ from trainpipes.sources.files.patterns import (
     wild,
 )
 from trainpipes.sources.remote.request import try_once
-from trainpipes.sources.remote.retry import Requests, try_seconds
+from trainpipes.sources.remote.retry import Requests
 
 #: Connections to one store, at most.
 CONNECTIONS = 64
@@ -56,24 +53,24 @@ def is_local(system: Any) -> bool:
     return isinstance(system, LocalFileSystem)
 
 
-def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[Any, str]:
+def open_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     if os.path.exists(url) or not ("::" in url or "://" in url):
         return LocalFileSystem(), os.path.abspath(os.path.expanduser(url))
     try:
         if "::" not in url and url.startswith(("http://", "https://")):
-            options = _http_options(seconds, options)
+            client = {"raise_for_status": _refuse_redirection}
+            options = {**options, "client_kwargs": client | (options.get("client_kwargs") or {})}
         elif "::" not in url and url.startswith(("s3://", "s3a://")):
             # botocore does not try again by itself, and has a connection for each part.
             own = {"retries": {"total_max_attempts": 1}, "max_pool_connections": CONNECTIONS}
-            given = options.get("config_kwargs") or {}
-            options = {**options, "config_kwargs": {**own, **given}}
+            options = {**options, "config_kwargs": own | (options.get("config_kwargs") or {})}
         system, path = fsspec.url_to_fs(url, **options)
         try_once(system)
     except ImportError as error:
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
         package = (cause.name or "").split(".")[0]
         said = pip_install(package) if package else str(error)
-        raise MissingExtraError(
+        raise errors.MissingExtraError(
             f"{url} needs the package {package or '?'}, which is not installed: {said}", path=url
         ) from clean(error)
     except (TypeError, ValueError) as error:
@@ -95,27 +92,13 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
     return system, path.rstrip("/") or path
 
 
-def _http_options(seconds: float, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that give up a silent connection, not a large transfer, and refuse a redirection to nowhere."""
-    import aiohttp
-
-    silence = try_seconds(seconds)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=silence, sock_read=silence)
-    client = {"raise_for_status": _refuse_redirection, **(options.get("client_kwargs") or {})}
-    return {"timeout": timeout, **options, "client_kwargs": client}
-
-
 async def _refuse_redirection(response: Any) -> None:
-    if 300 <= response.status < 400:
+    if 300 <= response.status < 400:  # to nowhere, else it was followed
         import aiohttp
 
-        raise aiohttp.ClientResponseError(
-            response.request_info,
-            response.history,
-            status=response.status,
-            message=f"{response.reason}, and it does not say where to",
-            headers=response.headers,
-        )
+        said = f"{response.reason}, and it does not say where to"
+        about = response.request_info, response.history
+        raise aiohttp.ClientResponseError(*about, status=response.status, message=said)
 
 
 def expand(
@@ -132,9 +115,15 @@ def expand(
             found = {there.path: folders.reported(there)}
         else:
             wanted = _wanted(system, path, there, suffixes)
-            found = _walk(folders, wanted)
-        folders.complete(found)
-    except (UnreachableError, ConfigError, MissingFilesError):
+            found = _walk(folders, wanted, requests)
+
+        def ask(name: str) -> None:
+            with suppress(FileNotFoundError):  # whoever reads it says so
+                found[name] = reported(requests.call(system, "info", name))
+
+        unknown = [name for name, one in found.items() if one.size is None]  # of index pages
+        requests.map(ask, unknown, folders.many)
+    except errors.TrainpipesError:
         raise
     except FileNotFoundError:
         found = {}
@@ -153,7 +142,7 @@ def _wanted(system: Any, path: str, folder: Entry | None, suffixes: tuple[str, .
     return Wanted(system._strip_protocol(path[:cut]), tuple(path[cut:].split("/")), suffixes)
 
 
-def _walk(folders: Folders, wanted: Wanted) -> Found:
+def _walk(folders: Folders, wanted: Wanted, requests: Requests) -> Found:
     found: Found = {}
     marks: set[str] = set()
     in_whole: dict[str, list[str]] = {}  # files by the folder that was named or matched
@@ -172,20 +161,16 @@ def _walk(folders: Folders, wanted: Wanted) -> Found:
     with Progress("listing", None, "files") as progress:
         while level:
             below = []
-            for (folder, before, whole), inside in zip(
-                level, folders.each(entries, level), strict=True
-            ):
-                above = len(names_in(folder))
-                so_far = len(found)
+            looked = requests.map(entries, level, folders.many)
+            for (folder, before, whole), inside in zip(level, looked, strict=True):
+                above, so_far = len(names_in(folder)), len(found)
                 for entry in inside:
                     names = names_in(entry.path)[above:]
                     if not names:  # a store lists a file as what is in it
                         continue
                     if names[-1] in (MANIFEST, WORK):
                         marks.add(entry.path)
-                    reached = before
-                    for name in names:
-                        reached = wanted.after(reached, name)
+                    reached = reduce(wanted.after, names, before)
                     if entry.is_folder and reached:
                         its = entry.path if wanted.is_whole(reached) else None
                         below.append((entry.path, reached, whole or its))
@@ -204,19 +189,16 @@ def _walk(folders: Folders, wanted: Wanted) -> Found:
 
 
 def _unlistable(url: str, error: Exception) -> UnreadableError:
-    if isinstance(error, UnreadableError):
-        return error
-    said = (
-        f"{url} cannot be listed: {type(error).__name__}: {error}; is the address right, and "
-        "are credentials given (environment, or storage_options={...})?"
-    )
     if isinstance(error, PermissionError):
         url = str(getattr(error, "filename", None) or url)
-        said = (
-            f"permission to list {url} is denied ({error}); change it, or give credentials by "
-            "storage_options={...}"
-        )
-    return UnreadableError(said, path=url)
+        said = f"permission to list {url} is denied ({error}); change it, or give credentials by "
+        return UnreadableError(f"{said}storage_options={{...}}", path=url)
+    said = (
+        f"{url} cannot be listed: {type(error).__name__}: {error}; is the address right, and are "
+    )
+    return UnreadableError(
+        f"{said}credentials given (environment, or storage_options={{...}})?", path=url
+    )
 
 
 def _nothing(

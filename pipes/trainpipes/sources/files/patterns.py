@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,7 +17,6 @@ MANIFEST, WORK = "_manifest.json", "_unfinished"
 OURS = re.compile(r"part-\d{5,}\.[\w.]+")
 #: Where a name is that is below a folder that is meant as a whole.
 BELOW = -1
-ALL_BELOW = frozenset({BELOW})
 
 
 def hidden(name: str) -> bool:
@@ -29,17 +29,13 @@ def hidden(name: str) -> bool:
 
 
 def check_outputs(folder: str, files: Iterable[str], marks: Collection[str]) -> None:
-    counts: dict[str, int] = {}
-    written: dict[str, int] = {}
-    for file in files:
-        place, _, name = file.rpartition("/")
-        counts[place] = counts.get(place, 0) + 1
-        if OURS.fullmatch(name):
-            written[place] = written.get(place, 0) + 1
+    placed = [file.rpartition("/") for file in files]
+    counts = {place for place, _, _ in placed}
+    written = Counter(place for place, _, name in placed if OURS.fullmatch(name))
     unfinished = {place for place in written if f"{place}/{WORK}" in marks}
     outputs = unfinished | {place for place in written if f"{place}/{MANIFEST}" in marks}
     inner = sorted(outputs - {folder.rstrip("/")})
-    if inner and outputs < counts.keys() and folder.rstrip("/") not in outputs:
+    if inner and outputs < counts and folder.rstrip("/") not in outputs:
         raise ConfigError(
             f"list_files: below the folder {folder} are files, and output of trainpipes in {inner[0]}: list "
             "the one that is meant, such as the files by a glob, or both in a list",
@@ -85,16 +81,13 @@ class Wanted:
         return self._without_folders({0})
 
     def after(self, reached: frozenset[int], name: str) -> frozenset[int]:
-        if reached == ALL_BELOW:
-            return frozenset() if hidden(name) else reached
         found: set[int] = set()
         for n in reached:
-            if n in (BELOW, len(self.parts)):
-                found |= set() if hidden(name) else {BELOW}
-            elif self.parts[n] == "**":
-                found |= set() if hidden(name) else {n, n + 1}
-            elif _fits(name, self.parts[n]):
-                found.add(n + 1)
+            part = self.parts[n] if 0 <= n < len(self.parts) else None
+            if part is not None and part != "**":
+                found |= {n + 1} if _fits(name, part) else set()
+            elif not hidden(name):
+                found |= {BELOW} if part is None else {n, n + 1}
         return self._without_folders(found)
 
     def _without_folders(self, reached: set[int]) -> frozenset[int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from trainpipes.sources.remote.request import Ranges
 
 if TYPE_CHECKING:
     from trainpipes.sources.files.file_bytes import FileBytes
@@ -13,14 +15,19 @@ if TYPE_CHECKING:
 HELD_BYTES, LEAST_BYTES = 16 << 20, 256 << 10
 
 
+@dataclass
 class _Part:
     """Bytes ``start`` to ``stop`` of the file, which are read from front to back."""
 
-    def __init__(self, start: int, stop: int, step: int, most: int) -> None:
-        self.start, self.stop = start, stop
-        self.least, self.step, self.most = step, step, most
-        self.at = self.first = start
-        self.data: bytes | memoryview = b""
+    start: int
+    stop: int
+    least: int  # bytes that are fetched at first, and at a time
+    most: int
+
+    def __post_init__(self) -> None:
+        self.at = self.first = self.start
+        self.step = self.least
+        self.data: bytes | memoryview = b""  # from ``first`` on
 
     @property
     def end(self) -> int:
@@ -34,21 +41,16 @@ class _Part:
             self.data, self.step = b"", self.least
         self.at = self.first = at
 
-    def take(self, stop: int) -> bytes:
-        found = memoryview(self.data)[self.at - self.first : stop - self.first]
-        self.at += len(found)
-        return bytes(found)
-
 
 class RangeFile(io.RawIOBase):
     def __init__(self, source: FileBytes, held: int | None = None) -> None:
         super().__init__()
-        self.name = source.name
-        self._source, self._held = source, HELD_BYTES if held is None else held
+        self.name, self._source = source.name, source
+        self._held = HELD_BYTES if held is None else held
         self._position = 0
         self._parts: list[_Part] = []
 
-    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+    def expect(self, ranges: Ranges) -> None:
         """Say which ``(start, stop)`` will be read next, each from front to back."""
         total = sum(stop - start for start, stop in ranges)
         share = 1.0 if total <= self._held else self._held / 2 / total
@@ -63,8 +65,7 @@ class RangeFile(io.RawIOBase):
 
     def fetch(self) -> None:
         if self._parts:
-            first = self._parts[0]
-            self._fetch(first, first.start, first.start)
+            self._fetch(self._parts[0], self._parts[0].start, self._parts[0].start)
 
     def readable(self) -> bool:
         return True
@@ -80,25 +81,22 @@ class RangeFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        start = self._position
-        stop = (
-            self._source.size if size is None or size < 0 else min(self._source.size, start + size)
-        )
+        start, stop = self._position, self._source.size
+        if size is not None and size >= 0:
+            stop = min(stop, start + size)
         if stop <= start:
             return b""
-        inside = (s for s in self._parts if s.start <= start and stop <= s.stop)
-        part = next(inside, None)
         if here := self._source.here(start, stop):
-            found = bytes(here)
-        elif part is None:
-            found = bytes(self._source.read([(start, stop)])[0])
-        else:
-            if start < part.first or stop > part.end:
-                self._fetch(part, start, stop)
-            part.at = start
-            found = part.take(stop)
-        self._position = start + len(found)
-        return found
+            self._position += len(here)
+            return bytes(here)
+        self._position = stop
+        part = next((one for one in self._parts if one.start <= start and stop <= one.stop), None)
+        if part is None:
+            return bytes(self._source.read([(start, stop)])[0])
+        if start < part.first or stop > part.end:
+            self._fetch(part, start, stop)
+        part.at = stop
+        return bytes(memoryview(part.data)[start - part.first : stop - part.first])
 
     def readinto(self, buffer: Any) -> int:
         found = self.read(len(buffer))
@@ -108,12 +106,15 @@ class RangeFile(io.RawIOBase):
     def _fetch(self, caller: _Part, start: int, stop: int) -> None:
         """Fetch what is asked for, and the next part of ranges that run low."""
         caller.seek(start)
-        low = [s for s in self._parts if s is not caller and s.end - s.at < s.step]
-        jobs = [(caller, max(stop, caller.end + caller.step)), *((s, s.end + s.step) for s in low)]
-        jobs = [(s, min(end, s.stop, self._source.size)) for s, end in jobs]
-        jobs = [(s, end) for s, end in jobs if s.end < end]
-        found = self._source.read([(s.end, end) for s, end in jobs])
-        for (s, _), more in zip(jobs, found, strict=True):
-            s.seek(s.at)
-            s.data = b"".join((s.data, more)) if s.data else more
-            s.step = min(2 * s.step, s.most)
+        low = [one for one in self._parts if one is not caller and one.end - one.at < one.step]
+        ends = [max(stop, caller.end + caller.step), *(one.end + one.step for one in low)]
+        jobs = [
+            (one, min(end, one.stop, self._source.size))
+            for one, end in zip([caller, *low], ends, strict=True)
+        ]
+        jobs = [(one, end) for one, end in jobs if one.end < end]
+        found = self._source.read([(one.end, end) for one, end in jobs])
+        for (one, _), more in zip(jobs, found, strict=True):
+            one.seek(one.at)
+            one.data = b"".join((one.data, more)) if one.data else more
+            one.step = min(2 * one.step, one.most)

@@ -28,13 +28,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.struct([plain(kind.field(n)) for n in range(kind.num_fields)])
     if types.is_map(kind):
         return pa.map_(plain(kind.key_field), plain(kind.item_field), kind.keys_sorted)
-    if types.is_large_list(kind):
-        return pa.large_list(plain(kind.value_field))
-    if types.is_fixed_size_list(kind):
-        return pa.list_(plain(kind.value_field), kind.list_size)
-    if types.is_list(kind):
-        return pa.list_(plain(kind.value_field))
-    return kind
+    return _list_of(plain(kind.value_field), kind) if _is_list(kind) else kind
 
 
 def chosen(
@@ -43,31 +37,26 @@ def chosen(
     names: list[str] = schema.names
     twice = sorted(name for name in repeated(names) if columns is None or name in columns)
     if twice:
-        raise SchemaError(
-            f"{caller}: {path} has more than one column {twice[0]!r}; choose others by columns=[...]",
-            path=path,
-            stage=caller,
-        )
+        said = f"{path} has more than one column {twice[0]!r}; choose others by columns=[...]"
+        raise _wrong(said, path, caller)
     if columns is None:
         return {name: plain(schema.field(name)) for name in names}
     fields: dict[str, pa.Field] = {}
     missing, known = [], frozenset(names)
     for top, inner in inner_paths(columns, names).items():
-        found = None
-        if top in known:
-            found = _narrow(plain(schema.field(top)), inner)
-        if found is None:
-            alone = [_path(top, path) for path in inner]
-            kind = plain(schema.field(top)) if top in known else None
-            missing += [
-                path
-                for path, one in zip(alone, inner, strict=True)
-                if kind is None or _narrow(kind, [one]) is None
-            ]
-        else:
+        whole = plain(schema.field(top)) if top in known else None
+        found = None if whole is None else _narrow(whole, inner)
+        if found is not None:
             fields[top] = found
+        else:
+            lost = [one for one in inner if whole is None or _narrow(whole, [one]) is None]
+            missing += [f"{top}.{one}" if one else top for one in lost]
     need_columns(_also_inner(schema, missing), missing, caller, path)
     return fields
+
+
+def _wrong(said: str, path: str, caller: str) -> SchemaError:
+    return SchemaError(f"{caller}: {said}", path=path, stage=caller)
 
 
 def inner_paths(columns: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
@@ -80,37 +69,31 @@ def inner_paths(columns: Sequence[str], names: Sequence[str]) -> dict[str, list[
     return wanted
 
 
-def _path(top: str, inner: str) -> str:
-    return f"{top}.{inner}" if inner else top
-
-
 def _narrow(field: pa.Field, paths: Sequence[str]) -> pa.Field | None:
     """A field with only what these paths lead to; None if one leads nowhere."""
     if "" in paths:
         return field
     kind = field.type
     if pa.types.is_struct(kind):
-        parts = []
-        for top, inner in inner_paths(paths, ()).items():
-            place = kind.get_field_index(top)
-            part = None if place < 0 else _narrow(kind.field(place), inner)
-            if part is None:
-                return None
-            parts.append(part)
-        return field.with_type(pa.struct(parts))
+        wanted = inner_paths(paths, ())
+        known = all(kind.get_field_index(top) >= 0 for top in wanted)
+        parts = [_narrow(kind.field(top), wanted[top]) if known else None for top in wanted]
+        lacks = any(part is None for part in parts)
+        return None if lacks else field.with_type(pa.struct(parts))
     if not _is_list(kind):
         return None
     value, steps = kind.value_field, [path.split(".", 2) for path in paths]
     if any(step[:2] not in (["list", value.name], ["bag", value.name]) for step in steps):
         return None
     value = _narrow(value, [".".join(step[2:]) for step in steps])
-    if value is None:
-        return None
+    return None if value is None else field.with_type(_list_of(value, kind))
+
+
+def _list_of(value: pa.Field, kind: pa.DataType) -> pa.DataType:
+    """A list of the same kind as another one."""
     if pa.types.is_fixed_size_list(kind):
-        return field.with_type(pa.list_(value, kind.list_size))
-    return field.with_type(
-        pa.large_list(value) if pa.types.is_large_list(kind) else pa.list_(value)
-    )
+        return pa.list_(value, kind.list_size)
+    return pa.large_list(value) if pa.types.is_large_list(kind) else pa.list_(value)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -119,16 +102,12 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _also_inner(schema: pa.Schema, missing: Sequence[str]) -> list[str]:
-    """Names of columns, and paths as long as a missing one, or all."""
-    names = list(schema.names)
-    for path in missing:
-        top = path.split(".", 1)[0]
-        if path != top and top in names:
-            depth = path.count(".")
-            inner = _paths(plain(schema.field(top)), top)
-            alike = [one for one in inner if one.count(".") == depth] or inner
-            names += [one for one in alike if one not in names]
-    return names
+    """Names of columns, and paths in them that are as long as a missing one, or all."""
+    tops = dict.fromkeys(path.split(".", 1)[0] for path in missing if "." in path)
+    fields = [plain(schema.field(top)) for top in tops if top in schema.names]
+    paths = [path for field in fields for path in _paths(field, field.name)]
+    depths = {path.count(".") for path in missing}
+    return [*schema.names, *([path for path in paths if path.count(".") in depths] or paths)]
 
 
 def _paths(field: pa.Field, path: str) -> list[str]:
@@ -197,19 +176,16 @@ def fitted(rows: Rows, schema: pa.Schema) -> Rows:
 def same_names(
     first_path: str, first: Sequence[str], path: str, names: Sequence[str], caller: str
 ) -> None:
-    for has, lacks, there, not_there in (
-        (first_path, path, first, names),
-        (path, first_path, names, first),
+    for has, lacks, odd, others in (
+        (first_path, path, set(first) - set(names), names),
+        (path, first_path, set(names) - set(first), first),
     ):
-        known = frozenset(not_there)
-        odd = [name for name in there if name not in known]
         if odd:
-            raise SchemaError(
-                f"{caller}: {has} has a column {odd[0]!r}{nearest(odd[0], list(not_there))}, and "
-                f"{lacks} has not; choose columns that all files have by columns=[...]",
-                path=path,
-                stage=caller,
+            name = next(one for one in (*first, *names) if one in odd)
+            said = (
+                f"{has} has a column {name!r}{nearest(name, list(others))}, and {lacks} has not; "
             )
+            raise _wrong(f"{said}choose columns that all files have by columns=[...]", path, caller)
 
 
 def unified(field: pa.Field, other: pa.Field) -> pa.Field:
@@ -232,12 +208,11 @@ def wider(
     try:
         return field if field.equals(other) else unify(field, other)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise SchemaError(
-            f"{caller}: column {field.name!r} is {field.type} in {first_path} and {other.type} in {path}, "
-            f"and no type can hold both; convert one, leave the column out by columns=[...], or {way}",
-            path=path,
-            stage=caller,
-        ) from error
+        said = (
+            f"column {field.name!r} is {field.type} in {first_path} and {other.type} in {path}, and no "
+            f"type can hold both; convert one, leave the column out by columns=[...], or {way}"
+        )
+        raise _wrong(said, path, caller) from error
 
 
 def _without_views(field: pa.Field) -> pa.Field:

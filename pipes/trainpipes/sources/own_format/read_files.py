@@ -1,20 +1,72 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import KW_ONLY
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.checks import require, several
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import identify, show
 from trainpipes.kinds.stage import Stage
+from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_source import FileSource, scanned
-from trainpipes.sources.files.format import Format
-from trainpipes.sources.own_format.functions import FunctionFormat
+from trainpipes.sources.files.format import Columns, Format, Layout
+
+#: More rows than a file has.
+MOST_ROWS = 1 << 48
+
+
+class FunctionFormat(Format):
+    """A format of the functions that ``read_files`` takes."""
+
+    name = "files in your own format"
+
+    def __init__(self, fn: Callable[..., Any], count: Callable[[BinaryIO], Any] | None) -> None:
+        self._fn, self._count = fn, count
+        self.decoder = show(fn)
+
+    def scan(self, file: FileBytes) -> Layout:
+        with closing(file.stream()) as opened:
+            if self._count is None:
+                found: Any = sum(map(len, self._batches(opened)))
+            else:
+                found = self._count(opened)
+        blocks = isinstance(found, np.ndarray) or several(found)
+        counts = list(found) if blocks else [found]
+        kinds = {type(rows) for rows in counts}
+        whole = all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds)
+        if not whole or not all(0 <= rows < MOST_ROWS for rows in counts):
+            raise BadFileError(
+                f"{show(self._count)} returns a number of rows, or a list of them, got {shown(found)}"
+            )
+        rows, nowhere = np.array(counts, dtype=np.int64), np.zeros(len(counts), dtype=np.int64)
+        return Layout(rows, nowhere, nowhere, pa.schema([]), b"in blocks" if blocks else b"")
+
+    def decode(
+        self, data: FileBytes, layout: Layout, block: int, columns: Columns
+    ) -> Iterator[pa.RecordBatch]:
+        with closing(data.stream()) as opened:
+            yield from self._batches(opened, *([block] if layout.extra else []))
+
+    def _batches(self, opened: BinaryIO, *block: int) -> Iterator[pa.RecordBatch]:
+        found, fn = self._fn(opened, *block), self.decoder
+        several = not isinstance(found, pa.Table | pa.RecordBatch)
+        if several and not isinstance(found, Iterator | Sequence):
+            raise BadFileError(
+                f"{fn} returns a pyarrow.Table or an iterator of them, got {shown(found)}"
+            )
+        for table in found if several else [found]:
+            if not isinstance(table, pa.Table | pa.RecordBatch):
+                raise BadFileError(f"{fn} yields pyarrow.Tables, got {shown(table)}")
+            yield from [table] if isinstance(table, pa.RecordBatch) else table.to_batches()
 
 
 class ReadFiles(FileReader):
@@ -69,13 +121,9 @@ class ReadFiles(FileReader):
 
     def check(self) -> None:
         super().check()
-        for name, value in (("fn", self.fn), ("count", self.count)):
-            good = callable(value) or (name == "fn" and isinstance(value, Format))
-            if not good and (name == "fn" or value is not None):
-                more = ", or a Format" if name == "fn" else ""
-                raise ConfigError(
-                    f"read_files({name}) is a function of an open file{more}, got {shown(value)}"
-                )
+        good, rule = callable(self.fn) or isinstance(self.fn, Format), "a function of an open file"
+        require(good, "read_files(fn)", f"{rule}, or a Format", self.fn)
+        require(self.count is None or callable(self.count), "read_files(count)", rule, self.count)
         if isinstance(self.fn, Format) and self.count is not None:
             raise ConfigError(
                 "read_files(count) goes with a function: a Format counts rows by scan()"
@@ -84,14 +132,15 @@ class ReadFiles(FileReader):
     def open_files(self, files: Sequence[Stage]) -> FileSource:
         given, index = self.fn, self.options["index"]
         known = self.version if self.version is not None else identify(given)
-        options: dict[str, Any] = {"columns": self.columns, "schema": self.schema, "known": known}
+        more: dict[str, Any] = {"index": index}
         if isinstance(given, Format):
-            listed = self.listed(files, given.suffixes)
-            return scanned(listed, given, str(self), self.name, index=index, **options)
-        listed = self.listed(files, ("",))
-        job = (
-            f"counting rows by {show(self.count or given)}"  # by functions, in one thread at a time
-        )
-        found = FunctionFormat(given, self.count)
-        options |= {"index": index or False, "job": job, "most": 1}
-        return scanned(listed, found, str(self), self.name, **options)
+            listed, format = self.listed(files, given.suffixes), given
+        else:
+            listed, format = self.listed(files, ("",)), FunctionFormat(given, self.count)
+            job = f"counting rows by {show(self.count or given)}"
+            # By functions, in one thread at a time.
+            more = {"index": index or False, "job": job, "most": 1}
+        return scanned(
+            listed, format, str(self), self.name,
+            columns=self.columns, schema=self.schema, known=known, **more,
+        )  # fmt: skip

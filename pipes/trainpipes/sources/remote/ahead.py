@@ -4,7 +4,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from trainpipes.engine.interrupts import InterruptibleLock
 from trainpipes.engine.pool import Future, Pool, waits_for_server
@@ -16,7 +16,6 @@ MAX_THREADS, BUSY = 32, 16
 PREFETCH_BYTES = 256 << 20
 #: What one reader has fetched ahead at most, however small each is: all of it is looked at for each one more.
 MOST_HELD = 4 * MAX_THREADS
-Opened = TypeVar("Opened")
 _waiting: list[Pool] = []
 #: Bytes that each reader has fetched ahead, by its process and itself.
 _held: dict[tuple[int, int], float] = {}
@@ -29,14 +28,11 @@ def waiting() -> Pool:
     return _waiting[0]
 
 
-class Ahead(Generic[Opened]):
+class Ahead:
     """What is opened ahead, in the order in which it will be needed. Any thread may ask."""
 
     def __init__(
-        self,
-        open_block: Callable[[int], Opened],
-        size: Callable[[int], float],
-        most: int = PREFETCH_BYTES,
+        self, open_block: Callable[[int], Any], size: Callable[[int], float], most: int
     ) -> None:
         self._open, self._size, self._most = open_block, size, most
         weakref.finalize(self, _held.pop, (os.getpid(), id(self)), None)
@@ -62,9 +58,8 @@ class Ahead(Generic[Opened]):
 
     def _go_on(self) -> None:
         own, key = sum(map(self._size, self._futures)), (os.getpid(), id(self))
-        all_held = _held.copy()  # at once, while other threads add to it, and take from it
-        others = sum(size for (process, _), size in all_held.items() if process == key[0])
-        others -= _held.get(key, 0.0)
+        all_held = _held.copy().items()  # at once, while other threads add to it, and take from it
+        others = sum(size for other, size in all_held if other[0] == key[0] and other != key)
         for block in list(self._upcoming):
             size = self._size(block)
             full = others + own + size > self._most or len(self._busy) >= BUSY
@@ -82,7 +77,7 @@ class Ahead(Generic[Opened]):
             self._busy.discard(block)
             self._go_on()
 
-    def take(self, block: int) -> Opened | None:
+    def take(self, block: int) -> Any:
         """What was opened ahead; None if it was not, or was out of reach."""
         with self._lock:
             self._upcoming.pop(block, None)
@@ -92,13 +87,12 @@ class Ahead(Generic[Opened]):
             return None  # the server may be there again
         try:
             with waits_for_server():
-                opened: Opened = waiting().result(future)
+                return waiting().result(future)
         except FileNotFoundError:
             return None  # who reads it says so, and where
-        return opened
 
 
-def _opened(open_block: Callable[[int], Any], block: int, ahead: weakref.ref[Ahead[Any]]) -> Any:
+def _opened(open_block: Callable[[int], Any], block: int, ahead: weakref.ref[Ahead]) -> Any:
     try:
         return open_block(block)
     finally:

@@ -8,24 +8,25 @@ from __future__ import annotations
 import email.utils
 import errno
 import http.client
-import math
 import ssl
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from trainpipes._internal.clean_errors import OriginalError
 from trainpipes._internal.secrets import hidden
+from trainpipes._internal.text import cut
 
-#: Statuses below 500 that may pass: request timeout, too early, too many requests.
-PASSING_STATUSES = {408, 425, 429}
-#: Statuses about credentials.
-ACCESS_STATUSES = {401, 403, 407}
-#: Statuses that tell something about the file: its end lies before the range asked for, or it is
-#: another version than the one asked for.
-CHANGED_STATUSES = {412, 416}
-
+#: Of a failure.
+Kind = Literal["passing", "access", "rejected", "changed", "missing", "other"]
+#: What statuses below 500 mean, if not that the request is rejected: 408, 425 and 429 are a timeout, one
+#: too early and too many; with 416 the file's end lies before the range, with 412 it has another version.
+KINDS: dict[int, Kind] = {
+    **dict.fromkeys((408, 425, 429), "passing"), **dict.fromkeys((401, 403, 407), "access"),
+    **dict.fromkeys((404, 410), "missing"), **dict.fromkeys((412, 416), "changed"),
+}  # fmt: skip
 #: Error numbers that may pass. OSErrors with others are about files, or about this machine.
 PASSING_NUMBERS = {
     getattr(errno, name)
@@ -72,42 +73,32 @@ class OtherVersionError(Exception):
 class Failure:
     """An error's text and kind: only "passing" is tried again; "other" is not about the server."""
 
-    kind: Literal["passing", "access", "rejected", "changed", "missing", "other"]
+    kind: Kind
     text: str
     wait: float = 0.0
 
 
 def understand(error: Exception, handled: BaseException | None = None) -> Failure:
     """The cause of an error; of all in its chain, a server's status tells most."""
-    chain = list(_chain(error, handled))
-    for one in chain:
+    chain = [(one, _reply(one)) for one in _chain(error, handled)]
+    for one, reply in chain:
         if isinstance(one, ssl.SSLCertVerificationError):
             return Failure("rejected", _line(one))
         denied = isinstance(one, PermissionError) or _named(one, ACCESS_NAMES)
-        if denied or _code(one) in ACCESS_CODES:
+        if denied or reply.code in ACCESS_CODES:
             return Failure("access", _line(one))
-    for one in chain:
+    for one, reply in chain:
         if isinstance(one, PASSING) or _named(one, PASSING_NAMES):  # some have a status like 400
             return Failure("passing", _line(one))
         if _named(one, REJECTED_NAMES):
             return Failure("rejected", _line(one))
-        status = _status(one)
-        if status is not None:
-            kind: Any = "rejected"
-            if status >= 500 or status in PASSING_STATUSES:
-                kind = "passing"
-            elif status in ACCESS_STATUSES:
-                kind = "access"
-            elif status in (404, 410):
-                kind = "missing"
-            elif status in CHANGED_STATUSES:
-                kind = "changed"
-            return Failure(kind, _line(one), _wait(one))
-    passing = next(filter(_may_pass, chain), None)
+        if reply.status:
+            kind = "passing" if reply.status >= 500 else KINDS.get(reply.status, "rejected")
+            return Failure(kind, _line(one), _seconds(reply.headers))
+    passing = next((one for one, _ in chain if _may_pass(one)), None)
     if passing is not None:
         return Failure("passing", _line(passing))
-    missing = isinstance(error, FileNotFoundError)
-    return Failure("missing" if missing else "other", _line(error))
+    return Failure("missing" if isinstance(error, FileNotFoundError) else "other", _line(error))
 
 
 def _chain(error: BaseException | None, end: BaseException | None) -> Iterator[BaseException]:
@@ -131,23 +122,24 @@ def _named(error: BaseException, names: set[str]) -> bool:
     return any(f"{cls.__module__.split('.')[0]}.{cls.__name__}" in names for cls in classes)
 
 
-def _response(error: BaseException) -> Any:
-    return getattr(error, "response", None)
+class _Reply(NamedTuple):
+    status: int
+    code: str
+    headers: Any
 
 
-def _code(error: BaseException) -> str:
-    response = _response(error)
-    found = response.get("Error") if isinstance(response, dict) else None
-    return str(found.get("Code", "")) if isinstance(found, dict) else ""
-
-
-def _status(error: BaseException) -> int | None:
-    response = _response(error)
-    if isinstance(response, dict):
-        reported: Iterator[Any] = iter([response.get("ResponseMetadata", {}).get("HTTPStatusCode")])
+def _reply(error: BaseException) -> _Reply:
+    """What a server has answered; status 0 if it has not."""
+    response: Any = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore's
+        about, said = response.get("ResponseMetadata") or {}, response.get("Error") or {}
+        found = [about.get("HTTPStatusCode")]
+        code, headers = str(said.get("Code", "")), about.get("HTTPHeaders")
     else:
-        reported = map(_own_status, (error, response))
-    return next((n for n in reported if isinstance(n, int) and 300 <= n < 600), None)
+        found, code = [_own_status(error), _own_status(response)], ""
+        headers = getattr(error, "headers", None) or getattr(response, "headers", None)
+    good = (n for n in found if isinstance(n, int) and 300 <= n < 600)
+    return _Reply(next(good, 0), code, headers)
 
 
 def _own_status(of: Any) -> Any:
@@ -155,30 +147,21 @@ def _own_status(of: Any) -> Any:
     return next((getattr(of, name) for name in STATUS_NAMES if hasattr(of, name)), None)
 
 
-def _wait(error: BaseException) -> float:
-    """Seconds that a server asks to wait by ``Retry-After``, a number or a date."""
-    response = _response(error)
-    headers = getattr(error, "headers", None)
-    if isinstance(response, dict):
-        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
-    elif headers is None:
-        headers = getattr(response, "headers", None)
-    reported = None
-    if isinstance(headers, Mapping):
-        reported = headers.get("Retry-After") or headers.get("retry-after")
-    try:
-        seconds = float(str(reported))
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(str(reported)).timestamp() - time.time()
-        except (TypeError, ValueError, OverflowError):
-            return 0.0
-    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
+def _seconds(headers: Any) -> float:
+    """How long a server asks to wait by ``Retry-After``, a number or a date."""
+    known = headers if isinstance(headers, Mapping) else {}
+    reported = str(known.get("Retry-After") or known.get("retry-after"))
+    if reported.isdigit():
+        return float(reported)
+    with suppress(TypeError, ValueError, OverflowError):
+        date = email.utils.parsedate_to_datetime(reported)
+        return max(0.0, date.timestamp() - time.time())
+    return 0.0
 
 
 def _line(error: BaseException) -> str:
     text = " ".join(hidden(str(error)).split())
     if isinstance(error, OriginalError):
         return text
-    text = text if len(text) <= SHOWN else text[:SHOWN] + "…"
+    text = cut(text, SHOWN)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

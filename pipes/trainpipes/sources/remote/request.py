@@ -6,11 +6,15 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from trainpipes.sources.remote.network_errors import OtherVersionError
+
+#: Bytes of a file, each from a start to a stop.
+Ranges = Sequence[tuple[int, int]]
 
 
 def is_checked(system: Any, version: str) -> bool:
@@ -25,28 +29,24 @@ def begin(system: Any, method: str, *arguments: Any, **options: Any) -> Future[A
     return asyncio.run_coroutine_threadsafe(coroutine(*arguments, **options), system.loop)
 
 
-def begin_ranges(
-    system: Any, path: str, ranges: Sequence[tuple[int, int]], version: str, size: int
-) -> Future[Any]:
+def begin_ranges(system: Any, path: str, ranges: Ranges, version: str, size: int) -> Future[Any]:
     """Fetch ranges side by side; a failure is an error in its place."""
-    fetch: Any = _reader(system, version)
-    if fetch is not None:
-        return _begin_all(
-            system, [partial(fetch, system, path, one, version, size) for one in ranges]
-        )
     fetch = _coroutine(system, "cat_file")
-    if fetch is None or _coroutine(system, "cat_ranges") is None:
+    if is_checked(system, version):
+        parts = [partial(_checked, system, path, one, version, size) for one in ranges]
+    elif fetch is None or _coroutine(system, "cat_ranges") is None:
         starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
         paths = [path] * len(ranges)
         return _in_thread(partial(system.cat_ranges, paths, starts, stops, on_error="return"))
-    return _begin_all(system, [partial(fetch, path, start=a, end=b) for a, b in ranges])
+    else:
+        parts = [partial(fetch, path, start=a, end=b) for a, b in ranges]
+    return _begin_all(system, parts)
 
 
 def begin_files(system: Any, files: Sequence[tuple[str, str, int]], most: int) -> Future[Any]:
     """Fetch whole files by path, version and size; a failure is an error in its place."""
     parts = [
-        partial(_reader(system, version), system, path, (0, size), version, size)
-        for path, version, size in files
+        partial(_checked, system, path, (0, size), version, size) for path, version, size in files
     ]
     return _begin_all(system, parts, most)
 
@@ -87,53 +87,38 @@ def _reader(system: Any, version: str) -> Any:
     return None
 
 
-async def _from_s3(system: Any, path: str, part: tuple[int, int], version: str, size: int) -> bytes:
-    bucket, key, of_object = system.split_path(path)
-    etag = version.partition("=")[2]
-    more = {"VersionId": of_object} if of_object else {}
+async def _checked(system: Any, path: str, part: tuple[int, int], version: str, size: int) -> bytes:
+    """Bytes of a file that has the version and size that were listed."""
+    key, _, listed = version.partition("=")
+    about = f"bytes={part[0]}-{part[1] - 1}"
+    found, now, content_range = await _reader(system, version)(system, path, about, key, listed)
+    if now is not None and now.removeprefix("W/") != listed.removeprefix("W/"):
+        raise OtherVersionError(f"its {key} was {listed}, and is {now}")
+    whole = (content_range or "").rpartition("/")[2]
+    if whole.isdigit() and int(whole) != size:
+        raise OtherVersionError(f"it had {size:,} bytes, and has {int(whole):,}")
+    content: bytes = found
+    return content
+
+
+async def _from_s3(system: Any, path: str, part: str, key: str, etag: str) -> tuple[Any, ...]:
+    bucket, name, of_object = system.split_path(path)
+    asked = {"Bucket": bucket, "Key": name, "Range": part, "IfMatch": etag}
     call: Any = _coroutine(system, "call_s3")
-    reply = await call(
-        "get_object",
-        Bucket=bucket,
-        Key=key,
-        Range=f"bytes={part[0]}-{part[1] - 1}",
-        IfMatch=etag,
-        **more,
-    )
+    reply = await call("get_object", **asked, **({"VersionId": of_object} if of_object else {}))
     async with reply["Body"] as body:
-        found: bytes = await body.read()
-    _compare("ETag", etag, reply.get("ETag"))
-    _compare_size(size, reply.get("ContentRange"))
-    return found
+        return await body.read(), reply.get(key), reply.get("ContentRange")
 
 
-async def _from_http(
-    system: Any, url: str, part: tuple[int, int], version: str, size: int
-) -> bytes:
-    key, _, value = version.partition("=")
+async def _from_http(system: Any, url: str, part: str, key: str, version: str) -> tuple[Any, ...]:
     options = dict(system.kwargs)
-    headers = {"Accept-Encoding": "identity", **options.pop("headers", {})}
-    headers["Range"] = f"bytes={part[0]}-{part[1] - 1}"
-    if key == "ETag" and not value.startswith("W/"):  # a weak one fits no condition
-        headers["If-Match"] = value
+    headers = {"Accept-Encoding": "identity", **options.pop("headers", {}), "Range": part}
+    if key == "ETag" and not version.startswith("W/"):  # a weak one fits no condition
+        headers["If-Match"] = version
     session = await system.set_session()
     async with session.get(system.encode_url(url), headers=headers, **options) as reply:
         reply.raise_for_status()
-        _compare(key, value, reply.headers.get(key))
-        _compare_size(size, reply.headers.get("Content-Range"))
-        found: bytes = await reply.read()
-        return found
-
-
-def _compare(key: str, listed: str, now: str | None) -> None:
-    if now is not None and now.removeprefix("W/") != listed.removeprefix("W/"):
-        raise OtherVersionError(f"its {key} was {listed}, and is {now}")
-
-
-def _compare_size(listed: int, content_range: str | None) -> None:
-    now = (content_range or "").rpartition("/")[2]
-    if now.isdigit() and int(now) != listed:
-        raise OtherVersionError(f"it had {listed:,} bytes, and has {int(now):,}")
+        return await reply.read(), reply.headers.get(key), reply.headers.get("Content-Range")
 
 
 def _coroutine(system: Any, method: str) -> Callable[..., Coroutine[Any, Any, Any]] | None:
@@ -147,12 +132,11 @@ def _in_thread(work: Callable[[], Any]) -> Future[Any]:
     future: Future[Any] = Future()
 
     def run() -> None:
-        try:
-            found, failed = work(), None
-        except BaseException as error:
-            found, failed = None, error
-        if future.set_running_or_notify_cancel():
-            future.set_exception(failed) if failed is not None else future.set_result(found)
+        with suppress(InvalidStateError):  # nobody waits any more
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
 
     threading.Thread(target=run, name="trainpipes-request", daemon=True).start()
     return future

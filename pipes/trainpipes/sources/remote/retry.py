@@ -5,26 +5,28 @@ from __future__ import annotations
 import atexit
 import logging
 import math
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fsspec.implementations.cached import CachingFileSystem
 
+from trainpipes._internal.checks import require
 from trainpipes._internal.clean_errors import clean
 from trainpipes._internal.secrets import hidden
-from trainpipes._internal.text import shown
+from trainpipes.engine.interrupts import result_of
 from trainpipes.engine.pool import waits
-from trainpipes.errors import ConfigError, DataChangedError, UnreachableError, UnreadableError
+from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
 from trainpipes.sources.remote.network_errors import Failure, OtherVersionError, understand
-from trainpipes.sources.remote.request import begin, begin_files, begin_ranges
+from trainpipes.sources.remote.request import Ranges, begin, begin_files, begin_ranges
 
 log = logging.getLogger("trainpipes")
+T = TypeVar("T")
+R = TypeVar("R")
 
 #: Seconds from the first try of a request to giving up, unless the user says otherwise.
 RETRY_SECONDS = 120.0
@@ -32,9 +34,9 @@ RETRY_SECONDS = 120.0
 #: has one second more; connections slower than that are taken for broken.
 TRY_SECONDS = 30.0
 SLOWEST = 64 << 10
-#: How many times RETRY_SECONDS listing a folder may take: S3 lists 1,000 files a request. The same for
-#: whole files.
-LONG = 5
+#: How many times RETRY_SECONDS one try of these may take, such as to list a folder: S3 lists 1,000 files a
+#: request.
+LONG, LONG_CALLS = 5, ("ls", "find", "cat_file", "put_file")
 #: Seconds before the second try, doubled with each further one, and at most.
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 8.0
@@ -42,6 +44,19 @@ LONGEST_PAUSE = 8.0
 TICK = 0.1
 #: Seconds between two messages that something is tried again, in a process.
 QUIET = 10.0
+#: What an error says of a failure, by its kind; what else is worth another try has run out of time.
+SAID = {
+    "access": "the server denies access ({text}); renew the credentials (environment, or "
+    "storage_options={{...}}), then {again}",
+    "rejected": "the server rejects the request ({text}); check the address and storage_options={{...}}, "
+    "then {again}",
+    "busy": "the server asks to wait {wait:,.0f} s ({text}), and the deadline is {deadline:g} s; {again}, "
+    "later, or allow more by {longer}",
+    "passing": "cannot be reached: {times} in {seconds:.3g} s, the last ended with {text}; check the "
+    "network, the address and the server, then {again}, or try for longer than {deadline:g} s by {longer}",
+}
+AGAIN = "start again, from the last checkpoint if there is one"
+LONGER = "list_files(..., retry=tp.Retry(deadline=...))"
 
 _exiting = threading.Event()  # the interpreter's end does not wait for servers
 atexit.register(_exiting.set)
@@ -68,10 +83,8 @@ class Retry:
 
     def __post_init__(self) -> None:
         seconds = self.deadline
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-            raise ConfigError(
-                f"Retry(deadline) must be a number of seconds above 0, got {shown(seconds)}"
-            )
+        good = isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0
+        require(good, "Retry(deadline)", "a number of seconds above 0", seconds)
         object.__setattr__(self, "deadline", float(seconds))
 
     @staticmethod
@@ -79,9 +92,9 @@ class Retry:
         """The value of an option: a ``Retry``, or a dict of its arguments as in a config."""
         if isinstance(value, Mapping) and value.keys() <= {"deadline"}:
             value = Retry(**value)
-        if not isinstance(value, Retry):
-            raise ConfigError(f"{option} must be a trainpipes.Retry, got {shown(value)}")
-        return value
+        require(isinstance(value, Retry), option, "a trainpipes.Retry", value)
+        found: Retry = value
+        return found
 
 
 class Stopped(Exception):
@@ -96,43 +109,40 @@ class Requests:
     def stop(self) -> None:
         self._stopped.set()
 
-    def call(self, system: Any, method: str, path: str, **options: Any) -> Any:
-        long = method in ("ls", "find", "cat_file")
+    def map(self, work: Callable[[T], R], items: Sequence[T], most: int) -> list[R]:
+        """``work`` for each item, so many side by side; after an error nobody waits for the others."""
+        if most < 2 or len(items) < 2:
+            return [work(item) for item in items]
+        with ThreadPoolExecutor(min(most, len(items)), "trainpipes-files") as pool:
+            try:
+                return [result_of(one) for one in [pool.submit(work, item) for item in items]]
+            except BaseException:
+                self.stop()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def call(self, system: Any, method: str, *paths: str, size: int = 0, **options: Any) -> Any:
+        """What a method of a file system returns for paths; ``size`` bytes go to the server."""
+        long = method in LONG_CALLS
+        limit = LONG * self._seconds if long else try_seconds(self._seconds)
         found, _ = self._until_done(
-            _name(system, path),
-            lambda: begin(system, method, path, **options),
-            limit=LONG * self._seconds if long else try_seconds(self._seconds),
+            _name(system, paths[-1]),
+            lambda left: self._result(begin(system, method, *paths, **options), left),
+            limit + size / SLOWEST,
             long=long,
             changes=method == "cat_file",
         )
         return found
 
-    def put(self, system: Any, local: str, path: str) -> None:
-        limit = try_seconds(self._seconds) + os.path.getsize(local) / SLOWEST
-        self._until_done(
-            _name(system, path),
-            lambda: begin(system, "put_file", local, path),
-            limit=limit,
-            long=True,
-        )
-
     def ranges(
-        self,
-        system: Any,
-        path: str,
-        ranges: Sequence[tuple[int, int]],
-        size: int,
-        version: str = "",
+        self, system: Any, path: str, ranges: Ranges, size: int, version: str = ""
     ) -> tuple[list[bytes], int]:
         """Several ranges of a file, and how many times they were asked for."""
         parts: dict[tuple[int, int], bytes] = {}  # those that have come are not asked for again
 
-        def begin_try() -> Future[Any]:
+        def fetch(left: float) -> None:
             missing = [one for one in ranges if one not in parts]
-            return begin_ranges(system, path, missing, version, size)
-
-        def take(found: Sequence[Any]) -> None:
-            missing = [one for one in ranges if one not in parts]
+            found = self._result(begin_ranges(system, path, missing, version, size), left)
             failed: list[Exception] = []
             for (start, stop), part in zip(missing, found, strict=True):
                 if isinstance(part, Exception):
@@ -147,7 +157,7 @@ class Requests:
         whole = isinstance(system, CachingFileSystem)  # which fetches more than it is asked for
         amount = (size if whole else sum(stop - start for start, stop in ranges)) / SLOWEST
         limit, name = try_seconds(self._seconds) + amount, _name(system, path)
-        _, tries = self._until_done(name, begin_try, limit, amount, take, changes=True)
+        _, tries = self._until_done(name, fetch, limit, amount, changes=True)
         return [_checked(parts[one], one[1] - one[0], name) for one in ranges], tries
 
     def files(self, system: Any, files: Sequence[tuple[str, str, int]], most: int) -> list[Any]:
@@ -170,20 +180,20 @@ class Requests:
     def _until_done(
         self,
         name: str,
-        begin_try: Callable[[], Future[Any]],
+        work: Callable[[float], Any],
         limit: float,
         more: float = 0.0,
-        take: Callable[[Any], Any] = lambda found: found,
         long: bool = False,
         changes: bool = False,
     ) -> tuple[Any, int]:
+        """What ``work`` returns within ``limit`` seconds of a try, and the number of tries."""
         began = time.monotonic()
         end = math.inf if long else began + self._seconds + more
         tries, pause, handled = 0, FIRST_PAUSE, sys.exc_info()[1]
         while True:
             tries += 1
             try:
-                return take(self._result(begin_try(), min(limit, end - time.monotonic()))), tries
+                return work(min(limit, end - time.monotonic())), tries
             except (Stopped, UnreachableError):
                 raise
             except Exception as error:
@@ -201,33 +211,25 @@ class Requests:
                     raise final
                 raise final from last
             self._say(name, failure.text)
-            self._sleep(delay)
+            self._wait(Future(), delay)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _result(self, future: Future[Any], seconds: float) -> Any:
-        end = time.monotonic() + seconds
         try:
-            while not future.done():
-                left = end - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError(f"no answer in {seconds:.3g} s")
-                self._check()
-                with waits():
-                    wait([future], min(left, TICK))
+            self._wait(future, seconds)
+            if not future.done():
+                raise TimeoutError(f"no answer in {seconds:.3g} s")
             return future.result()
         finally:
             future.cancel()
 
-    def _check(self) -> None:
-        if self._stopped.is_set() or _exiting.is_set():
-            raise Stopped
-
-    def _sleep(self, seconds: float) -> None:
+    def _wait(self, future: Future[Any], seconds: float) -> None:
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            self._check()
+        while not future.done() and (left := end - time.monotonic()) > 0:
+            if self._stopped.is_set() or _exiting.is_set():
+                raise Stopped
             with waits():
-                self._stopped.wait(min(left, TICK))
+                wait([future], min(left, TICK))
 
     def _say(self, name: str, text: str) -> None:
         global _last_message
@@ -238,34 +240,21 @@ class Requests:
     def _final(
         self, name: str, failure: Failure, error: Exception, tries: int, seconds: float
     ) -> Exception:
-        if failure.kind == "missing":
-            return (
-                error if isinstance(error, FileNotFoundError) else FileNotFoundError(hidden(name))
-            )
-        if failure.kind == "other":
+        kind, text = failure.kind, failure.text
+        if kind == "other" or (kind == "missing" and isinstance(error, FileNotFoundError)):
             return error
-        if failure.kind == "changed":
+        if kind == "missing":
+            return FileNotFoundError(hidden(name))
+        if kind == "changed":
             return DataChangedError(
                 f"{name}: the file has changed since the files were listed: the server says so "
-                f"({failure.text}); bring the old one back, or build the pipeline again",
+                f"({text}); bring the old one back, or build the pipeline again",
                 path=name,
             )
-        again = "start again, from the last checkpoint if there is one"
-        longer = "list_files(..., retry=tp.Retry(deadline=...))"
-        if failure.kind == "access":
-            said = f"the server denies access ({failure.text}); renew the credentials (environment, or "
-            said += f"storage_options={{...}}), then {again}"
-        elif failure.kind == "rejected":
-            said = f"the server rejects the request ({failure.text}); check the address and "
-            said += f"storage_options={{...}}, then {again}"
-        elif failure.wait:
-            said = f"the server asks to wait {failure.wait:,.0f} s ({failure.text}), and the deadline is "
-            said += f"{self._seconds:g} s; {again}, later, or allow more by {longer}"
-        else:
-            times = "1 try" if tries == 1 else f"{tries} tries"
-            said = f"cannot be reached: {times} in {seconds:.3g} s, the last ended with {failure.text}; "
-            said += f"check the network, the address and the server, then {again}, or try for longer than "
-            said += f"{self._seconds:g} s by {longer}"
+        said = SAID["busy" if kind == "passing" and failure.wait else kind].format(
+            text=text, again=AGAIN, longer=LONGER, wait=failure.wait, deadline=self._seconds,
+            times="1 try" if tries == 1 else f"{tries} tries", seconds=seconds,
+        )  # fmt: skip
         return UnreachableError(f"{name}: {said}", path=name, attempts=tries, seconds=seconds)
 
 

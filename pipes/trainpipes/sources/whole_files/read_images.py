@@ -154,7 +154,7 @@ def _by_folder(files: FileList, below: list[str], caller: str) -> tuple[FileList
 
 
 def _read_csv(path: str, options: Mapping[str, Any], seconds: float) -> pa.Table:
-    system, inner = open_system(path, options, seconds)
+    system, inner = open_system(path, options)
     if is_local(system):
         refuse_special(inner)
     try:

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +23,7 @@ from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.storage.cache import LOCK, entry_path, folder, make_room, schema_path
 from trainpipes.storage.caching import checked_file
 from trainpipes.storage.caching.contents import cache_key, digest_of
-from trainpipes.storage.caching.private_file import FileLock
+from trainpipes.storage.caching.private_file import locked
 
 #: A column of ours: whether a row is there.
 THERE = "trainpipes:there"
@@ -40,9 +39,7 @@ class DropHoles(RunStage):
     def process(self, run: Run) -> Run:
         data = run.block.data
         assert isinstance(data, pa.Table)
-        if (
-            THERE not in data.column_names
-        ):  # the first rows, read past the cache to find their types
+        if THERE not in data.column_names:  # the first rows, read past the cache for their types
             return run
         there = np.flatnonzero(to_numpy(data.column(THERE)))
         kept = run if len(there) == len(run) else run.pick(there.astype(np.int64))
@@ -99,11 +96,7 @@ class BlockCache:
         first: Callable[[], Any] = lambda: None,
     ) -> None:
         root = folder(options.path)
-        if root is None:
-            raise ConfigError(
-                f"{options}: TRAINPIPES_CACHE was set to keep nothing after the pipeline had "
-                "started: build the pipeline again"
-            )
+        assert root is not None, "TRAINPIPES_CACHE was changed while the pipeline was at work"
         self.holes, self._apply = holes, apply
         self._source, self._firsts = source, firsts
         self._options, self._root = options, root
@@ -116,11 +109,8 @@ class BlockCache:
             None if source.schema is None else str(source.schema.remove_metadata()),
             first() if any(stage.finds_types for stage in stages) else None,
         )
-        self._whole: checked_file.Marks = set()  # files that were read in full
         self._room = 0  # bytes that may be written before the folder is looked at again
-        self._failures = self._untried = (
-            0  # to write, one after the other; files not tried for that
-        )
+        self._failures = self._untried = 0  # to write, in a row; files not tried for that
         self._too_large: set[str] = set()
 
     def describe(self) -> str:
@@ -142,7 +132,7 @@ class BlockCache:
             return table.schema.remove_metadata()
         schema = find()
         with suppress(OSError):  # it is found again
-            checked_file.write(path, lambda: [pa.Table.from_batches([], schema)], about)
+            checked_file.write(path, [pa.Table.from_batches([], schema)], about)
         return schema
 
     def read(self, wanted: Iterable[tuple[int, int, int]], reader: Reader) -> Block:
@@ -193,7 +183,7 @@ class BlockCache:
 
     def _find(self, file: _File) -> Block | None:
         path, about = entry_path(self._root, file.digest), {"rows": file.digest}
-        table = checked_file.read(path, about, known=self._whole)
+        table = checked_file.read(path, about)
         if table is None:
             return None
         first = self._firsts[file.block] + file.begin
@@ -206,29 +196,22 @@ class BlockCache:
         """At least the wanted rows of a file, made if it is not there; None if another makes it and not to
         ``wait``.
         """
+        if (found := self._find(file)) is not None:
+            return found
+        self._untried -= self._untried > 0
+        if self._untried or file.digest in self._too_large:
+            return self._make(file, file.start, file.stop, reader)
         path = entry_path(self._root, file.digest)
-        patience = time.monotonic() + PATIENCE
-        while True:
-            if (found := self._find(file)) is not None:
-                return found
-            self._untried -= self._untried > 0
-            if self._untried or file.digest in self._too_large:
-                return self._make(file, file.start, file.stop, reader)
-            lock = FileLock(path.with_suffix(LOCK))
+        with ExitStack() as stack:
+            lock = locked(path.with_suffix(LOCK), PATIENCE if wait else 0, PAUSE)
             try:
-                taken = lock.take()
+                alone = stack.enter_context(lock)
             except OSError as error:
                 self._go_without(error)
                 return self._make(file, file.start, file.stop, reader)
-            if taken or time.monotonic() > patience:
-                try:
-                    found = self._find(file)
-                    return self._keep(file, path, reader) if found is None else found
-                finally:
-                    lock.leave()
-            if not wait:
-                return None
-            time.sleep(PAUSE)
+            if (found := self._find(file)) is not None or not (alone or wait):
+                return found
+            return self._keep(file, path, reader)
 
     def _keep(self, file: _File, path: Path, reader: Reader) -> Block:
         made = self._make(file, file.begin, file.end, reader)
@@ -240,7 +223,7 @@ class BlockCache:
         about = {"rows": file.digest}
         try:
             if self._make_room(file, checked_file.size_of(table, about)):
-                checked_file.write(path, lambda: [table], about)
+                checked_file.write(path, [table], about)
                 self._failures = 0
         except OSError as error:
             self._go_without(error)

@@ -10,8 +10,9 @@ import mmap
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ OPTIONS = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
 #: Where an open file can be opened again by its handle, under any name.
 HANDLES = "/dev/fd"
 
-#: Files that were found to be whole: device, inode, size and time of the last change.
-Marks = set[tuple[int, int, int, int]]
+#: Files that this process has found to be whole: device, inode, size and time of the last change.
+_whole: set[tuple[int, int, int, int]] = set()
 
 
 class ForeignError(OSError):
@@ -51,52 +52,35 @@ def trailer(content: bytes | memoryview | mmap.mmap) -> bytes:
 
 
 def write(
-    path: Path,
-    tables: Callable[[], Iterable[pa.Table]],
-    about: dict[str, Any] | None,
-    *,
-    own: bool = True,
-) -> int:
-    written = 0
+    path: Path, tables: Iterable[pa.Table], about: dict[str, Any] | None, *, own: bool = True
+) -> bool:
+    """Write tables; without ``about`` as a plain Arrow file. False, and no file, if there are none."""
+    rest = iter(tables)
+    first = next(rest, None)
+    if first is None:
+        return False
+    schema = first.schema if about is None else _with_about(first.schema, about)
 
     def fill(handle: int) -> None:
-        nonlocal written
-        written = 0
         with os.fdopen(handle, "r+b", closefd=False) as file:
-            writer = None
-            for table in tables():
-                if writer is None:
-                    schema = table.schema if about is None else _with_about(table.schema, about)
-                    if about is None:
-                        writer = pa.ipc.new_file(file, schema, options=OPTIONS)
-                    else:
-                        writer = pa.ipc.new_stream(file, schema)
-                writer.write_table(table.replace_schema_metadata(schema.metadata))
-                written += 1
-            if writer is None:
-                raise _NothingError
-            writer.close()
+            if about is None:
+                writer = pa.ipc.new_file(file, schema, options=OPTIONS)
+            else:
+                writer = pa.ipc.new_stream(file, schema)
+            with writer:
+                for table in chain([first], rest):
+                    writer.write_table(table.replace_schema_metadata(schema.metadata))
             if about is not None:
                 file.flush()
                 with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as content:
                     file.write(trailer(content))
 
-    with suppress(_NothingError):
-        make_file(path, fill, own=own)
-    return written
-
-
-class _NothingError(Exception):
-    """There are no tables."""
+    make_file(path, fill, own=own)
+    return True
 
 
 def read(
-    path: Path,
-    about: dict[str, Any],
-    *,
-    own: bool = True,
-    known: Marks | None = None,
-    trusted: bool = False,
+    path: Path, about: dict[str, Any], *, own: bool = True, trusted: bool = False
 ) -> pa.Table | None:
     """The rows of a file; None if it is not there, or not whole."""
     try:
@@ -110,40 +94,33 @@ def read(
         return None
     except OSError:
         return None
-    try:
+    with os.fdopen(handle, "rb") as file:
         found = os.fstat(handle)
         mark = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-        content = _mapped(path, handle, found.st_size)
         try:
-            table, said = _parsed(content, trusted or (known is not None and mark in known))
+            trusted = trusted or mark in _whole
+            table, said = _parsed(_mapped(path, handle, found.st_size), trusted)
         except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):
-            if not own and found.st_size and KEY not in os.read(handle, HEAD):
+            if not own and found.st_size and KEY not in file.read(HEAD):
                 raise ForeignError(errno.EEXIST, "not a file of ours", os.fspath(path)) from None
             _drop_file(path, found)
             return None
-        if said != about:
-            return None
-        if own:
-            with suppress(OSError, NotImplementedError):
-                # The least recently used ones go first. What tells files apart stays.
-                times = time.time_ns(), found.st_mtime_ns
-                os.utime(path, ns=times, follow_symlinks=False)
-    except ForeignError:
-        raise
-    except OSError:
+    if said != about:
         return None
-    finally:
-        os.close(handle)
-    if known is not None:
-        known.add(mark)
+    if own:
+        with suppress(OSError, NotImplementedError):
+            # The least recently used ones go first. What tells files apart stays.
+            os.utime(path, ns=(time.time_ns(), found.st_mtime_ns), follow_symlinks=False)
+    if not trusted:
+        _whole.add(mark)
     return table
 
 
 def _mapped(path: Path, handle: int, size: int) -> pa.Buffer:
     if not size:
         return pa.py_buffer(b"")
-    again = f"{HANDLES}/{handle}" if os.path.exists(f"{HANDLES}/{handle}") else os.fspath(path)
-    with pa.memory_map(again) as source:
+    again = f"{HANDLES}/{handle}"
+    with pa.memory_map(again if os.path.exists(again) else os.fspath(path)) as source:
         return source.read_buffer()
 
 

@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
@@ -30,6 +29,7 @@ from trainpipes.columns.content import table_digest, tensor_digest
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import identify, show
 from trainpipes.kinds.stage import Stage, is_ours
+from trainpipes.version import __version__
 
 #: Operations that read a global name, and that set one.
 READS = ("LOAD_GLOBAL", "LOAD_NAME")
@@ -115,10 +115,9 @@ class Contents:
                 return _hash(_kind(value))
             what = str(error) if isinstance(error, _UnknownError) else f"what raises {error!r:.200}"
             raise ConfigError(
-                f"{self._asker}: rows are kept until a function changes, and whether {show(value)} "
-                f"changes cannot be seen: it uses {what} ({', '.join(self._where)}). Give its "
-                "version, by version="
-                '"..." of its stage'
+                f"{self._asker}: rows are kept until a function changes, and whether {show(value)} changes "
+                f"cannot be seen: it uses {what} ({', '.join(self._where)}). Give its version, by "
+                'version="..." of its stage'
             ) from error
 
     def of(self, value: Any) -> str:
@@ -195,9 +194,8 @@ class Contents:
 
     def _function(self, function: FunctionType) -> list[Any]:
         held: dict[str, Any] = {}
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
             with suppress(ValueError):  # a variable without a value yet
                 held[name] = cell.cell_contents
         found = [_name(function), self._each(held), self._each(vars(function))]
@@ -261,12 +259,8 @@ def digest_of(*parts: Any) -> str:
 
 
 def cache_key(stages: Sequence[Stage], caller: str, *, strict: bool = True) -> list[Any]:
-    try:
-        release = version("trainpipes")
-    except PackageNotFoundError:  # run from its sources
-        release = ""
     contents = Contents(caller, strict)
-    return [release, [[stage.identity(), _done_by(stage, contents)] for stage in stages]]
+    return [__version__, [[stage.identity(), _done_by(stage, contents)] for stage in stages]]
 
 
 def _done_by(stage: Stage, contents: Contents) -> dict[str, str]:
