@@ -19,15 +19,16 @@ DIST ?= dist
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
-# The pinned versions, always: an unpinned torch brings gigabytes of CUDA.
+# The pinned versions, always: an unpinned torch brings gigabytes of CUDA. Python compiles what it imports:
+# a third of all files, and pip needs half a minute for all of them.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := $(PIP) install --constraint constraints.txt
+INSTALL := $(PIP) install --no-compile --constraint constraints.txt
 
 .PHONY: help demo test test-all test-frameworks test-ray bench lint format docs docs-check dist clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo    train, kill, resume, and compare every batch; about 2 minutes, then a picture"
+	@echo "make demo    train, kill, resume, and compare every batch; about 2 minutes"
 	@echo "make test    all tests; PYTEST='-k name' for some of them"
 	@echo "make test-all  these, and what takes minutes or thousands of drawn examples; an hour or two"
 	@echo "make test-frameworks  with Trainer, Accelerate, TRL, Lightning, Keras and torchft, in an environment of their own"
@@ -45,11 +46,11 @@ demo: $(VENV)/.demo
 	$(BIN)/python -m trainpipes_recipes.demo
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST)
 
 # What takes minutes, and properties on thousands of drawn examples: an hour or two.
 test-all: test
-	$(BIN)/python -m pytest -n $(JOBS) -m "slow or nightly" $(PYTEST)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "slow or nightly" $(PYTEST)
 
 # Frameworks bring much that nothing else needs, and versions that others may not want.
 test-frameworks:

@@ -67,25 +67,27 @@ def pytest_configure(config: pytest.Config) -> None:
     kept = TemporaryDirectory(prefix="trainpipes-cache-")
     config.add_cleanup(kept.cleanup)
     os.environ["TRAINPIPES_CACHE"] = kept.name
+    gc.disable()  # until all tests are collected
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = config.getoption("markexpr", default="")
-    skipped = []
+    kept, skipped = [], []
     for item in items:
         if "nightly" in chosen and is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker(pytest.mark.nightly)
-        if any(item.get_closest_marker(m) and m not in chosen for m in NEVER_BY_ITSELF):
-            skipped.append(item)
+        out = any(item.get_closest_marker(m) and m not in chosen for m in NEVER_BY_ITSELF)
+        (skipped if out else kept).append(item)
     if skipped:
         config.hook.pytest_deselected(items=skipped)
-        items[:] = [item for item in items if item not in skipped]
+        items[:] = kept
 
 
 def pytest_collection_finish() -> None:
     """What modules and tests hold stays to the end: half a million objects that no later collection looks
     at, which takes 0.2 s, and many tests ask for one."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
@@ -107,6 +109,12 @@ def golden() -> Callable[..., None]:
             assert json.dumps(value) == json.dumps(kept[key]), key
 
     return same
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all tests of a file."""
+    return tmp_path_factory.mktemp("rows")
 
 
 @pytest.fixture(name="torch_as_before")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
@@ -16,6 +17,17 @@ from typing import Any
 #: "whole": all of the file, whatever range is asked for; "stall": no answer ever; "half, then stall";
 #: "half, then close"; "close": no answer, and the connection is closed.
 Fault = tuple[int, dict[str, str]] | str | None
+
+
+def first(times: int, fault: Fault) -> Callable[[str, str, int], Fault]:
+    """So many requests for each file fail."""
+    seen: Counter[tuple[str, str]] = Counter()
+
+    def said(method: str, name: str, _: int) -> Fault:
+        seen[method, name] += 1
+        return fault if seen[method, name] <= times else None
+
+    return said
 
 
 class FaultyServer(ThreadingHTTPServer):

@@ -40,13 +40,13 @@ pytestmark = pytest.mark.usefixtures("no_processes_left")
 
 LOADERS = pytest.mark.parametrize("loader", [plain, stateful, ours])
 WITH_STATE = pytest.mark.parametrize("loader", [stateful, ours])
-WORKERS = pytest.mark.parametrize("workers", [0, 1, 2])
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 
 # The sequence
 
 
-@pytest.mark.parametrize("workers", [3, 5, 7])
+@pytest.mark.parametrize("workers", [3, pytest.param(7, marks=pytest.mark.slow)])
 def test_our_loader_takes_numbers_of_workers_that_do_not_divide_the_shards(workers: int) -> None:
     run = ours(pipeline(), workers)
     assert [given_by(run) for _ in range(2)] == epochs_of(2)
@@ -97,11 +97,12 @@ def test_every_state_of_a_run_with_workers_resumes(
     given_by(first)  # the states are of the second epoch
     states = [copy.deepcopy(first.state_dict()) for _ in first]
     expected = epochs_of(3)
-    for taken in (1, 4, 12):
+    for taken in (4, 12):
         run = loader(pipeline(), workers, persistent_workers=persistent)
         run.load_state_dict(kept(states[taken - 1]))
         assert given_by(run) == expected[1][taken:]
-        assert given_by(run) == expected[2]
+        if taken == 4:
+            assert given_by(run) == expected[2]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -109,11 +110,12 @@ def test_snapshots_every_few_steps_resume_exactly(workers: int) -> None:
     first = stateful(pipeline(), workers, snapshot_every_n_steps=3)
     states = [copy.deepcopy(first.state_dict()) for _ in first]
     expected = epochs_of(2)
-    for taken in (1, 2, 3, 4, 8, 12):
+    for taken in (1, 3, 8, 12):
         run = stateful(pipeline(), workers, snapshot_every_n_steps=3)
         run.load_state_dict(states[taken - 1])
         assert given_by(run) == expected[0][taken:]
-        assert given_by(run) == expected[1]
+        if taken == 8:
+            assert given_by(run) == expected[1]
 
 
 @WITH_STATE
@@ -184,7 +186,7 @@ def test_a_spawned_worker_that_is_left_while_it_sends_ends_by_itself(
 
 @pytest.mark.parametrize("make", [pipeline, of_unknown_length])
 @pytest.mark.parametrize(
-    ("loader", "workers"), [(stateful, 0), (stateful, 2), (ours, 0), (ours, 1), (ours, 2)]
+    ("loader", "workers"), [(stateful, 0), (stateful, 2), (ours, 0), (ours, 2)]
 )
 def test_a_state_of_the_last_batch_goes_on_with_the_next_epoch(
     loader: Any, workers: int, make: Callable[[], tp.Pipeline]

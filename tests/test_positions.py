@@ -162,11 +162,6 @@ def test_iterators_of_one_loader_side_by_side_each_go_their_own_way(
     assert [given_by(loader) for _ in range(2)] == [expected[0][2:], expected[1]]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("rows")
-
-
 @pytest.mark.filterwarnings("ignore:pin.. does nothing here")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if " / " in n else []) for n in FINITE]
@@ -372,7 +367,7 @@ def rows_one_by_one(num_shards: int) -> tp.Pipeline:
     return tp.from_arrow(table_of_rows(0, 4 * num_shards)).sharding_filter(num_shards).shuffle(9)
 
 
-@pytest.mark.parametrize("workers", [62, 63, 64, 128])
+@pytest.mark.parametrize("workers", [63, 64, 128])
 def test_many_workers_read_one_epoch_after_the_other(workers: int) -> None:
     expected = epochs_of(2, lambda: rows_one_by_one(workers))
     leg = Leg(rows_one_by_one(workers), 1, workers, "workers")
@@ -477,12 +472,12 @@ def ends_of_epochs(make: Callable[[], tp.Pipeline]) -> Iterator[dict[str, Any]]:
 def test_a_state_of_an_epochs_end_goes_on_with_the_next_in_workers(
     kind: Any, workers: int, persistent: bool, make: Callable[[], tp.Pipeline]
 ) -> None:
-    expected = [sorted(epoch) for epoch in epochs_of(4, make)]  # workers get out of step at ends
+    expected = [sorted(epoch) for epoch in epochs_of(3, make)]  # workers get out of step at ends
     for state in ends_of_epochs(make):
         pipe = make()
         pipe.load_state_dict(state)
         loader = kind(pipe, batch_size=None, num_workers=workers, persistent_workers=persistent)
-        assert [sorted(given_by(loader)) for _ in range(3)] == expected[1:]
+        assert [sorted(given_by(loader)) for _ in range(2)] == expected[1:]
 
 
 def test_a_state_beyond_the_step_at_which_ranks_end_together_is_refused() -> None:

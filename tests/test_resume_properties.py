@@ -209,7 +209,7 @@ def test_a_pipeline_without_rows_resumes_to_nothing() -> None:
 STOPS = st.lists(st.integers(0, 24), min_size=1, max_size=4)
 
 
-@examples(300)
+@examples(300, often=36)
 @given(specs(SMALL_GROUPS), STOPS, st.sampled_from([None, "collate", "pad"]))
 def test_iterating_a_pipeline_resumes_exactly(
     spec: Spec, stops: list[int], finish: str | None
@@ -220,7 +220,7 @@ def test_iterating_a_pipeline_resumes_exactly(
     assert resumed_at(InProcess, make, stops, [0] * (len(stops) + 1)) == whole
 
 
-@examples(100)
+@examples(100, often=14)
 @given(specs(SMALL_GROUPS, stream=True), STOPS)
 def test_iterating_a_stream_resumes_exactly(spec: Spec, stops: list[int]) -> None:
     assume(has_sequence(spec))

@@ -16,7 +16,7 @@ from trainpipes.testing import digest
 __all__ = ["Whole", "assert_ranks_agree", "assert_resumes_elsewhere", "world_sizes"]
 
 #: Items of an endless pipeline that are compared.
-ENOUGH = 36
+ENOUGH = 26
 
 
 class Whole:
@@ -75,43 +75,45 @@ def reads_of(whole: Whole, ranks: int) -> list[tuple[Reads, int]]:
     return ways
 
 
-def sizes_of(pipe: tp.Pipeline, thorough: int, one: int) -> list[int]:
-    """Numbers of ranks that are tried: one of them for 0."""
+def sizes_of(pipe: tp.Pipeline, turn: int | None, count: int = 1) -> list[int]:
+    """Numbers of ranks that are tried: some of them in turn, or all."""
     sizes = world_sizes(pipe)
-    return sizes if thorough else [sizes[one]]
+    if turn is None:
+        return sizes
+    return list(dict.fromkeys(sizes[(turn + 2 * more) % len(sizes)] for more in range(count)))
 
 
-def assert_ranks_agree(pipe: tp.Pipeline, thorough: int = 1) -> None:
+def assert_ranks_agree(pipe: tp.Pipeline, turn: int | None = None) -> None:
     """Ranks together give the sequence of one, however they read.
 
     Args:
-        thorough: 0 for the largest number of ranks in one way, 1 for each number in one way, so that all ways
-            come up, 2 for each number in each way.
+        turn: which number of ranks, in one way; each number in each way if left out.
     """
     whole = whole_of(pipe)
-    for ranks in sizes_of(pipe, thorough, -1):
+    for ranks in sizes_of(pipe, turn):
         end = whole.steps(ranks) * ranks if ranks > 1 else None
         expected = {m: item for m, item in whole.items.items() if end is None or m < end}
         ways = reads_of(whole, ranks)
-        for reads, workers in ways if thorough == 2 else [ways[ranks % len(ways)]]:
+        for reads, workers in ways if turn is None else [ways[ranks % len(ways)]]:
             leg = Leg(pipe, ranks, workers, reads)
             assert dict(given_by(leg, whole, 0, None)) == expected, f"{ranks} ranks, {reads}"
             leg.close()
 
 
-def assert_resumes_elsewhere(pipe: tp.Pipeline, thorough: int = 1) -> None:
+def assert_resumes_elsewhere(pipe: tp.Pipeline, turn: int | None = None, count: int = 1) -> None:
     """A run that was saved on some ranks goes on on others.
 
     Args:
-        thorough: 0 for one number of ranks, 1 for each number, saved at one place; 2 for each at both.
+        turn: the first of ``count`` numbers of ranks, saved in the middle and after one step in turn; each
+            at both if left out.
     """
     whole = whole_of(pipe)
     sizes = world_sizes(pipe)
-    for ranks in sizes_of(pipe, thorough, len(sizes) // 2):
+    for place, ranks in enumerate(sizes_of(pipe, turn, count)):
         number = sizes.index(ranks)
         steps = whole.steps(ranks)
         places = [steps // 2, min(1, steps)]
-        for stop in places if thorough == 2 else [places[thorough * number % 2]]:
+        for stop in places if turn is None else [places[place % 2]]:
             others = sizes[(number + 1 + stop) % len(sizes)]
             reads, workers = reads_of(whole, ranks)[stop % 2]
             first = Leg(pipe, ranks, workers, reads)

@@ -72,7 +72,8 @@ def check_contract(make: Make, every: int = 1) -> None:
 
     Args:
         make: makes the chain.
-        every: load the states before every n-th item only, and those at both ends of an epoch.
+        every: load the states before every n-th item only, in turn with a loader that restarts and with one
+            that does not, and that at the end of an epoch with both.
     """
     whole = Loader(make())
     run = record(make)
@@ -86,7 +87,8 @@ def check_contract(make: Make, every: int = 1) -> None:
     for restart in (True, False):
         for epoch, states in enumerate(run.states):
             for taken, state in enumerate(states):
-                if taken % every and taken < len(states) - 1:
+                turn = every == 1 or (taken // every + restart) % 2 == 0
+                if (taken % every or not turn) and taken < len(states) - 1:
                     continue
                 check_place(make, living, run, (epoch, taken), state, restart)
         loader = Loader(living, restart_on_stop_iteration=restart)
@@ -106,7 +108,7 @@ def check_place(
     right = wanted(run, *place, restart)
     label = f"epoch {place[0]}, item {place[1]}, restart {restart}"
     nodes = {"a node used before": living}
-    if (place[1] + restart) % 2:
+    if (place[0] + restart) % 2:
         nodes["a fresh node"] = make()
     else:
         loader = Loader(make(), restart_on_stop_iteration=restart)

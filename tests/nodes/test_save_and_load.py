@@ -268,18 +268,23 @@ OVER: dict[str, Any] = {
 }
 
 
+EVERY = pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
+
+
+@EVERY
 @pytest.mark.parametrize("kind", ALONE)
-def test_a_chain_of_ours_keeps_torchdatas_contract(kind: str) -> None:
-    check_contract(ALONE[kind], every=2)
+def test_a_chain_of_ours_keeps_torchdatas_contract(kind: str, every: int) -> None:
+    check_contract(ALONE[kind], every)
 
 
 #: With threads of their own, which take their time to end.
 THREADED_ABOVE = [kind for kind in UNDER if "Prefetcher" in kind or "ParallelMapper" in kind]
 
 
+@EVERY
 @pytest.mark.parametrize("kind", UNDER)
-def test_a_chain_of_ours_keeps_the_contract_under_torchdatas_nodes(kind: str) -> None:
-    check_contract(UNDER[kind], every=6 if kind in THREADED_ABOVE else 2)
+def test_a_chain_of_ours_keeps_the_contract_under_torchdatas_nodes(kind: str, every: int) -> None:
+    check_contract(UNDER[kind], every=3 * every if kind in THREADED_ABOVE else every)
 
 
 THREADED = [below for below in BELOW if "Prefetcher" in below or "ParallelMapper" in below]

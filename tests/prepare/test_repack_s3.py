@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from cli.command import trainpipes
+from cli.command import START
 from faulty_server import Fault, serving
 from interpreters import python
 from s3_store import s3_store
@@ -203,7 +203,8 @@ def test_urls_that_cannot_be_the_output_are_refused(given: Path, options: dict[s
 
 def test_the_command_writes_to_a_url(given: Path, options: dict[str, Any], tmp_path: Path) -> None:
     more = ("--shuffle", "--rows-per-file", "400", "--storage-options", json.dumps(options))
-    done = trainpipes("repack", given, "s3://packed/command", *more, "--json")
+    command = [*python(), "-c", START, "repack", str(given), "s3://packed/command", *more, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["files"][4] == "s3://packed/command/part-00004.parquet"

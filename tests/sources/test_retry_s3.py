@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from faulty_server import Fault, FaultyServer, serving
+from faulty_server import Fault, FaultyServer, first, serving
+from s3_store import s3_store
+from trainpipes.sources.remote import retry
 
 s3fs = pytest.importorskip("s3fs")
-moto = pytest.importorskip("moto.server")
 
 BODY = "<?xml version='1.0'?><Error><Code>{}</Code><Message>so it is</Message></Error>"
 XML = {"Content-Type": "application/xml"}
@@ -24,20 +25,22 @@ EXPIRED: Fault = (400, {**XML, "body": BODY.format("ExpiredToken")})
 DENIED: Fault = (403, {**XML, "body": BODY.format("AccessDenied")})
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
+
+
 @pytest.fixture(scope="module")
 def store() -> Iterator[tuple[str, int]]:
-    served = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    served.start()
-    host, port = served.get_host_and_port()
-    system = s3fs.S3FileSystem(endpoint_url=f"http://{host}:{port}", key="a", secret="b")
-    system.mkdir("failing-store")
-    for file in range(4):
-        sink = pa.BufferOutputStream()
-        table = pa.table({"x": list(range(100 * file, 100 * file + 100))})
-        pq.write_table(table, sink, row_group_size=25)
-        system.pipe(f"failing-store/{file % 2}/{file}.parquet", sink.getvalue().to_pybytes())
-    yield host, port
-    served.stop()
+    with s3_store("failing-store") as options:
+        system = s3fs.S3FileSystem(**options)
+        for file in range(4):
+            sink = pa.BufferOutputStream()
+            table = pa.table({"x": list(range(100 * file, 100 * file + 100))})
+            pq.write_table(table, sink, row_group_size=25)
+            system.pipe(f"failing-store/{file % 2}/{file}.parquet", sink.getvalue().to_pybytes())
+        address = urlsplit(options["endpoint_url"])
+        yield str(address.hostname), int(address.port or 0)
 
 
 @pytest.fixture
@@ -56,20 +59,19 @@ def pipeline(server: FaultyServer, glob: str = "*/*.parquet", seconds: float = 6
     return listed.read_parquet(index=False)
 
 
-def first(times: int, fault: Fault) -> Any:
-    seen: Counter[str] = Counter()
-
-    def said(method: str, name: str, _: int) -> Fault:
-        seen[f"{method} {name}"] += 1
-        return fault if seen[f"{method} {name}"] <= times else None
-
-    return said
-
-
-@pytest.mark.parametrize("glob", ["*/*.parquet", "**/*.parquet", "", "1/*.parquet"])
-@pytest.mark.parametrize("fault", [BUSY, "close", "half, then close"], ids=["503", "close", "half"])
+@pytest.mark.parametrize(
+    ("fault", "glob"),
+    [
+        *((BUSY, glob) for glob in ("*/*.parquet", "**/*.parquet", "", "1/*.parquet")),
+        ("close", "**/*.parquet"),
+        ("close", ""),
+        ("half, then close", "*/*.parquet"),
+        ("half, then close", "1/*.parquet"),
+    ],
+    ids=lambda value: str(value[0] if isinstance(value, tuple) else value),
+)
 def test_a_store_that_fails_for_a_while_gives_all_rows(
-    server: FaultyServer, glob: str, fault: Fault
+    server: FaultyServer, fault: Fault, glob: str
 ) -> None:
     wanted = list(pipeline(server, glob))
     assert len(wanted) == (200 if glob == "1/*.parquet" else 400)
@@ -98,7 +100,7 @@ def test_a_store_that_is_gone_is_said_to_be(server: FaultyServer, stage: str, fa
 def test_a_try_is_one_request(server: FaultyServer, stage: str) -> None:
     # The first client of a process takes a while to be made: a try that ends before sends nothing.
     len(pipeline(server, "0/*.parquet"))
-    pipe = pipeline(server, "1/1.parquet", 4).batch(8)
+    pipe = pipeline(server, "1/1.parquet", 2).batch(8)
     if stage == "rows":
         len(pipe)
     server.asked.clear()

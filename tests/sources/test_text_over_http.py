@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import trainpipes as tp
-from faulty_server import Fault, FaultyServer, serving
+from faulty_server import FaultyServer, first, serving
 from trainpipes.sources.remote import retry
 from trainpipes.sources.text import block_scan
 from trainpipes.testing import digest
@@ -49,17 +48,6 @@ NAMES = ("0.jsonl", "1.jsonl.gz", "2.jsonl")
 def over_http(server: FaultyServer, seconds: float = 60) -> tp.Pipeline:
     urls = [f"{server.url}/{name}" for name in NAMES]
     return tp.list_files(urls, retry=tp.Retry(deadline=seconds)).read_json(index=False)
-
-
-def first(times: int, fault: Fault) -> Callable[[str, str, int], Fault]:
-    """So many requests for each file fail."""
-    seen: Counter[tuple[str, str]] = Counter()
-
-    def said(method: str, name: str, _: int) -> Fault:
-        seen[method, name] += 1
-        return fault if seen[method, name] <= times else None
-
-    return said
 
 
 @pytest.mark.parametrize("fault", [(503, {}), "close", "half, then close"], ids=str)

@@ -54,12 +54,12 @@ PIPES: dict[str, tuple[int, Callable[[Path], tp.Pipeline]]] = {  # with rows of 
     )),
 }  # fmt: skip
 REPACKS: dict[str, dict[str, Any]] = {
-    "in order": {"rows_per_file": 170},
-    "shuffled": {"shuffle": True, "seed": 1, "rows_per_file": 170},
+    "in order": {"rows_per_file": 100},
+    "shuffled": {"shuffle": True, "seed": 1, "rows_per_file": 100},
     "shuffled by groups": {"shuffle": True, "seed": 1, "num_files": 24},
-    "shuffled stream": {"shuffle": True, "seed": 2, "rows_per_file": 170},
+    "shuffled stream": {"shuffle": True, "seed": 2, "rows_per_file": 100},
     "sorted without duplicates": {
-        "sort": ["text", "x"], "drop_duplicates": ["x"], "rows_per_file": 170
+        "sort": ["text", "x"], "drop_duplicates": ["x"], "rows_per_file": 100
     },
 }  # fmt: skip
 if not find_spec("duckdb"):
@@ -79,9 +79,9 @@ def repacks(name: str) -> Callable[[Path], Work]:
     def made(data: Path) -> Work:
         table = pa.table(
             {
-                "x": [i * 7 % 450 for i in range(600)],
-                "text": [f"row {i % 40}" * 5 for i in range(600)],
-                "wide": [bytes([i % 256]) * 1000 for i in range(600)],
+                "x": [i * 7 % 240 for i in range(320)],
+                "text": [f"row {i % 40}" * 5 for i in range(320)],
+                "wide": [bytes([i % 256]) * 1000 for i in range(320)],
             }
         )
         pipe = tp.from_arrow(table)

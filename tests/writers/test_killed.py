@@ -13,8 +13,6 @@ from interpreters import python
 from writers.killed_writers import CASES
 
 TESTS = Path(__file__).parent.parent
-#: Killed at each step, and not only at some.
-EACH = ["counted, json", "packed, arrow"]
 RANDOM = [
     "counted, parquet",
     "counted, json",
@@ -45,7 +43,7 @@ def check_killed(name: str, folder: Path, kills: int, how: str = "at steps") -> 
 
 @pytest.mark.parametrize("name", CASES)
 def test_killed_at_any_step_it_goes_on_to_the_same_files(name: str, tmp_path: Path) -> None:
-    kills = 10_000 if name in EACH else 3 if name.startswith("repack") else 6
+    kills = 10_000 if name == "counted, json" else 3 if name.startswith("repack") else 6
     check_killed(name, tmp_path, kills)
 
 
