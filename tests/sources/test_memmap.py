@@ -853,11 +853,17 @@ def test_batches_of_several_lengths_are_ragged_where_the_user_says_so(tmp_path):
         tp.write_memmap(tmp_path / "z", tp.from_tensors(torch.zeros(4, 2), torch.arange(4)))
 
 
-def test_arrays_of_one_length_are_even_until_one_differs(tmp_path):
+@pytest.mark.parametrize("made", [list, tp.from_dataset], ids=["rows", "pipeline"])
+def test_arrays_of_one_length_are_even_until_one_differs(tmp_path, made):
     rows = [{"v": np.arange(3) + n} for n in range(5)]
-    assert tp.write_memmap(tmp_path / "x", rows)[:]["v"].shape == (5, 3)
+    assert tp.write_memmap(tmp_path / "x", made(rows))[:]["v"].shape == (5, 3)
     odd = [*rows, {"v": np.arange(4)}]
-    assert [len(row["v"]) for row in tp.write_memmap(tmp_path / "y", odd)] == [3] * 5 + [4]
-    data = tp.write_memmap(tmp_path / "z", rows, ragged=["v"])
+    assert [len(row["v"]) for row in tp.write_memmap(tmp_path / "y", made(odd))] == [3] * 5 + [4]
+    data = tp.write_memmap(tmp_path / "z", made(rows), ragged=["v"])
     assert data[4]["v"].tolist() == [4, 5, 6]
     assert (tmp_path / "z" / "part-00000.v.offsets.npy").exists()
+    late = [*rows * 300, {"v": np.arange(4)}]
+    with pytest.raises(tp.DataError, match=r"pass ragged=\["):
+        tp.write_memmap(tmp_path / "late", made(late))
+    whole = tp.write_memmap(tmp_path / "whole", made(late), ragged="v")
+    assert len(whole[1500]["v"]) == 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import is_list, offset_dtype, to_arrow
-from trainpipes.columns.row_types import NoColumn, as_array, is_open, type_of, unite
+from trainpipes.columns.row_types import CELL, NoColumn, as_array, is_open, type_of, unite
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType, exact: bool = True) -> pa.Array:
@@ -186,6 +186,10 @@ class UnfitRow(Exception):
 class SchemaFinder:
     """Finds the schema that some rows share.
 
+    Args:
+        ragged: None, or the columns whose arrays ``[n]`` may differ in length later; all others whose
+            arrays all have one length so far are lists of that length.
+
     >>> finder = SchemaFinder()
     >>> finder.add([{"a": 1}, {"a": 2.5, "b": None}])
     >>> finder.open
@@ -195,8 +199,10 @@ class SchemaFinder:
     [DataType(double), ListType(list<item: string>)]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ragged: Collection[str] | None = None) -> None:
         self._types: dict[str, pa.DataType] = {}
+        self._ragged = ragged
+        self._lengths: dict[str, set[int]] = {}  # of arrays [n]; 0 for other values
         self.rows = 0
 
     def add(self, rows: Sequence[Any]) -> None:
@@ -208,6 +214,10 @@ class SchemaFinder:
                 except NoColumn as error:
                     problem = f"has in {name!r} {error}: {shown(value, 60)}"
                     raise UnfitRow(number, problem, name) from None
+                if self._ragged is not None:
+                    array = as_array(value)
+                    length = len(array) if isinstance(array, np.ndarray) and array.ndim == 1 else 0
+                    self._lengths.setdefault(name, set()).add(length)
             self.rows += 1
 
     @property
@@ -217,7 +227,18 @@ class SchemaFinder:
 
     @property
     def schema(self) -> pa.Schema:
-        return pa.schema(list(self._types.items()))
+        return pa.schema([(name, self._sized(name, kind)) for name, kind in self._types.items()])
+
+    def _sized(self, name: str, kind: pa.DataType) -> pa.DataType:
+        if self._ragged is None:
+            return kind
+        if name in self._ragged:
+            fixed = pa.types.is_fixed_size_list(kind)
+            return pa.list_(kind.value_field) if fixed else kind
+        lengths = self._lengths[name]
+        if is_list(kind) and len(lengths) == 1 and (length := min(lengths)):
+            return pa.list_(pa.field(CELL, kind.value_type), length)
+        return kind
 
 
 def columns_in(row: Any, number: int) -> Mapping[str, Any]:

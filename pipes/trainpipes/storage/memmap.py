@@ -25,6 +25,7 @@ from trainpipes.storage.writers.array_tables import (
     tables_of_batches,
     tables_of_rows,
 )
+from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.npy_files import PartFile
 from trainpipes.storage.writers.write import Format, Output, write, write_once
 
@@ -64,7 +65,7 @@ def write_memmap(
         dtype: of the columns; a dict of names for some of them ("0", "1" and so on for tuples); if left out,
             as the values come. A value that does not fit is refused; floats may be narrowed.
         ragged: columns whose rows are arrays of different lengths, if the first rows (1,024, or 4 MiB) do not
-            show it. Lists are always ragged, and so are arrays ``[n]`` that rows of a pipeline hold.
+            show it. Lists are always ragged.
         batched: whether each item of the iterable is several rows: columns ``[rows, ...]``.
         rows_per_file: rows in each part; or
         num_files: number of parts, where rows are counted. If both are left out, a part ends after 1 GiB.
@@ -97,7 +98,8 @@ def write_memmap(
     dtypes = _dtypes(dtype)
     out = Output(path, num_files, rows_per_file, overwrite, storage_options)
     if isinstance(source, Pipeline) and not _makes_batches(source):
-        write(source, _form("dict", dtypes, ragged), out, executor)
+        rows = EpochRows(source, CALLER, ragged=ragged)
+        write(rows, _form("dict", dtypes, ragged), out, executor)
     else:
         _check_alone(executor)
         layout, count, tables = _tables(source, ragged, batched)

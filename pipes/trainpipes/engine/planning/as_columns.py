@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ class AsColumns(RunStage):
         caller: the stage that needs columns, for messages.
         may_stay: whether rows stay as they are where the first ones make no columns.
         key: of its schema in ``Schemas``.
+        ragged: see ``SchemaFinder``.
     """
 
     per_row = True
@@ -38,6 +39,7 @@ class AsColumns(RunStage):
     schema: pa.Schema | None = None
     may_stay: bool = False
     key: str = ""
+    ragged: Collection[str] | None = None
 
     def identity(self) -> dict[str, Any]:
         return {"stage": self.name, "schema": None if self.schema is None else written(self.schema)}
@@ -61,7 +63,7 @@ class AsColumns(RunStage):
         inputs: Inputs = self.plan_inputs
         steps, kept = inputs.chain.steps, inputs.chain.cached or 0
         below = steps[: steps.index(self)]
-        find = partial(find_schema, inputs, below, self.caller)
+        find = partial(find_schema, inputs, below, self.caller, ragged=self.ragged)
         cached = inputs.cached_blocks if len(below) < kept else None
         try:
             return find() if cached is None else cached.schema(self.key, find)
@@ -89,6 +91,8 @@ class AsColumns(RunStage):
         given = self.schema is not None
         which = "of the schema given" if given else "with the types of the first rows"
         cure = "give all rows the same columns with map()"
+        if self.ragged is not None:
+            cure += "; if lengths may differ, pass ragged=[...]"
         if unfit.column is not None and unfit.found is not None:
             fields = {field.name: field.type for field in schema} | {unfit.column: unfit.found}
             wider = pa.schema(list(fields.items()))
@@ -159,7 +163,9 @@ def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
     number = 0
     for stage in stages:
         if stage.needs_columns and objects and not _in_batches(stage, stages[0], batched):
-            found.append(AsColumns(str(stage), may_stay=stage.takes_objects, key=str(number)))
+            ragged = stage.options.get("ragged")
+            stays = stage.takes_objects
+            found.append(AsColumns(str(stage), may_stay=stays, key=str(number), ragged=ragged))
             number += 1
         found.append(stage)
         batched = batched or stage.role == "batch"

@@ -49,6 +49,7 @@ def find_schema(
     rows_of: Callable[[Block], Sequence[Any]] = Block.rows,
     typed: Collection[str] = (),
     whole: Inputs | None = None,
+    ragged: Collection[str] | None = None,
 ) -> pa.Schema:
     """The schema of rows after some stages.
 
@@ -57,6 +58,7 @@ def find_schema(
         cure: what to do where types are not found.
         typed: columns whose types are known from elsewhere.
         whole: the mix that the pipeline is part of, for messages.
+        ragged: see ``SchemaFinder``.
 
     Raises:
         UnfitRows: a row makes no columns, or does not fit those before it.
@@ -64,12 +66,14 @@ def find_schema(
     """
     if isinstance(inputs.source, RowMixture):
         found = {
-            name: find_schema(part, steps, caller, cure, rows_of, whole=whole or inputs)
+            name: find_schema(
+                part, steps, caller, cure, rows_of, whole=whole or inputs, ragged=ragged
+            )
             for name, part, steps in _parts_of_mix(inputs, inputs.source, below)
         }
         with_rows = {name: schema for name, schema in found.items() if schema.names}
         return inputs.source.united(with_rows or found, caller)
-    finder, source, typed = SchemaFinder(), _FirstRows(inputs, caller), set(typed)
+    finder, source, typed = SchemaFinder(ragged), _FirstRows(inputs, caller), set(typed)
     runs = source.runs()
     try:
         for run in _runs(runs, below):

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from trainpipes.columns.arrays import is_list
 from trainpipes.columns.columns import from_columns
-from trainpipes.columns.row_types import CELL, as_array
+from trainpipes.columns.row_types import as_array
 from trainpipes.columns.value_column import SchemaFinder, UnfitRow, table_of_rows
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.sources.memmap.manifest import Layout
@@ -118,12 +118,12 @@ def tables_of_rows(
     """Tables of Python rows, with the types of the first ones."""
     coming = _chunks(rows)
     layout, first = _first(coming)
-    finder = SchemaFinder()
+    finder = SchemaFinder(ragged)
     try:
         finder.add(first)
     except UnfitRow as unfit:
         raise _unfit(unfit, 0) from unfit
-    schema = pa.schema([_field(field, first, ragged) for field in finder.schema])
+    schema = pa.schema([(field.name, _typed(field.type)) for field in finder.schema])
 
     def tables() -> Iterator[pa.Table]:
         row = 0
@@ -166,18 +166,10 @@ def _unfit(unfit: UnfitRow, row: int) -> DataError:
     )
 
 
-def _field(field: pa.Field, rows: list[dict[str, Any]], ragged: Collection[str]) -> pa.Field:
-    """Arrays that all have one length make an even column, unless the user knows better."""
-    kind, values = field.type, [row[field.name] for row in rows]
-    if is_list(kind) and pa.types.is_null(kind.value_type):  # all are empty
-        kind = pa.list_(pa.int64())
-    elif field.name in ragged and pa.types.is_fixed_size_list(kind):
-        kind = pa.list_(kind.value_field)
-    elif field.name not in ragged and is_list(kind):
-        lengths = {len(value) if isinstance(value, np.ndarray) else 0 for value in values}
-        if len(lengths) == 1 and (length := lengths.pop()):
-            kind = pa.list_(pa.field(CELL, kind.value_type), length)
-    return field.with_type(kind)
+def _typed(kind: pa.DataType) -> pa.DataType:
+    """The type of a column, which lists are integers if all are empty."""
+    empty = is_list(kind) and pa.types.is_null(kind.value_type)
+    return pa.list_(pa.int64()) if empty else kind
 
 
 def _chunks(rows: Iterable[Any]) -> Iterator[tuple[Layout, list[dict[str, Any]]]]:

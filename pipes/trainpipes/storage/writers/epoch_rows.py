@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +34,10 @@ class AsColumns(RunStage):
     """Turns rows that are Python objects into columns of one schema, with text in UTF-8."""
 
     needs_columns = True
-    free = frozenset({"caller"})
+    free = frozenset({"caller", "ragged"})
 
     caller: str
+    ragged: Collection[str] | None = None
 
     @property
     def name(self) -> str:
@@ -52,9 +53,17 @@ class AsColumns(RunStage):
 
 
 class EpochRows(TableGroups):
-    """The rows of one epoch of a pipeline. A copy reads by itself; it pickles."""
+    """The rows of one epoch of a pipeline. A copy reads by itself; it pickles. ``ragged``: see
+    ``SchemaFinder``.
+    """
 
-    def __init__(self, pipeline: Pipeline, caller: str, dealt: bool = False) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        caller: str,
+        dealt: bool = False,
+        ragged: Collection[str] | None = None,
+    ) -> None:
         chain = pipeline._iteration.plan.chain
         finishing = next((stage for stage in chain.after if stage.role == "finish"), None)
         in_the_way: Any = chain.batch or chain.repeat or finishing
@@ -69,7 +78,7 @@ class EpochRows(TableGroups):
         left = ("place",) if dealt else ("shard", "place")
         self.caller = caller
         rows = [stage for stage in pipeline.stages if stage.role not in left]
-        self._stages = [*rows, AsColumns(caller)]
+        self._stages = [*rows, AsColumns(caller, ragged)]
         self._begin(None)
 
     def _begin(self, source: RowSource | None) -> None:
