@@ -39,7 +39,7 @@ WRITTEN = {
     "transformers:Trainer.save_model": "_internal_call",
     "transformers:Trainer._save_checkpoint": "self.save_model(output_dir, _internal_call=True)",
     "transformers:Trainer._run_epoch": "(step + 1) == steps_in_epoch",
-    "transformers.trainer:Trainer": "(step + 1) / steps_in_epoch",
+    "transformers:Trainer.add_callback": "self.callback_handler",
     "transformers:Trainer": "int(self.state.global_step // num_update_steps_per_epoch)",
     "transformers:Trainer.evaluation_loop": "self.gather_function(",
     "transformers:Trainer.__init__": "self.label_names",

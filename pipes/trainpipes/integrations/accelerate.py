@@ -15,7 +15,7 @@ from trainpipes._internal.checks import need, require
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.errors import ConfigError
 from trainpipes.loader import Loader
-from trainpipes.look.lengths import no_length
+from trainpipes.look.lengths import batches_left, no_length
 from trainpipes.pipeline import Pipeline
 
 need("accelerate", "trainpipes.integrations.accelerate", oldest="1.15")
@@ -136,13 +136,13 @@ class AccelerateLoader(DataLoaderStateMixin):
         plan, (_, world) = self.loader._iteration.plan, self.loader._iteration.ranks()
         if not (plan.chain.ragged and world > 1 and self._accelerator.even_batches):
             return None
-        if not plan.counts.known or plan.chain.endless:
+        left = batches_left(plan, batches.state_dict()["m"])
+        if left is None:
             raise ConfigError(
                 'sharding_filter(tail="ragged") on several ranks must have batches that are counted in '
                 f'advance, got {no_length(plan)}; write tail="even", or let ranks end apart with '
                 "DataLoaderConfiguration(even_batches=False), and call accelerator.reduce() after the loop"
             )
-        left = int(plan.counts.batches_in_pass) - int(batches.state_dict()["m"])
         return math.ceil(left / world)
 
     def _last_step(self, batch: Any, before: Any) -> Any:

@@ -35,6 +35,13 @@ def exact_length(plan: Plan, rank: int, world_size: int) -> int | None:
     return slots_before(int(plan.counts.end(world_size)), rank, world_size)
 
 
+def batches_left(plan: Plan, done: int) -> int | None:
+    """Batches that all ranks have yet to get in an epoch; None if not known in advance."""
+    if not plan.counts.known or plan.chain.endless:
+        return None
+    return int(plan.counts.batches_in_pass) - done
+
+
 def estimated_length(plan: Plan, rank: int, world_size: int) -> int:
     """Items that a rank gets in an epoch, about."""
     exact = exact_length(plan, rank, world_size)

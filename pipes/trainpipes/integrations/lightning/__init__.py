@@ -23,11 +23,7 @@ from lightning.pytorch import LightningDataModule  # noqa: E402
 from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 from lightning.pytorch.utilities.combined_loader import CombinedLoader  # noqa: E402
 
-from trainpipes.integrations.lightning.loaders import (  # noqa: E402
-    EvaluationLoader,
-    Progress,
-    TrainingLoader,
-)
+from trainpipes.integrations.lightning.loaders import EvaluationLoader, TrainingLoader  # noqa: E402
 
 __all__ = ["PipelineDataModule"]
 
@@ -91,13 +87,17 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         combined = self._combined("train")
         if self.trainer is None:
             return combined
-        progress = Progress(self.trainer)
         for loader in combined.flattened:
-            loader.follow(progress)
+            loader.follow(self.trainer)
         if self._to_load is not None:
-            self._load(combined.flattened, self._to_load)
-            self._to_load = None
-            if len(combined.flattened) == 1:
+            states, self._to_load = self._to_load, None
+            states = states if isinstance(states, list) else [states]
+            rule = f"the {len(states)} pipelines whose positions are in the checkpoint"
+            found = len(combined.flattened)
+            require(found == len(states), "PipelineDataModule(train)", rule, found)
+            for loader, state in zip(combined.flattened, states, strict=True):
+                loader.resume(state, self.allow_changes)
+            if found == 1:
                 combined.flattened[0].align()
         return combined
 
@@ -139,13 +139,6 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
                 raise StateError(f"the state must be {rule}, got {shown(state_dict)}")
             self._to_load = state_dict["train"]
 
-    def _load(self, loaders: list[TrainingLoader], states: Any) -> None:
-        states = states if isinstance(states, list) else [states]
-        rule = f"the {len(states)} pipelines whose positions are in the checkpoint"
-        require(len(states) == len(loaders), "PipelineDataModule(train)", rule, len(loaders))
-        for loader, state in zip(loaders, states, strict=True):
-            loader.resume(state, self.allow_changes)
-
     def _evaluated(self, stage: str) -> CombinedLoader:
         combined = self._combined(stage)
         limit = getattr(self.trainer, f"limit_{stage}_batches", None)
@@ -157,10 +150,8 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
     def _combined(self, stage: str) -> CombinedLoader:
         """A stage's loaders for Lightning; the same ones each time."""
         given, mode = getattr(self, stage), "max_size_cycle" if stage == "train" else "sequential"
-        is_combined = isinstance(given, CombinedLoader)
-        combined = (
-            copy(given) if is_combined else CombinedLoader(given, mode)
-        )  # as Lightning has it
+        is_combined = isinstance(given, CombinedLoader)  # Lightning takes it as it is
+        combined = copy(given) if is_combined else CombinedLoader(given, mode)
         pipelines, option = combined.flattened, f"PipelineDataModule({stage})"
         lasting = stage != "train" or combined._mode != "max_size" or len(pipelines) == 1
         rule, way = '"max_size_cycle" or "min_size" for training', "what has ended has no position"
@@ -175,9 +166,8 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
                 raise wrong(option, rule, pipeline, way)
             pipeline._need_batches(option)
         loaders = self._loaders.get(stage, [])
-        if [id(loader.pipeline) for loader in loaders] != [id(pipeline) for pipeline in pipelines]:
+        if [id(one.loader.pipeline) for one in loaders] != list(map(id, pipelines)):
             kind = TrainingLoader if stage == "train" else EvaluationLoader
-            loaders = [kind(Loader(pipeline, **self.options), pipeline) for pipeline in pipelines]
-            self._loaders[stage] = loaders
+            self._loaders[stage] = loaders = [kind(Loader(p, **self.options)) for p in pipelines]
         combined.flattened = list(loaders)
         return combined

@@ -6,6 +6,7 @@ Overrides only public methods; ``EpochLength`` relies on how the Trainer uses it
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -63,7 +64,7 @@ class PipelineTrainerMixin(Base):
         given = inspect.signature(super().__init__).bind_partial(*arguments, **options)
         _check_given({**given.arguments, **given.kwargs})
         super().__init__(*arguments, **options)
-        self.add_callback(loaders.NotePosition)
+        self.callback_handler.callbacks.insert(0, loaders.NotePosition())  # others read the epoch
 
     # Training
 
@@ -142,7 +143,8 @@ class PipelineTrainerMixin(Base):
             )
         elif dataloader.step >= max_steps:
             epochs = 0
-        length = loaders.EpochLength(batches, dataloader)
+        length = loaders.EpochLength(batches)
+        length.loader, dataloader.length = dataloader, batches
         return epochs, updates, examples, samples, size, length, max_steps
 
     def _resume(self, loader: loaders.TrainingLoader) -> None:
@@ -179,7 +181,9 @@ class PipelineTrainerMixin(Base):
         if loader is not None and _internal_call and output_dir is not None:
             position = loader.position(step, float(self.args.ddp_timeout))
             if self.args.should_save:
-                position.write(Path(output_dir))
+                folder = Path(output_dir)
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / loaders.FILE).write_text(json.dumps(position._asdict()))
         super().save_model(output_dir, _internal_call=_internal_call)
 
     # Evaluation

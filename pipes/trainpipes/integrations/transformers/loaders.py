@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from transformers.trainer_pt_utils import find_batch_size
 
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
+from trainpipes.look.lengths import batches_left
 from trainpipes.pipeline import Pipeline
 from trainpipes.stages.order import ShardingFilter
 from trainpipes.state.cursor import is_count
@@ -32,13 +32,6 @@ class SavedPosition(NamedTuple):
     step: int
     first_epoch: int
     loader: dict[str, Any]
-
-    def write(self, folder: Path) -> None:
-        """Write a whole file, or none, into a folder that is made if missing."""
-        folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / f"{FILE}.new"
-        beside.write_text(json.dumps(self._asdict()))
-        os.replace(beside, folder / FILE)
 
     @classmethod
     def read(cls, folder: Path) -> SavedPosition | None:
@@ -73,14 +66,14 @@ class TrainingLoader:
     def __init__(self, loader: Loader, prepare: Callable[[Any], Any]) -> None:
         self.loader = loader
         self._prepare = prepare
-        self._first_epoch = 0
+        self._first_epoch = self.step = self.epoch = 0
         self._resumed = False
-        self._looped = 0  # the Trainer's number of its epoch
-        self.step = self.epoch = 0
-        self.left: int | None = None
-        self.last: int | None = None
-        self.epochs_in_all: int | None = None
         self._noted = loader.state_dict()
+        self.left: int | None = None
+        self.epochs: int | None = None
+        self.length = 1
+        #: Batches of the epoch that has ended; None within one.
+        self.last: int | None = None
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -92,10 +85,6 @@ class TrainingLoader:
             yield self._prepare(batch)
         self.last = taken
 
-    def set_epoch(self, epoch: int) -> None:
-        """The Trainer begins an epoch, which it counts so. The data goes on where it stands."""
-        self._looped, self.last = epoch, None
-
     def start(self, folder: Path | None) -> None:
         """Stand where a checkpoint was saved, or at the start."""
         loader = self.loader
@@ -103,13 +92,11 @@ class TrainingLoader:
         self.step, self.epoch = (0, 0) if folder is None else trained(folder)
         if saved is None:
             loader.set_epoch(self.epoch)
-            state = loader.state_dict()
-            self._first_epoch = state["epoch"] - self.epoch
         else:
             loader.load_state_dict(saved.loader)
-            state = loader.state_dict()
-            self._first_epoch, self.epoch = saved.first_epoch, state["epoch"] - saved.first_epoch
-        self._noted = state
+        self._noted = state = loader.state_dict()
+        self._first_epoch = state["epoch"] - self.epoch if saved is None else saved.first_epoch
+        self.epoch = state["epoch"] - self._first_epoch
         self._resumed = saved is not None or state["m"] > 0
         self.left = self._left(state)
         if self.left == 0 and state["m"]:  # the loader goes on with the next epoch
@@ -124,10 +111,8 @@ class TrainingLoader:
 
     def _left(self, state: dict[str, Any]) -> int | None:
         """Batches that this rank has yet to get in the epoch of a state."""
-        plan, (_, world) = self.loader._iteration.plan, self.loader._iteration.ranks()
-        if not plan.counts.known or plan.chain.endless:
-            return None
-        return (int(plan.counts.batches_in_pass) - int(state["m"])) // world
+        left = batches_left(self.loader._iteration.plan, state["m"])
+        return None if left is None else left // self.loader._iteration.ranks()[1]
 
     def steps_and_epochs(
         self, max_steps: int, updates: int, accumulation: int, by_epochs: bool
@@ -141,12 +126,16 @@ class TrainingLoader:
             max_steps = self.step + max(0, rest + max_steps - (self.epoch + 1) * updates)
         more = max_steps - self.step
         epochs = 0 if more <= 0 else 1 + math.ceil(max(0, more - rest) / updates)
-        self.epochs_in_all = self.epoch + epochs
+        self.epochs = self.epoch + epochs
         return max_steps, self.step // updates + epochs
 
-    def note(self) -> None:
-        """The batches taken until now were trained on."""
-        self._noted = self.loader.state_dict()
+    def note(self) -> float:
+        """Note that the batches taken until now were trained on; return how many epochs that makes."""
+        self._noted = state = self.loader.state_dict()
+        left = self._left(state)
+        world = self.loader._iteration.ranks()[1]
+        done = state["m"] // world if left is None else self.length - left
+        return float(state["epoch"] - self._first_epoch + done / self.length)
 
     def position(self, step: int, timeout: float) -> SavedPosition:
         """The state after so many whole optimizer steps. If batches are not counted, all ranks call it."""
@@ -154,48 +143,28 @@ class TrainingLoader:
             step, self._first_epoch, self.loader._whole(self._noted, None, timeout)
         )
 
-    def epochs_beyond(self, steps: int) -> float:
-        """How far the data is, in epochs, beyond the start of the Trainer's epoch."""
-        state = self.loader.state_dict()
-        left, (_, world) = self._left(state), self.loader._iteration.ranks()
-        done = state["m"] // world if left is None else steps - left
-        return int(state["epoch"]) - self._first_epoch - self._looped + done / steps
-
 
 class EpochLength(int):
-    """The number of batches in an epoch, for the training loop, which counts a resumed epoch from the resume
-    on.
+    """The number of batches in an epoch, which the training loop compares with those it has taken: a resumed
+    epoch has fewer.
     """
 
-    def __new__(cls, number: int, loader: TrainingLoader) -> EpochLength:
-        found = super().__new__(cls, number)
-        found._loader = loader
-        return found
-
-    _loader: TrainingLoader
+    loader: TrainingLoader
 
     def __eq__(self, batches: object) -> bool:
-        last = self._loader.last
+        last = self.loader.last
         return batches == (int(self) if last is None else last)
 
     __hash__ = int.__hash__
 
-    def __rtruediv__(self, batches: float) -> float:
-        return self._loader.epochs_beyond(int(self))
-
 
 class NotePosition(TrainerCallback):
-    def on_train_begin(
-        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
-    ) -> None:
-        if isinstance(train_dataloader, TrainingLoader) and train_dataloader.epochs_in_all:
-            state.num_train_epochs = train_dataloader.epochs_in_all
-
     def on_step_end(
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
     ) -> None:
         if isinstance(train_dataloader, TrainingLoader):
-            train_dataloader.note()
+            state.epoch = train_dataloader.note()
+            state.num_train_epochs = train_dataloader.epochs or state.num_train_epochs
 
 
 # Evaluation
