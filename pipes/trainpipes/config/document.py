@@ -62,21 +62,12 @@ class Node:
         return cls([cls.of(one) for one in value] if isinstance(value, list | tuple) else value)
 
 
-def add_scalars(kind: Any) -> None:
-    """Have PyYAML's loader or dumper read numbers, bools and null as ``SCALARS`` says."""
+def with_scalars(kind: Any, **members: Any) -> Any:
+    """PyYAML's loader or dumper, which takes for numbers, bools and null what ``SCALARS`` says, too."""
+    made: Any = type(kind.__name__, (kind,), members)
     for name, (rule, _) in SCALARS.items():
-        kind.add_implicit_resolver(f"{STANDARD}{name}", re.compile(rf"(?:{rule})\Z"), None)
-
-
-@functools.cache
-def _loader() -> Any:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012
-
-    add_scalars(Loader)
-    return Loader
+        made.add_implicit_resolver(f"{STANDARD}{name}", re.compile(rf"(?:{rule})\Z"), None)
+    return made
 
 
 @dataclass
@@ -94,15 +85,20 @@ class Document:
     def error(self, node: Node | None, path: str, text: Any) -> ConfigError:
         return ConfigError(f"{self.at(node, path)}{text}", path=self.name)
 
+    def need(self, good: Any, node: Node | None, path: str, text: str) -> None:
+        """Raise unless something is good."""
+        if not good:
+            raise self.error(node, path, text)
+
     def parse(self, text: str) -> Node:
         """The nodes of a text; raises ConfigError where it is no YAML, or too much of it."""
         need("yaml", "tp.load")
         import yaml
 
-        if len(text) > LARGEST:
-            raise self.error(None, "", f"a config must have at most {LARGEST:,} bytes")
+        rule = f"a config must have at most {LARGEST:,} bytes"
+        self.need(len(text) <= LARGEST, None, "", rule)
         try:
-            root = yaml.compose(text, Loader=_loader())
+            root = yaml.compose(text, with_scalars(yaml.SafeLoader, yaml_implicit_resolvers={}))
         except (yaml.YAMLError, RecursionError) as error:
             mark, position = getattr(error, "problem_mark", None), getattr(error, "position", 0)
             number = text.count("\n", 0, position) if mark is None else mark.line
@@ -118,9 +114,8 @@ class Document:
         self._count += 1
         tag, quoted = given.tag.replace(STANDARD, "!!"), getattr(given, "style", None) is not None
         node = Node(None, given.start_mark.line + 1, tag, quoted)
-        if self._count > MOST or depth > DEEPEST:
-            rule = f"a config must have at most {MOST:,} values and {DEEPEST} levels"
-            raise self.error(node, "", rule)
+        rule = f"a config must have at most {MOST:,} values and {DEEPEST} levels"
+        self.need(self._count <= MOST and depth <= DEEPEST, node, "", rule)
         known = _OF_YAML if tag.startswith("!!") else TAGS
         if tag not in known:
             hint = f"{nearest(tag, known)}; there are {', '.join(known)}"
@@ -131,9 +126,8 @@ class Document:
             node.value = {}
             for name, value in given.value:
                 key = self._node(name, depth)
-                if name.id != "scalar" or key.tag:
-                    said = "a key must be text or a number, without a tag of ours"
-                    raise self.error(key, "", said)
+                rule = "a key must be text or a number, without a tag of ours"
+                self.need(name.id == "scalar" and not key.tag, key, "", rule)
                 if key.value in node.value:
                     raise self.error(key, "", f"the key {shown(key.value)} stands here twice")
                 node.value[key.value] = self._node(value, depth + 1, key.line)

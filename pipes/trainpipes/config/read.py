@@ -78,12 +78,8 @@ class Reader(Document):
 
     def _option(self, node: Node, path: str, kinds: list[Any]) -> Any:
         value = self.value(node, path)
-        if (
-            isinstance(value, str)
-            and document.is_name(value)
-            and Callable in kinds
-            and str not in kinds
-        ):
+        calls = Callable in kinds and str not in kinds
+        if calls and isinstance(value, str) and document.is_name(value):
             return self._imported(value, node, path)  # where no tag is needed
         make = next((document.MADE[kind] for kind in kinds if kind in document.MADE), None)
         if make is None or value is None or type(value) in kinds:
@@ -95,9 +91,9 @@ class Reader(Document):
     def pipeline(self, node: Node, path: str = "") -> Pipeline:
         """The pipeline of a document, or of a ``!pipeline`` in it."""
         given, pipeline = node.value, None
-        if not isinstance(given, dict) or node.tag or not given.keys() & {"recipe", "stages"}:
-            rule = "a config must be a mapping with recipe: or stages:"
-            raise self.error(node, path, f"{rule}, got {node}")
+        good = isinstance(given, dict) and not node.tag and given.keys() & {"recipe", "stages"}
+        rule = "a config must be a mapping with recipe: or stages:"
+        self.need(good, node, path, f"{rule}, got {node}")
         for key, one in given.items():
             if key not in _KEYS:
                 said = f"there is no {shown(key)} in a config{nearest(str(key), _KEYS)}; there are "
@@ -109,9 +105,8 @@ class Reader(Document):
         elif "options" in given:
             said = "options are those of a recipe: name one"
             raise self.error(options, joined(path, "options"), said)
-        at = joined(path, "stages")
-        if not isinstance(stages.value or [], list) or stages.tag:
-            raise self.error(stages, at, f"stages must be a list, got {stages}")
+        at, good = joined(path, "stages"), isinstance(stages.value or [], list) and not stages.tag
+        self.need(good, stages, at, f"stages must be a list, got {stages}")
         for number, one in enumerate(stages.value or []):
             pipeline = self._stage(one, f"{at}[{number}]", pipeline)
         if pipeline is None:
@@ -126,46 +121,45 @@ class Reader(Document):
             function = recipe_function(str(name))
         except ConfigError as error:
             raise self.error(node, at, error) from error
-        if not isinstance(options.value or {}, dict) or options.tag:
-            raise self.error(options, prefix, f"options must be a mapping, got {options}")
-        make = partial(recipe, name)
-        return self._made(make, function, node, at, options.value or {}, prefix)
+        good = isinstance(options.value or {}, dict) and not options.tag
+        self.need(good, options, prefix, f"options must be a mapping, got {options}")
+        make, given = partial(recipe, name), options.value or {}
+        return self._made(make, function, node, at, given, prefix)
 
     def _stage(self, node: Node, path: str, before: Pipeline | None) -> Pipeline:
         """The stages so far and an item of the list; a reader that comes first lists its files."""
         name, kind, options = self._stage_parts(node, path, before is None)
         starts, reads = kind.role in ("files", "source"), kind.role == "reader"
         if before is not None:
-            if starts:
-                said = f"{name} is a source, which only the first stage is"
-                raise self.error(node, path, said)
-            then = before.then
-            return self._made(
-                lambda **given: then(kind(**given)), kind, node, path, options.value, path
-            )
-        if not (starts or reads):
+            said = f"{name} is a source, which only the first stage is"
+            self.need(not starts, node, path, said)
+        else:
             said = f"the first stage must be a source such as list_files, got {name}"
-            raise self.error(node, path, said)
-        if reads and "files" not in options.value:
+            self.need(starts or reads, node, path, said)
             said = f"{name} as the first stage needs its files: {name}: {{files: ...}}"
-            raise self.error(node, path, said)
-        make = getattr(start, name) if reads else lambda **given: Pipeline([kind(**given)])
+            self.need(starts or "files" in options.value, node, path, said)
+
+        def make(**given: Any) -> Pipeline:
+            if before is None and reads:
+                return getattr(start, name)(**given)  # type: ignore[no-any-return]
+            return Pipeline([kind(**given)]) if before is None else before.then(kind(**given))
+
         return self._made(make, kind, node, path, options.value, path)
 
     def _stage_parts(self, node: Node, path: str, first: bool) -> tuple[str, type[Stage], Node]:
         """The name of a stage, its class, and its options by name, as they then stand there."""
         if isinstance(node.value, str) and not node.tag:
             node.value = {node.value: Node(None, node.line)}
-        if not isinstance(node.value, dict) or len(node.value) != 1 or node.tag:
-            rule = "a stage must be a name, or a name and its options such as batch: 8"
-            raise self.error(node, path, f"{rule}; got {node}")
+        good = isinstance(node.value, dict) and len(node.value) == 1 and not node.tag
+        rule = "a stage must be a name, or a name and its options such as batch: 8"
+        self.need(good, node, path, f"{rule}; got {node}")
         ((name, options),) = node.value.items()
         kind = self._stage_class(str(name), node, path)
         if not isinstance(options.value, dict) or options.tag:
             takes: list[str] = list(inspect.signature(kind).parameters)
             takes = ["files"] if first and kind.role == "reader" else takes
-            if options.value is not None and not takes:
-                raise self.error(node, path, f"{name} has no options, got {options}")
+            said = f"{name} has no options, got {options}"
+            self.need(takes or options.value is None, node, path, said)
             inner = {} if options.value is None else {takes[0]: options}
             options = node.value[name] = Node(inner, options.line)
         return name, kind, options
@@ -179,9 +173,9 @@ class Reader(Document):
             own = "one of your own is package.module:Class"
             raise self.error(node, path, f"there is no stage {shown(name)}{hint}; {own}")
         found = self._imported(name, node, path)
-        if not inspect.isclass(found) or not issubclass(found, Stage):
-            raise self.error(node, path, f"{name} must be a class of stages, got {shown(found)}")
-        return found
+        good = inspect.isclass(found) and issubclass(found, Stage)
+        self.need(good, node, path, f"{name} must be a class of stages, got {shown(found)}")
+        return found  # type: ignore[no-any-return]
 
     def _made(
         self,
@@ -196,9 +190,9 @@ class Reader(Document):
         kinds, options = document.declared_kinds(kind), {}
         for name, one in nodes.items():
             at = joined(prefix, name)
-            if name == "storage_options":
-                way = "tp.load(path, storage_options=...), so that credentials are in no file"
-                raise self.error(one, at, f"storage_options are not part of a config: {way}")
+            way = "tp.load(path, storage_options=...), so that credentials are in no file"
+            said = f"storage_options are not part of a config: {way}"
+            self.need(name != "storage_options", one, at, said)
             options[name] = self._option(one, at, kinds.get(name, []))
         takes = inspect.signature(kind).parameters
         if self.storage_options is not None and "storage_options" in takes:

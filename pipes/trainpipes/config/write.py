@@ -20,7 +20,7 @@ import torch
 from trainpipes._internal.checks import need
 from trainpipes._internal.secrets import is_secret, without_url_secrets
 from trainpipes._internal.text import shown
-from trainpipes.config.document import STANDARD, add_scalars, arrow_schema, declared_kinds
+from trainpipes.config.document import STANDARD, arrow_schema, declared_kinds, with_scalars
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import same
 from trainpipes.kinds.stage import Stage
@@ -89,19 +89,15 @@ class _Tagged:
         return f"{self.tag} {self.value}"
 
 
-@functools.cache
 def _dumper() -> Any:
     """PyYAML's safe dumper: what it writes, readers of YAML 1.1 and of 1.2 understand the same."""
-    import yaml
+    from yaml import SafeDumper
 
-    class Dumper(yaml.SafeDumper):
-        def choose_scalar_style(self) -> Any:
-            """Names after a tag need no quotes."""
-            event: Any = self.event
-            return "" if str(event.tag).startswith("!") else super().choose_scalar_style()
+    def style(dumper: Any) -> Any:  # names after a tag need no quotes
+        named = str(dumper.event.tag).startswith("!")
+        return "" if named else SafeDumper.choose_scalar_style(dumper)
 
-    add_scalars(Dumper)
-    return Dumper
+    return with_scalars(SafeDumper, choose_scalar_style=style)
 
 
 def _node(value: Any) -> Any:
