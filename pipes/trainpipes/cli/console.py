@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+import click
+
 from trainpipes._internal.table import in_color, table, terminal_width
-from trainpipes._internal.text import escaped
+from trainpipes._internal.text import amount, escaped
 
 
 def out(text: str = "") -> None:
@@ -35,18 +37,24 @@ def print_manifest(value: Any, **more: Any) -> None:
     print_json({**fields, **more})
 
 
-def note(text: str) -> None:
+def print_written(done: Any, rows: str, size: str, seconds: float, *more: tuple[str, str]) -> None:
+    """Print how much was written, with what ``rows`` and ``size`` say besides."""
+    there = f", {done.kept:,} of them there already" if done.kept else ""
+    lines = [("files", f"{len(done.files):,}{there}"), ("rows", f"{done.rows:,}{rows}"), *more]
+    print_table([*lines, ("size", f"{amount(done.bytes)}{size}"), ("took", f"{seconds:,.1f} s")])
+
+
+def note(text: str, label: str = "") -> None:
     with suppress(OSError, ValueError):  # nobody reads it
-        sys.stderr.write(f"{printable(text)}\n")
-        sys.stderr.flush()
+        click.echo(f"{label}{printable(text)}", err=True, color=in_color(sys.stderr))
 
 
 def warning_line(text: str) -> None:
-    _labelled("warning:", 33, " ".join(text.split()))
+    note(" ".join(text.split()), f"{click.style('warning:', fg='yellow')} ")
 
 
 def error_line(text: str) -> None:
-    _labelled("error:", 31, text)
+    note(text, f"{click.style('error:', fg='red')} ")
 
 
 def printable(text: str) -> str:
@@ -56,13 +64,6 @@ def printable(text: str) -> str:
     'red \\x1b[31m'
     """
     return "\n".join(map(escaped, text.split("\n")))
-
-
-def _labelled(label: str, color: int, text: str) -> None:
-    with suppress(OSError, ValueError):  # nobody reads it
-        label = f"\x1b[{color}m{label}\x1b[0m" if in_color(sys.stderr) else label
-        sys.stderr.write(f"{label} {printable(text)}\n")
-        sys.stderr.flush()
 
 
 def _finite(value: Any) -> Any:

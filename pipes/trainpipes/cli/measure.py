@@ -82,10 +82,10 @@ def report(
 ) -> dict[str, Any]:
     """What a run came to; rates leave out the start and the warm-up."""
     seconds = total["seconds"] - warm["seconds"]
-    rates = {
-        name: (total[name] - warm[name]) / seconds if seconds > 0 and total[name] else None
-        for name in ("steps", "rows", "tokens", "waited")
-    }
+
+    def rate(name: str) -> float | None:
+        return (total[name] - warm[name]) / seconds if seconds > 0 and total[name] else None
+
     cells, tokens, targets = total["cells"], total["tokens"], total.get("targets")
     return {
         **{name: total[name] for name in ("steps", "rows", "tokens", "cells", "seconds", "waited")},
@@ -94,8 +94,8 @@ def report(
         "first_batch_seconds": first["seconds"],
         "warm_up_steps": warm["steps"],
         "warm_up_seconds": warm["seconds"],
-        **{f"{name}_per_second": rates[name] for name in ("steps", "rows", "tokens")},
-        "wait_share": rates["waited"] if step_seconds else None,
+        **{f"{name}_per_second": rate(name) for name in ("steps", "rows", "tokens")},
+        "wait_share": rate("waited") if step_seconds else None,
         "padding_share": (cells - tokens) / cells if cells else None,
         "target_share": None if targets is None else targets / max(1, tokens),
     }

@@ -26,8 +26,7 @@ def _storage_options(_: click.Context, __: click.Parameter, given: str | None) -
         text = Path(given[1:]).read_text("utf-8") if given.startswith("@") else given
         found = json.loads(text)
     except OSError as error:
-        said = f"--storage-options: {given[1:]} cannot be read ({error.strerror})"
-        raise click.UsageError(said) from None
+        raise click.UsageError(f"--storage-options: {given[1:]}: {error.strerror}") from None
     except ValueError:
         found = None
     if not isinstance(found, dict):
@@ -40,9 +39,7 @@ def _storage_options(_: click.Context, __: click.Parameter, given: str | None) -
 
 AS_JSON = option("--json", "as_json", is_flag=True, help="Print JSON.")
 VERIFY = option("--verify", is_flag=True, help="Read each file back and compare it.")
-OVERWRITE = option(
-    "--overwrite", is_flag=True, help="Remove earlier output in OUT, and begin anew."
-)
+OVERWRITE = option("--overwrite", is_flag=True, help="Remove earlier output in OUT; begin anew.")
 STORAGE_OPTIONS = option(
     "--storage-options",
     metavar="JSON",
@@ -61,17 +58,13 @@ COMPRESSION = option(
 def takes_executor(command: Any) -> Any:
     """Give a command the options that say who does the work, together, as ``executor``."""
 
+    @option("--executor", metavar="NAME[:N]", help="threads:4, processes:8, ray or ray:ADDRESS.")
+    @option("--shared-filesystem", is_flag=True, help="All nodes see the same files, as by NFS.")
     @functools.wraps(command)
     def taking(executor: str | None, shared_filesystem: bool, **options: Any) -> Any:
         return command(executor=_executor(executor, shared_filesystem), **options)
 
-    given = option(
-        "--executor", metavar="NAME[:N]", help="threads:4, processes:8, ray, or ray:ADDRESS."
-    )
-    shared = option(
-        "--shared-filesystem", is_flag=True, help="All nodes see the same files, as with NFS."
-    )
-    return given(shared(taking))
+    return taking
 
 
 def _executor(given: str | None, shared_filesystem: bool) -> Executor | None:

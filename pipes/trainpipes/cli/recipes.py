@@ -55,12 +55,10 @@ def show(name: str) -> None:
     file, _ = _file(name)  # first, since it says which names there are
     (found,) = (one for one in recipes() if one.name == name)
     print_table([("recipe", f"{name}: {found.summary}"), ("file", file)])
-    rows = [("option", "default", "what it is")]
-    for name, reported in _as_json(found)["options"].items():
-        default = "needed" if reported["needed"] else reported["default"]
-        rows.append((name, default, reported["text"]))
+    options = _as_json(found)["options"].items()
+    rows = [(k, "needed" if one["needed"] else one["default"], one["text"]) for k, one in options]
     out()
-    print_table(rows)
+    print_table([("option", "default", "what it is"), *rows])
 
 
 @command.command("copy")
@@ -96,7 +94,6 @@ def _as_json(one: RecipeSummary) -> dict[str, Any]:
     for option in one.options:
         text, _, default = option.partition("=")
         name = text.lstrip("*")
-        needed = option in one.needs
-        said = {"default": default or None, "needed": needed, "text": one.texts.get(name, "")}
-        options[name] = said
+        said = {"default": default or None, "needed": option in one.needs}
+        options[name] = {**said, "text": one.texts.get(name, "")}
     return {"name": one.name, "summary": one.summary, "columns": one.columns, "options": options}

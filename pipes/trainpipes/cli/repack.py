@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from trainpipes.cli import options as o
-from trainpipes.cli.console import note, out, print_manifest, print_table
+from trainpipes.cli.console import note, out, print_manifest, print_written
 from trainpipes.cli.options import option
 
 
@@ -78,16 +78,8 @@ def command(
     if as_json:
         print_manifest(done, duplicates=done.duplicates)
         return
-    there = f", {done.kept:,} of them there already" if done.kept else ""
     dropped = f" of {done.rows_in:,}; {done.duplicates:,} were there before"
     read = "" if done.bytes_in is None else f", of {amount(done.bytes_in)}"
-    print_table(
-        [
-            ("files", f"{len(done.files):,}{there}"),
-            ("rows", f"{done.rows:,}{dropped if done.duplicates else ''}"),
-            ("size", f"{amount(done.bytes)}{read}"),
-            ("took", f"{done.seconds:,.1f} s"),
-        ]
-    )
+    print_written(done, dropped if done.duplicates else "", read, done.seconds)
     note("look at it:")
     out(f"trainpipes inspect {shlex.quote(done.folder)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainpipes.cli import options as o
-from trainpipes.cli.console import note, out, print_manifest, print_table
+from trainpipes.cli.console import note, out, print_manifest, print_written
 from trainpipes.cli.options import option
 from trainpipes.cli.pipelines import PipelineOptions, recipe_or_config, takes_pipeline
 
@@ -55,7 +55,6 @@ def command(
     *files, folder = paths
     pipe = given.named(recipe, config, files)
     storage = given.storage_options if "://" in folder else None
-    from trainpipes._internal.text import amount
     from trainpipes.prepare import tokenize
 
     started = time.monotonic()
@@ -64,23 +63,16 @@ def command(
         done.verify()
     seconds = time.monotonic() - started
     options = {} if recipe is None else given.recipe_options()
-    train = _train(
-        done, folder, recipe, options | ({"storage_options": storage} if storage else {})
-    )
+    options |= {"storage_options": storage} if storage else {}
+    train = _train(done, folder, recipe, options)
     if as_json:
         print_manifest(done, seconds=seconds, train=train)
         return
-    there = f", {done.kept:,} of them there already" if done.kept else ""
     left_out = f" of {done.read:,}; the pipeline leaves the others out"
-    print_table(
-        [
-            ("files", f"{len(done.files):,}{there}"),
-            ("rows", f"{done.rows:,}{left_out if done.read > done.rows else ''}"),
-            ("tokens", f"{done.tokens:,}, {done.tokens / max(1, done.rows):,.1f} a row"),
-            ("size", f"{amount(done.bytes)}{f' of {done.dtype}' if done.dtype else ''}"),
-            ("took", f"{seconds:,.1f} s"),
-        ]
-    )
+    kind = f" of {done.dtype}" if done.dtype else ""
+    tokens = f"{done.tokens:,}, {done.tokens / max(1, done.rows):,.1f} a row"
+    rows = left_out if done.read > done.rows else ""
+    print_written(done, rows, kind, seconds, ("tokens", tokens))
     note("train with:")
     out(train)
 

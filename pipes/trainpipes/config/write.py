@@ -62,14 +62,10 @@ def to_yaml(pipeline: Pipeline, path: str | os.PathLike[str] | None = None) -> s
         head += "# storage_options are not written: tp.load(path, storage_options=...)\n"
     text = head + yaml.serialize(root, Dumper=_dumper(), allow_unicode=True, width=1 << 30)
     if path is not None:
-        unfinished = Path(f"{os.fspath(path)}.{os.getpid()}.tmp")
         try:
-            unfinished.write_text(text, encoding="utf-8", newline="\n")
-            unfinished.replace(path)
+            Path(path).write_text(text, encoding="utf-8", newline="\n")
         except OSError as error:
             raise ConfigError(f"to_yaml(path): {path} cannot be written: {error}") from error
-        finally:
-            unfinished.unlink(missing_ok=True)
     return text
 
 

@@ -79,12 +79,10 @@ class AccelerateLoader(DataLoaderStateMixin):
         self.gradient_state = GradientState()
         self._accelerator = accelerator
         processes, world = accelerator.num_processes, loader._iteration.ranks()[1]
-        whole, rule = (
-            not accelerator.split_batches,
-            "off: a pipeline's batches are those of a process",
-        )
+        good = processes == 1 or not accelerator.split_batches
+        rule = "off: a pipeline's batches are those of a process"
         way = f"leave it out, and for batches of n rows write .batch(n // {processes})"
-        require(whole or processes == 1, "split_batches", rule, True, way)
+        require(good, "split_batches", rule, True, way)
         parallel = accelerator.parallelism_config
         if parallel is not None and parallel.non_data_parallel_size > 1:
             replicas, mesh = parallel.data_parallel_size, "rank=0, world_size=1"
@@ -105,13 +103,11 @@ class AccelerateLoader(DataLoaderStateMixin):
     # Iteration
 
     def __iter__(self) -> Iterator[Any]:
-        batches = iter(self.loader)
-        return self._tracked(batches, self._steps_of_all(batches))
-
-    def _tracked(self, batches: EpochIterator, steps: int | None) -> Iterator[Any]:
         """Batches on the device, while Accelerate knows that this loader is at work, and how far."""
+        batches = iter(self.loader)
+        steps = self._steps_of_all(batches)
         self.begin()
-        self.remainder, batch = 0, None
+        self.remainder, batch, own = 0, None, self._accelerator
         try:
             for number in count(1) if steps is None else range(1, steps + 1):
                 before, batch = batch, next(batches, None)
@@ -119,17 +115,13 @@ class AccelerateLoader(DataLoaderStateMixin):
                     batch = self._last_step(batch, before)
                 elif batch is None:
                     return
-                placed = self._placed(batch)
+                placed = batch
+                if own.device_placement:
+                    placed = send_to_device(batch, own.device, own.dataloader_config.non_blocking)
                 self.end_of_dataloader = number == steps or (steps is None and batches.is_last())
                 yield placed
         finally:
             self.end()
-
-    def _placed(self, batch: Any) -> Any:
-        own = self._accelerator
-        if not own.device_placement:
-            return batch
-        return send_to_device(batch, own.device, own.dataloader_config.non_blocking)
 
     def _steps_of_all(self, batches: EpochIterator) -> int | None:
         """Steps that all ranks take in this pass, if one may have to be filled up."""
@@ -200,12 +192,11 @@ def _rows_in(batch: Any) -> int:
     plain = dict(batch) if isinstance(batch, Mapping) else batch
     found = [len(part) for part in tree_leaves(plain, is_leaf=_is_rows) if _is_rows(part)]
     if not found:
-        rule, way = (
-            "tensors, arrays or lists of rows",
-            "end the pipeline with pad_collate() or collate()",
-        )
         kind = type(batch).__name__
-        raise ConfigError(f"a batch that is filled up must have {rule}, got {kind}; {way}")
+        raise ConfigError(
+            f"a batch that is filled up must have tensors, arrays or lists of rows, got {kind}; end the "
+            "pipeline with pad_collate() or collate()"
+        )
     return found[0]
 
 

@@ -123,9 +123,8 @@ class PipelineTrainerMixin(Base):
             )
         if chain.ragged and pipe._data_parallel()[1] > 1:
             rule = 'tail="even" for training, which ends at one step on all ranks'
-            raise wrong(
-                "sharding_filter(tail)", rule, "ragged", "an evaluation needs no tail either"
-            )
+            way = "an evaluation needs no tail either"
+            raise wrong("sharding_filter(tail)", rule, "ragged", way)
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
         """As the Trainer says. On another number of ranks, training ends after as many epochs, or
@@ -149,7 +148,7 @@ class PipelineTrainerMixin(Base):
 
     def _resume(self, loader: loaders.TrainingLoader) -> None:
         folder = None if self._resumes_from is None else Path(self._resumes_from)
-        if folder is not None and not (folder / loaders.FILE).exists():
+        if not loader.start(folder) and folder is not None:
             reported = (
                 f"{folder} has no {loaders.FILE}, the position in the data: it is not of this Trainer. With "
                 "ignore_data_skip=True the data begins at the start of an epoch, or where "
@@ -158,7 +157,6 @@ class PipelineTrainerMixin(Base):
             if not self.args.ignore_data_skip:
                 raise StateError(reported, path=str(folder))
             log.warning(reported)
-        loader.start(folder)
         if folder is not None:
             self.args.ignore_data_skip = True  # nothing is left to skip
         self._training = loader
@@ -183,7 +181,7 @@ class PipelineTrainerMixin(Base):
             if self.args.should_save:
                 folder = Path(output_dir)
                 folder.mkdir(parents=True, exist_ok=True)
-                (folder / loaders.FILE).write_text(json.dumps(position._asdict()))
+                (folder / loaders.FILE).write_text(json.dumps(position))
         super().save_model(output_dir, _internal_call=_internal_call)
 
     # Evaluation
@@ -194,17 +192,13 @@ class PipelineTrainerMixin(Base):
         found = self.eval_dataset[found] if isinstance(found, str) else found
         if not _makes_batches(found):
             return super().get_eval_dataloader(eval_dataset)
-        return loaders.EvaluationLoader(
-            self._loader(loaders.every_row(found)), self.accelerator, self._accepted
-        )
+        loader = self._loader(loaders.every_row(found))
+        return loaders.EvaluationLoader(loader, self.accelerator, self._accepted)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        get = (
-            self.get_eval_dataloader
-            if _makes_batches(test_dataset)
-            else super().get_test_dataloader
-        )
-        return get(test_dataset)
+        if _makes_batches(test_dataset):
+            return self.get_eval_dataloader(test_dataset)
+        return super().get_test_dataloader(test_dataset)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer says; each batch's mean loss counts by its rows, on any number of ranks."""
@@ -234,10 +228,10 @@ class PipelineTrainerMixin(Base):
     def get_total_train_batch_size(self, args: Any) -> int:
         """Rows of an optimizer step over all ranks."""
         found = int(super().get_total_train_batch_size(args))
-        if not _makes_batches(self.train_dataset):
-            return found
-        rows = int(self.train_dataset._iteration.plan.chain.batch_size)
-        return found // int(args.train_batch_size) * rows
+        if _makes_batches(self.train_dataset):
+            size = int(self.train_dataset._iteration.plan.chain.batch_size)
+            found = found // int(args.train_batch_size) * size
+        return found
 
     def _accepted(self, batch: Any) -> Any:
         """A batch without what the model does not take, as ``remove_unused_columns`` says."""

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -28,27 +28,20 @@ FILE = "trainpipes.json"
 TRAINER_STATE = "trainer_state.json"
 
 
-class SavedPosition(NamedTuple):
-    step: int
-    first_epoch: int
-    loader: dict[str, Any]
-
-    @classmethod
-    def read(cls, folder: Path) -> SavedPosition | None:
-        path = folder / FILE
-        try:
-            saved = cls(**json.loads(path.read_text()))
-            fits = saved.step == trained(folder)[0] and is_count(saved.first_epoch)
-            if fits and saved.first_epoch <= saved.loader["epoch"]:
-                return saved
-        except FileNotFoundError:
-            return None
-        except (ValueError, RecursionError, OSError, TypeError, KeyError):
-            pass
-        raise StateError(
-            f"{path} is damaged, or of another checkpoint: resume from a checkpoint as it was saved",
-            path=str(path),
-        )
+def saved_position(folder: Path) -> tuple[int, dict[str, Any]] | None:
+    """The pipeline's epoch when training began, and the loader's state; None if there is no such file."""
+    path = folder / FILE
+    try:
+        saved = json.loads(path.read_text())
+        first, state = saved["first_epoch"], saved["loader"]
+        if saved["step"] == trained(folder)[0] and is_count(first) and first <= state["epoch"]:
+            return first, state
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError, OSError, TypeError, KeyError):
+        pass
+    way = "resume from a checkpoint as it was saved"
+    raise StateError(f"{path} is damaged, or of another checkpoint: {way}", path=str(path))
 
 
 def trained(folder: Path) -> tuple[int, int]:
@@ -85,17 +78,17 @@ class TrainingLoader:
             yield self._prepare(batch)
         self.last = taken
 
-    def start(self, folder: Path | None) -> None:
-        """Stand where a checkpoint was saved, or at the start."""
+    def start(self, folder: Path | None) -> bool:
+        """Stand where a checkpoint was saved, or at the start; return whether it has a position."""
         loader = self.loader
-        saved = None if folder is None else SavedPosition.read(folder)
+        saved = None if folder is None else saved_position(folder)
         self.step, self.epoch = (0, 0) if folder is None else trained(folder)
         if saved is None:
             loader.set_epoch(self.epoch)
         else:
-            loader.load_state_dict(saved.loader)
+            loader.load_state_dict(saved[1])
         self._noted = state = loader.state_dict()
-        self._first_epoch = state["epoch"] - self.epoch if saved is None else saved.first_epoch
+        self._first_epoch = state["epoch"] - self.epoch if saved is None else saved[0]
         self.epoch = state["epoch"] - self._first_epoch
         self._resumed = saved is not None or state["m"] > 0
         self.left = self._left(state)
@@ -108,6 +101,7 @@ class TrainingLoader:
                 f"an epoch must have a batch for each rank, got fewer batches than the {ranks} ranks; add "
                 "rows, or make smaller batches"
             )
+        return saved is not None
 
     def _left(self, state: dict[str, Any]) -> int | None:
         """Batches that this rank has yet to get in the epoch of a state."""
@@ -137,11 +131,10 @@ class TrainingLoader:
         done = state["m"] // world if left is None else self.length - left
         return float(state["epoch"] - self._first_epoch + done / self.length)
 
-    def position(self, step: int, timeout: float) -> SavedPosition:
+    def position(self, step: int, timeout: float) -> dict[str, Any]:
         """The state after so many whole optimizer steps. If batches are not counted, all ranks call it."""
-        return SavedPosition(
-            step, self._first_epoch, self.loader._whole(self._noted, None, timeout)
-        )
+        state = self.loader._whole(self._noted, None, timeout)
+        return {"step": step, "first_epoch": self._first_epoch, "loader": state}
 
 
 class EpochLength(int):
@@ -205,9 +198,9 @@ class EvaluationLoader(DataLoaderStateMixin):
     def __len__(self) -> int:
         if self._steps is not None:
             return self._steps
-        plan, (_, world) = self.loader._iteration.plan, self.loader._iteration.ranks()
+        iteration = self.loader._iteration
         len(self.loader)  # says why it is not known
-        return math.ceil(plan.counts.batches_in_pass / world)
+        return math.ceil(iteration.plan.counts.batches_in_pass / iteration.ranks()[1])
 
     def __iter__(self) -> Iterator[Any]:
         self.loader.set_epoch(0)
