@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,7 +22,8 @@ def print_json(value: Any) -> None:
     """Print one JSON value; NaN and infinity as null."""
     encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
     is_utf = encoding.startswith("utf")
-    sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=not is_utf) + "\n")
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    sys.stdout.write(json.dumps(finite, indent=2, ensure_ascii=not is_utf) + "\n")
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
@@ -64,11 +64,3 @@ def printable(text: str) -> str:
     'red \\x1b[31m'
     """
     return "\n".join(map(escaped, text.split("\n")))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -59,9 +59,8 @@ def _items(loader: Loader, epochs: int | None) -> Iterator[Any]:
         for item in loader:
             yield item
         if item is None:
-            raise DataError(
-                "the pipeline gives nothing: see explain() for what the stages make of the rows"
-            )
+            way = "see explain() for what the stages make of the rows"
+            raise DataError(f"the pipeline gives nothing: {way}")
 
 
 def _count(item: Any, is_batch: bool, total: Counter[str]) -> None:

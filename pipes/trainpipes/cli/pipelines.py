@@ -55,12 +55,9 @@ class PipelineOptions:
 
         if self.allow_imports:  # as ``python -m`` has it
             sys.path.insert(0, os.getcwd())
-        return load(
-            path,
-            allow_imports=self.allow_imports,
-            storage_options=self.storage_options,
-            changes=dict(_named(text, "set") for text in self.changes),
-        )
+        changes = dict(_named(text, "set") for text in self.changes)
+        allowed, storage = self.allow_imports, self.storage_options
+        return load(path, allow_imports=allowed, storage_options=storage, changes=changes)
 
     def named(self, recipe: str | None, config: str | None, files: Sequence[str]) -> Pipeline:
         if (recipe is None) == (config is None):

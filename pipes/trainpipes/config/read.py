@@ -41,11 +41,10 @@ class Reader(Document):
             good = isinstance(there, dict) and isinstance(step, str) and (last or step in there)
             if isinstance(there, list) and isinstance(step, int):
                 good = step < len(there)
-            if not good:
-                names = [str(key) for key in there] if isinstance(there, dict) else []
-                has = f"it has {', '.join(names)}" if names else f"it is {node}"
-                said = f"there is no {shown(step)}{nearest(str(step), names)}; {has}"
-                raise self.error(Node(None), path, said)
+            names = [str(key) for key in there] if isinstance(there, dict) else []
+            has = f"it has {', '.join(names)}" if names else f"it is {node}"
+            said = f"there is no {shown(step)}{nearest(str(step), names)}; {has}"
+            self.need(good, Node(None), path, said)
             if last:
                 there[step] = Node.of(value)
             else:

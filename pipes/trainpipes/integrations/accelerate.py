@@ -146,11 +146,10 @@ class AccelerateLoader(DataLoaderStateMixin):
         if any(lacking for _, lacking in everyone):  # fewer batches than ranks
             shown = None if batch is None else send_to_device(batch, "cpu")
             before = next(found for found in gather_object([shown]) if found is not None)
-        if rows != [max(0, min(most, total - most * rank)) for rank in range(len(rows))]:
-            raise ConfigError(
-                f"the last step must have full batches on the first ranks, got rows {rows} of each: "
-                "resume an evaluation on as many processes, or start it anew"
-            )
+        good = rows == [max(0, min(most, total - most * rank)) for rank in range(len(rows))]
+        rule = "of full batches on the first ranks (rows of each)"
+        way = "resume an evaluation on as many processes, or start it anew"
+        require(good, "the last step", rule, rows, way)
         self.remainder = 0 if total == most * len(rows) else total
         return _filled(before if batch is None else batch, most)
 
@@ -191,12 +190,8 @@ def _rows_in(batch: Any) -> int:
     """Rows of a batch, by its first tensor, array or list."""
     plain = dict(batch) if isinstance(batch, Mapping) else batch
     found = [len(part) for part in tree_leaves(plain, is_leaf=_is_rows) if _is_rows(part)]
-    if not found:
-        kind = type(batch).__name__
-        raise ConfigError(
-            f"a batch that is filled up must have tensors, arrays or lists of rows, got {kind}; end the "
-            "pipeline with pad_collate() or collate()"
-        )
+    rule, way = "of tensors, arrays or lists", "end the pipeline with pad_collate() or collate()"
+    require(found, "a batch that is filled up", rule, batch, way)
     return found[0]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any
 
-from trainpipes._internal.checks import need, wrong
+from trainpipes._internal.checks import need, require, wrong
 from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.layout import divisors
@@ -105,8 +105,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         _check_keys(state_dict)
-        loaded: dict[str, Any] = super().load_state_dict(state_dict)
-        return loaded
+        return super().load_state_dict(state_dict)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         state = self._state_dict  # another iteration of the dataset makes another one
@@ -134,9 +133,8 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
         try:
             saved = json.loads(text)
         except (TypeError, ValueError):
-            raise StateError(
-                f"trainpipes: damaged, got {shown(text)}; load the state as it was saved"
-            ) from None
+            way = "load the state as it was saved"
+            raise StateError(f"trainpipes: damaged, got {shown(text)}; {way}") from None
         iteration = self.pipeline._iteration
         position = iteration.loaded(iteration.parse(saved))
         turn = json.loads(position.extra.get("turn", '{"worker":0,"num_workers":1}'))
@@ -162,11 +160,8 @@ def to_hf(pipeline: Pipeline) -> IterableDataset:
         got = batching or plan.chain.device_stages[0]
         way = "leave that and what follows it out; batches are for trainpipes.Loader(pipe)"
         raise ConfigError(f"pipe.to_hf() must be of rows, got {got}; {way}")
-    if pipeline._ranks is not None:
-        way = "use datasets.distributed.split_dataset_by_node(dataset, rank, world_size)"
-        raise ConfigError(
-            f"pipe.to_hf() must be of the whole pipeline: leave .distributed() out, and {way}"
-        )
+    way = "leave .distributed() out: datasets.distributed.split_dataset_by_node() shares rows out"
+    require(pipeline._ranks is None, "pipe.to_hf()", "of all ranks", pipeline._ranks, way)
     features = _features(pipeline)
     info = datasets.DatasetInfo(features=features)
     return IterableDataset(PipelineExamples(pipeline, features), info=info)

@@ -108,10 +108,8 @@ def load(
         with checkpoint.filesystem.open_input_stream(path) as file:
             state = json.loads(file.read())
     except FileNotFoundError as error:
-        way = (
-            "call trainpipes.integrations.ray.save(loader, folder) on all workers before the report"
-        )
-        reported = f"the checkpoint {checkpoint.path} has no {name}: {way}; to begin anew, leave load() out"
+        way = "trainpipes.integrations.ray.save(loader, folder) on all workers before the report"
+        reported = f"{checkpoint.path} has no {name}: call {way}; to begin anew, leave load() out"
         raise StateError(reported, path=path) from error
     except ValueError as error:
         reported = f"{path} is damaged ({error}): resume from another checkpoint"

@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import need, whole_number
-from trainpipes.errors import ConfigError
+from trainpipes._internal.checks import need, require, whole_number
 from trainpipes.pipeline import Pipeline
 from trainpipes.storage.writers.epoch_rows import EpochRows
 
@@ -114,11 +113,8 @@ def _read(
 def to_ray(pipeline: Pipeline, epoch: int) -> Dataset:
     """The rows of a pipeline as a ``ray.data.Dataset``. See ``Pipeline.to_ray``."""
     whole_number(epoch, 0, "to_ray(epoch)", "number of the epoch, from 0")
-    if pipeline._ranks is not None:
-        way = "use dataset.streaming_split(n) or ray.train.get_dataset_shard()"
-        raise ConfigError(
-            f"pipe.to_ray() must be of the whole pipeline: leave .distributed() out, and {way}"
-        )
+    way = "leave .distributed() out, and use dataset.streaming_split(n) or ray.train.get_dataset_shard()"
+    require(pipeline._ranks is None, "pipe.to_ray()", "of all ranks", pipeline._ranks, way)
     rows = EpochRows(pipeline, "to_ray")
     if not rows.plan.counted:
         rows = EpochRows(pipeline, "to_ray", dealt=True)

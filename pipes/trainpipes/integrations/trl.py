@@ -68,18 +68,17 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         if isinstance(train_dataset, IterableDataset) and pipeline_of(train_dataset) is not None:
             way = f"write train_dataset=pipe, with batches as the recipe {self.recipe} makes them"
             raise wrong("train_dataset", "the pipeline itself", "one of pipe.to_hf()", way)
-        if isinstance(eval_dataset, dict):
-            shown = {name: self._shown("eval_dataset", one) for name, one in eval_dataset.items()}
-        else:
-            shown = self._shown("eval_dataset", eval_dataset)
+        options |= {"eval_dataset": self._shown("eval_dataset", eval_dataset)}
         trainer: Any = super()
         train = self._shown("train_dataset", train_dataset)
-        trainer.__init__(model, *arguments, train_dataset=train, eval_dataset=shown, **options)
+        trainer.__init__(model, *arguments, train_dataset=train, **options)
         if isinstance(self.train_dataset, _Shown):
             raise wrong("dataset_kwargs", "without skip_prepare_dataset", True, "leave it out")
 
     def _shown(self, name: str, dataset: Any) -> Any:
-        """What TRL looks at in place of a pipeline."""
+        """What TRL looks at in place of a pipeline, or of each in a dict."""
+        if isinstance(dataset, dict):
+            return {key: self._shown(name, one) for key, one in dataset.items()}
         if not isinstance(dataset, Pipeline):
             return dataset
         way = f"write {name}=tp.recipe({self.recipe!r}, pipe, tokenizer)"

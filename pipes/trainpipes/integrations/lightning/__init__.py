@@ -150,8 +150,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
     def _combined(self, stage: str) -> CombinedLoader:
         """A stage's loaders for Lightning; the same ones each time."""
         given, mode = getattr(self, stage), "max_size_cycle" if stage == "train" else "sequential"
-        is_combined = isinstance(given, CombinedLoader)  # Lightning takes it as it is
-        combined = copy(given) if is_combined else CombinedLoader(given, mode)
+        combined = copy(given) if isinstance(given, CombinedLoader) else CombinedLoader(given, mode)
         pipelines, option = combined.flattened, f"PipelineDataModule({stage})"
         lasting = stage != "train" or combined._mode != "max_size" or len(pipelines) == 1
         rule, way = '"max_size_cycle" or "min_size" for training', "what has ended has no position"
@@ -161,9 +160,8 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
                 inner = getattr(pipeline, "pipeline", getattr(pipeline, "dataset", None))
                 write = "trainpipes.from_dataset(dataset).batch(32)"
                 write = "pipe, num_workers=..." if isinstance(inner, Pipeline) else write
-                way = f"write PipelineDataModule({stage}={'pipe' if pipeline is None else write})"
                 rule = "a trainpipes Pipeline, or several in a list or dict"
-                raise wrong(option, rule, pipeline, way)
+                raise wrong(option, rule, pipeline, f"write PipelineDataModule({stage}={write})")
             pipeline._need_batches(option)
         loaders = self._loaders.get(stage, [])
         if [id(one.loader.pipeline) for one in loaders] != list(map(id, pipelines)):

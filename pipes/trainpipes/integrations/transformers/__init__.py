@@ -133,9 +133,8 @@ class PipelineTrainerMixin(Base):
         if not isinstance(dataloader, loaders.TrainingLoader):
             return super().set_initial_training_values(args, dataloader)
         self._resume(dataloader)
-        epochs, updates, examples, samples, size, batches, max_steps = (
-            super().set_initial_training_values(args, dataloader)
-        )
+        values = super().set_initial_training_values(args, dataloader)
+        epochs, updates, *others, batches, max_steps = values
         if dataloader.left is not None:
             max_steps, epochs = dataloader.steps_and_epochs(
                 max_steps, updates, args.gradient_accumulation_steps, args.max_steps <= 0
@@ -144,7 +143,7 @@ class PipelineTrainerMixin(Base):
             epochs = 0
         length = loaders.EpochLength(batches)
         length.loader, dataloader.length = dataloader, batches
-        return epochs, updates, examples, samples, size, length, max_steps
+        return epochs, updates, *others, length, max_steps
 
     def _resume(self, loader: loaders.TrainingLoader) -> None:
         folder = None if self._resumes_from is None else Path(self._resumes_from)
@@ -235,11 +234,8 @@ class PipelineTrainerMixin(Base):
 
     def _accepted(self, batch: Any) -> Any:
         """A batch without what the model does not take, as ``remove_unused_columns`` says."""
-        if not isinstance(batch, Mapping):
-            raise ConfigError(
-                f"a batch must be a dict of tensors, got {type(batch).__name__}; end the pipeline with "
-                ".pad_collate(), or with .collate(data_collator)"
-            )
+        way = "end the pipeline with .pad_collate(), or with .collate(data_collator)"
+        require(isinstance(batch, Mapping), "a batch", "a dict of tensors", batch, way)
         if not self.args.remove_unused_columns:
             return batch
         names = inspect.signature(self.accelerator.unwrap_model(self.model).forward).parameters

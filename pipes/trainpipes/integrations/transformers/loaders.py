@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_map
 from transformers import TrainerCallback
 from transformers.trainer_pt_utils import find_batch_size
 
+from trainpipes._internal.checks import require
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.look.lengths import batches_left
 from trainpipes.pipeline import Pipeline
-from trainpipes.stages.order import ShardingFilter
 from trainpipes.state.cursor import is_count
 
 #: The position's file in a checkpoint's folder, and the one in which the Trainer says how far it is.
@@ -165,14 +165,9 @@ class NotePosition(TrainerCallback):
 
 def every_row(pipe: Pipeline) -> Pipeline:
     """A pipeline that leaves no batch out where ranks do not divide their number."""
-    if pipe._iteration.plan.chain.endless:
-        raise ConfigError(
-            f"the pipeline of eval_dataset must have an end, got\n{pipe}\nleave .repeat() out"
-        )
-    stages = [
-        stage.replaced(tail="ragged") if isinstance(stage, ShardingFilter) else stage
-        for stage in pipe.stages
-    ]
+    good = not pipe._iteration.plan.chain.endless
+    require(good, "eval_dataset", "a pipeline with an end", pipe, "leave .repeat() out")
+    stages = [s.replaced(tail="ragged") if s.role == "shard" else s for s in pipe.stages]
     return Pipeline(stages, pipe._ranks, pipe._members)
 
 
