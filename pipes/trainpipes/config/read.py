@@ -90,9 +90,9 @@ class Reader(Document):
     def pipeline(self, node: Node, path: str = "") -> Pipeline:
         """The pipeline of a document, or of a ``!pipeline`` in it."""
         given, pipeline = node.value, None
-        good = isinstance(given, dict) and not node.tag and given.keys() & {"recipe", "stages"}
+        has = isinstance(given, dict) and not node.tag and given.keys() & {"recipe", "stages"}
         rule = "a config must be a mapping with recipe: or stages:"
-        self.need(good, node, path, f"{rule}, got {node}")
+        self.need(has, node, path, f"{rule}, got {node}")
         for key, one in given.items():
             if key not in _KEYS:
                 said = f"there is no {shown(key)} in a config{nearest(str(key), _KEYS)}; there are "

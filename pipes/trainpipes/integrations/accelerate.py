@@ -190,7 +190,8 @@ def _rows_in(batch: Any) -> int:
     """Rows of a batch, by its first tensor, array or list."""
     plain = dict(batch) if isinstance(batch, Mapping) else batch
     found = [len(part) for part in tree_leaves(plain, is_leaf=_is_rows) if _is_rows(part)]
-    rule, way = "of tensors, arrays or lists", "end the pipeline with pad_collate() or collate()"
+    rule = "of tensors, arrays or lists of rows"
+    way = "end the pipeline with pad_collate() or collate()"
     require(found, "a batch that is filled up", rule, batch, way)
     return found[0]
 
