@@ -349,5 +349,5 @@ def test_batches_are_filled_up_with_their_own_rows() -> None:
     more = _filled(batch, 4)
     assert (more["x"].tolist(), more["names"]) == ([0, 1, 0, 1], ["a", "b", "a", "b"])
     assert (more["scale"], more["of"]) == (batch["scale"], ("y", 1))
-    with pytest.raises(tp.ConfigError, match="lists of rows, got {'x'"):
+    with pytest.raises(tp.ConfigError, match=r"lists of rows, got \{'x'"):
         _rows_in({"x": torch.tensor(1.0)})

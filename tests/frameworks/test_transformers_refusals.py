@@ -53,7 +53,7 @@ IN_TRAINING: list[tuple[Callable[[], tp.Pipeline], Any, dict[str, Any], str]] = 
         lambda: pipeline("counted"), Trainer, {"accelerator_config": {"split_batches": True}},
         "split_batches must be off",
     ),
-    (lambda: rows(8).batch(2), Trainer, {}, r"must be a dict of tensors, got \[.*; end the pipeline with .pad_c"),
+    (lambda: rows(8).batch(2), Trainer, {}, r"must be a dict of tensors, got \[.*; end the pipe"),
     (
         lambda: rows(3).batch(4, drop_last=True).pad_collate(), Trainer, {},
         r"must have a batch for each rank.* add rows",
