@@ -45,7 +45,6 @@ def test_equal_logs_are_identical() -> None:
         (MOVED, 4),
         ([*LOG[:9], LOG[9]._replace(loss=NEARLY), *LOG[10:]], 10),
     ],
-    ids="nothing lost lost_at_the_end more repeated changed moved number loss".split(),
 )
 def test_what_differs_is_seen(other: list[Step], first: int) -> None:
     assert differences(LOG, other)[0] == first
