@@ -13,8 +13,7 @@ import pytest
 
 from interpreters import python
 from trainpipes_recipes import demo
-from trainpipes_recipes.demo import differences
-from trainpipes_recipes.logged import Step, read_log
+from trainpipes_recipes.demo import Step, differences, read_log
 from trainpipes_recipes.samples import function_pairs, write_functions
 
 LOG = [Step(n, f"hash-{n}", 5.0 - n / 100) for n in range(1, 101)]

@@ -1,11 +1,17 @@
 """Kill a training run twice, resume it, and compare every batch with an undisturbed run.
 
 python -m trainpipes_recipes.demo
+
+To log hashes of the batches and the losses of a training script, and to compare them yourself:
+
+python -m trainpipes_recipes.demo train_sft --output runs/one ...
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import os
 import shutil
 import signal
@@ -13,11 +19,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from trainpipes_recipes.logged import Step, read_log
 from trainpipes_recipes.samples import (
     function_pairs,
     write_configs,
@@ -25,9 +31,25 @@ from trainpipes_recipes.samples import (
     write_tokenizer,
 )
 
-__all__ = ["differences", "main"]
+__all__ = ["Step", "differences", "log_steps", "main", "read_log"]
 
 PYTHON = [sys.executable]
+
+
+class Step(NamedTuple):
+    number: int
+    batch: str
+    loss: float
+
+
+def read_log(path: Path) -> list[Step]:
+    """The steps of a log; of one that came again after a kill, the last."""
+    found = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with suppress(ValueError):  # a kill may have cut it
+            step = Step(*json.loads(line))
+            found[step.number] = step
+    return list(found.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,7 +115,7 @@ def train(
     """A process of a run, on the CPU, that goes on where the last one was; killed after a step."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log.jsonl"
-    command = [*PYTHON, "-m", "trainpipes_recipes.logged", "train_sft", "--scratch"]
+    command = [*PYTHON, "-m", "trainpipes_recipes.demo", "train_sft", "--scratch"]
     for name, value in {**options, "output": folder, "num-workers": workers}.items():
         command += [f"--{name}", str(value)]
     with open(folder / "output.txt", "a+") as said:
@@ -118,5 +140,28 @@ def train(
     return steps
 
 
+def log_steps(script: str, options: Sequence[str]) -> None:
+    """Run a training script; ``read_log`` reads what it logs."""
+    import torch
+
+    from trainpipes.testing import digest
+
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    folder = Path(options[options.index("--output") + 1])
+    folder.mkdir(parents=True, exist_ok=True)
+    rank = os.environ.get("RANK", "0")
+    with open(folder / ("log.jsonl" if rank == "0" else f"log-{rank}.jsonl"), "a", 1) as log:
+        log.write("\n")
+
+        def write(step: int, batches: Any, loss: Any) -> None:
+            log.write(json.dumps([step, digest(list(batches)), loss.item()]) + "\n")
+
+        importlib.import_module(f"trainpipes_recipes.{script}").main(options, write)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] and sys.argv[1].startswith("train_"):
+        log_steps(sys.argv[1], sys.argv[2:])
+    else:
+        sys.exit(main())
