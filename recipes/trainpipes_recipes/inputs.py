@@ -43,33 +43,22 @@ OnError = Literal["raise", "skip", "keep"]
 
 #: Common names of columns, the first that are there are taken.
 PAIRS = (
-    ("prompt", "response"),
-    ("prompt", "completion"),
-    ("instruction", "output"),
-    ("instruction", "response"),
-    ("question", "answer"),
-    ("query", "response"),
-    ("input", "output"),
+    ("prompt", "response"), ("prompt", "completion"), ("instruction", "output"),
+    ("instruction", "response"), ("question", "answer"), ("query", "response"), ("input", "output"),
     ("source", "target"),
-)
+)  # fmt: skip
 TOKENS = (("input_ids",), ("tokens",), ("token_ids",), ("ids",))
 TEXTS = (("text",), ("content",), ("document",), ("body",))
 CONVERSATIONS = (("messages",), ("conversations",), ("conversation",), ("dialog",), ("chat",))
 PREFERENCES = (
-    ("chosen", "rejected"),
-    ("preferred", "dispreferred"),
-    ("chosen_response", "rejected_response"),
-)
+    ("chosen", "rejected"), ("preferred", "dispreferred"), ("chosen_response", "rejected_response"),
+)  # fmt: skip
 PROMPTS = (("prompt",), ("question",), ("instruction",), ("input",), ("query",))
 
 TEXT_PAIRS = (
-    ("premise", "hypothesis"),
-    ("sentence1", "sentence2"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-    ("text", "text_pair"),
-    ("text1", "text2"),
-)
+    ("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"),
+    ("question", "sentence"), ("text", "text_pair"), ("text1", "text2"),
+)  # fmt: skip
 LABELS = tuple((name,) for name in (
     "label", "labels", "class", "category", "target", "sentiment", "intent", "topic",
 ))  # fmt: skip
