@@ -114,8 +114,8 @@ class CheckedRows(tp.RowStage):
             wrong = self._empty(row[self.column])
         else:
             names = [name for name in (self.column, self.prompt) if name is not None]
-            told = [to_messages(row[name], {**ROLES, **self.roles}, name) for name in names]
-            row, wrong = row | dict(zip(names, told, strict=True)), problem(*told)
+            talks = [to_messages(row[name], {**ROLES, **self.roles}, name) for name in names]
+            row, wrong = row | dict(zip(names, talks, strict=True)), problem(*talks)
         if wrong is None or self.on_error == "keep":
             return row
         wrong = f"column {self.column!r}: {wrong}"

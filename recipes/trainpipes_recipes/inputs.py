@@ -161,7 +161,7 @@ class Input:
     def first(self, column: str) -> Any:
         """The first value in a column that is not null, or several as a list."""
         rows = islice(self.rows([column]).distributed(rank=0, world_size=1), 1000)
-        value = next((row[column] for row in rows if row[column] is not None), None)
+        value: Any = next((row[column] for row in rows if row[column] is not None), None)
         several = isinstance(value, tuple) or getattr(value, "ndim", 0) > 0
         return list(value) if several else value
 
@@ -236,9 +236,11 @@ class Input:
         for names in sorted(known, key=lambda names: not {*given} & {*names}):  # theirs first
             taken = {option: names[n] for n, option in enumerate(options) if given[n] is None}
             if set(taken.values()) <= set(self.columns):
-                told = ", ".join(f"{option} from column {name!r}" for option, name in taken.items())
-                log.info("%s takes %s", self.recipe, told)
-                return tuple((options | taken).values())
+                found = ", ".join(
+                    f"{option} from column {name!r}" for option, name in taken.items()
+                )
+                log.info("%s takes %s", self.recipe, found)
+                return tuple(taken.get(option) or str(own) for option, own in options.items())
         raise self._not_found(options, known)
 
     def _not_found(
