@@ -21,20 +21,16 @@ import pyarrow.compute as pc
 import trainpipes as tp
 from trainpipes_recipes.inputs import OnError
 
-__all__ = [
-    "Answered", "CheckedRows", "ROLES", "SplitPrompt", "checked", "conversations", "problem", "to_messages",
-]  # fmt: skip
+__all__ = ["CheckedRows", "SplitPrompt", "checked", "conversations", "problem", "to_messages"]
 
 log = logging.getLogger("trainpipes")
 
 #: Names of roles that are not OpenAI's.
 ROLES: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("gpt", "chatgpt", "bing", "bard", "bot", "model", "function_call"), "assistant"
-    ),
-    **dict.fromkeys(("observation", "function_response"), "tool"),
-    "human": "user",
-}
+    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
+    "bot": "assistant", "model": "assistant", "function_call": "assistant", "observation": "tool",
+    "function_response": "tool",
+}  # fmt: skip
 #: Who may speak after whom; None is the start.
 NEXT: Mapping[str | None, tuple[str, ...]] = {
     None: ("system", "user"),
@@ -81,32 +77,45 @@ def conversations(
         DataError: a row is bad.
         SchemaError: the column holds no messages.
     """
-    given = dict(roles or {}) if isinstance(roles, Mapping | None) else {"": None}
-    if not all(isinstance(name, str) for pair in given.items() for name in pair):
-        raise tp.ConfigError(
-            f"roles must be a dict of names and the roles they stand for, got {roles!r}"
-        )
-    return checked(rows, Conversations(column, on_error=on_error, prompt=prompt, roles=given))
+    return checked(rows, CheckedRows(column, prompt=prompt, roles=roles or {}, on_error=on_error))
+
+
+def checked(rows: tp.Pipeline, stage: CheckedRows) -> tp.Pipeline:
+    """Rows that a stage has looked at, without those that it leaves out."""
+    rows = rows.then(stage)
+    return rows.filter(pc.field(stage.column).is_valid()) if stage.on_error == "skip" else rows
 
 
 class CheckedRows(tp.RowStage):
-    """Rows that ``look`` passes. "skip" puts None in the column, for ``checked``."""
+    """Conversations in one layout, as ``conversations`` says; without ``roles``, texts that are not
+    empty. "skip" puts None in the column, for ``checked``.
+    """
 
     thread_safe = True
 
     column: str
     _: KW_ONLY
+    prompt: str | None = None
+    roles: Mapping[str, str] | None = None
     on_error: OnError | None = None
 
-    def look(self, row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-        """The row, changed perhaps, and what is wrong with it."""
-        raise NotImplementedError
+    def check(self) -> None:
+        names = self.roles or {}
+        if not isinstance(names, Mapping) or not all(isinstance(r, str) for r in names.values()):
+            raise tp.ConfigError(
+                f"roles must be a dict of names and the roles they stand for, got {names!r}"
+            )
 
     def apply(self, row: Any) -> Any:
         if not isinstance(row, dict) or self.column not in row:
             there = list(row) if isinstance(row, dict) else type(row).__name__
             raise tp.SchemaError(f"there is no column {self.column!r}; there are {there}")
-        row, wrong = self.look(row)
+        if self.roles is None:
+            wrong = self._empty(row[self.column])
+        else:
+            names = [name for name in (self.column, self.prompt) if name is not None]
+            talks = [to_messages(row[name], {**ROLES, **self.roles}, name) for name in names]
+            row, wrong = row | dict(zip(names, talks, strict=True)), problem(*talks)
         if wrong is None or self.on_error == "keep":
             return row
         wrong = f"column {self.column!r}: {wrong}"
@@ -121,36 +130,14 @@ class CheckedRows(tp.RowStage):
             )
         return {**row, self.column: None}
 
+    def _empty(self, text: Any) -> str | None:
+        if not isinstance(text, str | None):
+            raise tp.SchemaError(f"column {self.column!r} holds texts, got {type(text).__name__}")
+        return None if (text or "").strip() else "an empty response"
+
     @cached_property
     def _skipped(self) -> Iterator[int]:
         return count_from(1)
-
-
-def checked(rows: tp.Pipeline, stage: CheckedRows) -> tp.Pipeline:
-    """Rows that a stage has looked at, without those that it leaves out."""
-    rows = rows.then(stage)
-    return rows.filter(pc.field(stage.column).is_valid()) if stage.on_error == "skip" else rows
-
-
-class Conversations(CheckedRows):
-    """Rows with conversations in one layout: see ``conversations``."""
-
-    prompt: str | None = None
-    roles: Mapping[str, str] | None = None
-
-    def look(self, row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-        names = {**ROLES, **(self.roles or {})}
-        taken = [name for name in (self.column, self.prompt) if name is not None]
-        row = row | {name: to_messages(row[name], names, name) for name in taken}
-        return row, problem(*(row[name] for name in taken))
-
-
-class Answered(CheckedRows):
-    def look(self, row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-        text = row[self.column]
-        if not isinstance(text, str | None):
-            raise tp.SchemaError(f"column {self.column!r} holds texts, got {type(text).__name__}")
-        return row, None if (text or "").strip() else "an empty response"
 
 
 class SplitPrompt(tp.RowStage):
@@ -222,13 +209,13 @@ def _calls(text: Any) -> list[dict[str, Any]]:
     calls = said if isinstance(said, list) else [said]
     if not all(isinstance(call, dict) and "name" in call for call in calls):
         return []
-    found = []
-    for call in calls:
-        given = call.get("arguments", {})
-        given = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        function = {"name": str(call["name"]), "arguments": given}
-        found.append({"type": "function", "function": function})
-    return found
+    return [{"type": "function", "function": _function(call)} for call in calls]
+
+
+def _function(call: Mapping[str, Any]) -> dict[str, str]:
+    given = call.get("arguments", {})
+    given = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return {"name": str(call["name"]), "arguments": given}
 
 
 def problem(

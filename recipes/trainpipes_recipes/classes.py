@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainpipes import DataError, Pipeline
 
-__all__ = ["classes_of", "number_of"]
+__all__ = ["classes_of"]
 
 
 def classes_of(rows: Pipeline, label: str, first: Any = None) -> tuple[int | list[str], list[int]]:
@@ -33,7 +32,7 @@ def classes_of(rows: Pipeline, label: str, first: Any = None) -> tuple[int | lis
         return names, list(counts.values())
 
     classes: Any = _class_names(rows, label) or max(numbers) + 1
-    number = number_of(classes)
+    number = classes if isinstance(classes, int) else len(classes)
     found = f"list(rows.stats(0, labels={label!r}).labels[{label!r}])"
     if min(numbers) < 0 or max(numbers) >= number:
         found = str(sorted(numbers)) if len(numbers) < 10 else found
@@ -63,10 +62,3 @@ def _class_names(rows: Pipeline, label: str) -> list[str] | None:
     feature = (getattr(dataset, "features", None) or {}).get(label)
     names = getattr(getattr(feature, "feature", feature), "names", None)  # of lists, those inside
     return list(names) if names else None
-
-
-def number_of(classes: int | Sequence[Any] | Mapping[Any, int]) -> int:
-    """C, of classes as ``encode_labels`` takes them."""
-    if isinstance(classes, Mapping):
-        return max(classes.values()) + 1
-    return classes if isinstance(classes, int) else len(classes)

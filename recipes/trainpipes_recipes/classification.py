@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 
 from trainpipes import BatchStage, Pipeline
-from trainpipes_recipes.classes import classes_of, number_of
+from trainpipes_recipes.classes import classes_of
 from trainpipes_recipes.inputs import LABELS, Input, OnError, documented, with_context
 
 __all__ = ["MultiHot", "classification"]
@@ -83,6 +83,7 @@ def classification(
 
     rows = given.rows([*texts, label]) if ready is None else ready
     rows = rows.encode_labels(label, classes=classes, counts=counts)
+    encoder: Any = rows.stages[-1]
     pair = len(texts) == 2
     if pair and isinstance(tokenizer, str) and tokenizer.split(":")[0] in ("bytes", "tiktoken"):
         rows, pair = with_context(rows, *texts), False
@@ -103,7 +104,7 @@ def classification(
             batch_size, num_buckets=num_buckets, drop_last=drop_last, seed=seed
         )
     pipe = rows.pad_collate()
-    return pipe.then(MultiHot(number_of(classes))) if isinstance(several, list) else pipe
+    return pipe.then(MultiHot(encoder.num_classes)) if isinstance(several, list) else pipe
 
 
 class MultiHot(BatchStage):

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
@@ -27,8 +26,10 @@ import pyarrow.compute as pc
 import pyarrow.types as types
 
 import trainpipes as tp
+from trainpipes.columns.arrays import is_text
 from trainpipes.prepare import tokenized_rows
 from trainpipes.sources.files.file_rows import ends_of_names, reader_by_name
+from trainpipes.sources.memmap.manifest import is_memmap
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",
@@ -42,33 +43,22 @@ OnError = Literal["raise", "skip", "keep"]
 
 #: Common names of columns, the first that are there are taken.
 PAIRS = (
-    ("prompt", "response"),
-    ("prompt", "completion"),
-    ("instruction", "output"),
-    ("instruction", "response"),
-    ("question", "answer"),
-    ("query", "response"),
-    ("input", "output"),
+    ("prompt", "response"), ("prompt", "completion"), ("instruction", "output"),
+    ("instruction", "response"), ("question", "answer"), ("query", "response"), ("input", "output"),
     ("source", "target"),
-)
+)  # fmt: skip
 TOKENS = (("input_ids",), ("tokens",), ("token_ids",), ("ids",))
 TEXTS = (("text",), ("content",), ("document",), ("body",))
 CONVERSATIONS = (("messages",), ("conversations",), ("conversation",), ("dialog",), ("chat",))
 PREFERENCES = (
-    ("chosen", "rejected"),
-    ("preferred", "dispreferred"),
-    ("chosen_response", "rejected_response"),
-)
+    ("chosen", "rejected"), ("preferred", "dispreferred"), ("chosen_response", "rejected_response"),
+)  # fmt: skip
 PROMPTS = (("prompt",), ("question",), ("instruction",), ("input",), ("query",))
 
 TEXT_PAIRS = (
-    ("premise", "hypothesis"),
-    ("sentence1", "sentence2"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-    ("text", "text_pair"),
-    ("text1", "text2"),
-)
+    ("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"),
+    ("question", "sentence"), ("text", "text_pair"), ("text1", "text2"),
+)  # fmt: skip
 LABELS = tuple((name,) for name in (
     "label", "labels", "class", "category", "target", "sentiment", "intent", "topic",
 ))  # fmt: skip
@@ -170,12 +160,10 @@ class Input:
 
     def first(self, column: str) -> Any:
         """The first value in a column that is not null, or several as a list."""
-        for row in islice(self.rows([column]).distributed(rank=0, world_size=1), 1000):
-            value = row[column]
-            if value is not None:
-                several = isinstance(value, tuple) or getattr(value, "ndim", 0) > 0
-                return list(value) if several else value
-        return None
+        rows = islice(self.rows([column]).distributed(rank=0, world_size=1), 1000)
+        value: Any = next((row[column] for row in rows if row[column] is not None), None)
+        several = isinstance(value, tuple) or getattr(value, "ndim", 0) > 0
+        return list(value) if several else value
 
     def tokenized(
         self,
@@ -211,22 +199,22 @@ class Input:
     @cached_property
     def _reader(self) -> str:
         given = self._data if isinstance(self._data, list | tuple) else [self._data]
-        if len(given) == 1 and any(Path(given[0]).glob("part-*.*.npy")):
+        if len(given) == 1 and is_memmap(os.fspath(given[0])):
             return "from_memmap"
         named = [reader_by_name(os.fspath(path)) for path in given]
         if "" in named:  # folders, or globs without an end
             listed = self._listed(ends_of_names()).distributed(rank=0, world_size=1)
             named = [reader_by_name(path) for path in listed]
-        found = sorted(set(named))
-        if found == [""] or len(found) != 1:
-            kinds = ", ".join(reader or "others" for reader in found)
-            usual = Counter([*filter(None, named), "read_json"]).most_common(1)[0][0]
-            raise tp.ConfigError(
-                f"{self.recipe}: how to read {self._data!r} is not clear from the names of the "
-                f"files ({kinds}): read them with one of trainpipes' readers, and pass the pipeline, as in "
-                f"{self.recipe}(trainpipes.{usual}(...), ...)"
-            )
-        return found[0]
+        found = Counter(named)
+        if len(found) == 1 and "" not in found:
+            return named[0]
+        kinds = ", ".join(reader or "others" for reader in sorted(found))
+        usual = next((reader for reader, _ in found.most_common() if reader), "read_json")
+        raise tp.ConfigError(
+            f"{self.recipe}: how to read {self._data!r} is not clear from the names of the "
+            f"files ({kinds}): read them with one of trainpipes' readers, and pass the pipeline, as in "
+            f"{self.recipe}(trainpipes.{usual}(...), ...)"
+        )
 
     # Columns
 
@@ -236,7 +224,7 @@ class Input:
         """Which columns to take: those given, or the first of ``known`` that are all there, logged
         at level INFO.
         """
-        given = list(options.values())
+        given = tuple(options.values())
         for option, name in options.items():
             if name is not None and not (isinstance(name, str) and name):
                 raise tp.ConfigError(
@@ -244,31 +232,24 @@ class Input:
                     "have it found by common names"
                 )
         if None not in given:
-            return tuple(name for name in given if name is not None)
-        fitting = (
-            names
-            for names in known
-            if set(names) <= set(self.columns)
-            and all(own in (None, name) for own, name in zip(given, names, strict=True))
-        )
-        found = next(fitting, None) or [
-            own or next((n for n in names if any(given) and n in self.columns), "")  # one by one
-            for own, names in zip(given, zip(*known, strict=True), strict=True)
-        ]
-        if "" in found:
-            raise self._not_found(options, found, known)
-        named = zip(options.items(), found, strict=True)
-        taken = [f"{option} from column {name!r}" for (option, own), name in named if not own]
-        log.info("%s takes %s", self.recipe, ", ".join(taken))
-        return tuple(found)
+            return tuple(str(name) for name in given)
+        for names in sorted(known, key=lambda names: not {*given} & {*names}):  # theirs first
+            taken = {option: names[n] for n, option in enumerate(options) if given[n] is None}
+            if set(taken.values()) <= set(self.columns):
+                found = ", ".join(
+                    f"{option} from column {name!r}" for option, name in taken.items()
+                )
+                log.info("%s takes %s", self.recipe, found)
+                return tuple(taken.get(option) or str(own) for option, own in options.items())
+        raise self._not_found(options, known)
 
     def _not_found(
-        self, options: Mapping[str, Any], found: Sequence[str], known: Sequence[Sequence[str]]
+        self, options: Mapping[str, Any], known: Sequence[Sequence[str]]
     ) -> tp.SchemaError:
-        lacking = list(options)[list(found).index("")]
+        open_ones = [name for name, value in options.items() if value is None]
+        lines = ", ".join(f"{name}=..." for name in open_ones)
+        what = "token ids" if open_ones[0] == "column" else open_ones[0].replace("_", " ")
         tried = ", ".join(" + ".join(names) for names in known)
-        lines = ", ".join(f"{name}=..." for name, value in options.items() if value is None)
-        what = "token ids" if lacking == "column" else lacking.replace("_", " ")
         other = next((
             f"use the recipe {recipe}, which takes {takes} ({' + '.join(names)}), or "
             for recipe, several, takes in OTHERS
@@ -325,11 +306,8 @@ class Input:
         stages, roles = rows.stages, {stage.role for stage in rows.stages}
         later = [n for n, s in enumerate(stages) if s.name in TOKENIZING and not s.keeps_rows]
         first = later[0] if later and "cache" not in roles else len(stages)
-        rows = (
-            rows
-            if first == len(stages)
-            else tp.Pipeline(stages[:first], rows._ranks, rows._members)
-        )
+        if first < len(stages):
+            rows = tp.Pipeline(stages[:first], rows._ranks, rows._members)
         if not train:
             for stage in stages:
                 if stage.role in ("shuffle", "shard", "repeat") or stage.name == "mix":
@@ -366,17 +344,12 @@ class _Joined:
     context: str
 
     def __call__(self, table: pa.Table) -> dict[str, Any]:
-        texts, more = _text(table, self.prompt), _text(table, self.context).fill_null("")
-        both = pc.binary_join_element_wise(texts, more, "\n\n")
-        return {self.prompt: pc.if_else(pc.equal(pc.binary_length(more), 0), texts, both)}
-
-
-def _text(table: pa.Table, name: str) -> Any:
-    """A column of text; one of nothing but nulls is text, too."""
-    kind = table[name].type
-    texts = (types.is_null, types.is_string, types.is_large_string, types.is_string_view)
-    if not types.is_dictionary(kind) and not any(is_text(kind) for is_text in texts):
-        raise tp.SchemaError(
-            f"column {name!r} holds {kind}, and prompt and context are text: make it text with map()"
-        )
-    return table[name].cast(pa.string())
+        for name in (self.prompt, self.context):
+            kind = table[name].type
+            if not (is_text(kind) or types.is_null(kind) or types.is_dictionary(kind)):
+                raise tp.SchemaError(
+                    f"column {name!r} holds {kind}, and prompt and context are text: make it text with map()"
+                )
+        texts, more = (table[name].cast(pa.string()) for name in (self.prompt, self.context))
+        both = pc.binary_join_element_wise(texts, pc.fill_null(more, ""), "\n\n")
+        return {self.prompt: pc.if_else(pc.equal(pc.fill_null(more, ""), ""), texts, both)}

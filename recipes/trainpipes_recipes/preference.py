@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline, SchemaError
-from trainpipes_recipes.chats import Answered, SplitPrompt, checked, conversations
+from trainpipes_recipes.chats import CheckedRows, SplitPrompt, checked, conversations
 from trainpipes_recipes.inputs import PREFERENCES, PROMPTS, Input, OnError, documented
 
 __all__ = ["preference"]
@@ -101,21 +101,21 @@ def preference(
                 rows = rows.then(SplitPrompt(names[0], names[1], prompt))
         for name in names:
             if are_texts:
-                rows = checked(rows, Answered(name, on_error=on_error))
+                rows = checked(rows, CheckedRows(name, on_error=on_error))
             else:
                 rows = conversations(rows, name, prompt=prompt, roles=roles, on_error=on_error)
-        for side, column in zip(SIDES, names, strict=True):
+        for side, name in zip(SIDES, names, strict=True):
             if are_texts:
                 rows = rows.tokenize(
-                    tokenizer, concat=[prompt, column], max_length=max_length, add_eos=True, labels=column,
+                    tokenizer, concat=[prompt, name], max_length=max_length, add_eos=True, labels=name,
                     keep_text=True, on_error=on_error,
                 )  # fmt: skip
             else:
                 rows = rows.chat_template(
-                    tokenizer, column, prompt=prompt, template=template, max_length=max_length,
+                    tokenizer, name, prompt=prompt, template=template, max_length=max_length,
                     on_error=on_error,
                 )  # fmt: skip
-            rows = rows.rename({name: f"{side}_{name}" for name in ("input_ids", "labels")})
+            rows = rows.rename({made: f"{side}_{made}" for made in ("input_ids", "labels")})
         rows = rows.select(*columns)
     rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
     return rows.batch(batch_size, drop_last=train and drop_last).pad_collate(

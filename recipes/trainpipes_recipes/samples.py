@@ -10,7 +10,7 @@ All of it is made of the source of Python's standard library; the pictures are d
     preferences.parquet    prompt, chosen: the function's body; rejected: that of another one
     topics.parquet         text: a function; label: the part of the library that it is from
     ids/train.bin          the texts as token ids, uint16, one after the other
-    pictures/              JPEGs of circles, squares and crosses, a folder each (needs Pillow)
+    pictures/              JPEGs of triangles, squares and hexagons, a folder each (needs Pillow)
     tokenizer/             a byte-level BPE tokenizer with a chat template, as transformers loads it
     model/config.json      of a small causal language model
     vision/config.json     of a small network for pictures
@@ -23,8 +23,8 @@ import ast
 import json
 import sysconfig
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ __all__ = [
 END, PAD, MASK, START, STOP = "<eos>", "<pad>", "<mask>", "<|im_start|>", "<|im_end|>"
 #: Folders of the standard library that hold no library code, or packages of others.
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages"})
-#: Where files end, as parts of all rows, and rows of their row groups: uneven, as real files are.
-EDGES, ROW_GROUPS = (0, 0.4, 0.45, 0.7, 0.72, 1), (700, 90, 1100, 33, 256)
+#: Rows of files, in hundredths of all, and of their row groups: uneven, as real files are.
+FILES = ((40, 700), (5, 90), (25, 1100), (2, 33), (28, 256))
 #: Turns as ChatML writes them; what the assistant says is marked, as transformers knows it.
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -52,13 +52,8 @@ TEMPLATE = (
 )
 #: What a function is about, by a word in it; the first that is there counts.
 TOPICS = ("socket", "thread", "path", "date", "xml", "email", "test", "parse", "read")
-SHAPES: dict[str, Callable[..., Any]] = {
-    "circle": lambda x, y, radius: np.hypot(x, y) < radius,
-    "cross": lambda x, y, radius: (
-        (abs(abs(x) - abs(y)) < 6) & (np.maximum(abs(x), abs(y)) < radius)
-    ),
-    "square": lambda x, y, radius: np.maximum(abs(x), abs(y)) < radius,
-}
+#: Sides of the shapes that pictures show.
+SHAPES = {"triangle": 3, "square": 4, "hexagon": 6}
 PICTURES, SIDE = 40, 96
 
 
@@ -84,21 +79,22 @@ def function_pairs(every: int = 1) -> Iterator[tuple[str, str]]:
 
 
 def write_samples(folder: Path, every: int = 1) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     pairs = [pair for pair in function_pairs(every) if pair[1].strip()]
     prompts, bodies = map(list, zip(*pairs, strict=True))
     texts = ["\n".join(pair) for pair in pairs]
+    (folder / "texts").mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder / "tokenizer", pairs)
     write_functions(pairs, folder / "functions")
-    (folder / "texts").mkdir(exist_ok=True)
     pq.write_table(pa.table({"text": texts}), folder / "texts" / "0.parquet", row_group_size=500)
     write_chats(folder / "chats.jsonl", pairs)
-    rejected = [*bodies[1:], bodies[0]]
-    choices = pa.table({"prompt": prompts, "chosen": bodies, "rejected": rejected})
-    pq.write_table(choices, folder / "preferences.parquet")
-    pq.write_table(topics(texts), folder / "topics.parquet")
+    choices = {"prompt": prompts, "chosen": bodies, "rejected": [*bodies[1:], bodies[0]]}
+    pq.write_table(pa.table(choices), folder / "preferences.parquet")
+    topics = [next((topic for topic in TOPICS if topic in text.lower()), None) for text in texts]
+    labeled = pa.table({"text": texts, "label": topics})
+    pq.write_table(labeled.drop_null(), folder / "topics.parquet")
     write_ids(folder, texts)
-    draw_pictures(folder / "pictures")
+    if find_spec("PIL"):
+        draw_pictures(folder / "pictures")
     write_configs(folder)
 
 
@@ -106,11 +102,12 @@ def write_functions(pairs: Sequence[tuple[str, str]], folder: Path) -> list[Path
     """Write "prompt" and "response" to files of uneven sizes and row groups."""
     folder.mkdir(parents=True, exist_ok=True)
     prompts, bodies = map(list, zip(*pairs, strict=True))
-    table = pa.table({"prompt": prompts, "response": bodies})
-    paths = [folder / f"functions-{number}.parquet" for number in range(len(ROW_GROUPS))]
-    edges = pairwise(round(edge * len(table)) for edge in EDGES)
-    for path, (start, stop), rows in zip(paths, edges, ROW_GROUPS, strict=True):
-        pq.write_table(table.slice(start, stop - start), path, row_group_size=rows)
+    table, paths, before = pa.table({"prompt": prompts, "response": bodies}), [], 0
+    for number, (part, rows) in enumerate(FILES):
+        start, stop = (len(table) * edge // 100 for edge in (before, before + part))
+        paths.append(folder / f"functions-{number}.parquet")
+        pq.write_table(table.slice(start, stop - start), paths[-1], row_group_size=rows)
+        before += part
     return paths
 
 
@@ -120,18 +117,21 @@ def write_configs(folder: Path) -> None:
     llama |= {"num_hidden_layers": 2, "num_attention_heads": 4, "tie_word_embeddings": True}
     resnet = {"model_type": "resnet", "embedding_size": 16, "layer_type": "basic"}
     resnet |= {"hidden_sizes": [16, 32, 64], "depths": [1, 1, 1]}
-    for name, config in (("model", llama), ("vision", resnet)):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name / "config.json").write_text(json.dumps(config))
+    write_json(folder / "model" / "config.json", llama)
+    write_json(folder / "vision" / "config.json", resnet)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
 
 
 def write_tokenizer(folder: Path, pairs: Sequence[tuple[str, str]]) -> None:
     """A tokenizer as transformers saves one."""
-    folder.mkdir(exist_ok=True)
-    train_tokenizer(pairs, folder / "tokenizer.json")
     named = {"eos_token": END, "pad_token": PAD, "mask_token": MASK, "chat_template": TEMPLATE}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+    write_json(folder / "tokenizer_config.json", config)
+    train_tokenizer(pairs, folder / "tokenizer.json")
 
 
 def train_tokenizer(pairs: Sequence[tuple[str, str]], path: Path, vocabulary: int = 2048) -> None:
@@ -159,46 +159,33 @@ def write_chats(path: Path, pairs: Sequence[tuple[str, str]]) -> None:
             file.write(json.dumps({"messages": messages}) + "\n")
 
 
-def topics(texts: Sequence[str]) -> pa.Table:
-    found = [(text, next((t for t in TOPICS if t in text.lower()), None)) for text in texts]
-    kept = [(text, topic) for text, topic in found if topic is not None]
-    return pa.table({"text": [t for t, _ in kept], "label": [topic for _, topic in kept]})
-
-
 def write_ids(folder: Path, texts: Sequence[str]) -> None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
-    end = tokenizer.token_to_id(END)
-    ids = [[*encoding.ids, end] for encoding in tokenizer.encode_batch(list(texts))]
+    rows = tokenizer.encode_batch([text + END for text in texts])
     (folder / "ids").mkdir(exist_ok=True)
-    np.concatenate([np.array(row, np.uint16) for row in ids]).tofile(folder / "ids" / "train.bin")
+    np.concatenate([row.ids for row in rows]).astype(np.uint16).tofile(folder / "ids" / "train.bin")
 
 
-def draw_pictures(folder: Path) -> bool:
-    """JPEGs of shapes of several looks; False without Pillow."""
-    try:
-        from PIL import Image
-    except ImportError:
-        return False
+def draw_pictures(folder: Path) -> None:
+    from PIL import Image, ImageDraw
+
     rng = np.random.default_rng(0)
-    rows, columns = np.mgrid[:SIDE, :SIDE]
-    for name, inside in SHAPES.items():
+    for name, sides in SHAPES.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         for number in range(PICTURES):
-            radius = rng.integers(SIDE // 6, SIDE // 3)
-            x, y = rng.integers(radius, SIDE - radius, 2)
-            ground, shape = rng.integers(256, size=(2, 3), dtype=np.uint8)
-            drawn = inside(columns - x, rows - y, radius)[:, :, None]
-            path = folder / name / f"{number}.jpg"
-            Image.fromarray(np.where(drawn, shape, ground)).save(path, quality=90)
-    return True
+            radius = int(rng.integers(SIDE // 6, SIDE // 3))
+            x, y = rng.integers(radius, SIDE - radius, 2).tolist()
+            ground, ink = (tuple(color) for color in rng.integers(256, size=(2, 3)).tolist())
+            picture = Image.new("RGB", (SIDE, SIDE), ground)
+            ImageDraw.Draw(picture).regular_polygon((x, y, radius), sides, fill=ink)
+            picture.save(folder / name / f"{number}.jpg", quality=90)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m trainpipes_recipes.samples",
-        description="Write small data to try every recipe on, without a download.",
+        "python -m trainpipes_recipes.samples", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("folder", type=Path, help="where to write")
     parser.add_argument("--every", type=int, default=1, help="use every n-th source file only")

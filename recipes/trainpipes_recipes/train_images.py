@@ -19,11 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import (
-    AutoConfig,
-    AutoModelForImageClassification,
-    get_cosine_schedule_with_warmup,
-)
+from transformers import AutoConfig, AutoModelForImageClassification, get_scheduler
 
 import trainpipes as tp
 
@@ -64,7 +60,7 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
     model = AutoModelForImageClassification.from_config(config).to(DEVICE)
     parallel = DistributedDataParallel(model) if RANKS > 1 else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05)
-    schedule = get_cosine_schedule_with_warmup(optimizer, int(WARMUP * args.steps), args.steps)
+    schedule = get_scheduler("cosine", optimizer, int(WARMUP * args.steps), args.steps)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
 
     step = resume(args.output, parts)

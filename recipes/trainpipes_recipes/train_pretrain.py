@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoConfig, AutoModelForCausalLM, get_cosine_schedule_with_warmup
+from transformers import AutoConfig, AutoModelForCausalLM, get_scheduler
 
 import trainpipes as tp
 
@@ -62,10 +62,8 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
     config = AutoConfig.from_pretrained(args.model)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=args.attention).to(DEVICE)
     parallel = DistributedDataParallel(model) if RANKS > 1 else model
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1
-    )
-    schedule = get_cosine_schedule_with_warmup(optimizer, int(WARMUP * args.steps), args.steps)
+    optimizer = torch.optim.AdamW(model.parameters(), args.lr, (0.9, 0.95), weight_decay=0.1)
+    schedule = get_scheduler("cosine", optimizer, int(WARMUP * args.steps), args.steps)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
 
     step = resume(args.output, parts)

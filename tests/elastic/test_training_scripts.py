@@ -11,8 +11,8 @@ import pytest
 
 from elastic.launch import Launch
 from elastic.test_docs_examples import TORCH_ABORTS
-from trainpipes_recipes import logged, samples
-from trainpipes_recipes.logged import Step, read_log
+from trainpipes_recipes import demo, samples
+from trainpipes_recipes.demo import Step, log_steps, read_log
 
 SCRIPTS = (pytest.param("train_sft", marks=pytest.mark.slow), "train_pretrain")
 EVERY, STEPS = 5, 60
@@ -32,7 +32,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def options(script: str, rows: Path, folder: Path, steps: int) -> list[str]:
     return [
-        *(script, "--model", str(rows.parent / "model"), "--tokenizer", "bytes"),
+        *("--model", str(rows.parent / "model"), "--tokenizer", "bytes"),
         *("--files", str(rows), "--output", str(folder), "--steps", str(steps), "--lr", "0.01"),
         *("--save-every", str(EVERY), "--batch-size", "4", "--max-length", "48"),
         *(["--scratch"] if script == "train_sft" else []),
@@ -57,7 +57,7 @@ def test_a_script_killed_on_two_ranks_goes_on_on_two_and_on_one(
 ) -> None:
     run = tmp_path / "run"
     asked = options(script, rows, run, STEPS)
-    killed = Launch(Path(logged.__file__), 2, tmp_path / "1", *asked, trains=True)
+    killed = Launch(Path(demo.__file__), 2, tmp_path / "1", script, *asked, trains=True)
     killed.kill_when(
         lambda: (
             all((run / f).exists() for f in ("log.jsonl", "log-1.jsonl", "step-00000005.pt"))
@@ -70,11 +70,11 @@ def test_a_script_killed_on_two_ranks_goes_on_on_two_and_on_one(
     assert saved < STEPS - 10
 
     alone = tmp_path / "alone"
-    logged.main(options(script, rows, alone, 2 * STEPS))
+    log_steps(script, options(script, rows, alone, 2 * STEPS))
     whole = [step.batch for step in read_log(alone / "log.jsonl")]
     assert len(set(whole)) > STEPS
 
-    again = Launch(Path(logged.__file__), 2, tmp_path / "2", *asked, trains=True)
+    again = Launch(Path(demo.__file__), 2, tmp_path / "2", script, *asked, trains=True)
     assert again.wait(200) == 0 or TORCH_ABORTS in again.said(), again.said()
     assert f"goes on after step {saved}" in again.said()
     after = logs(run)
@@ -84,7 +84,7 @@ def test_a_script_killed_on_two_ranks_goes_on_on_two_and_on_one(
         assert len(had) >= saved
         assert has[: len(had)] == had
 
-    logged.main(options(script, rows, tmp_path / "one", STEPS))
+    log_steps(script, options(script, rows, tmp_path / "one", STEPS))
     found = read_log(tmp_path / "one" / "log.jsonl")
     assert [step.number for step in found] == [*range(1, STEPS + 1)]
     assert [step.batch for step in found[saved:]] == whole[2 * saved :][: STEPS - saved]

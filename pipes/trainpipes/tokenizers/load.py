@@ -33,11 +33,10 @@ def load(tokenizer: Any, engine: str = "auto") -> Engine:
     if isinstance(tokenizer, str | os.PathLike):
         return _from_path(tokenizer, fast)
     classes = {(c.__module__.split(".")[0], c.__name__) for c in type(tokenizer).__mro__}
-    if ("transformers", "PreTrainedTokenizerBase") in classes:
-        if not hasattr(tokenizer, "backend_tokenizer"):
-            return Slow(tokenizer)
-        return HuggingFace(tokenizer, fast)
-    if classes & {("tokenizers", "Tokenizer"), ("tokenizers", "BaseTokenizer")}:
+    of_transformers = ("transformers", "PreTrainedTokenizerBase") in classes
+    if of_transformers and not hasattr(tokenizer, "backend_tokenizer"):
+        return Slow(tokenizer)
+    if of_transformers or classes & {("tokenizers", "Tokenizer"), ("tokenizers", "BaseTokenizer")}:
         return HuggingFace(tokenizer, fast)
     if ("tiktoken", "Encoding") in classes:
         return Tiktoken(tokenizer)
