@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -26,18 +26,6 @@ MOST_LISTED = 1 << 20
 MASKS = ("segment_ids", "attention_mask", "input_mask")
 #: Characters of a name, of a text, and of another value; texts of a batch that are quoted.
 NAME, TEXT, QUOTED, FEW = 80, 200, 120, 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """One value of an item."""
-
-    name: str
-    type: str
-    shape: tuple[int, ...] | None = None
-    min: str | None = None
-    max: str | None = None
-    text: str | None = None
 
 
 def as_mapping(value: Any) -> Mapping[str, Any] | None:
@@ -133,39 +121,41 @@ def masks_of(item: Mapping[str, Any]) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def facts_of(name: str, value: Any) -> Facts:
-    name = escaped(name, NAME)
+def cells_of(name: str, value: Any) -> list[str]:
+    """A value's name, type, shape, and range or text."""
     try:
-        return _facts(name, value)
+        kind, shape, text = _described(value)
     except Exception:  # of a class of the user's: the other values are to be shown
-        return Facts(name, type(value).__name__)
+        kind, shape, text = type(value).__name__, None, ""
+    sizes = "" if shape is None else f"[{', '.join(f'{n:,}' for n in shape)}]"
+    return [escaped(name, NAME) or "·", kind, sizes, text]
 
 
-def _facts(name: str, value: Any) -> Facts:
+def _described(value: Any) -> tuple[str, Sequence[int] | None, str]:
     if isinstance(value, torch.Tensor):
         kind = f"tensor {str(value.dtype).removeprefix('torch.')}"
         if value.device.type != "cpu":
             kind += f" on {value.device}"
         if value.is_nested:
-            return Facts(name, f"nested {kind}", (value.size(0),))
-        return Facts(name, kind, tuple(value.shape), *_span(value))
+            return f"nested {kind}", [value.size(0)], ""
+        return kind, value.shape, _span(value)
     if isinstance(value, np.ndarray) and (value.dtype.kind not in "OUS" or value.ndim != 1):
-        return Facts(name, f"array {value.dtype}", value.shape, *_span(value))
+        return f"array {value.dtype}", value.shape, _span(value)
     if isinstance(value, list | tuple | np.ndarray):
         is_array = isinstance(value, np.ndarray)
         kind = f"array {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
         numbers = not is_array and all(isinstance(one, int | float) for one in value[:MOST_LISTED])
-        low, high, _ = _span(np.array(value[:MOST_LISTED])) if numbers and value else (None,) * 3
+        span = _span(np.array(value[:MOST_LISTED])) if numbers else ""
         few = [_quoted(one, NAME, quotes=True) for one in value[:FEW]]
-        few += ["…"] * (len(value) > FEW)
-        return Facts(name, kind, (len(value),), low, high, ", ".join(few) or None)
+        text = ", ".join(few + ["…"] * (len(value) > FEW))
+        return kind, [len(value)], "  ".join(filter(None, [span, text]))
     if isinstance(value, str):
         kind = "str" if len(value) <= TEXT else f"str of {len(value):,} characters"
-        return Facts(name, kind, text=_quoted(value, TEXT))
+        return kind, None, _quoted(value, TEXT)
     if isinstance(value, bytes | bytearray | memoryview):
-        return Facts(name, f"bytes of {len(value):,}", text=escaped(shown(bytes(value[:32]), 60)))
+        return f"bytes of {len(value):,}", None, escaped(shown(bytes(value[:32]), 60))
     kind = "None" if value is None else type(value).__name__
-    return Facts(name, kind, text=_quoted(value, QUOTED))
+    return kind, None, _quoted(value, QUOTED)
 
 
 def _quoted(value: Any, most: int, quotes: bool = False) -> str:
@@ -175,12 +165,12 @@ def _quoted(value: Any, most: int, quotes: bool = False) -> str:
     return f"'{text}'" if quotes else text
 
 
-def _span(value: Any) -> tuple[str | None, str | None, str | None]:
+def _span(value: Any) -> str:
     numbers = head(value)
     if numbers is None or not numbers.size or numbers.dtype.kind not in "biuf":
-        return None, None, None
+        return ""
     if numbers.dtype.kind != "f":
-        return str(numbers.min()), str(numbers.max()), None
+        return f"{numbers.min()} to {numbers.max()}"
     real = numbers[~np.isnan(numbers)]
-    text = f"{numbers.size - real.size:,} NaN" if real.size < numbers.size else None
-    return (f"{real.min():.4g}", f"{real.max():.4g}", text) if real.size else (None, None, text)
+    span = [f"{real.min():.4g} to {real.max():.4g}"] if real.size else []
+    return "  ".join(span + [f"{numbers.size - real.size:,} NaN"] * (real.size < numbers.size))
