@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import re
 from collections import namedtuple
 from html.parser import HTMLParser
@@ -199,7 +198,6 @@ def test_any_item_can_be_shown(item):
         text, html = shown.text(), Page(shown).text
         assert len(shown) == 1
         assert text == html
-        json.dumps(shown.to_dict(), allow_nan=False)
         for line in text.splitlines():
             assert line.isprintable() or not line
 
@@ -355,7 +353,6 @@ def test_large_batches_take_a_bounded_time_and_room():
     ids = torch.ones(10_000, 2_000, dtype=torch.int64)
     shown = tp.show({"input_ids": ids, "labels": ids, "text": ["x" * 10_000] * 10_000})
     assert len(shown.text()) < 6_000
-    assert len(json.dumps(shown.to_dict())) < 6_000
     assert "10,000 rows" in shown.text()
 
 

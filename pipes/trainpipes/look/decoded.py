@@ -26,7 +26,7 @@ from trainpipes._internal.text import escaped
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.kinds.stage import Stage
-from trainpipes.look.values import MASKS, MOST_CELLS, Array, head
+from trainpipes.look.values import MASKS, Array, head
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.token_ids import MaskTokens
@@ -38,8 +38,8 @@ IDS = re.compile(r"(|.*[_.])(?:input_ids|token_ids)")
 LABELS = re.compile(r"(|.*[_.])(?:labels|target_ids)")
 #: What may stand beside ids, after the same prefix, and says what is in the loss.
 LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks")
-#: Rows of a ragged column that are looked at, and what stands where a row has no number.
-MOST_ROWS, MISSING = 4096, -(1 << 63)
+#: What stands where a row has no number.
+MISSING = -(1 << 63)
 #: Tokens of a row that are shown, and of one piece; so few more are shown, too.
 ROW, PIECE, SPARED = 400, 120, 16
 
@@ -206,7 +206,7 @@ def number_grid(value: Any) -> Array | None:
     if isinstance(value, torch.Tensor) and value.is_nested:
         value = value.unbind()
     if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1:
-        value = list(value[:MOST_ROWS])
+        value = list(value)
     if isinstance(value, torch.Tensor | np.ndarray):
         found = head(value)
         if found is None or found.dtype.kind not in "biu" or not found.size or found.ndim > 2:
@@ -215,13 +215,13 @@ def number_grid(value: Any) -> Array | None:
     if not isinstance(value, list | tuple) or not value:
         return None
     nested = isinstance(value[0], list | tuple | np.ndarray | torch.Tensor)
-    given = value[:MOST_ROWS] if nested else [value]
+    given = value if nested else [value]
     rows = [row for row in map(_vector, given) if row is not None]
     longest = max(map(len, rows), default=0)
     if len(rows) < len(given) or not longest:
         return None
-    filled = np.full((min(len(rows), MOST_CELLS // longest + 1), longest), MISSING)
-    for row, cells in zip(rows, filled, strict=False):
+    filled = np.full((len(rows), longest), MISSING)
+    for row, cells in zip(rows, filled, strict=True):
         cells[: len(row)] = row
     return filled
 

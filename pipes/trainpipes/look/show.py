@@ -83,10 +83,6 @@ class Preview:
         blocks = ["\n".join(folded(legend, width))] if legend else []
         return "\n\n".join([*blocks, *(_block(view, width) for view in self.items)])
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain JSON types."""
-        return {"items": [dataclasses.asdict(view) for view in self.items]}
-
     def __repr__(self) -> str:
         at_terminal = sys.stdout is not None and sys.stdout.isatty()
         text = self.text(width=terminal_width() if at_terminal else WIDTH)

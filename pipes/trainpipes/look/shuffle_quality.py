@@ -16,7 +16,7 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.source import RandomAccessSource, Reader, RowSource
+from trainpipes.kinds.source import RandomAccessSource, RowSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.look.lengths import Numbered, walk
 from trainpipes.pipeline import Pipeline
@@ -185,20 +185,13 @@ class _Numbers(RandomAccessSource):
         self.holds_numbers = isinstance(source, RandomAccessSource) and source.holds_numbers
         self.lengths, self.unread = source.lengths, source.unread
         self.row_bytes, self.block_bytes = source.row_bytes, source.block_bytes
-        self._firsts = np.concatenate([[0], np.cumsum(source.lengths)])
         self.file_of_block = source.file_of_block
-
-    def reader(self) -> Reader:
-        return self
 
     def read(self, block: int, start: int, stop: int) -> list[Any]:
         return [None] * (stop - start)
 
     def take(self, index: IntArray) -> list[Any]:
         return [None] * len(index)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def fingerprint(self) -> dict[str, Any]:
         return {}

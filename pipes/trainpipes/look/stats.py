@@ -14,7 +14,6 @@ from trainpipes._internal.checks import whole_number
 from trainpipes._internal.progress import counted
 from trainpipes._internal.table import table
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.look.label_counts import label_counts
 from trainpipes.look.lengths import Numbered, walk
@@ -134,9 +133,7 @@ class Stats:
     __repr__ = __str__
 
 
-def stats(
-    pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None, mask: str | None
-) -> Stats:
+def stats(pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None) -> Stats:
     """See ``Pipeline.stats``."""
     whole_number(batches, 0, "stats(batches)", "batches to look at")
     columns = [labels] if isinstance(labels, str) else list(labels or ())
@@ -149,7 +146,7 @@ def stats(
     packed: list[tuple[int, int, int]] = []  # length, tokens and documents of each row
     for batch in counted(looked_at, "measuring batches", batches, "batches"):
         named = batch if isinstance(batch, Mapping) else {}
-        masks = masks_of(named) if mask is None else [_named_mask(batch, mask)]
+        masks = masks_of(named)
         segments = named.get("segment_ids")
         if not masks and segments is None:
             break
@@ -168,16 +165,6 @@ def stats(
         packing = Packing(len(packed), max(widths), sum(documents), empty, empty / max(1, room))
     mixing, shuffle = _mixing(pipeline, batches), order_quality(pipeline, batches)
     return Stats(count, padding, packing, mixing, shuffle, found)
-
-
-def _named_mask(batch: Any, name: str) -> torch.Tensor:
-    mask = batch.get(name) if isinstance(batch, Mapping) else None
-    if isinstance(mask, torch.Tensor):
-        return mask
-    got = f"a dict of {list(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
-    raise ConfigError(
-        f"stats(mask) must be a tensor of the batches, got {name!r} and {got}; pad_collate() makes one"
-    )
 
 
 def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:

@@ -18,10 +18,6 @@ Array = npt.NDArray[Any]
 
 #: Values of an item that are looked at, and how deep within each other.
 MOST_VALUES, DEEPEST = 64, 4
-#: Numbers of one tensor that are looked at: the first rows of a larger one.
-MOST_CELLS = 1 << 24
-#: Values of a list that are looked at.
-MOST_LISTED = 1 << 20
 #: What may stand beside token ids, after the same prefix, and is 0 on padding.
 MASKS = ("segment_ids", "attention_mask", "input_mask")
 #: Characters of a name, of a text, and of another value; texts of a batch that are quoted.
@@ -73,10 +69,10 @@ def _holds_several(value: Any, depth: int, of_row: bool) -> bool:
 
 
 def head(value: Any) -> Array | None:
-    """The numbers of an array or tensor, or its first rows; None where none can be read."""
+    """The numbers of an array or tensor; None where none can be read."""
     if isinstance(value, torch.Tensor):
         try:
-            value = _first_rows(value.detach(), value.numel()).cpu().resolve_conj().resolve_neg()
+            value = value.detach().cpu().resolve_conj().resolve_neg()
             wide = value.dtype in (torch.float32, torch.float64)
             value = value.float() if value.is_floating_point() and not wide else value
             found: Array = value.numpy()
@@ -85,12 +81,8 @@ def head(value: Any) -> Array | None:
         return found
     value = np.asarray(value) if isinstance(value, np.generic) else value
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return np.asarray(_first_rows(value, value.size))
+        return value
     return None
-
-
-def _first_rows(value: Any, cells: int) -> Any:
-    return value[: MOST_CELLS * len(value) // cells + 1] if cells > MOST_CELLS else value
 
 
 def rows_of(item: Any) -> int | None:
@@ -144,8 +136,8 @@ def _described(value: Any) -> tuple[str, Sequence[int] | None, str]:
     if isinstance(value, list | tuple | np.ndarray):
         is_array = isinstance(value, np.ndarray)
         kind = f"array {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-        numbers = not is_array and all(isinstance(one, int | float) for one in value[:MOST_LISTED])
-        span = _span(np.array(value[:MOST_LISTED])) if numbers else ""
+        numbers = not is_array and all(isinstance(one, int | float) for one in value)
+        span = _span(np.array(value)) if numbers else ""
         few = [_quoted(one, NAME, quotes=True) for one in value[:FEW]]
         text = ", ".join(few + ["…"] * (len(value) > FEW))
         return kind, [len(value)], "  ".join(filter(None, [span, text]))
