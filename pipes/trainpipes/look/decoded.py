@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from trainpipes._internal.text import escaped
 from trainpipes.engine.planning.inputs import Inputs
@@ -203,36 +204,32 @@ def _unpadded(ids: Array, engine: Engine | None) -> Array:
 
 def number_grid(value: Any) -> Array | None:
     """Whole numbers as ``[B, L]``, filled up with ``MISSING``; None for anything else."""
-    if isinstance(value, torch.Tensor) and value.is_nested:
-        value = value.unbind()
-    if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1:
-        value = list(value)
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if isinstance(value, torch.Tensor | np.ndarray) and not _is_ragged(value):
         found = head(value)
         if found is None or found.dtype.kind not in "biu" or not found.size or found.ndim > 2:
             return None
         return np.atleast_2d(found)
-    if not isinstance(value, list | tuple) or not value:
+    value = value.cpu().unbind() if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, list | tuple | np.ndarray) or not len(value):
         return None
     nested = isinstance(value[0], list | tuple | np.ndarray | torch.Tensor)
-    given = value if nested else [value]
-    rows = [row for row in map(_vector, given) if row is not None]
-    longest = max(map(len, rows), default=0)
-    if len(rows) < len(given) or not longest:
-        return None
-    filled = np.full((len(rows), longest), MISSING)
-    for row, cells in zip(rows, filled, strict=True):
-        cells[: len(row)] = row
-    return filled
-
-
-def _vector(row: Any) -> Array | None:
     try:
-        found = head(row if isinstance(row, torch.Tensor) else np.asarray(row))
-    except ValueError:  # lists of several lengths
+        rows = [torch.as_tensor(np.asarray(row)) for row in (value if nested else [value])]
+        if any(row.ndim != 1 or (len(row) and row.is_floating_point()) for row in rows):
+            return None
+        whole = [row.to(torch.int64) for row in rows]
+        filled: Array = pad_sequence(whole, batch_first=True, padding_value=MISSING).numpy()
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ):  # of texts, lists of several lengths, other devices
         return None
-    good = found is not None and found.ndim == 1 and (found.dtype.kind in "biu" or not found.size)
-    return found if good else None
+    return filled if filled.size else None
+
+
+def _is_ragged(value: Any) -> bool:
+    return value.is_nested if isinstance(value, torch.Tensor) else value.dtype == object
 
 
 # Their text

@@ -157,14 +157,9 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _shown(tables: Sequence[pa.Table], rows: Sequence[int]) -> list[dict[str, str]]:
-    firsts = np.cumsum([0, *map(len, tables)])
-    shown = []
-    for row in rows:
-        number = int(np.searchsorted(firsts, row, side="right")) - 1
-        table, own = tables[number], row - int(firsts[number])
-        columns = zip(table.column_names, table.columns, strict=True)
-        shown.append({name: _value(column[own]) for name, column in columns})
-    return shown
+    every = [(table, n) for table in tables for n in range(len(table))]
+    chosen = [every[row] for row in rows]
+    return [{name: _value(table[name][n]) for name in table.column_names} for table, n in chosen]
 
 
 def _value(scalar: pa.Scalar) -> str:

@@ -118,10 +118,9 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
             f"others, such as {cut(files.names[0])}; rename them"
         )
     reader = max(known, key=lambda one: sizes[readers == one].sum())
-    beside = [
-        files.names[n] for n in np.flatnonzero((readers != reader) & (readers != "")).tolist()
-    ]
-    others = [hidden(one) for one in beside if reader != "read_arrow" or not one.endswith(ABOUT)]
+    about = ABOUT if reader == "read_arrow" else ()
+    beside = zip(files.names, readers, strict=True)
+    others = [hidden(n) for n, one in beside if one not in ("", reader) and not n.endswith(about)]
     files = files.pick(np.flatnonzero(readers == reader).astype(np.int64))
     if reader == "read_arrow":
         files = saved_files(files, "inspect_files()")
@@ -186,8 +185,7 @@ def _opened(reader: str, files: FileList) -> RowSource:
 
 
 def _source(pipeline: Pipeline) -> RowSource:
-    stages: list[Any] = list(pipeline.stages)
-    source: RowSource = stages[-1].open_files(stages[:-1])
+    source: Any = pipeline._iteration.plan.inputs.source
     return source
 
 

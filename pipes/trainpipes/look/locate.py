@@ -157,21 +157,19 @@ def locate(
     iteration = run._iteration
     plan, (own, world) = iteration.plan, iteration.ranks()
     rank, world = own if rank is None else rank, world if world_size is None else world_size
-    topology = Pipeline(plan.chain.stages).distributed(rank=rank, world_size=world)._iteration.topology()
+    topology = (
+        Pipeline(plan.chain.stages).distributed(rank=rank, world_size=world)._iteration.topology()
+    )
     if isinstance(at, Mapping):
-        rule = "None where a state is given"
-        require(epoch is None, "locate(epoch)", rule, epoch, "leave it out")
+        require(epoch is None, "locate(epoch)", "None where a state is given", epoch)
         whole_number(after, None, "locate(after)", "batches after the state")
         start, passed = iteration.parse(at), after
     else:
         whole_number(at, 0, "locate(at)", "a batch's number in its epoch, or a state")
-        way = "give a state, or leave after out"
-        require(not after, "locate(after)", "0 where no state is given", after, way)
+        require(not after, "locate(after)", "0 where no state is given", after)
         start, passed = iteration.start_of_epoch_at_hand(), at
         if epoch is not None:
-            start = iteration.start_of(
-                whole_number(epoch, 0, "locate(epoch)", "a pass over the data")
-            )
+            start = iteration.start_of(whole_number(epoch, 0, "locate(epoch)", "from 0 on"))
     way = f"the state is {start.m} batches from the start of epoch {start.epoch}"
     position = start
     if plan.counted:  # the step that holds it

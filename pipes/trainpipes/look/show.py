@@ -117,8 +117,8 @@ def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
     whole_number(rows, 1, "show(rows)", "rows of a batch to show", most=MOST)
     if isinstance(item, pa.Table | pa.RecordBatch):
         view = _view(item.slice(0, rows).to_pylist(), KnownIds(), "batch", is_batch=True, rows=rows)
-        columns = f"column{'s' * (item.num_columns != 1)}"
-        kind = f"{type(item).__name__} of {item.num_columns:,} {columns}"
+        count = item.num_columns
+        kind = f"{type(item).__name__} of {count:,} column{'s' * (count != 1)}"
         return Preview([dataclasses.replace(view, kind=kind, rows=item.num_rows)])
     known = KnownIds({} if tokenizer is None else {"input_ids": load(tokenizer)})
     is_batch = _is_batch(item)
@@ -143,13 +143,11 @@ def show_next(iteration: IterationState, count: int, rows: int) -> Preview:
 
 def _is_batch(item: Any) -> bool:
     values = [item] if isinstance(item, list) else [value for _, value in leaves(item)[0]]
-    return any(map(_holds_rows, values))
-
-
-def _holds_rows(value: Any) -> bool:
-    if isinstance(value, list):
-        return bool(value) and isinstance(value[0], Mapping | tuple | list)
-    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0
+    lists = (one[0] for one in values if isinstance(one, list) and one)
+    arrays = (one for one in values if isinstance(one, torch.Tensor | np.ndarray))
+    return any(isinstance(one, Mapping | tuple | list) for one in lists) or any(
+        one.ndim for one in arrays
+    )
 
 
 # An item

@@ -136,7 +136,10 @@ def order_quality(
     items = islice(walk(plan, epoch), batches)
     ids = [own for own, _ in counted(items, "measuring the shuffle", batches, "batches")]
     numbers = np.concatenate([np.empty(0, dtype=np.int64), *ids])
-    return _measured(numbers, _file_lengths(source), size, plan.inputs.epoch_rows)
+    lengths = source.lengths
+    if source.file_of_block is not None:
+        lengths = np.bincount(source.file_of_block, weights=lengths).astype(np.int64)
+    return _measured(numbers, lengths, size, plan.inputs.epoch_rows)
 
 
 def _measured(
@@ -169,11 +172,6 @@ def _touched(in_file: IntArray, size: int) -> float:
     for drawn in range(size):
         none *= np.maximum(0.0, n - in_file - drawn) / max(1, n - drawn)
     return float((1.0 - none).sum())
-
-
-def _file_lengths(source: RowSource) -> IntArray:
-    files, lengths = source.file_of_block, source.lengths
-    return lengths if files is None else np.bincount(files, weights=lengths).astype(np.int64)
 
 
 class _Numbers(RandomAccessSource):

@@ -73,12 +73,10 @@ def head(value: Any) -> Array | None:
     if isinstance(value, torch.Tensor):
         try:
             value = value.detach().cpu().resolve_conj().resolve_neg()
-            wide = value.dtype in (torch.float32, torch.float64)
-            value = value.float() if value.is_floating_point() and not wide else value
-            found: Array = value.numpy()
+            narrow = value.is_floating_point() and value.dtype != torch.float64
+            value = (value.float() if narrow else value).numpy()
         except (RuntimeError, TypeError, AttributeError):
             return None
-        return found
     value = np.asarray(value) if isinstance(value, np.generic) else value
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return value
@@ -86,21 +84,14 @@ def head(value: Any) -> Array | None:
 
 
 def rows_of(item: Any) -> int | None:
-    """Rows of a batch."""
+    """Rows of a batch: as many as its first list or matrix has, or else its first vector."""
     if isinstance(item, list) and item and as_mapping(item[0]) is not None:
         return len(item)
-    vector = None
-    for _, value in leaves(item)[0]:
-        if isinstance(value, list):
-            return len(value)
-        if isinstance(value, torch.Tensor) and value.is_nested:
-            return int(value.size(0))
-        shape = getattr(value, "shape", None)
-        if isinstance(shape, tuple) and len(shape) > 1:
-            return int(shape[0])
-        if isinstance(shape, tuple) and shape and vector is None:
-            vector = int(shape[0])
-    return vector
+    several = [v for _, v in leaves(item)[0] if isinstance(v, list) or getattr(v, "ndim", 0)]
+    first = max(several, key=lambda v: isinstance(v, list) or v.ndim > 1, default=None)
+    if first is None:
+        return None
+    return int(first.size(0)) if isinstance(first, torch.Tensor) else len(first)
 
 
 def masks_of(item: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -134,9 +125,8 @@ def _described(value: Any) -> tuple[str, Sequence[int] | None, str]:
     if isinstance(value, np.ndarray) and (value.dtype.kind not in "OUS" or value.ndim != 1):
         return f"array {value.dtype}", value.shape, _span(value)
     if isinstance(value, list | tuple | np.ndarray):
-        is_array = isinstance(value, np.ndarray)
         kind = f"array {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-        numbers = not is_array and all(isinstance(one, int | float) for one in value)
+        numbers = all(isinstance(one, int | float) for one in value)
         span = _span(np.array(value)) if numbers else ""
         few = [_quoted(one, NAME, quotes=True) for one in value[:FEW]]
         text = ", ".join(few + ["…"] * (len(value) > FEW))
