@@ -189,9 +189,9 @@ def test_rows_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     table, tensor, calls = pa.table({"x": range(100)}), torch.arange(100), []
     inner = content._joined
 
-    def counted(about: str, pieces: Any) -> str:
+    def counted(about: str, *rest: Any) -> str:
         calls.append(about)
-        return inner(about, pieces)
+        return inner(about, *rest)
 
     monkeypatch.setattr(content, "_joined", counted)
     for seed in range(3):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import require
-from trainpipes.errors import ConfigError
+from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.arrow.read_arrow import ReadArrow
@@ -18,6 +18,7 @@ from trainpipes.sources.files.file_rows import (
     READERS,
     ends_of_names,
     reader_by_name,
+    suffixes_of,
 )
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.memmap.manifest import is_memmap
@@ -54,8 +55,10 @@ def given_rows(
 def _reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str) -> str:
     found = {*map(reader_by_name, paths)}
     if "" in found:  # folders, or globs without an end
-        listed = list_files(paths, suffix=ends_of_names(), storage_options=storage_options)
-        found = {reader_by_name(path) for path in listed.distributed(rank=0, world_size=1)}
+        try:
+            found = _readers_below(paths, ends_of_names(), storage_options)
+        except MissingFilesError:  # notes alone are text
+            found = _readers_below(paths, suffixes_of("read_text"), storage_options)
     if found == {""} or len(found) != 1:
         raise ConfigError(
             f"{caller}() reads files of one format, which the ends of their names say "
@@ -64,6 +67,13 @@ def _reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, cal
             f"format, or read them yourself, and give {caller}() the pipeline"
         )
     return found.pop()
+
+
+def _readers_below(
+    paths: Sequence[str], suffixes: Sequence[str], storage_options: Mapping[str, Any] | None
+) -> set[str]:
+    listed = list_files(paths, suffix=suffixes, storage_options=storage_options)
+    return {reader_by_name(path) for path in listed.distributed(rank=0, world_size=1)}
 
 
 def kept_metadata(pipeline: Pipeline, source: RowSource | RowStream) -> dict[bytes, bytes] | None:

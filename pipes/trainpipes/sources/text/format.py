@@ -85,9 +85,6 @@ class TextFormat(Format):
         """A field that was found, in the type that the file means."""
         return field
 
-    def read_none(self, schema: pa.Schema) -> None:
-        """Read no rows with these types."""
-
     def wider(self, one: pa.Field, other: pa.Field) -> pa.Field:
         return unified(one, other)
 

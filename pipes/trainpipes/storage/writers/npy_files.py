@@ -126,7 +126,7 @@ class PartFile:
         file: OutputFile,
         schema: pa.Schema,
     ) -> None:
-        names, empty = schema.names, schema.empty_table()
+        names, empty = schema.names, pa.Table.from_batches([], schema)
         asked = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(names, dtypes)
         if missing := sorted({*asked, *ragged} - {*names}):
             raise ConfigError(

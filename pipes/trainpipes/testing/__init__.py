@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 from torchdata.nodes import BaseNode
 
-from trainpipes.columns.item_content import difference, digest, digest_and_size
 from trainpipes.errors import TrainpipesError
 from trainpipes.kinds.global_draws import seen_draws
 from trainpipes.kinds.stage import Stage, is_ours
@@ -22,6 +21,7 @@ from trainpipes.kinds.stage_kinds import stages_within
 from trainpipes.loader import Loader
 from trainpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality
 from trainpipes.pipeline import Pipeline
+from trainpipes.testing.items import difference, digest, digest_and_size
 
 __all__ = [
     "ResumeError",
