@@ -217,7 +217,8 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _states_in(value: Any, path: str) -> Iterator[FoundState]:
     """The states in a value, the outermost first."""
-    seen, coming = set(), deque([("", value)])
+    seen: set[int] = set()
+    coming = deque([("", value)])
     while coming and len(seen) < MOST_LOOKED_INTO:
         keys, one = coming.popleft()
         if (found := _found(one, path, keys)) is not None:

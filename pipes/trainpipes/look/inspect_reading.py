@@ -184,8 +184,8 @@ def _opened(reader: str, files: FileList) -> RowSource:
         return _source(read(labels=None))
 
 
-def _source(pipeline: Pipeline) -> RowSource:
-    source: Any = pipeline._iteration.plan.inputs.source
+def _source(pipeline: Any) -> RowSource:
+    source: RowSource = pipeline._iteration.plan.inputs.source
     return source
 
 

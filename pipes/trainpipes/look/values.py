@@ -87,7 +87,7 @@ def rows_of(item: Any) -> int | None:
     """Rows of a batch: as many as its first list or matrix has, or else its first vector."""
     if isinstance(item, list) and item and as_mapping(item[0]) is not None:
         return len(item)
-    several = [v for _, v in leaves(item)[0] if isinstance(v, list) or getattr(v, "ndim", 0)]
+    several = [v for _, v in leaves(item)[0] if isinstance(v, list) or getattr(v, "ndim", None)]
     first = max(several, key=lambda v: isinstance(v, list) or v.ndim > 1, default=None)
     if first is None:
         return None
