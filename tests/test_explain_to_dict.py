@@ -55,8 +55,6 @@ def test_every_pipeline_has_a_diagram_and_a_record_of_json_that_moves_nothing(
     pipe = {**FINITE, **ENDLESS}[name](tmp_path)
     record = pipe.explain().to_dict()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert record["position"]["state"] == pipe.state_dict()
-    assert record["position"]["epoch"] == record["position"]["m"] == 0
     assert pipe.explain().to_dict() == record
     assert record["pipeline"] == repr(pipe)
     assert record["stages"]
@@ -64,10 +62,7 @@ def test_every_pipeline_has_a_diagram_and_a_record_of_json_that_moves_nothing(
     assert all(f'"{own.name}(' in drawn for own in pipe.stages)
     items = iter(pipe)
     next(items)
-    later = pipe.explain().to_dict()
-    assert {k: v for k, v in later.items() if k != "position"} == {
-        k: v for k, v in record.items() if k != "position"
-    }
+    assert pipe.explain().to_dict() == record
 
 
 def test_the_record_says_what_was_trained_on_and_with_which_options(tmp_path: Path) -> None:
@@ -87,7 +82,6 @@ def test_the_record_says_what_was_trained_on_and_with_which_options(tmp_path: Pa
 def test_batches_are_those_of_each_rank(tmp_path: Path) -> None:
     record = pipeline(write(tmp_path)).distributed(rank=1, world_size=2).explain().to_dict()
     assert (record["world_size"], record["epoch_batches"]) == (2, 7)
-    assert record["position"]["rank"] == 1
 
 
 def test_the_same_files_elsewhere_give_the_same_but_for_paths(tmp_path: Path) -> None:
@@ -100,21 +94,6 @@ def test_the_same_files_elsewhere_give_the_same_but_for_paths(tmp_path: Path) ->
     for record in (here, there):
         record.pop("pipeline")
     assert here == there
-
-
-def test_a_record_holds_a_state_that_goes_on_where_it_was_taken(tmp_path: Path) -> None:
-    pipe = pipeline(write(tmp_path))
-    batches = iter(pipe)
-    for _ in range(6):
-        next(batches)
-    text = json.dumps(pipe.explain().to_dict())
-    expected = next(batches)
-    position = json.loads(text)["position"]
-    assert (position["epoch"], position["m"]) == (0, 6)
-    again = pipeline(str(tmp_path))
-    again.load_state_dict(position["state"])
-    assert again.explain().to_dict()["position"] == position, "also before it goes on"
-    assert torch.equal(next(iter(again))["input_ids"], expected["input_ids"])
 
 
 def accepts(saved: tp.Pipeline, loading: tp.Pipeline) -> bool:
@@ -219,7 +198,7 @@ def read(url: str, text: str, row: Any) -> Any:
     return row
 
 
-def test_values_under_secret_names_are_left_out_and_so_is_a_state_with_one() -> None:
+def test_values_under_secret_names_are_left_out() -> None:
     rows = tp.from_tensors(range(8))
     for function in (
         functools.partial(fetch, api_key="SECRET", times=3),
@@ -228,10 +207,6 @@ def test_values_under_secret_names_are_left_out_and_so_is_a_state_with_one() -> 
         record = rows.map(function).explain().to_dict()
         assert "SECRET" not in json.dumps(record)
         assert "3" in json.dumps(stage(record, "map")["fn"])
-        assert record["position"]["state"] is None
-        assert record["position"]["m"] == 0
-    plainly = rows.map(functools.partial(fetch, times=3, api_key=None)).explain().to_dict()
-    assert plainly["position"]["state"] is not None
 
 
 class Fetch(tp.RowStage):
@@ -256,7 +231,7 @@ def test_a_stage_of_ones_own_is_told_without_its_secret() -> None:
 # Where it is asked
 
 
-def test_a_loader_tells_its_options_and_where_it_stands(tmp_path: Path) -> None:
+def test_a_loader_tells_its_options(tmp_path: Path) -> None:
     pipe = pipeline(write(tmp_path))
     loader = tp.Loader(pipe, num_workers=2, multiprocessing_context="fork")
     before = pipe.explain().to_dict()
@@ -266,13 +241,9 @@ def test_a_loader_tells_its_options_and_where_it_stands(tmp_path: Path) -> None:
     record = loader.explain().to_dict()
     assert record["loader"]["num_workers"] == 2
     assert record["loader"]["prefetch_factor"] == 2
-    assert record["position"]["m"] == 3
-    assert record["position"]["state"] == loader.state_dict()
     assert record["fingerprint"] == before["fingerprint"]
     assert record["stages"] == before["stages"]
-    told = pipe.explain().to_dict()
-    assert told.pop("position") is None, "the loader knows"
-    assert told == {k: v for k, v in before.items() if k != "position"}
+    assert pipe.explain().to_dict() == before
     del batches
 
 
@@ -280,13 +251,11 @@ def asked(batch: Any, pipe: tp.Pipeline) -> str:
     return json.dumps(pipe.explain().to_dict())
 
 
-def test_in_a_worker_the_position_is_not_known(tmp_path: Path) -> None:
+def test_a_worker_tells_the_same(tmp_path: Path) -> None:
     pipe = pipeline(write(tmp_path))
     asking = pipe.map(functools.partial(asked, pipe=pipe))
     text = next(iter(DataLoader(asking, batch_size=None, num_workers=1)))
-    here = pipe.explain().to_dict()
-    assert json.loads(text)["position"] is None
-    assert {**json.loads(text), "position": here["position"]} == here
+    assert json.loads(text) == pipe.explain().to_dict()
 
 
 def test_nothing_is_read_but_footers_and_no_function_is_called(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_it_is_part_of_what_a_loader_shows_and_pickles() -> None:
     whole = [given_by(pipe) for _ in range(2)]
     loader = tp.Loader(pipe, epoch=1)
     assert "epoch=1" in repr(loader)
-    assert loader.explain().to_dict()["position"]["epoch"] == 1
+    assert loader.explain().to_dict()["loader"]["epoch"] == 1
     assert len(loader) == len(whole[1])
     assert digest(loader.peek()) == whole[1][0]
     batches = iter(loader)

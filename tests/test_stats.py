@@ -38,16 +38,6 @@ def test_so_many_batches_are_looked_at_over_all_ranks():
     assert pipe.distributed(rank=1, world_size=2).stats(7).to_dict() == found.to_dict()
 
 
-def test_a_mask_can_be_named_and_must_then_be_there():
-    pipe = documents().batch(4).pad_collate(mask={"input_ids": "real"})
-    assert pipe.stats().padding is None
-    assert pipe.stats(mask="real").padding.padding == 62 - sum(LENGTHS)
-    with pytest.raises(tp.ConfigError, match=r"stats\(mask\).*'other' and a dict of"):
-        pipe.stats(mask="other")
-    with pytest.raises(tp.ConfigError, match=r"stats\(mask\).*'real' and list"):
-        documents().batch(2).stats(mask="real")
-
-
 def test_of_batches_without_a_mask_one_is_made():
     made = []
     pipe = tp.from_tensors(x=range(100)).batch(4).collate().map(lambda b: made.append(b) or b)

@@ -442,28 +442,21 @@ class Pipeline(IterableDataset[Any]):
         world = self._data_parallel()[1] if world_size is None else world_size
         return explain(self, self._iteration, world, num_workers)
 
-    def stats(
-        self,
-        batches: int = 100,
-        *,
-        labels: str | Sequence[str] | None = None,
-        mask: str | None = None,
-    ) -> Stats:
+    def stats(self, batches: int = 100, *, labels: str | Sequence[str] | None = None) -> Stats:
         """Measure the first batches of an epoch, over all ranks, without starting one: padding, how full
-        packed rows are, the sources of a mix, and how well rows are shuffled.
+        packed rows are, the sources of a mix, and how well rows are shuffled. Padding is where
+        "segment_ids" or "attention_mask" is 0.
 
         Args:
             batches: most batches to look at; 0 to count labels only.
             labels: columns of texts, integers, bools, or lists of these, whose values are counted, over all
                 rows of an epoch; in a list, each value counts.
-            mask: the tensor that is 0 on padding; "segment_ids" or "attention_mask" by default.
 
         Returns:
             An object that prints as text and has ``to_dict()``.
 
         Raises:
-            ConfigError: batches have no such mask; or labels are asked for, and the rows have no
-                end or can be read only once.
+            ConfigError: labels are asked for, and the rows have no end or can be read only once.
             DataError: a label is null or no whole number; names the row.
 
         >>> import trainpipes as tp
@@ -474,7 +467,7 @@ class Pipeline(IterableDataset[Any]):
         """
         from trainpipes.look.stats import stats
 
-        return stats(self, batches, labels, mask)
+        return stats(self, batches, labels)
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
         """Write this pipeline as YAML for ``trainpipes.load``. The loaded pipeline is equal to this

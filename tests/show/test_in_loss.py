@@ -31,8 +31,8 @@ def next_token_loss(scores, labels):
 
 def marked(view, name=None, row=0):
     """The text that is marked as in the loss in a row."""
-    (one,) = [column for column in view.tokens if name is None or column.name == name]
-    return [piece.text for piece in one.rows[row] if piece.kind in ("loss", "masked")]
+    (rows,) = [rows for column, rows in view.texts.items() if name in (None, column)]
+    return [piece.text for piece in rows[row] if piece.kind in ("loss", "masked")]
 
 
 def only(pipe):
@@ -86,10 +86,10 @@ def test_labels_that_are_shifted_already_are_shown_by_themselves(start):
     shown = tp.show({"input_ids": whole[:, :-1], "labels": labels}, tokenizer="bytes")
     assert marked(shown.items[0], "input_ids") == []
     if start:  # which may be classes of tokens
-        assert len(shown.items[0].tokens) == 1
+        assert len(shown.items[0].texts) == 1
         return
     assert marked(shown.items[0], "labels") == ["bcdefgh"]
-    assert shown.items[0].tokens[1].layout == "own"
+    assert "the targets are a text of their own" in shown.items[0].lines[1]
 
 
 def test_masked_tokens_are_in_the_loss_where_they_stand_and_the_first_one_too():
@@ -138,13 +138,15 @@ def test_labels_on_padding_are_told():
     ids = ids_of([[5, 6, 0, 0]])
     batch = {"input_ids": ids, "labels": ids.clone(), "attention_mask": ids_of([[1, 1, 0, 0]])}
     (view,) = tp.show(batch).items
-    assert view.notes == ("input_ids: 2 labels on padding are in the loss: make them -100",)
+    assert view.lines[1:] == [
+        "note: input_ids: 2 labels on padding are in the loss: make them -100"
+    ]
 
 
 def test_nothing_in_the_loss_is_told():
     ids = ids_of([[5, 6, 7]])
     (view,) = tp.show({"input_ids": ids, "labels": torch.full_like(ids, -100)}).items
-    assert view.notes == ("input_ids: no token is in the loss",)
+    assert view.lines[1:] == ["note: input_ids: no token is in the loss"]
 
 
 # The recipes
@@ -193,7 +195,7 @@ def test_packed_documents_are_separate_and_their_first_tokens_are_not_in_the_los
     view = only(
         tp.recipe("pretrain", texts, "bytes", max_length=24, batch_size=2, epochs=1, num_shards=1)
     )
-    kinds = [(p.kind, p.text, p.tokens) for p in view.tokens[0].rows[0]]
+    kinds = [(p.kind, p.text, p.tokens) for p in view.texts["input_ids"][0]]
     assert [kind for kind, *_ in kinds] == [
         "plain", "loss", "document", "plain", "loss", "document", "plain", "loss", "padding"
     ]  # fmt: skip
@@ -207,11 +209,13 @@ def test_masked_tokens_are_shown_with_what_they_were():
         0.3, mask_token_id=0, special_ids=[1, 2, 3], vocab_size=800
     )
     view = only(tokens.batch(2).pad_collate())
-    hidden = [p for row in view.tokens[0].rows for p in row if p.kind == "masked"]
-    assert view.tokens[0].layout == "masked"
+    hidden = [p for row in view.texts["input_ids"] for p in row if p.kind == "masked"]
+    assert "labels are the tokens that were hidden" in view.lines[0]
     assert all(p.tokens == 1 and p.truth for p in hidden)
     assert {p.text for p in hidden} >= {"<unk>"}
-    assert "".join(p.truth or p.text for p in view.tokens[0].rows[0]) == "some words to hide " * 6
+    assert (
+        "".join(p.truth or p.text for p in view.texts["input_ids"][0]) == "some words to hide " * 6
+    )
 
 
 def test_a_tokenizer_that_pads_with_its_end_token_ends_once():
@@ -220,7 +224,7 @@ def test_a_tokenizer_that_pads_with_its_end_token_ends_once():
     for row in range(4):
         (text,) = marked(view, "target_ids", row)
         assert text.count("</s>") == 1
-    assert view.tokens[1].padding > 0
+    assert "padding" in view.lines[1]
 
 
 # Pieces

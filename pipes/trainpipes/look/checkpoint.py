@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,8 +20,8 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import read, unrecognized_state_error
 from trainpipes.state.merge import merge_states
 
-#: Files of a folder, dicts and lists within a file, and levels of these, at most.
-MOST_FILES, MOST_LOOKED_INTO, MOST_DEEP = 20_000, 200_000, 40
+#: Files of a folder, dicts and lists within a file, and characters of the keys that lead to one, at most.
+MOST_FILES, MOST_LOOKED_INTO, MOST_KEYS = 20_000, 200_000, 2000
 OF_STATEFUL = (
     "this is the state of a StatefulDataLoader: load it into a StatefulDataLoader with as many workers, or "
     "count batches: pipe.state_at(batches_delivered_to_each_rank, epoch=...)"
@@ -217,21 +218,17 @@ def _files(folder: Path) -> Iterator[Path]:
 def _states_in(value: Any, path: str) -> Iterator[FoundState]:
     """The states in a value, the outermost first."""
     seen: set[int] = set()
-    level: list[tuple[str, Any]] = [("", value)]
-    for _ in range(MOST_DEEP):
-        inner = []
-        for keys, one in level:
-            if id(one) in seen or len(seen) > MOST_LOOKED_INTO:
-                continue
-            if (found := _found(one, path, keys)) is not None:
-                yield found
-                continue
+    coming = deque([("", value)])
+    while coming and len(seen) < MOST_LOOKED_INTO:
+        keys, one = coming.popleft()
+        if (found := _found(one, path, keys)) is not None:
+            yield found
+        elif id(one) not in seen and len(keys) < MOST_KEYS:
             seen.add(id(one))
             for key, below in one.items() if isinstance(one, Mapping) else enumerate(one):
                 if isinstance(below, Mapping | list | tuple):
                     name = json.dumps(key) if isinstance(key, str) else repr(key)[:80]
-                    inner.append((f"{keys}[{name}]", below))
-        level = inner
+                    coming.append((f"{keys}[{name}]", below))
 
 
 def _found(value: Any, path: str, keys: str) -> FoundState | None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from trainpipes._internal.text import cut
-from trainpipes.errors import MissingFilesError, StateError, UnreadableError
+from trainpipes.errors import MissingFilesError, StateError, TrainpipesError, UnreadableError
 
 #: The index of a folder of ``torch.distributed.checkpoint``, and bytes of one value in it, at most.
 INDEX, MOST_VALUE = ".metadata", 1 << 26
@@ -48,18 +48,14 @@ def read_file(path: Path) -> Any:
 def mentions_us(path: Path) -> bool:
     """Whether a file may hold a state of ours."""
     try:
-        if not path.is_file():
-            return False
-        head = _head(path)
-        if head.startswith(ZIP) and zipfile.is_zipfile(path):
+        if path.is_file() and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
                 return any(MARK in archive.read(name) for name in names)
-        if not (head.startswith(ZIP) or _is_json(head)):
-            return False
+        head = _head(path)
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as found:
-            return found.find(MARK) >= 0
-    except (OSError, UnreadableError, ValueError, RuntimeError, zipfile.BadZipFile):
+            return (head.startswith(ZIP) or _is_json(head)) and found.find(MARK) >= 0
+    except (OSError, TrainpipesError, ValueError, RuntimeError, zipfile.BadZipFile):
         return False
 
 
@@ -129,8 +125,6 @@ def _load(source: Any, path: Path, what: str = "") -> Any:
             f"{what}{why}: nothing of it is read (torch.load, weights_only=True); save the state by itself, "
             "torch.save(loader.state_dict(), path), or as JSON",
         ) from None
-    except (MemoryError, RecursionError):
-        raise
     except Exception as error:  # of many kinds, where it is damaged
         why = next(iter(str(error).splitlines()), "") or type(error).__name__
         why = f"is damaged, cut short, or not of torch.save ({cut(why, 120)})"

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from trainpipes._internal.text import escaped
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.kinds.stage import Stage
-from trainpipes.look.values import MASKS, MOST_CELLS, Array, head
+from trainpipes.look.values import MASKS, Array, head
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.token_ids import MaskTokens
@@ -38,8 +39,8 @@ IDS = re.compile(r"(|.*[_.])(?:input_ids|token_ids)")
 LABELS = re.compile(r"(|.*[_.])(?:labels|target_ids)")
 #: What may stand beside ids, after the same prefix, and says what is in the loss.
 LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks")
-#: Rows of a ragged column that are looked at, and what stands where a row has no number.
-MOST_ROWS, MISSING = 4096, -(1 << 63)
+#: What stands where a row has no number.
+MISSING = -(1 << 63)
 #: Tokens of a row that are shown, and of one piece; so few more are shown, too.
 ROW, PIECE, SPARED = 400, 120, 16
 
@@ -203,36 +204,32 @@ def _unpadded(ids: Array, engine: Engine | None) -> Array:
 
 def number_grid(value: Any) -> Array | None:
     """Whole numbers as ``[B, L]``, filled up with ``MISSING``; None for anything else."""
-    if isinstance(value, torch.Tensor) and value.is_nested:
-        value = value.unbind()
-    if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1:
-        value = list(value[:MOST_ROWS])
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if isinstance(value, torch.Tensor | np.ndarray) and not _is_ragged(value):
         found = head(value)
         if found is None or found.dtype.kind not in "biu" or not found.size or found.ndim > 2:
             return None
         return np.atleast_2d(found)
-    if not isinstance(value, list | tuple) or not value:
+    value = value.cpu().unbind() if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, list | tuple | np.ndarray) or not len(value):
         return None
     nested = isinstance(value[0], list | tuple | np.ndarray | torch.Tensor)
-    given = value[:MOST_ROWS] if nested else [value]
-    rows = [row for row in map(_vector, given) if row is not None]
-    longest = max(map(len, rows), default=0)
-    if len(rows) < len(given) or not longest:
-        return None
-    filled = np.full((min(len(rows), MOST_CELLS // longest + 1), longest), MISSING)
-    for row, cells in zip(rows, filled, strict=False):
-        cells[: len(row)] = row
-    return filled
-
-
-def _vector(row: Any) -> Array | None:
     try:
-        found = head(row if isinstance(row, torch.Tensor) else np.asarray(row))
-    except ValueError:  # lists of several lengths
+        rows = [torch.as_tensor(np.asarray(row)) for row in (value if nested else [value])]
+        if any(row.ndim != 1 or (len(row) and row.is_floating_point()) for row in rows):
+            return None
+        whole = [row.to(torch.int64) for row in rows]
+        filled: Array = pad_sequence(whole, batch_first=True, padding_value=MISSING).numpy()
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ):  # of texts, lists of several lengths, other devices
         return None
-    good = found is not None and found.ndim == 1 and (found.dtype.kind in "biu" or not found.size)
-    return found if good else None
+    return filled if filled.size else None
+
+
+def _is_ragged(value: Any) -> bool:
+    return value.is_nested if isinstance(value, torch.Tensor) else value.dtype == object
 
 
 # Their text

@@ -88,12 +88,10 @@ class Explanation:
         - ``epoch_rows``, ``epoch_batches``: read in an epoch, and given to each rank; None where unknown in
           advance. ``num_shards``, ``batch_size``, ``world_size``.
         - ``loader``: its options, if a ``Loader`` was asked.
-        - ``position``: rank, epoch, m, and the ``state`` to load; None where only the ``Loader``, or a
-          worker's iterator, knows it.
         - ``versions``: of the library, its states, Python, and packages that it works with.
 
         There are no ``storage_options``, no credentials of a URL, and no values under names such as
-        ``api_key``. ``position["state"]`` is None where the state itself holds such a value.
+        ``api_key``. Where a run stands is in its ``state_dict()``.
         """
         return record(self._pipeline, self._iteration, self._loader)
 
@@ -125,10 +123,9 @@ def explain(
     held = _window_bytes(plan, world_size * max(1, num_workers))
     sizes, source_lines = tuple(divisors(shards)), plan.inputs.source.describe()
     lines = [
-        *zip(
-            ["stages", *[""] * len(chain.stages)],
-            (cut(written(s), MOST_WIDE) for s in chain.stages),
-            strict=False,
+        *(
+            (("" if n else "stages"), cut(written(s), MOST_WIDE))
+            for n, s in enumerate(chain.stages)
         ),
         *source_lines,
         *([] if "columns" in dict(source_lines) else _column_lines(plan)),
@@ -205,12 +202,9 @@ def _window_rows(plan: Plan) -> int | None:
     layout = plan.layouts.usual
     if not isinstance(layout, Layout) or not plan.inputs.epoch_rows:
         return None
-    found = [0]
-    for span in {0, layout.num_spans - 1}:
-        start, stop = layout.span(span)
-        if count := layout.num_windows(span):
-            found.append(-(-(stop - start) // count))
-    return max(found)
+    ends = (0, layout.num_spans - 1)
+    spans = [(*layout.span(span), layout.num_windows(span)) for span in ends]
+    return max((-(-(stop - start) // count) for start, stop, count in spans if count), default=0)
 
 
 def _window_bytes(plan: Plan, processes: int) -> int | None:

@@ -16,7 +16,7 @@ from trainpipes._internal.text import amount, cut, shown
 from trainpipes.columns.arrays import has_text, is_number, replaced, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
-from trainpipes.look.inspect_findings import findings_of
+from trainpipes.look import inspect_findings as findings
 from trainpipes.look.inspect_reading import NAMES, Found, find_files, read_sample
 from trainpipes.look.inspect_result import Column, Inspection, Lengths
 from trainpipes.tokenizers.engine import Engine
@@ -110,7 +110,14 @@ def inspect_files(
         sampled_rows=sampled,
         shown=_shown(tables, np.linspace(0, sampled - 1, min(rows, sampled)).astype(int).tolist()),
         lengths=lengths,
-        findings=findings_of(found, tables, chunks, total, columns, lengths, asked, max_length),
+        findings=[
+            *findings.of_files(found),
+            *findings.of_blocks(found, total),
+            *findings.of_values(chunks, columns),
+            *findings.of_lengths(lengths, max_length),
+            *findings.of_order(found, chunks, total),
+            *findings.of_equal_rows(found, tables, asked),
+        ],
         unreadable=found.unreadable,
     )
 
@@ -150,14 +157,9 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _shown(tables: Sequence[pa.Table], rows: Sequence[int]) -> list[dict[str, str]]:
-    firsts = np.cumsum([0, *map(len, tables)])
-    shown = []
-    for row in rows:
-        number = int(np.searchsorted(firsts, row, side="right")) - 1
-        table, own = tables[number], row - int(firsts[number])
-        columns = zip(table.column_names, table.columns, strict=True)
-        shown.append({name: _value(column[own]) for name, column in columns})
-    return shown
+    every = [(table, n) for table in tables for n in range(len(table))]
+    chosen = [every[row] for row in rows]
+    return [{name: _value(table[name][n]) for name in table.column_names} for table, n in chosen]
 
 
 def _value(scalar: pa.Scalar) -> str:

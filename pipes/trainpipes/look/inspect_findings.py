@@ -41,27 +41,7 @@ APART = 64
 CLUSTERED = 0.5
 
 
-def findings_of(
-    found: Found,
-    tables: Sequence[pa.Table],
-    chunks: Chunks,
-    rows: int,
-    columns: Sequence[Column],
-    lengths: Sequence[Lengths],
-    asked: Sequence[str],
-    max_length: int | None,
-) -> list[Finding]:
-    return [
-        *_of_files(found),
-        *_of_blocks(found, rows),
-        *_of_values(chunks, columns),
-        *_of_lengths(lengths, max_length),
-        *_of_order(found, chunks, rows),
-        *_of_equal_rows(found, tables, asked),
-    ]
-
-
-def _of_files(found: Found) -> Iterator[Finding]:
+def of_files(found: Found) -> Iterator[Finding]:
     if others := found.others:
         named = " ".join(map(shlex.quote, others[:NAMED]))
         text = f"{found.reader}() does not read files of other formats: {len(others):,} beside the data"
@@ -76,7 +56,7 @@ def _of_files(found: Found) -> Iterator[Finding]:
         yield Finding("mixed_schemas", str(error), cure)
 
 
-def _of_blocks(found: Found, rows: int) -> Iterator[Finding]:
+def of_blocks(found: Found, rows: int) -> Iterator[Finding]:
     filled = found.lengths > 0
     lengths, sizes = found.lengths[filled], found.block_bytes[filled]
     if not len(lengths) or found.reader in BY_ROW:
@@ -106,7 +86,7 @@ def _of_blocks(found: Found, rows: int) -> Iterator[Finding]:
         yield Finding("small_row_groups", text, cure)
 
 
-def _of_values(chunks: Chunks, columns: Sequence[Column]) -> Iterator[Finding]:
+def of_values(chunks: Chunks, columns: Sequence[Column]) -> Iterator[Finding]:
     if nulls := {one.name: one.nulls for one in columns if one.nulls}:
         some = [name for name, share in nulls.items() if share < 1][:1]
         ways = [f".filter(pc.field({name!r}).is_valid())" for name in some]
@@ -122,7 +102,7 @@ def _of_values(chunks: Chunks, columns: Sequence[Column]) -> Iterator[Finding]:
         yield Finding("empty_texts", f"empty texts in {_named(empty)}", cure)
 
 
-def _of_lengths(lengths: Sequence[Lengths], max_length: int | None) -> Iterator[Finding]:
+def of_lengths(lengths: Sequence[Lengths], max_length: int | None) -> Iterator[Finding]:
     for one in lengths:
         if one.too_long:
             text = (
@@ -135,7 +115,7 @@ def _of_lengths(lengths: Sequence[Lengths], max_length: int | None) -> Iterator[
             yield Finding("too_long", text, cure)
 
 
-def _of_order(found: Found, chunks: Chunks, rows: int) -> Iterator[Finding]:
+def of_order(found: Found, chunks: Chunks, rows: int) -> Iterator[Finding]:
     """Columns that files are sorted by."""
     seen = set()
     for name, own in chunks.items() if rows > BUFFER_ROWS else ():  # of fewer, a shuffle mixes all
@@ -168,7 +148,7 @@ def _alike(chunks: Sequence[pa.Array]) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def _of_equal_rows(
+def of_equal_rows(
     found: Found, tables: Sequence[pa.Table], asked: Sequence[str]
 ) -> Iterator[Finding]:
     hashes = [np.empty(0, dtype=np.uint64)]

@@ -118,10 +118,9 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
             f"others, such as {cut(files.names[0])}; rename them"
         )
     reader = max(known, key=lambda one: sizes[readers == one].sum())
-    beside = [
-        files.names[n] for n in np.flatnonzero((readers != reader) & (readers != "")).tolist()
-    ]
-    others = [hidden(one) for one in beside if reader != "read_arrow" or not one.endswith(ABOUT)]
+    about = ABOUT if reader == "read_arrow" else ()
+    beside = zip(files.names, readers, strict=True)
+    others = [hidden(n) for n, one in beside if one not in ("", reader) and not n.endswith(about)]
     files = files.pick(np.flatnonzero(readers == reader).astype(np.int64))
     if reader == "read_arrow":
         files = saved_files(files, "inspect_files()")
@@ -185,9 +184,8 @@ def _opened(reader: str, files: FileList) -> RowSource:
         return _source(read(labels=None))
 
 
-def _source(pipeline: Pipeline) -> RowSource:
-    stages: list[Any] = list(pipeline.stages)
-    source: RowSource = stages[-1].open_files(stages[:-1])
+def _source(pipeline: Any) -> RowSource:
+    source: RowSource = pipeline._iteration.plan.inputs.source
     return source
 
 
@@ -235,19 +233,16 @@ def _places(found: Found, rows: int) -> list[tuple[int, int, int, int]]:
     total = int(lengths.sum())
     if total <= rows:
         return [(*blocks[n], 0, int(lengths[n])) for n in np.flatnonzero(lengths).tolist()]
-    pieces = REMOTE_PIECES if found.remote else LOCAL_PIECES
-    pieces = max(1, min(pieces, rows // PIECE_ROWS))
+    pieces = max(1, min(REMOTE_PIECES if found.remote else LOCAL_PIECES, rows // PIECE_ROWS))
     each = rows // pieces
     edges = np.linspace(0, total, pieces + 1)[:-1].astype(np.int64)
     owners = np.searchsorted(ends, edges, side="right")
-    row_bytes = found.block_bytes / np.maximum(1, lengths)
-    places: list[tuple[int, int, int, int]] = []
-    for number in np.unique(owners).tolist():
-        length = int(lengths[number])
-        starts = edges[owners == number] - (ends[number] - length)
-        # Only the beginning of a large row group is read: its pieces are spread over that.
-        reach = max((len(starts) + 1) * each, int(DEPTH_BYTES / max(1.0, row_bytes[number])))
-        if reach < length:
-            starts = starts * reach // length
-        places += [(*blocks[number], at, min(length, at + each)) for at in starts.tolist()]
-    return places
+    own = lengths[owners]
+    # Only the beginning of a large row group is read: its pieces are spread over that.
+    reach = (np.bincount(owners)[owners] + 1) * each
+    reach = np.maximum(reach, DEPTH_BYTES / np.maximum(1.0, found.block_bytes[owners] / own))
+    starts = ((edges - ends[owners] + own) * np.minimum(1.0, reach / own)).astype(np.int64)
+    places = zip(
+        owners.tolist(), starts.tolist(), np.minimum(own, starts + each).tolist(), strict=True
+    )
+    return [(*blocks[owner], start, stop) for owner, start, stop in places]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import pairwise
 from typing import Any
 
@@ -181,14 +182,8 @@ def _measured(plan: Plan) -> dict[Stage, float]:
 def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
     """The items of an epoch of a plan, over all ranks."""
     items = OnePass(plan, Topology(), Position(epoch, 0, plan.chain.num_shards))
-    try:
-        while True:
-            try:
-                yield next(items)
-            except StopIteration:
-                return
-    finally:
-        items.close()
+    with closing(items):
+        yield from iter(items.__next__, None)
 
 
 class _Tally(RunStage):

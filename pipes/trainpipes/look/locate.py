@@ -13,7 +13,6 @@ from trainpipes._internal.progress import counted
 from trainpipes._internal.secrets import hidden
 from trainpipes._internal.table import table
 from trainpipes.columns.block import WHOLE, Pieces
-from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.iterating.worker_iterator import RunOptions, WorkerIterator
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.shards.shard_items import ItemRows
@@ -156,21 +155,21 @@ def locate(
     """
     require(isinstance(run, Loader | Pipeline), "locate(run)", "a pipeline or a Loader", run)
     iteration = run._iteration
-    plan, topology = iteration.plan, _topology(iteration, rank, world_size)
+    plan, (own, world) = iteration.plan, iteration.ranks()
+    rank, world = own if rank is None else rank, world if world_size is None else world_size
+    topology = (
+        Pipeline(plan.chain.stages).distributed(rank=rank, world_size=world)._iteration.topology()
+    )
     if isinstance(at, Mapping):
-        rule = "None where a state is given"
-        require(epoch is None, "locate(epoch)", rule, epoch, "leave it out")
+        require(epoch is None, "locate(epoch)", "None where a state is given", epoch)
         whole_number(after, None, "locate(after)", "batches after the state")
         start, passed = iteration.parse(at), after
     else:
         whole_number(at, 0, "locate(at)", "a batch's number in its epoch, or a state")
-        way = "give a state, or leave after out"
-        require(not after, "locate(after)", "0 where no state is given", after, way)
+        require(not after, "locate(after)", "0 where no state is given", after)
         start, passed = iteration.start_of_epoch_at_hand(), at
         if epoch is not None:
-            start = iteration.start_of(
-                whole_number(epoch, 0, "locate(epoch)", "a pass over the data")
-            )
+            start = iteration.start_of(whole_number(epoch, 0, "locate(epoch)", "from 0 on"))
     way = f"the state is {start.m} batches from the start of epoch {start.epoch}"
     position = start
     if plan.counted:  # the step that holds it
@@ -194,18 +193,6 @@ def locate(
     assert items.rows is not None and items.m is not None  # noqa: PT018
     places = Provenance(items.rows, plan.inputs)
     return LocatedBatch(batch, places, start.epoch, items.m, topology.rank, topology.world_size)
-
-
-def _topology(iteration: IterationState, rank: int | None, world_size: int | None) -> Topology:
-    own, world = iteration.ranks()
-    if world_size is not None:
-        world = whole_number(world_size, 1, "locate(world_size)", "ranks of the run")
-    rank = whole_number(own if rank is None else rank, 0, "locate(rank)", "a rank of the run")
-    way = "give world_size, too" if world_size is None else "ranks count from 0"
-    require(rank < world, "locate(rank)", f"a rank of {world}", rank, way)
-    topology, chain = Topology(rank, world), iteration.plan.chain
-    topology.check(chain.num_shards, chain.shard is not None, chain.opener.one_consumer)
-    return topology
 
 
 def _beyond(passed: int, topology: Topology, start: Position) -> StateError:

@@ -17,7 +17,6 @@ import torch
 from trainpipes._internal.secrets import LEFT_OUT, hidden, is_secret
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.inputs import Inputs
-from trainpipes.errors import StateError
 from trainpipes.kinds.options import identify, show
 from trainpipes.kinds.stage import Stage
 from trainpipes.look.lengths import exact_length, rows_of
@@ -40,7 +39,7 @@ ESCAPED = {ord(c): f"#{ord(c)};" for c in '#"<>&`\\'}
 def record(
     pipeline: Pipeline, iteration: IterationState, loader: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    plan, (rank, world_size) = iteration.plan, iteration.ranks()
+    plan, (_, world_size) = iteration.plan, iteration.ranks()
     chain, identity = plan.chain, json.loads(plan.identity)
     known = without_secrets(identity)
     is_even = chain.num_shards % world_size == 0
@@ -61,7 +60,6 @@ def record(
         "batch_size": None if chain.batch is None else chain.batch.batch_size,
         "world_size": world_size,
         **({} if loader is None else {"loader": without_secrets(dict(loader))}),
-        "position": _position(iteration, rank),
         "versions": _versions(),
     }
 
@@ -79,18 +77,6 @@ def _rows(inputs: Inputs) -> int | None:
         return rows_of(inputs.source)
     parts = [_rows(part) for part in inputs.mixed.values()]
     return None if None in parts else sum(rows for rows in parts if rows is not None)
-
-
-def _position(iteration: IterationState, rank: int) -> dict[str, Any] | None:
-    try:
-        state = iteration.state()
-    except StateError:
-        return None
-    if state is None:
-        return None
-    saved = json.loads(state["pipeline"])
-    kept = state if without_secrets(saved) == saved else None
-    return {"rank": rank, "epoch": state["epoch"], "m": state["m"], "state": kept}
 
 
 def _versions() -> dict[str, Any]:

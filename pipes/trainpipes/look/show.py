@@ -8,7 +8,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -22,7 +22,7 @@ from trainpipes._internal.text import escaped
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.errors import DataError
 from trainpipes.look.decoded import KnownIds, Piece, TokenGrid, known_ids, pieces_of, token_grids
-from trainpipes.look.values import NAME, Facts, as_mapping, facts_of, leaves, rows_of
+from trainpipes.look.values import NAME, as_mapping, cells_of, leaves, rows_of
 from trainpipes.tokenizers.load import load
 
 #: Items, and rows of each, at most: nobody reads more.
@@ -52,30 +52,16 @@ ON_TERMINAL, IN_NOTEBOOK = "\x1b[32m\\g<0>\x1b[0m", r'<span style="color: green"
 
 
 @dataclass(frozen=True)
-class TokenColumn:
-    """A column of token ids: how much of it is in the loss, how much is padding, and some rows in pieces."""
-
-    name: str
-    layout: str
-    cells: int
-    tokens: int
-    padding: int
-    in_loss: int | None
-    rows: tuple[tuple[Piece, ...], ...]
-
-
-@dataclass(frozen=True)
 class ItemView:
-    """What is shown of one item."""
+    """What is shown of one item: its values as cells, and the token ids of some rows by column."""
 
     title: str
     kind: str
     rows: int | None
-    values: tuple[Facts, ...] = ()
-    more_values: bool = False
-    tokens: tuple[TokenColumn, ...] = ()
-    items: tuple[ItemView, ...] = ()
-    notes: tuple[str, ...] = ()
+    values: Sequence[Sequence[str]] = ()
+    lines: Sequence[str] = ()
+    texts: Mapping[str, Sequence[Sequence[Piece]]] = field(default_factory=dict)
+    items: Sequence[ItemView] = ()
 
 
 class Preview:
@@ -96,10 +82,6 @@ class Preview:
         legend = _legend(self.items)
         blocks = ["\n".join(folded(legend, width))] if legend else []
         return "\n\n".join([*blocks, *(_block(view, width) for view in self.items)])
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain JSON types."""
-        return {"items": [dataclasses.asdict(view) for view in self.items]}
 
     def __repr__(self) -> str:
         at_terminal = sys.stdout is not None and sys.stdout.isatty()
@@ -135,8 +117,8 @@ def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
     whole_number(rows, 1, "show(rows)", "rows of a batch to show", most=MOST)
     if isinstance(item, pa.Table | pa.RecordBatch):
         view = _view(item.slice(0, rows).to_pylist(), KnownIds(), "batch", is_batch=True, rows=rows)
-        columns = f"column{'s' * (item.num_columns != 1)}"
-        kind = f"{type(item).__name__} of {item.num_columns:,} {columns}"
+        count = item.num_columns
+        kind = f"{type(item).__name__} of {count:,} column{'s' * (count != 1)}"
         return Preview([dataclasses.replace(view, kind=kind, rows=item.num_rows)])
     known = KnownIds({} if tokenizer is None else {"input_ids": load(tokenizer)})
     is_batch = _is_batch(item)
@@ -161,13 +143,11 @@ def show_next(iteration: IterationState, count: int, rows: int) -> Preview:
 
 def _is_batch(item: Any) -> bool:
     values = [item] if isinstance(item, list) else [value for _, value in leaves(item)[0]]
-    return any(map(_holds_rows, values))
-
-
-def _holds_rows(value: Any) -> bool:
-    if isinstance(value, list):
-        return bool(value) and isinstance(value[0], Mapping | tuple | list)
-    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0
+    lists = (one[0] for one in values if isinstance(one, list) and one)
+    arrays = (one for one in values if isinstance(one, torch.Tensor | np.ndarray))
+    return any(isinstance(one, Mapping | tuple | list) for one in lists) or any(
+        one.ndim for one in arrays
+    )
 
 
 # An item
@@ -183,24 +163,16 @@ def _view(item: Any, known: KnownIds, title: str, is_batch: bool, rows: int) -> 
         inner = (_view(row, known, f"row {k}", False, rows) for k, row in enumerate(item[:rows]))
         return ItemView(title, kind, len(item), items=tuple(inner))
     found, more = leaves(item, of_row=not is_batch)
-    values = dict(found)
+    values, most = dict(found), rows if is_batch else 1
     grids = token_grids(values, known, of_row=not is_batch)
-    return ItemView(
-        title,
-        kind,
-        rows_of(item) if is_batch else None,
-        tuple(facts_of(name, value) for name, value in found),
-        more,
-        tuple(_column(grid, rows if is_batch else 1) for grid in grids),
-        notes=tuple(_notes(grids, values if is_batch else None)),
-    )
-
-
-def _column(grid: TokenGrid, rows: int) -> TokenColumn:
-    in_loss = None if grid.in_loss is None else grid.loss_count
-    name, cells, padding = escaped(grid.name, NAME), int(grid.ids.size), grid.padding
-    texts = tuple(tuple(pieces_of(grid, row)) for row in range(min(rows, len(grid.ids))))
-    return TokenColumn(name, grid.layout, cells, cells - padding, padding, in_loss, texts)
+    texts = {
+        escaped(grid.name, NAME): [pieces_of(grid, k) for k in range(min(most, len(grid.ids)))]
+        for grid in grids
+    }
+    lines = ["…  and more values"] * more + [_share_line(grid) for grid in grids]
+    lines += [f"note: {note}" for note in _notes(grids, values if is_batch else None)]
+    cells = [cells_of(name, value) for name, value in found]
+    return ItemView(title, kind, rows_of(item) if is_batch else None, cells, lines, texts)
 
 
 def _notes(grids: list[TokenGrid], batch: Mapping[str, Any] | None) -> Iterator[str]:
@@ -221,51 +193,41 @@ def _notes(grids: list[TokenGrid], batch: Mapping[str, Any] | None) -> Iterator[
 
 def _block(view: ItemView, width: int) -> str:
     rows = "" if view.rows is None else f", {view.rows:,} row{'s' * (view.rows != 1)}"
-    lines = ["…  and more values"] if view.more_values else []
-    lines += [_share_line(counts) for counts in view.tokens]
-    lines += [f"note: {note}" for note in view.notes]
     inside = [
-        table([_cells(value) for value in view.values], width=width - 2),
-        *("\n".join(folded(line, width - 2)) for line in lines),
+        table(view.values, width=width - 2),
+        *("\n".join(folded(line, width - 2)) for line in view.lines),
         table(_texts(view), width=width - 2),
         *(_block(inner, width - 2) for inner in view.items),
     ]
-    there = max((len(one.rows) for one in view.tokens), default=len(view.items))
+    there = max(map(len, view.texts.values()), default=len(view.items))
     if there and (left_out := (view.rows or 0) - there) > 0:
         inside.append(f"… and {left_out:,} more row{'s' * (left_out > 1)}")
-    body = "\n".join(filter(None, inside))
-    return "\n".join(
-        filter(None, [f"{view.title}  {view.kind}{rows}", textwrap.indent(body, "  ")])
-    )
+    body = textwrap.indent("\n".join(filter(None, inside)), "  ")
+    return f"{view.title}  {view.kind}{rows}\n{body}".rstrip("\n")
 
 
-def _cells(value: Facts) -> list[str]:
-    shape = "" if value.shape is None else f"[{', '.join(f'{n:,}' for n in value.shape)}]"
-    span = "" if value.min is None else f"{value.min} to {value.max}"
-    text = "  ".join(part for part in (span, value.text) if part)
-    return [value.name or "·", value.type, shape, text]
-
-
-def _share_line(counts: TokenColumn) -> str:
-    parts = [f"{counts.tokens:,} tokens"]
-    if counts.in_loss is not None:
-        share = f" ({counts.in_loss / counts.tokens:.1%})" if counts.tokens else ""
-        parts = [f"{counts.in_loss:,} of {counts.tokens:,} tokens in the loss{share}"]
-    if counts.padding:
-        share = f"{counts.padding / counts.cells:.1%}"
-        parts.append(f"padding {counts.padding:,} of {counts.cells:,} cells ({share})")
-    parts += [LAYOUTS[counts.layout]] if counts.layout else []
-    return f"{counts.name}: {'; '.join(parts)}"
+def _share_line(grid: TokenGrid) -> str:
+    tokens = grid.ids.size - grid.padding
+    parts = [f"{tokens:,} tokens"]
+    if grid.in_loss is not None:
+        share = f" ({grid.loss_count / tokens:.1%})" if tokens else ""
+        parts = [f"{grid.loss_count:,} of {tokens:,} tokens in the loss{share}"]
+    if grid.padding:
+        share = f"{grid.padding / grid.ids.size:.1%}"
+        parts.append(f"padding {grid.padding:,} of {grid.ids.size:,} cells ({share})")
+    parts += [LAYOUTS[grid.layout]] if grid.layout else []
+    return f"{escaped(grid.name, NAME)}: {'; '.join(parts)}"
 
 
 def _texts(view: ItemView) -> list[list[str]]:
     found = []
-    for row in range(max((len(one.rows) for one in view.tokens), default=0)):
+    for row in range(max(map(len, view.texts.values()), default=0)):
         title = [f"row {row}"] if view.rows is not None else []
-        for one in (one for one in view.tokens if row < len(one.rows)):
-            name = [one.name] if len(view.tokens) > 1 or not title else []
-            found.append([*title, *name, "".join(map(_marked, one.rows[row]))])
-            title = [""] * len(title)
+        for name, rows in view.texts.items():
+            if row < len(rows):
+                named = [name] if len(view.texts) > 1 or not title else []
+                found.append([*title, *named, "".join(map(_marked, rows[row]))])
+                title = [""] * len(title)
     return found
 
 
@@ -275,8 +237,8 @@ def _marked(piece: Piece) -> str:
 
 def _legend(views: Sequence[ItemView]) -> str:
     inner = [one for view in views for one in (view, *view.items)]
-    columns = [column for view in inner for column in view.tokens]
-    there = {piece.kind for column in columns for row in column.rows for piece in row}
+    rows = [row for one in inner for rows in one.texts.values() for row in rows]
+    there = {piece.kind for row in rows for piece in row}
     return "   ".join(
         f"{_marked(Piece(kind, 'text', 9, 'label')).strip()} {meaning}"
         for kind, (_, meaning) in MARKS.items()

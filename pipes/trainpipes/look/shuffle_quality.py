@@ -16,7 +16,7 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.source import RandomAccessSource, Reader, RowSource
+from trainpipes.kinds.source import RandomAccessSource, RowSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.look.lengths import Numbered, walk
 from trainpipes.pipeline import Pipeline
@@ -136,7 +136,10 @@ def order_quality(
     items = islice(walk(plan, epoch), batches)
     ids = [own for own, _ in counted(items, "measuring the shuffle", batches, "batches")]
     numbers = np.concatenate([np.empty(0, dtype=np.int64), *ids])
-    return _measured(numbers, _file_lengths(source), size, plan.inputs.epoch_rows)
+    lengths = source.lengths
+    if source.file_of_block is not None:
+        lengths = np.bincount(source.file_of_block, weights=lengths).astype(np.int64)
+    return _measured(numbers, lengths, size, plan.inputs.epoch_rows)
 
 
 def _measured(
@@ -171,11 +174,6 @@ def _touched(in_file: IntArray, size: int) -> float:
     return float((1.0 - none).sum())
 
 
-def _file_lengths(source: RowSource) -> IntArray:
-    files, lengths = source.file_of_block, source.lengths
-    return lengths if files is None else np.bincount(files, weights=lengths).astype(np.int64)
-
-
 class _Numbers(RandomAccessSource):
     """A source of which nothing is read: its rows are their numbers."""
 
@@ -185,20 +183,13 @@ class _Numbers(RandomAccessSource):
         self.holds_numbers = isinstance(source, RandomAccessSource) and source.holds_numbers
         self.lengths, self.unread = source.lengths, source.unread
         self.row_bytes, self.block_bytes = source.row_bytes, source.block_bytes
-        self._firsts = np.concatenate([[0], np.cumsum(source.lengths)])
         self.file_of_block = source.file_of_block
-
-    def reader(self) -> Reader:
-        return self
 
     def read(self, block: int, start: int, stop: int) -> list[Any]:
         return [None] * (stop - start)
 
     def take(self, index: IntArray) -> list[Any]:
         return [None] * len(index)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def fingerprint(self) -> dict[str, Any]:
         return {}

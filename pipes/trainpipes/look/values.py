@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,26 +18,10 @@ Array = npt.NDArray[Any]
 
 #: Values of an item that are looked at, and how deep within each other.
 MOST_VALUES, DEEPEST = 64, 4
-#: Numbers of one tensor that are looked at: the first rows of a larger one.
-MOST_CELLS = 1 << 24
-#: Values of a list that are looked at.
-MOST_LISTED = 1 << 20
 #: What may stand beside token ids, after the same prefix, and is 0 on padding.
 MASKS = ("segment_ids", "attention_mask", "input_mask")
 #: Characters of a name, of a text, and of another value; texts of a batch that are quoted.
 NAME, TEXT, QUOTED, FEW = 80, 200, 120, 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """One value of an item."""
-
-    name: str
-    type: str
-    shape: tuple[int, ...] | None = None
-    min: str | None = None
-    max: str | None = None
-    text: str | None = None
 
 
 def as_mapping(value: Any) -> Mapping[str, Any] | None:
@@ -85,42 +69,29 @@ def _holds_several(value: Any, depth: int, of_row: bool) -> bool:
 
 
 def head(value: Any) -> Array | None:
-    """The numbers of an array or tensor, or its first rows; None where none can be read."""
+    """The numbers of an array or tensor; None where none can be read."""
     if isinstance(value, torch.Tensor):
         try:
-            value = _first_rows(value.detach(), value.numel()).cpu().resolve_conj().resolve_neg()
-            wide = value.dtype in (torch.float32, torch.float64)
-            value = value.float() if value.is_floating_point() and not wide else value
-            found: Array = value.numpy()
+            value = value.detach().cpu().resolve_conj().resolve_neg()
+            narrow = value.is_floating_point() and value.dtype != torch.float64
+            value = (value.float() if narrow else value).numpy()
         except (RuntimeError, TypeError, AttributeError):
             return None
-        return found
     value = np.asarray(value) if isinstance(value, np.generic) else value
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return np.asarray(_first_rows(value, value.size))
+        return value
     return None
 
 
-def _first_rows(value: Any, cells: int) -> Any:
-    return value[: MOST_CELLS * len(value) // cells + 1] if cells > MOST_CELLS else value
-
-
 def rows_of(item: Any) -> int | None:
-    """Rows of a batch."""
+    """Rows of a batch: as many as its first list or matrix has, or else its first vector."""
     if isinstance(item, list) and item and as_mapping(item[0]) is not None:
         return len(item)
-    vector = None
-    for _, value in leaves(item)[0]:
-        if isinstance(value, list):
-            return len(value)
-        if isinstance(value, torch.Tensor) and value.is_nested:
-            return int(value.size(0))
-        shape = getattr(value, "shape", None)
-        if isinstance(shape, tuple) and len(shape) > 1:
-            return int(shape[0])
-        if isinstance(shape, tuple) and shape and vector is None:
-            vector = int(shape[0])
-    return vector
+    several = [v for _, v in leaves(item)[0] if isinstance(v, list) or getattr(v, "ndim", None)]
+    first = max(several, key=lambda v: isinstance(v, list) or v.ndim > 1, default=None)
+    if first is None:
+        return None
+    return int(first.size(0)) if isinstance(first, torch.Tensor) else len(first)
 
 
 def masks_of(item: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -133,39 +104,40 @@ def masks_of(item: Mapping[str, Any]) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def facts_of(name: str, value: Any) -> Facts:
-    name = escaped(name, NAME)
+def cells_of(name: str, value: Any) -> list[str]:
+    """A value's name, type, shape, and range or text."""
     try:
-        return _facts(name, value)
+        kind, shape, text = _described(value)
     except Exception:  # of a class of the user's: the other values are to be shown
-        return Facts(name, type(value).__name__)
+        kind, shape, text = type(value).__name__, None, ""
+    sizes = "" if shape is None else f"[{', '.join(f'{n:,}' for n in shape)}]"
+    return [escaped(name, NAME) or "·", kind, sizes, text]
 
 
-def _facts(name: str, value: Any) -> Facts:
+def _described(value: Any) -> tuple[str, Sequence[int] | None, str]:
     if isinstance(value, torch.Tensor):
         kind = f"tensor {str(value.dtype).removeprefix('torch.')}"
         if value.device.type != "cpu":
             kind += f" on {value.device}"
         if value.is_nested:
-            return Facts(name, f"nested {kind}", (value.size(0),))
-        return Facts(name, kind, tuple(value.shape), *_span(value))
+            return f"nested {kind}", [value.size(0)], ""
+        return kind, value.shape, _span(value)
     if isinstance(value, np.ndarray) and (value.dtype.kind not in "OUS" or value.ndim != 1):
-        return Facts(name, f"array {value.dtype}", value.shape, *_span(value))
+        return f"array {value.dtype}", value.shape, _span(value)
     if isinstance(value, list | tuple | np.ndarray):
-        is_array = isinstance(value, np.ndarray)
         kind = f"array {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-        numbers = not is_array and all(isinstance(one, int | float) for one in value[:MOST_LISTED])
-        low, high, _ = _span(np.array(value[:MOST_LISTED])) if numbers and value else (None,) * 3
+        numbers = all(isinstance(one, int | float) for one in value)
+        span = _span(np.array(value)) if numbers else ""
         few = [_quoted(one, NAME, quotes=True) for one in value[:FEW]]
-        few += ["…"] * (len(value) > FEW)
-        return Facts(name, kind, (len(value),), low, high, ", ".join(few) or None)
+        text = ", ".join(few + ["…"] * (len(value) > FEW))
+        return kind, [len(value)], "  ".join(filter(None, [span, text]))
     if isinstance(value, str):
         kind = "str" if len(value) <= TEXT else f"str of {len(value):,} characters"
-        return Facts(name, kind, text=_quoted(value, TEXT))
+        return kind, None, _quoted(value, TEXT)
     if isinstance(value, bytes | bytearray | memoryview):
-        return Facts(name, f"bytes of {len(value):,}", text=escaped(shown(bytes(value[:32]), 60)))
+        return f"bytes of {len(value):,}", None, escaped(shown(bytes(value[:32]), 60))
     kind = "None" if value is None else type(value).__name__
-    return Facts(name, kind, text=_quoted(value, QUOTED))
+    return kind, None, _quoted(value, QUOTED)
 
 
 def _quoted(value: Any, most: int, quotes: bool = False) -> str:
@@ -175,12 +147,12 @@ def _quoted(value: Any, most: int, quotes: bool = False) -> str:
     return f"'{text}'" if quotes else text
 
 
-def _span(value: Any) -> tuple[str | None, str | None, str | None]:
+def _span(value: Any) -> str:
     numbers = head(value)
     if numbers is None or not numbers.size or numbers.dtype.kind not in "biuf":
-        return None, None, None
+        return ""
     if numbers.dtype.kind != "f":
-        return str(numbers.min()), str(numbers.max()), None
+        return f"{numbers.min()} to {numbers.max()}"
     real = numbers[~np.isnan(numbers)]
-    text = f"{numbers.size - real.size:,} NaN" if real.size < numbers.size else None
-    return (f"{real.min():.4g}", f"{real.max():.4g}", text) if real.size else (None, None, text)
+    span = [f"{real.min():.4g} to {real.max():.4g}"] if real.size else []
+    return "  ".join(span + [f"{numbers.size - real.size:,} NaN"] * (real.size < numbers.size))
