@@ -62,9 +62,12 @@ def to_yaml(pipeline: Pipeline, path: str | os.PathLike[str] | None = None) -> s
         head += "# storage_options are not written: tp.load(path, storage_options=...)\n"
     text = head + yaml.serialize(root, Dumper=_dumper(), allow_unicode=True, width=1 << 30)
     if path is not None:
+        beside = Path(f"{os.fspath(path)}.{os.getpid()}.tmp")
         try:
-            Path(path).write_text(text, encoding="utf-8", newline="\n")
+            beside.write_text(text, encoding="utf-8", newline="\n")
+            beside.replace(path)
         except OSError as error:
+            beside.unlink(missing_ok=True)
             raise ConfigError(f"to_yaml(path): {path} cannot be written: {error}") from error
     return text
 
