@@ -53,12 +53,16 @@ def printed(monkeypatch):
     return running
 
 
+#: As the command has them; click keeps those that were asked for first.
+HELP = ["-h", "--help"]
+
+
 def helps(name: str) -> Iterator[str]:
     """The help of a command and of those below it."""
     found = command_line.commands[name]
     several = [found, *found.commands.values()] if isinstance(found, click.Group) else [found]
     for one in several:
-        yield one.get_help(click.Context(one, info_name=one.name))
+        yield one.get_help(click.Context(one, info_name=one.name, help_option_names=HELP))
 
 
 def write_data(folder: Path) -> None:
