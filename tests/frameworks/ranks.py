@@ -10,6 +10,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import random
 import socket
 import sys
 import time
@@ -24,6 +25,16 @@ __all__ = ["Ranks", "run"]
 
 #: Imported by the server, where installed.
 FRAMEWORKS = ("torch", "trainpipes", "frameworks.imported")
+
+
+def free_port() -> int:
+    """A port that no other test process takes, nor the system for a connection, until ranks listen."""
+    first = 20_000 + 500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    for port in random.sample(range(first, first + 500), 500):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("", port))
+            return port
+    raise OSError("no port is free")
 
 
 class Ranks:
@@ -43,9 +54,7 @@ class Ranks:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(FRAMEWORKS))
         _start_server()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self._processes = [
             context.Process(
                 target=_rank, args=(function, rank, ranks, port, folder, arguments), daemon=False
