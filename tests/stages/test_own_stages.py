@@ -641,3 +641,16 @@ def test_a_wrong_call_names_the_method_and_its_options() -> None:
         tp.from_dataset([1]).batch(2, True)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"map\(\): missing a required argument: 'fn'; it is map\("):
         tp.from_dataset([1]).map()  # type: ignore[call-arg]
+
+
+class Keeps(tp.TableStage):
+    ragged: bool = True
+    columns: Sequence[str] = ()
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        return table
+
+
+def test_options_may_have_names_that_other_stages_use() -> None:
+    rows = tp.from_dataset([{"x": np.arange(3)}, {"x": np.arange(2)}])
+    assert [list(row["x"]) for row in rows.then(Keeps())] == [[0, 1, 2], [0, 1]]

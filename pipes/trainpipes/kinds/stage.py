@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, dataclass_transform, overload
 
 from trainpipes._internal.checks import require
@@ -126,6 +126,7 @@ class Stage:
         finds_types: its columns' types are found from the first rows.
         needs_columns: it works on Arrow columns, made of Python objects if need be.
         takes_objects: with ``needs_columns``, it also takes rows that Arrow cannot hold.
+        ragged_columns: with ``needs_columns``, those whose arrays may differ in length; None for all.
         makes_objects: its rows are Python objects.
         holds_data: its options hold rows, which are not copied.
         draws_by: how a user's function draws at random there, for messages.
@@ -156,6 +157,7 @@ class Stage:
     reorders = False
     needs_columns = False
     takes_objects: ClassVar[bool] = False
+    ragged_columns: ClassVar[Collection[str] | None] = None
     makes_objects = False
     plan_inputs: ClassVar[Any] = None
 

@@ -163,8 +163,7 @@ def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
     number = 0
     for stage in stages:
         if stage.needs_columns and objects and not _in_batches(stage, stages[0], batched):
-            ragged = stage.options.get("ragged")
-            stays = stage.takes_objects
+            stays, ragged = stage.takes_objects, stage.ragged_columns
             found.append(AsColumns(str(stage), may_stay=stays, key=str(number), ragged=ragged))
             number += 1
         found.append(stage)

@@ -43,6 +43,10 @@ class AsColumns(RunStage):
     def name(self) -> str:
         return str(vars(self).get("caller", "write"))  # asked for before the options are there
 
+    @property
+    def ragged_columns(self) -> Collection[str] | None:  # type: ignore[override]
+        return self.ragged
+
     def process(self, run: Run) -> Run:
         if isinstance(run.block.data, pa.Table):
             run.block.data.validate(full=True)
