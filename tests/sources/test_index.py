@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import tarfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -184,6 +185,29 @@ def test_a_warm_start_scans_no_file_and_finds_the_same(kind, data, scans):
     assert seen(kind, data, index=False) == cold
     assert scans.taken() == ALL
     assert tp.cache.info().indexes == 1
+
+
+@some
+def test_one_who_makes_the_index_and_hangs_is_not_waited_for(kind, data, monkeypatch):
+    inner, hangs, goes_on = index_store.open_bytes, threading.Event(), threading.Event()
+
+    def opened_late(*some: Any) -> Any:
+        if not hangs.is_set():
+            hangs.set()
+            goes_on.wait(60)
+        return inner(*some)
+
+    monkeypatch.setattr(index_store, "PATIENCE", 0.2)
+    monkeypatch.setattr(index_store, "open_bytes", opened_late)
+    found: list[Any] = []
+    other = threading.Thread(target=lambda: found.append(seen(kind, data)))
+    other.start()
+    assert hangs.wait(60)
+    own = seen(kind, data)
+    assert not found
+    goes_on.set()
+    other.join(60)
+    assert found == [own]
 
 
 @every

@@ -33,6 +33,8 @@ log = logging.getLogger("trainpipes")
 
 #: Local files of which none is kept, unless it is asked for: to read them takes milliseconds.
 FEW = 64
+#: Seconds to wait for another process that makes the index; one that hangs is not waited for without end.
+PATIENCE = 600.0
 #: Nanoseconds within which a disk may give two changes of a file the same time.
 TICK = 10_000_000
 #: Rows of files that are not in the listing at hand, for each one that is; so many stay in any case.
@@ -176,7 +178,8 @@ class IndexStore:
             if self.path is not None and root is not None:
                 digest = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:32]
                 with suppress(OSError):  # nothing depends on it
-                    stack.enter_context(locked(index_path(root, digest).with_suffix(LOCK)))
+                    path = index_path(root, digest).with_suffix(LOCK)
+                    stack.enter_context(locked(path, PATIENCE))
                 self._find()
             yield
 
