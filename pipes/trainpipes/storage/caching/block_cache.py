@@ -96,7 +96,11 @@ class BlockCache:
         first: Callable[[], Any] = lambda: None,
     ) -> None:
         root = folder(options.path)
-        assert root is not None, "TRAINPIPES_CACHE was changed while the pipeline was at work"
+        if root is None:
+            raise ConfigError(
+                f"{options}: TRAINPIPES_CACHE must stay as it was while the pipeline is at work, got one that "
+                "keeps nothing: build the pipeline again"
+            )
         self.holes, self._apply = holes, apply
         self._source, self._firsts = source, firsts
         self._options, self._root = options, root
