@@ -98,8 +98,8 @@ class BlockCache:
         root = folder(options.path)
         if root is None:
             raise ConfigError(
-                f"{options}: TRAINPIPES_CACHE must stay as it was while the pipeline is at work, got one that "
-                "keeps nothing: build the pipeline again"
+                f"{options}: TRAINPIPES_CACHE must stay as it was while the pipeline is at work, got one "
+                "that keeps nothing: build the pipeline again"
             )
         self.holes, self._apply = holes, apply
         self._source, self._firsts = source, firsts
