@@ -293,8 +293,8 @@ def costs_of(
         texts = pa.array([text[a:b] for a, b in pairwise(edges)], pa.large_string())
         runs = list(all_runs(Runs(pa.table({"text": texts}))))
         engines = {
-            "tokenize": Tokenize(tokenizer=str(path), add_eos=True, engine="tokenizers"),
-            "tokenize, the fastest engine there is": Tokenize(tokenizer=str(path), add_eos=True),
+            "tokenize": Tokenize(tokenizer=str(path), add_eos="<eos>", engine="tokenizers"),
+            "tokenize, the fastest engine there is": Tokenize(tokenizer=str(path), add_eos="<eos>"),
         }
         table = pa.concat_tables([engines["tokenize"].process(run).block.data for run in runs])
         tokens = len(table.column("input_ids").combine_chunks().values)

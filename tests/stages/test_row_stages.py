@@ -215,3 +215,32 @@ def test_rows_made_of_one_are_told_apart_by_later_stages() -> None:
 
 
 # All
+
+
+CHAINS = {
+    "batch": (lambda pipe: pipe.batch(32), 32),
+    "take": (lambda pipe: pipe.take(900), 8),
+    "flat_map": (lambda pipe: pipe.flat_map(lambda row: [row]), 9),
+    "map": (lambda pipe: pipe.batch(32).map(list), 32),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_items_that_were_given_are_not_held(name: str) -> None:
+    alive = most = 0
+
+    class Image:
+        def __init__(self, number: int) -> None:
+            nonlocal alive, most
+            alive += 1
+            most = max(most, alive)
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    chain, bound = CHAINS[name]
+    for item in chain(tp.from_dataset(range(1000)).map(Image)):
+        del item
+    assert 0 < most <= bound
+    assert not alive

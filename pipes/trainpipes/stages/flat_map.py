@@ -89,6 +89,7 @@ class FlatMap(RegroupStage):
                     rows, places = [], []
             if rows:
                 yield _made_run(run, rows, places, (number + 1, 0))
+                del run, rows  # their memory is free for the next one
             else:
                 yield run.pick(np.empty(0, dtype=np.int64))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -23,22 +23,19 @@ CursorsOf = Callable[[int, int], Cursors]
 
 
 class Runs:
-    """Runs of a generator. Whoever meets an error opens the rows anew."""
+    """Runs of a generator with an item; raises after many epochs without. Whoever meets an error opens
+    the rows anew. No run that was given is held: its memory is free for the next one.
+    """
 
-    def __init__(self, runs: Iterable[Run], stage: object) -> None:
-        self.next_run = _some(runs, stage).__next__
+    def __init__(self, runs: Iterator[Run], stage: object) -> None:
+        self._runs, self._stage, self._rounds = runs, stage, EmptyRounds()
 
-
-def _some(runs: Iterable[Run], stage: object) -> Iterator[Run]:
-    """Runs with an item; raises after many epochs without."""
-    rounds = EmptyRounds()
-    for run in runs:
-        if len(run):
-            rounds.gave()
-            yield run
-        else:
-            rounds.saw(run)
-            rounds.check(stage)
+    def next_run(self) -> Run:
+        while not len(run := next(self._runs)):
+            self._rounds.saw(run)
+            self._rounds.check(self._stage)
+        self._rounds.gave()
+        return run
 
 
 def compact(cursors: Cursors) -> Cursors:

@@ -188,6 +188,7 @@ class _Counted(stage_kinds.RegroupStage):
                 kept = run.pick(np.arange(first, last, dtype=np.int64))
                 rows = np.arange(first, last + 1, dtype=np.int64)
                 yield Run(kept.block, Cursors.counting(base, rows), kept.bounds, kept.items)
+                del kept, run  # their memory is free for the next one
 
 
 class Take(_Counted):

@@ -170,6 +170,7 @@ class Pack(TakesTokenizer, RegroupStage):
                 if "labels" in documents.columns and self._targets.asked_for:
                     run = self._targets.check(run, have_target(*numbers_of(rows, "labels", self)))
                 yield run
+                del run, rows, table  # their memory is free for the next one
 
     def _fitted(self, held: Held, used: int) -> Iterator[_Window]:
         size, least, most = self.buffer_size, 0, self.max_documents
