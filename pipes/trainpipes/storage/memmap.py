@@ -35,7 +35,7 @@ read_memmap = MemmapDataset
 #: Bytes of rows after which a part ends, where neither rows nor parts are counted.
 PART_BYTES = 1 << 30
 #: Rows that are written together, and their bytes, at most.
-GROUP_ROWS, GROUP_BYTES = 16_384, 4 << 20
+GROUP_ROWS, GROUP_BYTES = 16_384, 1 << 20
 CALLER = "write_memmap"
 
 

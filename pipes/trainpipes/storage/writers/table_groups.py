@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.columns.arrays import gathered
+from trainpipes.columns.arrays import gathered, one_chunk
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import SchemaError
@@ -56,30 +56,32 @@ class TableGroups:
 
     def group(self, most: int, most_bytes: int) -> tuple[pa.Table, int] | None:
         """The next rows, at most so many and of about so many bytes; and how many bytes they have."""
-        parts: list[pa.RecordBatch] = []
+        parts: list[
+            pa.Table
+        ] = []  # one of each table that rows are of: those of one are not copied
         rows = size = 0
-        step = FIRST_ROWS
-        while rows < most and size < most_bytes and (part := self._take(min(step, most - rows))):
-            parts.append(part)
-            part_size = pa.ipc.get_record_batch_size(part)
-            rows, size = rows + len(part), size + part_size
+        step, table, start = FIRST_ROWS, self._table, self.used
+        while rows < most and size < most_bytes:
+            looked_at: list[pa.Table] = []
+            left = min(step, most - rows)
+            while left and (some := self.some(left)) is not None:
+                looked_at.append(some)
+                left -= len(some)
+                if self._table is not table:
+                    if table is not None:
+                        parts.append(table.slice(start))
+                    table, start = self._table, 0
+            if not looked_at:
+                break
+            part_size = compact(pa.concat_tables(looked_at)).nbytes
+            rows, size = rows + sum(map(len, looked_at)), size + part_size
             if part_size < FEW_BYTES:
                 step = min(2 * step, MOST_ROWS)
             elif part_size > MANY_BYTES:
                 step = max(step // 2, 1)
-        if not parts:
+        if not rows:
             return None
-        return pa.Table.from_batches(parts, self._schema).combine_chunks(), size
-
-    def _take(self, rows: int) -> pa.RecordBatch | None:
-        parts = []
-        while rows and (part := self.some(rows)) is not None:
-            parts.append(part)
-            rows -= len(part)
-        if not parts:
-            return None
-        columns = [compact(column) for column in pa.concat_tables(parts).columns]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        return compact(pa.concat_tables([*parts, table.slice(start, self.used - start)])), size
 
 
 def check_columns(first: pa.Schema, found: pa.Schema, caller: str, where: str = "") -> None:
@@ -101,16 +103,21 @@ def decoded(table: pa.Table) -> pa.Table:
     return table
 
 
-def compact(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array that holds its rows and nothing besides, nor any bytes where a value is null."""
-    array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
-    return array if _is_plain(array) else gathered(array, np.arange(len(array), dtype=np.int64))
+def compact(table: pa.Table) -> pa.Table:
+    """Rows as one array a column, without any bytes where a value is null."""
+    columns = []
+    for column in table.columns:
+        array = one_chunk(column)
+        plain = _is_plain(array)
+        columns.append(array if plain else gathered(array, np.arange(len(array), dtype=np.int64)))
+    return pa.Table.from_arrays(columns, schema=table.schema)
 
 
 def _is_plain(array: pa.Array) -> bool:
-    """Whether an array that ``concat_arrays`` made is known to hold nothing besides its rows."""
-    if array.null_count or pa.types.is_boolean(array.type):
+    """Whether it is known to be whole bytes without nulls."""
+    kind = array.type
+    if array.null_count or pa.types.is_boolean(kind) or isinstance(array, pa.ExtensionArray):
         return False
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        return _is_plain(array.values)
-    return bool(not pa.types.is_nested(array.type) and not isinstance(array, pa.ExtensionArray))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _is_plain(array.flatten())
+    return not pa.types.is_nested(kind)
