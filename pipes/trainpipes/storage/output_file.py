@@ -49,11 +49,14 @@ class OutputFile:
     def tell(self) -> int:
         return self.size
 
-    def flush(self, sync: bool = False) -> None:
+    def flush(self) -> None:
         with writing(self._path, self._caller):
             self._file.flush()
-            if sync:
-                os.fsync(self._file.fileno())
+
+    def sync(self) -> None:
+        self.flush()
+        with writing(self._path, self._caller):
+            os.fsync(self._file.fileno())
 
     def writable(self) -> bool:
         return True

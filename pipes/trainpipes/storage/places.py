@@ -114,7 +114,7 @@ class Place:
             if self.is_local:
                 stack.callback(path.unlink, missing_ok=True)
             yield file
-            file.flush(sync=self.is_local)
+            file.sync() if self.is_local else file.flush()
             with writing(self.at(name), self.caller):
                 self._put(path, part, f"{self.path}/{name}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -109,7 +109,7 @@ def write_arrow(
     check_codec(compression, ARROW_CODECS, "write_arrow")
     check_group(row_group_size, "write_arrow")
     form = Format(
-        "write_arrow", ".arrow", partial(_Arrow, compression),
+        "write_arrow", ".arrow", partial(_Tables, partial(_open_arrow, compression)),
         {"row_group_size": row_group_size, "compression": compression},
         row_group_size or GROUP_ROWS, ANY if row_group_size else OTHER_GROUP_BYTES, FILE_BYTES,
     )  # fmt: skip
@@ -129,7 +129,7 @@ def write_json(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Write the rows of one epoch to JSON lines, "part-00000.jsonl" and so on. Dates, times and decimals
-    become text. ``orjson`` is used where it is installed.
+    become text.
 
     Args:
         compression: "gzip", "zstd" or None.
@@ -168,47 +168,44 @@ def parquet_form(
     **how: Any,
 ) -> Format:
     how |= {"compression": compression or "none", "compression_level": level}
+    opened = partial(_open_parquet, how | {"write_page_checksum": True}, metadata)
     return Format(
-        caller, ".parquet", partial(_Parquet, how | {"write_page_checksum": True}, metadata), options,
+        caller, ".parquet", partial(_Tables, opened), options,
         row_group_size or GROUP_ROWS, ANY if row_group_size else GROUP_BYTES, FILE_BYTES,
     )  # fmt: skip
 
 
-class _TableFile:
-    def __init__(self, schema: pa.Schema) -> None:
+def _open_parquet(how: Any, metadata: Any, file: Any, schema: pa.Schema) -> Any:
+    return pq.ParquetWriter(file, schema.with_metadata(metadata), **how)
+
+
+def _open_arrow(compression: str | None, file: OutputFile, schema: pa.Schema) -> Any:
+    return pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression=compression))
+
+
+class _Tables:
+    def __init__(
+        self, opened: Callable[[Any, pa.Schema], Any], file: Any, schema: pa.Schema
+    ) -> None:
         self.columns = {field.name: str(field.type) for field in schema}
-        self._writer: Any = None
+        self._writer = opened(file, schema)
 
     def write(self, group: pa.Table, first_row: int) -> None:
         self._writer.write_table(group, max(1, len(group)))
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
 
-class _Parquet(_TableFile):
-    def __init__(self, how: Any, metadata: Any, file: Any, schema: pa.Schema) -> None:
-        super().__init__(schema)
-        self._writer = pq.ParquetWriter(file, schema.with_metadata(metadata), **how)
-
-
-class _Arrow(_TableFile):
-    def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
-        super().__init__(schema)
-        options = pa.ipc.IpcWriteOptions(compression=compression)
-        self._writer = pa.ipc.new_file(file, schema, options=options)
-
-
-class _Lines(_TableFile):
+class _Lines:
     """One file. Compressed, each group is a gzip member or zstd frame of its own, to read from."""
 
     def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
-        super().__init__(schema)
+        self.columns = {field.name: str(field.type) for field in schema}
         self._file = file
-        self._codec = (
-            None if compression is None else pa.Codec(compression, JSON_LEVELS[compression])
-        )
+        self._compress: Callable[[bytes], Any] = bytes
+        if compression is not None:
+            self._compress = pa.Codec(compression, JSON_LEVELS[compression]).compress
 
     def write(self, group: pa.Table, first_row: int) -> None:
         try:
@@ -217,4 +214,7 @@ class _Lines(_TableFile):
             row = None if error.row is None else first_row + error.row
             where = "" if row is None else f" (row {row:,} of those written)"
             raise DataError(f"write_json(): column {error}{where}", stage="write_json()") from None
-        self._file.write(lines if self._codec is None else self._codec.compress(lines))
+        self._file.write(self._compress(lines))
+
+    def close(self) -> None:
+        """Nothing follows the last row."""

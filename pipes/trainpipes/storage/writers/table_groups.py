@@ -34,11 +34,16 @@ class TableGroups:
     def close(self) -> None:
         self._table = None
 
-    def some(self, most: int = 1 << 62) -> pa.Table | None:
-        """The next rows, as they come, and so many at most."""
+    def has_rows(self) -> bool:
         while self._table is None or self.used == len(self._table):
             if not self._advance():
-                return None
+                return False
+        return True
+
+    def some(self, most: int = 1 << 62) -> pa.Table | None:
+        """The next rows, as they come, and so many at most."""
+        if not self.has_rows():
+            return None
         found = self._table.slice(self.used, most)
         self.used += len(found)
         return found
