@@ -199,10 +199,14 @@ class OutputFolder:
                 path=self.place.root,
             )
         found = self._read(MANIFEST)
-        if not isinstance(found, dict) or found.get("trainpipes_files") != FORM:
+        if found.get("trainpipes_files") != FORM:
             raise _damaged(self.place.at(MANIFEST))
         self._check_same(found)
-        _check_there(self.place, self._end(found, len(found["files"])).entries)
+        try:
+            finished = self._end(found, len(found["files"]))
+        except (KeyError, TypeError) as error:
+            raise _damaged(self.place.at(MANIFEST)) from error
+        _check_there(self.place, finished.entries)
         return True
 
     def _open(self) -> None:
@@ -243,11 +247,11 @@ class OutputFolder:
         self.files = {info.file: info for info in sorted(infos, key=_in_order)}
         _check_there(self.place, infos)
 
-    def _read(self, name: str) -> Any:
-        try:
-            return json.loads(self.place.read(name))
-        except ValueError as error:
-            raise _damaged(self.place.at(name)) from error
+    def _read(self, name: str) -> dict[str, Any]:
+        with suppress(ValueError):
+            if isinstance(found := json.loads(self.place.read(name)), dict):
+                return found
+        raise _damaged(self.place.at(name))
 
     def _clear(self) -> None:
         work = self.place.sizes(WORK)

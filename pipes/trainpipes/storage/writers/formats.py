@@ -17,6 +17,7 @@ from trainpipes.storage.executor import Executor
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import Manifest
 from trainpipes.storage.writers.json_lines import NoJson, lines_of
+from trainpipes.storage.writers.table_groups import compact
 from trainpipes.storage.writers.write import ANY, Format, Output, write
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def write_arrow(
     check_codec(compression, ARROW_CODECS, "write_arrow")
     check_group(row_group_size, "write_arrow")
     form = Format(
-        "write_arrow", ".arrow", partial(_Tables, partial(_open_arrow, compression)),
+        "write_arrow", ".arrow", partial(_Arrow, compression),
         {"row_group_size": row_group_size, "compression": compression},
         row_group_size or GROUP_ROWS, ANY if row_group_size else OTHER_GROUP_BYTES, FILE_BYTES,
     )  # fmt: skip
@@ -168,41 +169,47 @@ def parquet_form(
     **how: Any,
 ) -> Format:
     how |= {"compression": compression or "none", "compression_level": level}
-    opened = partial(_open_parquet, how | {"write_page_checksum": True}, metadata)
     return Format(
-        caller, ".parquet", partial(_Tables, opened), options,
+        caller, ".parquet", partial(_Parquet, how | {"write_page_checksum": True}, metadata), options,
         row_group_size or GROUP_ROWS, ANY if row_group_size else GROUP_BYTES, FILE_BYTES,
     )  # fmt: skip
 
 
-def _open_parquet(how: Any, metadata: Any, file: Any, schema: pa.Schema) -> Any:
-    return pq.ParquetWriter(file, schema.with_metadata(metadata), **how)
-
-
-def _open_arrow(compression: str | None, file: OutputFile, schema: pa.Schema) -> Any:
-    return pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression=compression))
-
-
-class _Tables:
-    def __init__(
-        self, opened: Callable[[Any, pa.Schema], Any], file: Any, schema: pa.Schema
-    ) -> None:
-        self.columns = {field.name: str(field.type) for field in schema}
-        self._writer = opened(file, schema)
+class _Parquet:
+    def __init__(self, how: Any, metadata: Any, file: Any, schema: pa.Schema) -> None:
+        self.columns = columns_of(schema)
+        self._writer = pq.ParquetWriter(file, schema.with_metadata(metadata), **how)
 
     def write(self, group: pa.Table, first_row: int) -> None:
-        self._writer.write_table(group, max(1, len(group)))
+        # In one chunk: where others begin, pages may, too.
+        self._writer.write_table(group.combine_chunks(), max(1, len(group)))
 
     def close(self) -> None:
         self._writer.close()
+
+
+class _Arrow:
+    def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
+        self.columns, options = columns_of(schema), pa.ipc.IpcWriteOptions(compression=compression)
+        self._writer = pa.ipc.new_file(file, schema, options=options)
+
+    def write(self, group: pa.Table, first_row: int) -> None:
+        # Of slices it would write what their buffers hold besides.
+        self._writer.write_table(compact(group), max(1, len(group)))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def columns_of(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: str(field.type) for field in schema}
 
 
 class _Lines:
     """One file. Compressed, each group is a gzip member or zstd frame of its own, to read from."""
 
     def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
-        self.columns = {field.name: str(field.type) for field in schema}
-        self._file = file
+        self.columns, self._file = columns_of(schema), file
         self._compress: Callable[[bytes], Any] = bytes
         if compression is not None:
             self._compress = pa.Codec(compression, JSON_LEVELS[compression]).compress

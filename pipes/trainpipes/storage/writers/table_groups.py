@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.columns.arrays import gathered, one_chunk
+from trainpipes.columns.arrays import dtype_of, gathered
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import SchemaError
@@ -42,7 +42,7 @@ class TableGroups:
 
     def some(self, most: int = 1 << 62) -> pa.Table | None:
         """The next rows, as they come, and so many at most."""
-        if not self.has_rows():
+        if not self.has_rows() or self._table is None:
             return None
         found = self._table.slice(self.used, most)
         self.used += len(found)
@@ -61,9 +61,7 @@ class TableGroups:
 
     def group(self, most: int, most_bytes: int) -> tuple[pa.Table, int] | None:
         """The next rows, at most so many and of about so many bytes; and how many bytes they have."""
-        parts: list[
-            pa.Table
-        ] = []  # one of each table that rows are of: those of one are not copied
+        parts: list[pa.Table] = []  # of each table one: rows of the same are not copied
         rows = size = 0
         step, table, start = FIRST_ROWS, self._table, self.used
         while rows < most and size < most_bytes:
@@ -78,15 +76,34 @@ class TableGroups:
                     table, start = self._table, 0
             if not looked_at:
                 break
-            part_size = compact(pa.concat_tables(looked_at)).nbytes
+            part_size = self._size(looked_at)
             rows, size = rows + sum(map(len, looked_at)), size + part_size
             if part_size < FEW_BYTES:
                 step = min(2 * step, MOST_ROWS)
             elif part_size > MANY_BYTES:
                 step = max(step // 2, 1)
-        if not rows:
+        if table is None or not rows:
             return None
-        return compact(pa.concat_tables([*parts, table.slice(start, self.used - start)])), size
+        last = table.slice(start, rows - sum(map(len, parts)))
+        return pa.concat_tables([*parts, last]), size
+
+    def _size(self, tables: list[pa.Table]) -> int:
+        """Bytes of rows, as these alone say."""
+        widths = [*map(_width, self.schema.types)]
+        size = sum(map(len, tables)) * sum(filter(None, widths))
+        if odd := [number for number, width in enumerate(widths) if width is None]:
+            [batch] = compact(pa.concat_tables([some.select(odd) for some in tables])).to_batches()
+            size += int(pa.ipc.get_record_batch_size(batch))
+        return size
+
+
+def _width(kind: pa.DataType) -> int | None:
+    """Bytes of a number, or of an array of numbers; None of other values."""
+    count = 1
+    while pa.types.is_fixed_size_list(kind):
+        kind, count = kind.value_type, count * kind.list_size
+    dtype = dtype_of(kind)
+    return None if dtype is None else count * dtype.itemsize
 
 
 def check_columns(first: pa.Schema, found: pa.Schema, caller: str, where: str = "") -> None:
@@ -109,20 +126,19 @@ def decoded(table: pa.Table) -> pa.Table:
 
 
 def compact(table: pa.Table) -> pa.Table:
-    """Rows as one array a column, without any bytes where a value is null."""
+    """A copy of rows that holds nothing besides, nor any bytes where a value is null."""
     columns = []
     for column in table.columns:
-        array = one_chunk(column)
+        array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
         plain = _is_plain(array)
         columns.append(array if plain else gathered(array, np.arange(len(array), dtype=np.int64)))
     return pa.Table.from_arrays(columns, schema=table.schema)
 
 
 def _is_plain(array: pa.Array) -> bool:
-    """Whether it is known to be whole bytes without nulls."""
-    kind = array.type
-    if array.null_count or pa.types.is_boolean(kind) or isinstance(array, pa.ExtensionArray):
+    """Whether an array that ``concat_arrays`` made is known to hold nothing besides its rows."""
+    if array.null_count or pa.types.is_boolean(array.type):
         return False
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _is_plain(array.flatten())
-    return not pa.types.is_nested(kind)
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return _is_plain(array.values)
+    return bool(not pa.types.is_nested(array.type) and not isinstance(array, pa.ExtensionArray))
