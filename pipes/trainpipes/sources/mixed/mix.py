@@ -14,7 +14,7 @@ import numpy as np
 from trainpipes._internal.checks import ColumnName, require, whole_number
 from trainpipes._internal.text import cut
 from trainpipes.columns.block import Block
-from trainpipes.columns.run import Run, innermost, levels
+from trainpipes.columns.run import innermost, levels
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.as_columns import gives_objects
@@ -23,8 +23,8 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, DataError, StateError, TrainpipesError
 from trainpipes.kinds.options import identify, show
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import MixingSource, RunStage
-from trainpipes.sources.combined.common_columns import CommonColumns
+from trainpipes.kinds.stage_kinds import MixingSource
+from trainpipes.sources.combined.common_columns import Alike, CommonColumns
 from trainpipes.sources.mixed.fair_queue import common_total, whole_weights
 from trainpipes.sources.mixed.mix_weights import (
     Schedule,
@@ -180,16 +180,15 @@ class Mix(MixingSource):
         mixture = mixed.source
         assert isinstance(mixture, Mixture)
         found: dict[str, Inputs] = {}
-        chains: dict[str, tuple[Inputs, Sequence[Stage]]] = {}
-        columns = CommonColumns("mix", str(self), chains)
+        columns = CommonColumns(self)
         for name, pipeline in sorted(self.sources.items()):
-            alike = _Alike(columns, name)
+            alike = Alike(columns, name)
             with _named(name):
                 stages = [stage.fresh() for stage in pipeline.stages]
                 stages += [alike, *(stage.fresh() for stage in above)]
                 found[name] = part = Inputs(arrange(stages), mixture.sources[name])
             steps = part.chain.steps
-            chains[name] = part, steps[: steps.index(alike)]
+            columns.parts[name] = part, steps[: steps.index(alike)]
             size = mixture.sizes[name]
             shards = mixed.chain.num_shards
             if self.stop == "first_exhausted" and (size or math.inf) < shards:
@@ -281,20 +280,6 @@ class Mix(MixingSource):
             if field.name != "sources" and getattr(self, field.name) != field.default
         ]
         return f"mix({', '.join(['{' + ', '.join(shown) + '}', *said])})"
-
-
-class _Alike(RunStage):
-    thread_safe = True
-    holds_data = True
-
-    columns: Any
-    part: str
-
-    def process(self, run: Run) -> Run:
-        return run.with_block(self.columns.of(self.part, run.block))
-
-    def __repr__(self) -> str:
-        return str(self.columns._stage)
 
 
 def _tokens(column: str, mix: Mix, block: Block) -> IntArray:
