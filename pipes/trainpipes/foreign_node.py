@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import threading
 from typing import Any
 
 from torchdata.nodes import BaseNode
 
-from trainpipes.columns.payload import Payload
 from trainpipes.errors import StateError
-from trainpipes.kinds.source import RowStream, StreamReader
+from trainpipes.kinds.source import RowStream
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.sources.memory.from_torchdata import plain, restored, tells_start
+from trainpipes.sources.memory.from_torchdata import NodeReader, next_epoch, plain, restored
 
 #: Key of a position at an epoch's start given by where the node stood in the epoch before.
 _AFTER = "trainpipes_next_epoch_after"
@@ -45,6 +44,7 @@ class NodeStream(RowStream):
 
     def __init__(self, node: BaseNode[Any]) -> None:
         self.node = node
+        self.lock = threading.RLock()
         self._reader: NodeReader | None = None  # whose turn it is
         self._left: dict[int, dict[str, Any]] = {}  # by epoch: where it was left
         self._starts: dict[int, dict[str, Any]] = {}  # by epoch
@@ -70,7 +70,7 @@ class NodeStream(RowStream):
         for known in (self._left, self._starts):
             while len(known) > _REMEMBERED:
                 del known[min(known)]
-        self._reader = NodeReader(self, epoch, state)
+        self._reader = NodeReader(self, state, epoch)
         return self._reader
 
     def turn(self, reader: NodeReader) -> None:
@@ -96,19 +96,16 @@ class NodeStream(RowStream):
             ) from error
         self.node.reset(found)
         if _AFTER in state:
-            self._use()
-            self.node.reset(None)
+            next_epoch(self.node)
 
-    def _use(self) -> None:
-        """Read an item, so that the next ``reset()`` begins another epoch."""
-        with suppress(StopIteration):
-            next(self.node)
+    def state(self) -> dict[str, Any]:
+        return dict(plain(self.node.state_dict()))
 
     def _begin(self, epoch: int, last: NodeReader | None) -> dict[str, Any]:
         """Have the node begin an epoch; where that starts."""
         if not self._left:
             self.node.reset(None)
-            return dict(plain(self.node.state_dict()))
+            return self.state()
         lower = max((known for known in self._left if known < epoch), default=None)
         if lower is None:
             raise StateError(
@@ -118,42 +115,12 @@ class NodeStream(RowStream):
             )
         if last is None or last.epoch != lower:
             self._go(self._left[lower])
+        before = self.state()
         if last is None or last.epoch != lower or not last.has_read:
-            self._use()
-        before = plain(self.node.state_dict())
-        self.node.reset(None)
-        now: dict[str, Any] = plain(self.node.state_dict())
-        return now if tells_start(now) else {_AFTER: before}
+            next_epoch(self.node)
+        else:
+            self.node.reset(None)
+        return {_AFTER: before}
 
     def fingerprint(self) -> dict[str, Any]:
         return {"node": type(self.node).__qualname__}
-
-
-class NodeReader(StreamReader):
-    """One pass over a foreign node."""
-
-    def __init__(self, stream: NodeStream, epoch: int, start: dict[str, Any]) -> None:
-        self.epoch = epoch
-        self.has_read = False
-        self._stream = stream
-        self._kept: dict[str, Any] | None = start  # where it stands, unless the node says
-        self._ended = False
-
-    def read(self, rows: int) -> Payload | None:
-        found: list[Any] = []
-        while len(found) < rows and not self._ended:
-            self._stream.turn(self)
-            self.has_read, self._kept = True, None
-            try:
-                found.append(next(self._stream.node))
-            except StopIteration:
-                self._ended = True
-        return found or None
-
-    def state(self) -> dict[str, Any]:
-        return dict(plain(self._stream.node.state_dict())) if self._kept is None else self._kept
-
-    def leave(self) -> dict[str, Any]:
-        """Where it stands, kept until its next turn."""
-        self._kept = self.state()
-        return self._kept
