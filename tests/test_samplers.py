@@ -232,6 +232,15 @@ def test_a_weighted_sampler_without_replacement_draws_as_torchs_does():
     assert mine.keys() <= set(permutations([1, 2, 3, 5], 3))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int32, torch.bool])
+def test_weights_may_be_tensors_of_any_numbers(dtype):
+    weights = torch.tensor([0, 1, 1], dtype=dtype)
+    weights = weights.requires_grad_() if dtype.is_floating_point else weights
+    assert list(WeightedRandomSampler(weights, 20)) == list(
+        WeightedRandomSampler([0.0, 1.0, 1.0], 20)
+    )
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(("rows", "size"), [(10, 3), (9, 3), (2, 3), (0, 3)])
 def test_a_batch_sampler_cuts_as_torchs_does(rows, size, drop_last):

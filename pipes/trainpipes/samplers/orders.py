@@ -6,9 +6,9 @@ from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
-import torch
 
 from trainpipes._internal.checks import flag, require, whole_number
+from trainpipes.columns.row_types import as_array
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.permutation import Permutation, uniform
 from trainpipes.engine.topology import data_parallel
@@ -216,23 +216,20 @@ class WeightedRandomSampler(RowSampler):
     def __init__(
         self, weights: Sequence[float] | Any, num_samples: int, replacement: bool = True, *, seed: int = 0
     ) -> None:  # fmt: skip
-        found = (
-            weights.numpy(force=True) if isinstance(weights, torch.Tensor) else np.asarray(weights)
-        )
+        found = np.asarray(as_array(weights))
         good = found.ndim == 1 and found.dtype.kind in "biuf"
         require(good, "WeightedRandomSampler(weights)", "a number for each row, [rows]", weights)
         found = found.astype(np.float64)
         for row in np.flatnonzero(~(np.isfinite(found) & (found >= 0)))[:1]:
-            given = f"{found[row]} for row {row:,}"
+            given = f"got {found[row]} for row {row:,}"
             raise ConfigError(
-                f"WeightedRandomSampler(weights) must be finite and 0 or more, got {given}"
+                f"WeightedRandomSampler(weights) must be finite and 0 or more, {given}"
             )
         require(found.sum() > 0, "WeightedRandomSampler(weights)", "above 0 for some row", weights)
         super().__init__(len(found))
         self.weights = found
-        self.num_samples = whole_number(
-            num_samples, 1, "WeightedRandomSampler(num_samples)", "indices in an epoch"
-        )
+        option = "WeightedRandomSampler(num_samples)"
+        self.num_samples = whole_number(num_samples, 1, option, "indices in an epoch")
         self.replacement = flag(replacement, "WeightedRandomSampler(replacement)")
         self.seed = whole_number(seed, None, "WeightedRandomSampler(seed)", "a seed")
         possible = int(np.count_nonzero(found))
@@ -256,9 +253,8 @@ class WeightedRandomSampler(RowSampler):
             return self._without(epoch)[start:stop]
         draws = uniform(start, stop, self.seed, "weighted", epoch) * self._ends[-1]
         order, found = np.argsort(draws), np.empty(len(draws), dtype=np.int64)
-        found[order] = np.searchsorted(
-            self._ends, draws[order], side="right"
-        )  # in order: far faster
+        # In order, which is several times as fast.
+        found[order] = np.searchsorted(self._ends, draws[order], side="right")
         return np.minimum(found, self._last)
 
     def _without(self, epoch: int) -> IntArray:
