@@ -136,11 +136,13 @@ class Alike(RunStage):
         return run.with_block(self._fitted(run.block, schema))
 
     def _fitted(self, block: Block, schema: pa.Schema) -> Block:
-        if isinstance(block.within, list):
+        data: Any = block.within
+        if isinstance(data, list):
             return block.with_data(self._of_rows(block, schema))
-        if isinstance(block.within, TensorRows):
-            block = block.with_data(table_of(block.data, self))
-        own = block.within.schema
+        if isinstance(data, TensorRows):
+            data = table_of(block.data, self)
+            block = block.with_data(data)
+        own = data.schema
         if own.equals(schema, check_metadata=True):
             return block
         if difference(schema, own, names_only=True) is not None:
