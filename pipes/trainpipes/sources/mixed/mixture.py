@@ -4,7 +4,8 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -56,19 +57,17 @@ class Mixture(RowMixture):
         self.mix, self.plans = mix, plans
         self.names = tuple(sorted(plans))
         self.sizes = {name: rows_of(plan) for name, plan in plans.items()}
-        self.starts, self.steps = mix.steps(self.sizes)
-        self.lengths = self._lengths if mix.weight_by == "tokens" else None
-        self.max_epochs = [mix.limits[name] for name in self.names]
+        steps: tuple[list[int], list[tuple[int, ...]]] = mix.steps(self.sizes)
+        self.starts, self.steps = steps
+        self.lengths = partial(_lengths, mix) if mix.weight_by == "tokens" else None
+        self.max_epochs: list[int | None] = [mix.limits[name] for name in self.names]
         sources = {name: plan.inputs.source for name, plan in plans.items()}
-        self.ids = MixedIds(
+        self.ids: MixedIds = MixedIds(
             {n: s.ids if isinstance(s, Mixture) else None for n, s in sources.items()}
         )
 
     def __reduce__(self) -> Any:
         return self.mix.opened, ({name: plan.inputs.source for name, plan in self.plans.items()},)
-
-    def _lengths(self, block: Block) -> IntArray:
-        return np.maximum(1, lengths_of(block, self.mix.column, self.mix))
 
     def fingerprint(self) -> dict[str, Any]:
         data = {name: plan.inputs.source.fingerprint() for name, plan in self.plans.items()}
@@ -100,7 +99,7 @@ class Mixture(RowMixture):
         return min(ends) if first else max(ends)
 
     def with_names(self, block: Block, source: IntArray) -> Block:
-        column, data = self.mix.output_column, block.data
+        column, data = self.mix.output_column, cast(Any, block.data)
         if column is None:
             return block
         table = isinstance(data, pa.Table)
@@ -136,6 +135,10 @@ class Mixture(RowMixture):
         for name in path:
             inputs = inputs.mixed[name]
         return inputs, int(own), "/".join(path)
+
+
+def _lengths(mix: Any, block: Block) -> IntArray:
+    return np.maximum(1, lengths_of(block, mix.column, mix))
 
 
 class _Named(RunStage):
