@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from contextlib import nullcontext
 from typing import Any
 
 from torchdata.nodes import BaseNode
@@ -10,10 +10,15 @@ from torchdata.nodes import BaseNode
 from trainpipes.errors import StateError
 from trainpipes.kinds.source import RowStream
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.sources.memory.from_torchdata import NodeReader, next_epoch, plain, restored
+from trainpipes.sources.memory.from_torchdata import (
+    BEFORE,
+    EPOCHS,
+    NodeReader,
+    go_to,
+    next_epoch,
+    plain,
+)
 
-#: Key of a position at an epoch's start given by where the node stood in the epoch before.
-_AFTER = "trainpipes_next_epoch_after"
 #: Epochs of which is known where they start and were left; shards lag behind others by fewer.
 _REMEMBERED = 64
 
@@ -41,10 +46,10 @@ class NodeStream(RowStream):
     """
 
     read_once = True
+    lock = nullcontext()  # one thread reads it
 
     def __init__(self, node: BaseNode[Any]) -> None:
         self.node = node
-        self.lock = threading.RLock()
         self._reader: NodeReader | None = None  # whose turn it is
         self._left: dict[int, dict[str, Any]] = {}  # by epoch: where it was left
         self._starts: dict[int, dict[str, Any]] = {}  # by epoch
@@ -65,7 +70,7 @@ class NodeStream(RowStream):
         if state is None:
             self._starts[epoch] = state = self._begin(epoch, before)
         else:
-            self._go(state)
+            go_to(self.node, state)
         self._left[epoch] = state
         for known in (self._left, self._starts):
             while len(known) > _REMEMBERED:
@@ -76,7 +81,7 @@ class NodeStream(RowStream):
     def turn(self, reader: NodeReader) -> None:
         if self._reader is not reader:
             self._leave()
-            self._go(reader.state())
+            go_to(self.node, reader.state())
             self._reader = reader
 
     def _leave(self) -> NodeReader | None:
@@ -85,18 +90,6 @@ class NodeStream(RowStream):
             self._left[self._reader.epoch] = self._reader.leave()
         left, self._reader = self._reader, None
         return left
-
-    def _go(self, state: dict[str, Any]) -> None:
-        try:
-            found = restored(state.get(_AFTER, state))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise StateError(
-                f"the state of {type(self.node).__name__} is damaged ({str(error)[:80]}); "
-                "load it as it was saved"
-            ) from error
-        self.node.reset(found)
-        if _AFTER in state:
-            next_epoch(self.node)
 
     def state(self) -> dict[str, Any]:
         return dict(plain(self.node.state_dict()))
@@ -114,13 +107,13 @@ class NodeStream(RowStream):
                 "positions of all shards"
             )
         if last is None or last.epoch != lower:
-            self._go(self._left[lower])
+            go_to(self.node, self._left[lower])
         before = self.state()
         if last is None or last.epoch != lower or not last.has_read:
             next_epoch(self.node)
         else:
             self.node.reset(None)
-        return {_AFTER: before}
+        return {BEFORE: before, EPOCHS: 1}
 
     def fingerprint(self) -> dict[str, Any]:
         return {"node": type(self.node).__qualname__}

@@ -79,8 +79,8 @@ def _text(data: Any) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-#: Keys of a position that is given by the start of epoch 0, and by how many epochs follow.
-FIRST, EPOCHS = "first", "epochs"
+#: Keys of a position at an epoch's start, given by one in an epoch before, and by how many epochs follow.
+BEFORE, EPOCHS = "trainpipes_before", "trainpipes_epochs"
 _places: weakref.WeakKeyDictionary[BaseNode[Any], NodePlace] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
@@ -143,7 +143,7 @@ class TorchdataStream(RowStream):
             if self.node not in _places:
                 _places[self.node] = NodePlace(self.node)
             place = _places[self.node]
-        start = {FIRST: place.first, EPOCHS: epoch} if epoch else place.first
+        start = {BEFORE: place.first, EPOCHS: epoch} if epoch else place.first
         return NodeReader(place, start if state is None else state)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class NodePlace:
             if before is not None:
                 before.leave()
             self._reader = None
-            self._go(reader.state())
+            go_to(self.node, reader.state())
             self._reader = weakref.ref(reader)
 
     def state(self) -> dict[str, Any]:
@@ -192,18 +192,18 @@ class NodePlace:
             ) from error
         return dict(found)
 
-    def _go(self, state: dict[str, Any]) -> None:
-        node = self.node
-        try:
-            node.reset(restored(state.get(FIRST, state)))
-            epochs = int(state[EPOCHS]) if FIRST in state else 0
-        except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
-            raise StateError(
-                f"{type(node).__name__} cannot go to the position in the state ({str(error)[:80]}); "
-                "load it as it was saved, into the same node"
-            ) from error
-        for _ in range(epochs):
-            next_epoch(node)
+
+def go_to(node: BaseNode[Any], state: dict[str, Any]) -> None:
+    try:
+        node.reset(restored(state.get(BEFORE, state)))
+        epochs = int(state[EPOCHS]) if BEFORE in state else 0
+    except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
+        raise StateError(
+            f"{type(node).__name__} cannot go to the position in the state ({str(error)[:80]}); "
+            "load it as it was saved, into the same node"
+        ) from error
+    for _ in range(epochs):
+        next_epoch(node)
 
 
 def next_epoch(node: BaseNode[Any]) -> None:
