@@ -143,7 +143,8 @@ class TorchdataStream(RowStream):
             if self.node not in _places:
                 _places[self.node] = NodePlace(self.node)
             place = _places[self.node]
-        start = {BEFORE: place.first, EPOCHS: epoch} if epoch else place.first
+        first = place.first()
+        start = {BEFORE: first, EPOCHS: epoch} if epoch else first
         return NodeReader(place, start if state is None else state)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -160,15 +161,21 @@ class NodePlace:
     def __init__(self, node: BaseNode[Any]) -> None:
         self._node = weakref.ref(node)
         self._reader: weakref.ref[NodeReader] | None = None  # whose turn it is
+        self._first: dict[str, Any] | None = None
         self.lock = threading.RLock()
-        node.reset(None)
-        self.first = self.state()
 
     @property
     def node(self) -> BaseNode[Any]:
         node = self._node()
         assert node is not None  # who reads it holds it
         return node
+
+    def first(self) -> dict[str, Any]:
+        with self.lock:
+            if self._first is None:
+                self.node.reset(None)
+                self._first = self.state()
+            return self._first
 
     def turn(self, reader: NodeReader) -> None:
         """Have the node stand where a reader stands."""
