@@ -34,6 +34,7 @@ from trainpipes import (
     cache,
 )
 from trainpipes._internal import messages as warn_once
+from trainpipes.storage.cache import make_room
 from trainpipes.storage.caching import private_file
 from trainpipes.testing import digest
 
@@ -280,7 +281,7 @@ def test_nothing_is_written_to_or_removed_from_where_a_link_leads(
         warnings.simplefilter("ignore")
         assert batches(rows(data).cache(max_bytes=3000)) == batches(rows(data))
     cache.clear()
-    cache.make_room(kept, 0)
+    make_room(kept, 0, "rows")
     assert cache.info().blocks == cache.info().indexes == 0
     assert sorted(path.name for path in mine.rglob("*")) == ["ab", "mine.arrow", "mine.arrow"]
 

@@ -697,7 +697,7 @@ def test_room_is_kept_under_max_bytes_at_every_moment(data: Path) -> None:
 def test_an_entry_that_is_too_large_is_said_once(data: Path, kept: Path) -> None:
     want = digests(batches(text(data)).pad_collate(), 2)
     with pytest.warns(
-        UserWarning, match=r"max_bytes is at least the size of a row group, got 100"
+        UserWarning, match=r"max_bytes must be at least the size of an entry, got 100"
     ) as caught:
         assert digests(batches(text(data).cache(max_bytes=100)).pad_collate(), 2) == want
     assert len(caught) == 1

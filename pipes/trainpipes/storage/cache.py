@@ -5,7 +5,7 @@ else ``~/.cache/trainpipes`` on Linux; ``TRAINPIPES_CACHE=off`` keeps nothing.
 
 >>> import tempfile, trainpipes as tp
 >>> print(tp.cache.info(tempfile.mkdtemp()))  # doctest: +ELLIPSIS
-/...: 0 blocks of rows (0 bytes), 0 footer indexes (0 bytes), 0 data sets (0 bytes)
+/...: 0 blocks of rows (0 bytes), 0 footer indexes (0 bytes), 0 data sets (0 bytes), 0 remote chunks (0 bytes)
 """
 
 from __future__ import annotations
@@ -23,26 +23,14 @@ from pathlib import Path
 
 from trainpipes.errors import ConfigError
 
-__all__ = [
-    "CacheInfo",
-    "clear",
-    "dataset_path",
-    "entry_path",
-    "folder",
-    "index_path",
-    "info",
-    "make_room",
-    "owner",
-    "remove_leftovers",
-    "schema_path",
-]
+__all__ = ["CacheInfo", "clear", "folder", "info"]
 
 VARIABLE = "TRAINPIPES_CACHE"
 #: What the variable may say instead of a folder.
 OFF = ("off", "0", "no", "false", "none", "disabled")
-ROWS, FOOTERS, DATASETS, SCHEMAS = "rows", "footers", "datasets", "schemas"
-#: Ends of names: of an entry, of a chunk of a remote file, of what is being made, and of locks.
-SUFFIX, CHUNK, PART, LOCK = ".arrow", ".chunk", ".part", ".lock"
+ROWS, FOOTERS, DATASETS, SCHEMAS, BYTES = "rows", "footers", "datasets", "schemas", "bytes"
+#: Ends of names: of an entry, of a chunk of a remote file, of what is being made, of locks, and of counters.
+SUFFIX, CHUNK, PART, LOCK, USED = ".arrow", ".chunk", ".part", ".lock", ".used"
 #: Seconds after which a part that nobody renamed was left by a process that ended.
 PART_AGE = 600.0
 _OUR_PART = re.compile(r".+\.\d+\.[0-9a-f]{8}" + re.escape(PART))
@@ -57,6 +45,7 @@ class CacheInfo:
         blocks, block_bytes: entries with rows, each a row group or a part of a large one.
         indexes, index_bytes: layouts of files, each of one data set.
         datasets, dataset_bytes: files of ``to_map_dataset()``.
+        chunks, chunk_bytes: parts of remote files, of ``list_files(cache_dir=...)``.
     """
 
     folder: Path | None
@@ -66,13 +55,16 @@ class CacheInfo:
     index_bytes: int = 0
     datasets: int = 0
     dataset_bytes: int = 0
+    chunks: int = 0
+    chunk_bytes: int = 0
 
     def __str__(self) -> str:
         where = "off" if self.folder is None else str(self.folder)
         return (
             f"{where}: {self.blocks:,} blocks of rows ({self.block_bytes:,} bytes), "
             f"{self.indexes:,} footer indexes ({self.index_bytes:,} bytes), "
-            f"{self.datasets:,} data sets ({self.dataset_bytes:,} bytes)"
+            f"{self.datasets:,} data sets ({self.dataset_bytes:,} bytes), "
+            f"{self.chunks:,} remote chunks ({self.chunk_bytes:,} bytes)"
         )
 
 
@@ -121,20 +113,11 @@ def owner() -> int | None:
     return os.geteuid() if hasattr(os, "geteuid") else None
 
 
-def entry_path(root: Path, digest: str) -> Path:
-    return root / ROWS / digest[:2] / f"{digest[2:]}{SUFFIX}"
-
-
-def index_path(root: Path, digest: str) -> Path:
-    return root / FOOTERS / f"{digest}{SUFFIX}"
-
-
-def dataset_path(root: Path, digest: str) -> Path:
-    return root / DATASETS / f"{digest}{SUFFIX}"
-
-
-def schema_path(root: Path, digest: str) -> Path:
-    return root / SCHEMAS / f"{digest}{SUFFIX}"
+def path_of(root: Path, kind: str, digest: str) -> Path:
+    if kind in (ROWS, BYTES):  # many: they are spread over folders
+        end = SUFFIX if kind == ROWS else CHUNK
+        return root / kind / digest[:2] / f"{digest[2:]}{end}"
+    return root / kind / f"{digest}{SUFFIX}"
 
 
 def info(path: str | os.PathLike[str] | None = None) -> CacheInfo:
@@ -142,7 +125,8 @@ def info(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     root = folder(path)
     if root is None:
         return CacheInfo(None)
-    sizes = [[size for _, size, _ in _entries(root / kind)] for kind in (ROWS, FOOTERS, DATASETS)]
+    kinds = (ROWS, FOOTERS, DATASETS, BYTES)
+    sizes = [[size for _, size, _ in _entries(root / kind)] for kind in kinds]
     return CacheInfo(root, *(count for each in sizes for count in (len(each), sum(each))))
 
 
@@ -152,19 +136,17 @@ def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     Only files that a cache made are removed; others may read and write meanwhile.
     """
     found = info(path)
-    if found.folder is None:
-        return found
-    for below in (found.folder / kind for kind in (ROWS, FOOTERS, DATASETS, SCHEMAS)):
-        for name in list(_files(below)):
-            if name.endswith((SUFFIX, LOCK)):
+    for kind in (ROWS, FOOTERS, DATASETS, SCHEMAS, BYTES) if found.folder is not None else ():
+        for name in list(_files(found.folder / kind)):
+            if name.endswith((SUFFIX, CHUNK, LOCK, USED)):
                 with suppress(FileNotFoundError):
                     os.unlink(name)
-        for one in _folders(below):
+        for one in _folders(found.folder / kind):
             remove_leftovers(one)
     return found
 
 
-def make_room(root: Path, most: int, kind: str = ROWS) -> int:
+def make_room(root: Path, most: int, kind: str) -> int:
     """Remove leftovers, and entries used least recently until ``most`` bytes are left."""
     for below in _folders(root / kind):
         remove_leftovers(below)

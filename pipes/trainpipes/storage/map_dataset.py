@@ -20,7 +20,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
 from trainpipes.kinds.source import RowSource
 from trainpipes.pipeline import Pipeline
-from trainpipes.storage.cache import LOCK, VARIABLE, dataset_path, folder
+from trainpipes.storage.cache import DATASETS, LOCK, VARIABLE, folder, path_of
 from trainpipes.storage.caching import checked_file
 from trainpipes.storage.caching.contents import cache_key, digest_of
 from trainpipes.storage.caching.private_file import locked
@@ -124,7 +124,7 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
     if root is None:
         raise ConfigError(f"{VARIABLE} says that nothing is kept: use to_map_dataset(path)")
     digest = digest_of(CALLER, _known_by(rows.plan))
-    target, about = dataset_path(root, digest[:32]), {"dataset": digest}
+    target, about = path_of(root, DATASETS, digest[:32]), {"dataset": digest}
     found = MapDataset._kept(target, about)
     with ExitStack() as stack:
         if found is None:

@@ -20,12 +20,13 @@ from trainpipes.columns.arrays import one_chunk, python_to_arrow, to_arrow, to_n
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.sources.files.each_file import MAX_REQUESTS, each_file
-from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles, fetch_small, open_bytes
+from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles
 from trainpipes.sources.files.format import Layout, checked_layout
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.remote_bytes import fetch_small, open_bytes
 from trainpipes.sources.remote.retry import Requests
-from trainpipes.storage.cache import LOCK, SUFFIX, folder, index_path
+from trainpipes.storage.cache import FOOTERS, LOCK, SUFFIX, folder, path_of
 from trainpipes.storage.caching import checked_file
 from trainpipes.storage.caching.private_file import locked
 
@@ -92,7 +93,7 @@ class IndexStore:
         small = len(files) < FEW and int(files.sizes.sum()) < least_bytes
         if index is None and small and all(map(is_local, files.systems)):
             return None
-        return index_path(root, digest)
+        return path_of(root, FOOTERS, digest)
 
     @property
     def kept_in(self) -> str | None:
@@ -178,7 +179,7 @@ class IndexStore:
             if self.path is not None and root is not None:
                 digest = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:32]
                 with suppress(OSError):  # nothing depends on it
-                    path = index_path(root, digest).with_suffix(LOCK)
+                    path = path_of(root, FOOTERS, digest).with_suffix(LOCK)
                     stack.enter_context(locked(path, PATIENCE))
                 self._find()
             yield

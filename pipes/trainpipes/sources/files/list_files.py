@@ -18,13 +18,13 @@ from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import Place, RowSource
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.sources.files.cached_bytes import DiskCache
 from trainpipes.sources.files.folders import Reported
 from trainpipes.sources.files.listing import expand, is_local, open_system
 from trainpipes.sources.files.patterns import Wanted
 from trainpipes.sources.remote.ahead import PREFETCH_BYTES
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, Retry
 from trainpipes.storage import cache
+from trainpipes.storage.caching.store import Store
 
 log = logging.getLogger("trainpipes")
 _told: set[str] = set()
@@ -56,7 +56,7 @@ class FileList:
     stamps: list[str]
     inodes: IntArray
     retry_seconds: float = RETRY_SECONDS
-    cache: DiskCache | None = None
+    cache: Store | None = None
     prefetch_bytes: int = PREFETCH_BYTES
     listed: tuple[Listed, ...] = ()
     _process: int = field(default_factory=os.getpid, repr=False)
@@ -249,11 +249,13 @@ class ListFiles(Source):
             tuple(Listed(url, one[0], wanted) for url, one, (_, wanted) in rules if wanted),
         )
 
-    def _cache(self) -> DiskCache | None:
+    def _cache(self) -> Store | None:
         root = cache.folder(self.cache_dir) if self.cache_dir is not None else None
         if root is None:
             return None
-        return DiskCache(str(root), byte_count(self.cache_bytes, "list_files(cache_bytes)"))
+        most = byte_count(self.cache_bytes, "list_files(cache_bytes)")
+        caller = f"list_files(cache_dir={str(root)!r})"
+        return Store(root, cache.BYTES, most, "cache_bytes", caller, "name another cache_dir")
 
     def open(self) -> PathSource:
         return PathSource(self.files())

@@ -12,8 +12,9 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from trainpipes.storage.cache import PART, owner, remove_leftovers
 
@@ -48,17 +49,22 @@ def open_file(path: str | os.PathLike[str], *, own: bool = True, flags: int = 0)
     return handle
 
 
-def make_file(path: Path, fill: Callable[[int], None], *, own: bool = True) -> None:
+def make_file(
+    path: Path,
+    fill: Callable[[BinaryIO], None],
+    *,
+    own: bool = True,
+    room: Callable[[int], AbstractContextManager[None]] = nullcontext,
+) -> None:
     """Make a file beside its place and rename it there: of two makers the last one wins."""
     beside = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{PART}")
     _make_folder(path.parent, own)
     handle = open_file(beside, own=own, flags=os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        try:
-            fill(handle)
-        finally:
-            os.close(handle)
-        os.replace(beside, path)
+        with os.fdopen(handle, "r+b") as file:
+            fill(file)
+        with room(os.stat(beside).st_size):
+            os.replace(beside, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(beside)
