@@ -16,8 +16,8 @@ from trainpipes.errors import (
     UnreadableError,
 )
 from trainpipes.sources.files.file_errors import without
+from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_rows import reader_by_name
-from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.retry import Requests, Stopped
 

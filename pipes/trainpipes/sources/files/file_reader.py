@@ -13,8 +13,9 @@ from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import Source
+from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_rows import suffixes_of
-from trainpipes.sources.files.list_files import FileList, ListFiles, checked_options
+from trainpipes.sources.files.list_files import ListFiles, checked_options
 from trainpipes.storage.cache import SUFFIX
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from trainpipes._internal.text import amount
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.source import RowSource
-from trainpipes.sources.files.list_files import FileList, digests
+from trainpipes.sources.files.file_list import FileList, digests
 from trainpipes.sources.files.listing import is_local
 
 

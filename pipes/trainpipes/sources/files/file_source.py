@@ -20,10 +20,10 @@ from trainpipes.kinds.stage import is_ours
 from trainpipes.sources.files.block_reader import BlockReader, explained
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_errors import unreadable
+from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.sources.files.format import Columns, Format, Layout
 from trainpipes.sources.files.index_store import IndexStore
-from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.remote_bytes import open_bytes
 from trainpipes.sources.files.schema import cast_to, chosen, different_schemas, one_schema

@@ -87,7 +87,6 @@ class StoreFolders:
             system = system.fs
         #: Others have one connection, which is for one request at a time.
         self.many = MAX_THREADS if system.async_impl else 1
-        self._known: dict[str, list[Entry]] = {}
 
     def look_up(self, path: str) -> Entry | None:
         if has_magic(path):
@@ -98,29 +97,14 @@ class StoreFolders:
         return Entry(info.get("name", path), False, info)
 
     def entries(self, folder: str, all_below: bool = False) -> list[Entry]:
-        if all_below and self._finds and folder not in self._known:
-            self._find(folder)
-        if folder in self._known:
-            return self._known[folder]
-        infos = self._requests.call(self._system, "ls", folder, detail=True)
-        found = map(_entry, infos)
+        """What is in a folder; the files at all levels below it if all are wanted, and are had at once."""
+        if all_below and self._finds:
+            infos = self._requests.call(self._system, "find", folder, detail=True).values()
+            above = folder and f"{folder}/"
+            found = [_entry(info) for info in infos if info["name"].startswith(above)]
+            return [one for one in found if not one.is_folder]
+        found = [*map(_entry, self._requests.call(self._system, "ls", folder, detail=True))]
         return [one for one in found if not one.is_folder or one.path != folder.rstrip("/")]
-
-    def _find(self, folder: str) -> None:
-        found = self._requests.call(self._system, "find", folder, detail=True)
-        above = folder and f"{folder}/"
-        known: dict[str, list[Entry]] = {folder: []}
-        for info in found.values():
-            entry = _entry(info)
-            if entry.is_folder or not entry.path.startswith(above):
-                continue
-            while (
-                place := entry.path.rpartition("/")[0]
-            ) not in known:  # the folders that it is in
-                known[place] = [entry]
-                entry = Entry(place, True)
-            known[place].append(entry)
-        self._known |= known
 
     def reported(self, file: Entry) -> Reported:
         return reported(file.info)

@@ -21,8 +21,8 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.sources.files.each_file import MAX_REQUESTS, each_file
 from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles
+from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.format import Layout, checked_layout
-from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.remote_bytes import fetch_small, open_bytes
 from trainpipes.sources.remote.retry import Requests

@@ -22,7 +22,7 @@ from trainpipes.sources.remote.retry import Requests
 from trainpipes.storage.caching.checked_file import add_checksum, read_content
 
 if TYPE_CHECKING:
-    from trainpipes.sources.files.list_files import FileList
+    from trainpipes.sources.files.file_list import FileList
 
 #: Bytes of one request at most, so that several connections share the work; ranges closer to each other than
 #: the gap are fetched as one: about what the wait for a request costs in bytes.
