@@ -153,9 +153,13 @@ def fetch_small(
     for some in by_system.values():
         for at in range(0, len(some), AT_ONCE):
             which = some[at : at + AT_ONCE]
-            wanted = [(files.paths[n], files.stamps[n], int(files.sizes[n])) for n in which]
-            if sum(size for *_, size in wanted) <= kept.left:
-                found = requests.files(files.system(which[0]), wanted, most)
-                for n, (*_, size), content in zip(which, wanted, found, strict=True):
+            sizes = files.sizes[which].tolist()
+            if sum(sizes) <= kept.left:
+                wanted = [
+                    (files.paths[n], (0, size), files.stamps[n], size)
+                    for n, size in zip(which, sizes, strict=True)
+                ]
+                found = requests.small_files(files.system(which[0]), wanted, most)
+                for n, size, content in zip(which, sizes, found, strict=True):
                     if isinstance(content, bytes) and len(content) == size:
                         kept.keep(n, content)

@@ -15,11 +15,15 @@ from trainpipes.sources.remote.network_errors import OtherVersionError
 
 #: Bytes of a file, each from a start to a stop.
 Ranges = Sequence[tuple[int, int]]
+#: A path, the range of it, and the version and size that the file had when it was listed.
+Wanted = tuple[str, tuple[int, int], str, int]
 
 
 def is_checked(system: Any, version: str) -> bool:
     """Whether each reply is compared with a version, such as ``ETag="5d41"``: on S3 and over HTTP."""
-    return _reader(system, version) is not None
+    key = version.partition("=")[0]
+    on_s3 = _is(system, "S3FileSystem") and key == "ETag"
+    return on_s3 or (_is(system, "HTTPFileSystem") and key in ("ETag", "Last-Modified"))
 
 
 def begin(system: Any, method: str, *arguments: Any, **options: Any) -> Future[Any]:
@@ -29,41 +33,28 @@ def begin(system: Any, method: str, *arguments: Any, **options: Any) -> Future[A
     return asyncio.run_coroutine_threadsafe(coroutine(*arguments, **options), system.loop)
 
 
-def begin_ranges(system: Any, path: str, ranges: Ranges, version: str, size: int) -> Future[Any]:
-    """Fetch ranges side by side; a failure is an error in its place."""
-    fetch = _coroutine(system, "cat_file")
-    if is_checked(system, version):
-        parts = [partial(_checked, system, path, one, version, size) for one in ranges]
-    elif fetch is None or _coroutine(system, "cat_ranges") is None:
-        starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
-        paths = [path] * len(ranges)
+def begin_ranges(system: Any, wanted: Sequence[Wanted], most: int = 1 << 20) -> Future[Any]:
+    """Fetch ranges side by side, so many at once; a failure is an error in its place."""
+    fetch, many = _coroutine(system, "cat_file"), _coroutine(system, "cat_ranges")
+    checked = all(is_checked(system, version) for *_, version, _ in wanted)
+    if not checked and (fetch is None or many is None):
+        paths, ranges = [path for path, *_ in wanted], [part for _, part, *_ in wanted]
+        starts, stops = map(list, zip(*ranges, strict=True))
         return _in_thread(partial(system.cat_ranges, paths, starts, stops, on_error="return"))
-    else:
-        parts = [partial(fetch, path, start=a, end=b) for a, b in ranges]
-    return _begin_all(system, parts)
-
-
-def begin_files(system: Any, files: Sequence[tuple[str, str, int]], most: int) -> Future[Any]:
-    """Fetch whole files by path, version and size; a failure is an error in its place."""
-    parts = [
-        partial(_checked, system, path, (0, size), version, size) for path, version, size in files
-    ]
-    return _begin_all(system, parts, most)
-
-
-def _begin_all(
-    system: Any, parts: Sequence[Callable[[], Coroutine[Any, Any, Any]]], most: int = 1 << 20
-) -> Future[Any]:
     try_once(system)
 
     async def fetch_all() -> list[Any]:  # cancelled, it cancels them all, and fsspec's does not
         free = asyncio.Semaphore(most)
 
-        async def fetch(part: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        async def fetch_one(path: str, part: tuple[int, int], version: str, size: int) -> Any:
             async with free:
-                return await part()
+                if checked:
+                    return await _checked(system, path, part, version, size)
+                assert fetch is not None
+                return await fetch(path, start=part[0], end=part[1])
 
-        return await asyncio.gather(*map(fetch, parts), return_exceptions=True)
+        parts = (fetch_one(*one) for one in wanted)
+        return await asyncio.gather(*parts, return_exceptions=True)
 
     return asyncio.run_coroutine_threadsafe(fetch_all(), system.loop)
 
@@ -78,20 +69,12 @@ def _is(system: Any, name: str) -> bool:
     return any(cls.__name__ == name for cls in type(system).__mro__)
 
 
-def _reader(system: Any, version: str) -> Any:
-    key = version.partition("=")[0]
-    if _is(system, "S3FileSystem") and key == "ETag":
-        return _from_s3
-    if _is(system, "HTTPFileSystem") and key in ("ETag", "Last-Modified"):
-        return _from_http
-    return None
-
-
 async def _checked(system: Any, path: str, part: tuple[int, int], version: str, size: int) -> bytes:
     """Bytes of a file that has the version and size that were listed."""
     key, _, listed = version.partition("=")
     about = f"bytes={part[0]}-{part[1] - 1}"
-    found, now, content_range = await _reader(system, version)(system, path, about, key, listed)
+    fetch = _from_s3 if _is(system, "S3FileSystem") else _from_http
+    found, now, content_range = await fetch(system, path, about, key, listed)
     if now is not None and now.removeprefix("W/") != listed.removeprefix("W/"):
         raise OtherVersionError(f"its {key} was {listed}, and is {now}")
     whole = (content_range or "").rpartition("/")[2]
