@@ -35,7 +35,7 @@ from trainpipes import (
 )
 from trainpipes._internal import messages as warn_once
 from trainpipes.storage.cache import make_room
-from trainpipes.storage.caching import private_file
+from trainpipes.storage.caching import kept_file
 from trainpipes.testing import digest
 
 needs_root = pytest.mark.skipif(
@@ -316,7 +316,7 @@ class Failing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: Iterator[int]) -> None:
         self._replace, self._fails, self.calls = os.replace, fails, 0
-        monkeypatch.setattr(private_file.os, "replace", self)
+        monkeypatch.setattr(kept_file.os, "replace", self)
 
     def __call__(self, old: Any, new: Any) -> None:
         self.calls += 1

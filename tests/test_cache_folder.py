@@ -16,8 +16,8 @@ import pytest
 import trainpipes as tp
 from trainpipes import cache
 from trainpipes.storage.cache import make_room, path_of
-from trainpipes.storage.caching import checked_file
-from trainpipes.storage.caching.private_file import locked
+from trainpipes.storage.caching import kept_file
+from trainpipes.storage.caching.kept_file import locked
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_room_is_made_by_the_time_of_use(kept: Path) -> None:
 
 
 def put(path: Path, table: pa.Table, about: dict[str, Any]) -> None:
-    checked_file.write(path, [table], about)
+    kept_file.write(path, [table], about)
 
 
 def test_a_table_comes_back_with_its_schema_metadata_and_types(tmp_path: Path) -> None:
@@ -142,12 +142,12 @@ def test_a_table_comes_back_with_its_schema_metadata_and_types(tmp_path: Path) -
         pa.concat_tables([table] * 3),
     ):
         put(tmp_path / "x.arrow", given, {"what": 1})
-        found = checked_file.read(tmp_path / "x.arrow", {"what": 1})
+        found = kept_file.read(tmp_path / "x.arrow", {"what": 1})
         assert found is not None
         assert found.equals(given)
         assert found.schema.equals(given.schema, check_metadata=True)
-    assert checked_file.read(tmp_path / "x.arrow", {"what": 2}) is None
-    assert checked_file.read(tmp_path / "y.arrow", {"what": 1}) is None
+    assert kept_file.read(tmp_path / "x.arrow", {"what": 2}) is None
+    assert kept_file.read(tmp_path / "y.arrow", {"what": 1}) is None
 
 
 def test_no_byte_of_the_rows_can_change_unnoticed(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_no_byte_of_the_rows_can_change_unnoticed(tmp_path: Path) -> None:
         path.chmod(0o600)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it was damaged
-            found = checked_file.read(path, {})
+            found = kept_file.read(path, {})
         assert found is None or found.equals(table), place
 
 
@@ -182,7 +182,7 @@ def test_writers_at_once_leave_one_whole_file(tmp_path: Path) -> None:
     seen = 0
     while any(thread.is_alive() for thread in threads):
         if (tmp_path / "x.arrow").exists():
-            found = checked_file.read(tmp_path / "x.arrow", {})
+            found = kept_file.read(tmp_path / "x.arrow", {})
             assert found is not None
             assert len(set(found.column("x")[::9999])) == 1
             seen += 1

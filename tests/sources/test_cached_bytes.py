@@ -21,7 +21,7 @@ from interpreters import python
 from trainpipes._internal import messages
 from trainpipes.sources.files import remote_bytes
 from trainpipes.sources.files.remote_bytes import CHUNK, open_bytes
-from trainpipes.storage.caching import checked_file, private_file
+from trainpipes.storage.caching import kept_file
 from trainpipes.storage.caching.store import Store
 from trainpipes.testing import digest
 
@@ -182,7 +182,7 @@ def test_a_limit_holds_and_the_least_recently_used_goes_first(
     def put(path: Path, size: int) -> None:
         def fill(file: Any) -> None:
             file.write(bytes(size))
-            checked_file.add_checksum(file)
+            kept_file.add_checksum(file)
 
         store.make(path, fill)
 
@@ -190,7 +190,7 @@ def test_a_limit_holds_and_the_least_recently_used_goes_first(
     for n, path in enumerate(paths[:10]):
         put(path, size)
         os.utime(path, (n, n))
-    assert checked_file.read_content(paths[0], len) == size  # and so it was used now
+    assert kept_file.read_content(paths[0], len) == size  # and so it was used now
     put(paths[10], size)
     there = [n for n, path in enumerate(paths) if path.exists()]
     assert 0 in there
@@ -238,7 +238,7 @@ def test_a_full_disk_costs_no_row_and_is_said_once(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(private_file.os, "replace", full)
+    monkeypatch.setattr(kept_file.os, "replace", full)
     with pytest.warns(UserWarning, match=r"bytes cannot be kept in .*No space.*cache_dir") as said:
         assert [digest(b) for b in rows(server, tmp_path / "cache")] == wanted
     assert len(said) == 1

@@ -26,8 +26,8 @@ import trainpipes as tp
 from trainpipes import ConfigError, Pipeline, SchemaError
 from trainpipes._internal import messages as warn_once
 from trainpipes.kinds.stage_kinds import Rows, TableStage
-from trainpipes.storage.caching import block_cache, checked_file, private_file
-from trainpipes.storage.caching.private_file import locked
+from trainpipes.storage.caching import block_cache, kept_file
+from trainpipes.storage.caching.kept_file import locked
 from trainpipes.testing import digest
 
 ROWS = 330
@@ -634,9 +634,7 @@ def test_a_damaged_entry_is_made_again(how: str, data: Path, kept: Path) -> None
         assert digests(batches(text(data).cache()).pad_collate()) == want
     assert len(caught) == 1
     assert tp.cache.info().blocks == 15
-    about = [
-        checked_file.read(path, {"rows": path.parent.name + path.stem}) for path in entries(kept)
-    ]
+    about = [kept_file.read(path, {"rows": path.parent.name + path.stem}) for path in entries(kept)]
     assert all(table is not None for table in about)
 
 
@@ -841,7 +839,7 @@ def test_a_process_killed_while_writing_leaves_nothing_that_is_taken_for_an_entr
             say("written")
             time.sleep(60)
 
-        monkeypatch.setattr(private_file.os, "replace", stop)
+        monkeypatch.setattr(kept_file.os, "replace", stop)
         list(text(data).cache())
 
     with Child(child) as process:

@@ -136,13 +136,13 @@ def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     Only files that a cache made are removed; others may read and write meanwhile.
     """
     found = info(path)
-    for kind in (ROWS, FOOTERS, DATASETS, SCHEMAS, BYTES) if found.folder is not None else ():
-        for name in list(_files(found.folder / kind)):
-            if name.endswith((SUFFIX, CHUNK, LOCK, USED)):
-                with suppress(FileNotFoundError):
-                    os.unlink(name)
-        for one in _folders(found.folder / kind):
-            remove_leftovers(one)
+    for kind in (ROWS, FOOTERS, DATASETS, SCHEMAS, BYTES):
+        for below in () if found.folder is None else _folders(found.folder / kind):
+            for name in _files(below):
+                if name.endswith((SUFFIX, CHUNK, LOCK, USED)):
+                    with suppress(FileNotFoundError):
+                        os.unlink(name)
+            remove_leftovers(below)
     return found
 
 
@@ -172,17 +172,17 @@ def remove_leftovers(below: str | os.PathLike[str]) -> None:
 
 
 def _entries(below: Path) -> Iterator[tuple[str, int, int]]:
-    for name in _files(below):
+    for name in (name for place in _folders(below) for name in _files(place)):
         if name.endswith((SUFFIX, CHUNK)):
             with suppress(OSError):
                 found = os.lstat(name)
                 yield name, found.st_size, found.st_atime_ns
 
 
-def _files(below: Path) -> Iterator[str]:
-    for place in _folders(below):
-        with suppress(OSError), os.scandir(place) as found:
-            yield from [entry.path for entry in found if entry.is_file(follow_symlinks=False)]
+def _files(folder: str) -> list[str]:
+    with suppress(OSError), os.scandir(folder) as found:
+        return [entry.path for entry in found if entry.is_file(follow_symlinks=False)]
+    return []
 
 
 def _folders(below: Path) -> list[str]:

@@ -15,7 +15,7 @@ from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.files.file_list import FileList
-from trainpipes.sources.files.file_rows import (
+from trainpipes.sources.files.file_reader import (
     READERS,
     ends_of_names,
     reader_by_name,

@@ -12,8 +12,8 @@ import numpy as np
 
 from trainpipes._internal.secrets import kept_name, known_name
 from trainpipes.engine.layout import IntArray
+from trainpipes.sources.files.folders import Wanted
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.patterns import Wanted
 from trainpipes.sources.remote.ahead import PREFETCH_BYTES
 from trainpipes.sources.remote.retry import RETRY_SECONDS
 from trainpipes.storage.caching.store import Store

@@ -21,7 +21,7 @@ from trainpipes.sources.files.block_reader import BlockReader, explained
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_errors import unreadable
 from trainpipes.sources.files.file_list import FileList
-from trainpipes.sources.files.file_rows import FileBlocks
+from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.sources.files.format import Columns, Format, Layout
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.listing import is_local

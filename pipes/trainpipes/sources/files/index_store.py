@@ -27,8 +27,8 @@ from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.remote_bytes import fetch_small, open_bytes
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.storage.cache import FOOTERS, LOCK, SUFFIX, folder, path_of
-from trainpipes.storage.caching import checked_file
-from trainpipes.storage.caching.private_file import locked
+from trainpipes.storage.caching import kept_file
+from trainpipes.storage.caching.kept_file import locked
 
 log = logging.getLogger("trainpipes")
 
@@ -164,8 +164,8 @@ class IndexStore:
         if self.path is None:
             return None
         try:
-            return checked_file.read(self.path, self._about, own=self._own)
-        except checked_file.ForeignError as error:
+            return kept_file.read(self.path, self._about, own=self._own)
+        except kept_file.ForeignError as error:
             raise ConfigError(
                 f"{self._reader}(index={str(self.path)!r}) names a file that exists, but is not an index of "
                 "trainpipes: name another one, or remove it",
@@ -203,7 +203,7 @@ class IndexStore:
             parts.append(earlier.take(to_arrow(np.array(others[-most:], dtype=np.int64))))
         try:
             whole = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
-            checked_file.write(self.path, [whole], self._about, own=self._own)
+            kept_file.write(self.path, [whole], self._about, own=self._own)
         except OSError as error:
             log.info("the index cannot be kept in %s: %s", self.path, error)
 

@@ -16,9 +16,8 @@ from trainpipes.kinds.source import Place, RowSource
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.files.file_list import FileList, Listed, digests
-from trainpipes.sources.files.folders import Found, Reported
+from trainpipes.sources.files.folders import Found, Reported, Wanted
 from trainpipes.sources.files.listing import expand, is_local, open_system
-from trainpipes.sources.files.patterns import Wanted
 from trainpipes.sources.remote.ahead import PREFETCH_BYTES
 from trainpipes.sources.remote.retry import Requests, Retry
 from trainpipes.storage import cache

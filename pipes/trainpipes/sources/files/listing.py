@@ -23,14 +23,18 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
-from trainpipes.sources.files.folders import Entry, Found, LocalFolders, StoreFolders, reported
-from trainpipes.sources.files.patterns import (
+from trainpipes.sources.files.folders import (
     MANIFEST,
     WORK,
+    Entry,
+    Found,
+    LocalFolders,
+    StoreFolders,
     Wanted,
     check_outputs,
     has_magic,
     names_in,
+    reported,
     wild,
 )
 from trainpipes.sources.remote.request import try_once

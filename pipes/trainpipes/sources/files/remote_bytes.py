@@ -19,7 +19,7 @@ from trainpipes.sources.files.folders import reported
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.request import Ranges, is_checked
 from trainpipes.sources.remote.retry import Requests
-from trainpipes.storage.caching.checked_file import add_checksum, read_content
+from trainpipes.storage.caching.kept_file import add_checksum, read_content
 
 if TYPE_CHECKING:
     from trainpipes.sources.files.file_list import FileList
@@ -124,7 +124,7 @@ class CachedBytes(RemoteBytes):
             for at in sorted({(os.getpid(), hash(path) % LOCKS) for path in paths.values()}):
                 stack.enter_context(_locks.setdefault(at, InterruptibleLock()))
             for n, path in paths.items():
-                if (data := read_content(path, memoryview)) is not None:
+                if (data := read_content(path, lambda content: memoryview(content))) is not None:
                     found[n] = data
             missing = [n for n in paths if n not in found]
             if missing:

@@ -1,17 +1,177 @@
-"""One try of a request. To give it up cancels a coroutine, or leaves other calls in their threads."""
+"""One try of a request, and what its failure says about the server.
+
+To give a try up cancels a coroutine, or leaves other calls in their threads. fsspec reports an HTTP 503 as
+``FileNotFoundError``, so the whole chain of errors counts.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import email.utils
+import errno
+import http.client
 import inspect
+import ssl
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from trainpipes.sources.remote.network_errors import OtherVersionError
+from trainpipes._internal.clean_errors import OriginalError
+from trainpipes._internal.secrets import hidden
+from trainpipes._internal.text import cut
+
+#: Of a failure.
+Kind = Literal["passing", "access", "rejected", "changed", "missing", "other"]
+#: What statuses below 500 mean, if not that the request is rejected: 408, 425 and 429 are a timeout, one
+#: too early and too many; with 416 the file's end lies before the range, with 412 it has another version.
+KINDS: dict[int, Kind] = {
+    **dict.fromkeys((408, 425, 429), "passing"), **dict.fromkeys((401, 403, 407), "access"),
+    **dict.fromkeys((404, 410), "missing"), **dict.fromkeys((412, 416), "changed"),
+}  # fmt: skip
+#: Error numbers that may pass. OSErrors with others are about files, or about this machine.
+PASSING_NUMBERS = {
+    getattr(errno, name)
+    for name in (
+        "EAGAIN", "EBUSY", "ECOMM", "ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTDOWN",
+        "EHOSTUNREACH", "EINTR", "EIO", "ENETDOWN", "ENETRESET", "ENETUNREACH", "ENOBUFS", "ENOTCONN",
+        "EPIPE", "EPROTO", "EREMOTEIO", "ESHUTDOWN", "ESTALE", "ETIME", "ETIMEDOUT",
+    )
+    if hasattr(errno, name)
+}  # fmt: skip
+#: Built-in errors that may pass; so may an OSError without a number, if it is not one like FileNotFoundError.
+PASSING = (TimeoutError, ConnectionError, EOFError, ssl.SSLError, http.client.HTTPException)
+#: The same in packages, as "package.class". They stand for their subclasses, too.
+PASSING_NAMES = {
+    "aiohttp.ClientConnectionError", "aiohttp.ClientPayloadError", "azure.ServiceRequestError",
+    "azure.ServiceResponseError", "azure.IncompleteReadError", "botocore.ChecksumError",
+    "botocore.FlexibleChecksumError", "botocore.HTTPClientError", "botocore.IncompleteReadError",
+    "botocore.ResponseParserError", "botocore.ResponseStreamingError", "google.TransportError",
+    "httpx.TransportError", "paramiko.SSHException", "requests.ChunkedEncodingError",
+    "requests.ConnectionError", "requests.Timeout", "socket.gaierror", "urllib3.HTTPError",
+}  # fmt: skip
+#: Credentials that are missing, or cannot be renewed.
+ACCESS_NAMES = {
+    "azure.ClientAuthenticationError", "azure.CredentialUnavailableError",
+    "botocore.CredentialRetrievalError", "botocore.NoCredentialsError", "botocore.NoAuthTokenError",
+    "botocore.PartialCredentialsError", "botocore.SSOError", "botocore.TokenRetrievalError",
+    "google.DefaultCredentialsError", "google.RefreshError",
+}  # fmt: skip
+#: Redirections that end nowhere.
+REJECTED_NAMES = {"aiohttp.TooManyRedirects", "aiohttp.InvalidURL", "httpx.TooManyRedirects"}
+#: Codes of S3 about credentials that come as "400 Bad Request".
+ACCESS_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
+#: Attributes that hold a status, of an error or its response.
+STATUS_NAMES = ("status", "status_code", "code")
+#: Characters shown of an error.
+SHOWN = 300
+
+
+class OtherVersionError(Exception):
+    status = 412
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error's text and kind: only "passing" is tried again; "other" is not about the server."""
+
+    kind: Kind
+    text: str
+    wait: float = 0.0
+
+
+def understand(error: Exception, handled: BaseException | None = None) -> Failure:
+    """The cause of an error; of all in its chain, a server's status tells most."""
+    chain = [(one, _reply(one)) for one in _chain(error, handled)]
+    for one, reply in chain:
+        if isinstance(one, ssl.SSLCertVerificationError):
+            return Failure("rejected", _line(one))
+        denied = isinstance(one, PermissionError) or _named(one, ACCESS_NAMES)
+        if denied or reply.code in ACCESS_CODES:
+            return Failure("access", _line(one))
+    for one, reply in chain:
+        if isinstance(one, PASSING) or _named(one, PASSING_NAMES):  # some have a status like 400
+            return Failure("passing", _line(one))
+        if _named(one, REJECTED_NAMES):
+            return Failure("rejected", _line(one))
+        if reply.status:
+            kind = "passing" if reply.status >= 500 else KINDS.get(reply.status, "rejected")
+            return Failure(kind, _line(one), _seconds(reply.headers))
+    passing = next((one for one, _ in chain if _may_pass(one)), None)
+    if passing is not None:
+        return Failure("passing", _line(passing))
+    return Failure("missing" if isinstance(error, FileNotFoundError) else "other", _line(error))
+
+
+def _chain(error: BaseException | None, end: BaseException | None) -> Iterator[BaseException]:
+    seen = set()
+    while error is not None and error is not end and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _may_pass(error: BaseException) -> bool:
+    if not isinstance(error, OSError):
+        return False
+    if error.errno is None:
+        return type(error).__module__ != "builtins" or type(error) is OSError
+    return error.errno in PASSING_NUMBERS
+
+
+def _named(error: BaseException, names: set[str]) -> bool:
+    classes = type(error).__mro__
+    return any(f"{cls.__module__.split('.')[0]}.{cls.__name__}" in names for cls in classes)
+
+
+class _Reply(NamedTuple):
+    status: int
+    code: str
+    headers: Any
+
+
+def _reply(error: BaseException) -> _Reply:
+    """What a server has answered; status 0 if it has not."""
+    response: Any = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore's
+        about, said = response.get("ResponseMetadata") or {}, response.get("Error") or {}
+        found = [about.get("HTTPStatusCode")]
+        code, headers = str(said.get("Code", "")), about.get("HTTPHeaders")
+    else:
+        found, code = [_own_status(error), _own_status(response)], ""
+        headers = getattr(error, "headers", None) or getattr(response, "headers", None)
+    good = (n for n in found if isinstance(n, int) and 300 <= n < 600)
+    return _Reply(next(good, 0), code, headers)
+
+
+def _own_status(of: Any) -> Any:
+    """By the first of its names that there is: aiohttp warns of another one."""
+    return next((getattr(of, name) for name in STATUS_NAMES if hasattr(of, name)), None)
+
+
+def _seconds(headers: Any) -> float:
+    """How long a server asks to wait by ``Retry-After``, a number or a date."""
+    known = headers if isinstance(headers, Mapping) else {}
+    reported = str(known.get("Retry-After") or known.get("retry-after"))
+    if reported.isdigit():
+        return float(reported)
+    with suppress(TypeError, ValueError, OverflowError):
+        date = email.utils.parsedate_to_datetime(reported)
+        return max(0.0, date.timestamp() - time.time())
+    return 0.0
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(hidden(str(error)).split())
+    if isinstance(error, OriginalError):
+        return text
+    text = cut(text, SHOWN)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
 
 #: Bytes of a file, each from a start to a stop.
 Ranges = Sequence[tuple[int, int]]

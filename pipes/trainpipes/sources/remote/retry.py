@@ -21,8 +21,15 @@ from trainpipes._internal.secrets import hidden
 from trainpipes.engine.interrupts import result_of
 from trainpipes.engine.pool import waits
 from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
-from trainpipes.sources.remote.network_errors import Failure, OtherVersionError, understand
-from trainpipes.sources.remote.request import Ranges, Wanted, begin, begin_ranges
+from trainpipes.sources.remote.request import (
+    Failure,
+    OtherVersionError,
+    Ranges,
+    Wanted,
+    begin,
+    begin_ranges,
+    understand,
+)
 
 log = logging.getLogger("trainpipes")
 T = TypeVar("T")
@@ -113,9 +120,15 @@ class Requests:
         """``work`` for each item, so many side by side; after an error nobody waits for the others."""
         if most < 2 or len(items) < 2:
             return [work(item) for item in items]
+        share = max(1, min(64, len(items) // (4 * most)))
+
+        def several(first: int) -> list[R]:
+            return [work(item) for item in items[first : first + share]]
+
         with ThreadPoolExecutor(min(most, len(items)), "trainpipes-files") as pool:
             try:
-                return [result_of(one) for one in [pool.submit(work, item) for item in items]]
+                parts = [pool.submit(several, n) for n in range(0, len(items), share)]
+                return [found for part in parts for found in result_of(part)]
             except BaseException:
                 self.stop()
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -20,9 +20,9 @@ from trainpipes.kinds.source import LooksAhead, Reader, RowSource, read_rows
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.storage.cache import LOCK, ROWS, SCHEMAS, folder, path_of
-from trainpipes.storage.caching import checked_file
+from trainpipes.storage.caching import kept_file
 from trainpipes.storage.caching.contents import cache_key, digest_of
-from trainpipes.storage.caching.private_file import locked
+from trainpipes.storage.caching.kept_file import locked
 from trainpipes.storage.caching.store import Store
 
 #: A column of ours: whether a row is there.
@@ -125,12 +125,12 @@ class BlockCache:
         """A schema that is found from the first rows, and kept."""
         digest = digest_of("schema", self._stages, key, self._listed)
         path, about = path_of(self._store.root, SCHEMAS, digest), {"schema": digest}
-        table = checked_file.read(path, about)
+        table = kept_file.read(path, about)
         if table is not None:
             return table.schema.remove_metadata()
         schema = find()
         with suppress(OSError):  # it is found again
-            checked_file.write(path, [pa.Table.from_batches([], schema)], about)
+            kept_file.write(path, [pa.Table.from_batches([], schema)], about)
         return schema
 
     def read(self, wanted: Iterable[tuple[int, int, int]], reader: Reader) -> Block:
@@ -180,7 +180,7 @@ class BlockCache:
                 yield _File(block, begin, end, max(start, begin), min(stop, end), digest)
 
     def _find(self, file: _File) -> Block | None:
-        table = checked_file.read(self._store.path(file.digest), {"rows": file.digest})
+        table = kept_file.read(self._store.path(file.digest), {"rows": file.digest})
         if table is None:
             return None
         first = self._firsts[file.block] + file.begin
@@ -213,7 +213,7 @@ class BlockCache:
             if len(table) < file.end - file.begin:
                 numbers = made.ids - self._firsts[file.block] - file.begin
                 table = table.append_column(NUMBER, to_arrow(numbers.astype(np.int32)))
-            fill = partial(checked_file.fill, {"rows": file.digest}, [table], table.schema)
+            fill = partial(kept_file.fill, {"rows": file.digest}, [table], table.schema)
             self._store.make(path, fill)
             found = self._find(file)  # in the file it takes no memory of ours
             return made if found is None else found

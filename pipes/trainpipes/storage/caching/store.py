@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from trainpipes._internal.messages import warn_once
 from trainpipes.storage.cache import LOCK, USED, make_room, path_of
-from trainpipes.storage.caching.private_file import locked, make_file, open_file
+from trainpipes.storage.caching.kept_file import locked, make_file, open_file
 
 #: What is left of the limit when entries were removed.
 LEFT = 0.95
