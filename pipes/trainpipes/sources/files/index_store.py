@@ -123,10 +123,8 @@ class IndexStore:
             return [n for n in numbers if n not in found or not good(n, found[n])]
 
         self._find()
-        missing = lacking()
-        alone = alone and any(map(self._can_be_kept, missing))
-        with self._alone() if alone else nullcontext():
-            missing = lacking() if alone else missing
+        with self._alone(alone and any(map(self._can_be_kept, lacking()))):
+            missing = lacking()
             if not missing:
                 return
             read = 0 if self.path is None else _settled(self.files, missing)
@@ -173,10 +171,10 @@ class IndexStore:
             ) from error
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self, alone: bool) -> Iterator[None]:
         root = folder()
         with ExitStack() as stack:
-            if self.path is not None and root is not None:
+            if alone and self.path is not None and root is not None:
                 digest = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:32]
                 with suppress(OSError):  # nothing depends on it
                     path = path_of(root, FOOTERS, digest).with_suffix(LOCK)

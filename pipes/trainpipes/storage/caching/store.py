@@ -70,7 +70,7 @@ class Store:
         said = error.strerror or error
         warn_once(
             f"{self.caller}: {self.kind} cannot be kept in {self.root} ({said}); it goes on without the "
-            f"cache, and makes them again each time until they can be kept. Make room there, or {self.cure}",
+            f"cache until they can be kept. Make room there, or {self.cure}",
             ("off", self.kind, str(self.root)),
         )
 
@@ -84,7 +84,7 @@ class Store:
             self._too_large.add(path)
             warn_once(
                 f"{self.caller}: {self.limit} must be at least the size of an entry, got {self.most:,}, and "
-                f"one takes {size:,}: such entries are made again each time; raise {self.limit}",
+                f"one takes {size:,}: such entries are not kept; raise {self.limit}",
                 ("too large", self.kind, str(self.root), self.most),
             )
             raise _NoRoomError
