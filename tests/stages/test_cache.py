@@ -681,7 +681,7 @@ def test_the_least_recently_used_go_first(data: Path, kept: Path) -> None:
 def test_room_is_kept_under_max_bytes_at_every_moment(data: Path) -> None:
     most = 6000
     want = digests(batches(text(data)).pad_collate(), 2)
-    pipe, found = batches(text(data).cache(max_bytes=most)).pad_collate(), []
+    pipe, found = batches(text(data).cache(max_bytes="6 kB")).pad_collate(), []
     for _ in range(2):
         found.append([])
         # No threads: what info() says is of no one moment where others write meanwhile.
@@ -780,7 +780,10 @@ MISPLACED: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"a path on this machine.*s3://bucket/x",
     ),
     "nowhere": (lambda d: rows(d).cache(""), "must be a path, got ''"),
-    "in no room": (lambda d: rows(d).cache(max_bytes=0), "max_bytes.* of 1 or more.*got 0"),
+    "in no room": (
+        lambda d: rows(d).cache(max_bytes=0),
+        r"\(max_bytes\) must be a number of bytes.*got 0",
+    ),
     "of a version that is a number": (
         lambda d: rows(d).cache(version=2),
         "version.* must be text, got 2",
