@@ -91,6 +91,11 @@ def test_later_epochs_and_runs_fetch_nothing(
     modes = {stat.S_IMODE(path.stat().st_mode) for path in chunks(cache)}
     assert modes == {0o600}
     assert stat.S_IMODE((cache / "bytes").stat().st_mode) == 0o700
+    found = tp.cache.info(cache)
+    assert (found.chunks, found.chunk_bytes) == (len(chunks(cache)), kept(cache))
+    assert str(found).endswith(f"{found.chunks} remote chunks ({found.chunk_bytes:,} bytes)")
+    assert tp.cache.clear(cache) == found
+    assert not [path for path in cache.rglob("*") if path.is_file()]
 
 
 def test_a_folder_on_s3_is_fetched_once(folder: Path, tmp_path: Path) -> None:
