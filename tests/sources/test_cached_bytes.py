@@ -277,5 +277,6 @@ def test_threads_that_want_the_same_fetch_it_once(server: FaultyServer, tmp_path
 def test_what_is_no_number_of_bytes_is_refused(option: str, value: Any) -> None:
     with pytest.raises(tp.ConfigError, match=rf"list_files\({option}\) must be a number of bytes"):
         tp.list_files("x", **{option: value})
-    with pytest.raises(tp.ConfigError, match=r"list_files\(cache_dir\) must be a path"):
-        tp.list_files("x", cache_dir="s3://bucket")
+    for folder in ("s3://bucket", ""):
+        with pytest.raises(tp.ConfigError, match=r"list_files\(cache_dir\) must be a path"):
+            tp.list_files("x", cache_dir=folder)

@@ -90,8 +90,9 @@ class ListFiles(Source):
         self._set(
             urls=_checked_urls(self.urls),
             retry=Retry.of(self.retry, "list_files(retry)"),
-            cache_dir=self.cache_dir and local_path(self.cache_dir, "list_files(cache_dir)"),
         )
+        if self.cache_dir is not None:
+            self._set(cache_dir=local_path(self.cache_dir, "list_files(cache_dir)"))
         for name in ("cache_bytes", "prefetch_bytes"):
             byte_count(getattr(self, name), f"list_files({name})")
         if self.storage_options is not None:
