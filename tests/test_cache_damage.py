@@ -166,15 +166,6 @@ def test_a_damaged_map_dataset_is_made_again(kept: Path) -> None:
             assert [row["x"] for row in pipe.to_map_dataset()] == list(range(50))
 
 
-def test_damage_is_said_once(data: Path, kept: Path) -> None:
-    want = batches(rows(data).cache())
-    for path in entries(kept):
-        path.write_bytes(path.read_bytes()[:-20])
-    with pytest.warns(UserWarning, match=r"was damaged.*check the disk") as caught:
-        assert batches(rows(data).cache()) == want
-    assert len(caught) == 1
-
-
 # Whose they are
 
 
