@@ -12,7 +12,6 @@ import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, BinaryIO, TypeVar, cast
 
 import pyarrow as pa
@@ -26,9 +25,7 @@ T = TypeVar("T")
 #: Bytes that a stream reads at a time, at least.
 BUFFER_BYTES = 256 << 10
 #: A pipe that has taken the place of a file is not waited for.
-FLAGS = os.O_RDONLY
-for _name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"):
-    FLAGS |= getattr(os, _name, 0)
+FLAGS = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))
 #: Files that stay mapped, at most.
 MAPPED = 256
 #: Bytes of a remote file that stays in memory once it was fetched whole, and of all of these, at most: what
@@ -54,11 +51,8 @@ class KeptFiles:
         with self._lock:
             found = self._buffers.get(file)
             if found is None:
-                found = pa.py_buffer(b"")
-                if os.path.getsize(path):
-                    with pa.memory_map(path) as opened:
-                        found = opened.read_buffer()
-                self._buffers[file] = found
+                with pa.memory_map(path) as opened:
+                    found = self._buffers[file] = opened.read_buffer()
                 while len(self._buffers) > MAPPED:
                     del self._buffers[next(iter(self._buffers))]
             return found
@@ -157,20 +151,14 @@ class LocalBytes(FileBytes):
         return self._kept.mapped(self._file, self.name)
 
     def check(self) -> None:
-        about = None
-        with suppress(OSError):
-            about = os.stat(self.name)
-        self._compare(about)
-
-    def _compare(self, now: os.stat_result | None) -> None:
-        """Raise unless it has the inode (0 if unknown), time of change and size that were listed."""
-        if now is not None and self._listed == (now.st_ino, str(now.st_mtime_ns), now.st_size):
-            return
-        inode, stamp, size = self._listed
         try:
-            now = os.stat(self.name)
+            self._compare(os.stat(self.name))
         except FileNotFoundError as error:
             raise gone(Place(self.name)) from error
+
+    def _compare(self, now: os.stat_result) -> None:
+        """Raise unless it has the inode (0 if unknown), time of change and size that were listed."""
+        inode, stamp, size = self._listed
         if now.st_size != size:
             how = f"it had {size:,} bytes, and has {now.st_size:,}"
             raise changed(Place(self.name), how)
