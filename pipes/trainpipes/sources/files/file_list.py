@@ -91,9 +91,8 @@ class FileList:
         parts = [name.split("://", 1)[-1].split("/") for name in self.known_names()]
         if not parts:
             return []
-        low, high = min(parts), max(parts)
-        depth = min(len(p) for p in parts) - 1
-        shared = next((n for n in range(depth) if low[n] != high[n]), depth)
+        alike = len(os.path.commonprefix(parts))  # noqa: RUF071  (of lists)
+        shared = min(alike, *(len(p) - 1 for p in parts))
         return ["/".join(p[shared:]) for p in parts]
 
 
