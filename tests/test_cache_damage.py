@@ -450,8 +450,11 @@ def test_what_killed_processes_left_is_removed_by_the_next(data: Path, kept: Pat
 
 def test_a_url_is_no_folder(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINPIPES_CACHE", "s3://bucket/kept")
-    with pytest.raises(ConfigError, match=r"TRAINPIPES_CACHE is a folder of this machine.*s3://"):
+    with pytest.raises(ConfigError, match=r"TRAINPIPES_CACHE must be a folder of this .*s3://"):
         cache.folder()
+    for path in ("s3://bucket/kept", ""):  # which is not all that the user has
+        with pytest.raises(ConfigError, match="the folder for caches must be a path"):
+            cache.clear(path)
 
 
 def test_a_relative_folder_is_below_the_working_one_from_the_start(

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainpipes._internal.checks import local_path, require
 from trainpipes.errors import ConfigError
 
 __all__ = ["CacheInfo", "clear", "folder", "info"]
@@ -80,14 +81,11 @@ def folder(path: str | os.PathLike[str] | None = None) -> Path | None:
     named = os.environ.get(VARIABLE, "").strip()
     if named.lower() in OFF:
         return None
-    chosen = os.fspath(path) if path is not None else named
+    chosen = local_path(path, "the folder for caches") if path is not None else named
     if not chosen:
         return _users()
-    if "://" in chosen:
-        raise ConfigError(
-            f"{VARIABLE} is a folder of this machine, since its files are memory-mapped, got {chosen!r}; "
-            f"name another, or set it to {OFF[0]!r}"
-        )
+    rule = "a folder of this machine, since its files are memory-mapped"
+    require("://" not in chosen, VARIABLE, rule, chosen, f"name another, or set it to {OFF[0]!r}")
     try:
         return Path(os.path.abspath(os.path.expanduser(chosen)))
     except OSError as error:
