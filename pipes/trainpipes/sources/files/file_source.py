@@ -68,11 +68,10 @@ class FileSource(FileBlocks):
         ends = np.append(0, np.cumsum(self.lengths))
         self.first_row: IntArray = ends[self.first_block]
         self.begins: IntArray = ends[:-1] - self.first_row[self.file_of_block]
-        self.block_bytes = block_bytes
         if block_bytes is None:
-            spread = map(_spread, blocks, self.layouts)
-            self.block_bytes = np.concatenate([np.empty(0), *spread])
-            self.block_bytes = self.block_bytes if self.block_bytes.any() else None
+            spread = np.concatenate([np.empty(0), *map(_spread, blocks, self.layouts)])
+            block_bytes = spread if spread.any() else None
+        self.block_bytes = block_bytes
 
     def reader(self) -> Reader:
         return BlockReader(self)

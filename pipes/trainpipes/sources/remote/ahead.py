@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from trainpipes.engine.interrupts import InterruptibleLock
@@ -16,16 +16,14 @@ MAX_THREADS, BUSY = 32, 16
 PREFETCH_BYTES = 256 << 20
 #: What one reader has fetched ahead at most, however small each is: all of it is looked at for each one more.
 MOST_HELD = 4 * MAX_THREADS
-_waiting: list[Pool] = []
 #: Bytes that each reader has fetched ahead, by its process and itself.
 _held: dict[tuple[int, int], float] = {}
 
 
+@cache
 def waiting() -> Pool:
     """The threads that wait for servers, shared by all readers of the process."""
-    if not _waiting:
-        _waiting.append(Pool(MAX_THREADS))
-    return _waiting[0]
+    return Pool(MAX_THREADS)
 
 
 class Ahead:
