@@ -218,7 +218,7 @@ def read_content(
         about = os.fstat(handle)
         mark = about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
         try:
-            again = f"/dev/fd/{handle}"  # the same one, under whatever name
+            again = f"/dev/fd/{handle}"  # the same one, under any name
             with pa.memory_map(again if os.path.exists(again) else os.fspath(path)) as source:
                 content = source.read_buffer()
             if not trusted and mark not in _whole:
