@@ -133,7 +133,7 @@ def test_no_bit_of_the_header_of_a_record_batch_loses_rows(
     assert set(said) == {200, "refused"}
 
 
-def test_a_footer_that_leaves_out_a_record_batch_is_refused(tmp_path: Path) -> None:
+def test_a_footer_that_leaves_out_a_record_batch_loses_no_rows(tmp_path: Path) -> None:
     content = arrow()
     footer = footer_of(content)
     start = content.index((2).to_bytes(4, "little"), footer.start)  # the list of record batches
@@ -142,8 +142,7 @@ def test_a_footer_that_leaves_out_a_record_batch_is_refused(tmp_path: Path) -> N
     path = tmp_path / "x.arrow"
     path.write_bytes(content[:start] + b"\1" + content[start + 1 :])
     assert pa.ipc.open_file(path).num_record_batches == 1
-    with pytest.raises(tp.UnreadableError, match=r"x\.arrow: damaged: its footer lists no message"):
-        list(tp.read_arrow(path))
+    assert len(list(tp.read_arrow(path))) == 200
 
 
 def test_names_in_a_footer_and_in_the_first_message_are_the_same(tmp_path: Path) -> None:
