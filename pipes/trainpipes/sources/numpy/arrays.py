@@ -197,7 +197,8 @@ class _Header:
     def array(self, name: str, is_field: bool = False) -> StoredArray:
         dtype, offset = self.dtype, 0
         if is_field:
-            dtype, offset = (self.dtype.fields or {})[name][:2]
+            assert self.dtype.fields is not None
+            dtype, offset = self.dtype.fields[name][:2]
         if self.dtype.hasobject:
             raise BadFileError(
                 f"array {name!r} holds Python objects, pickled, which are not read, since loading them runs "

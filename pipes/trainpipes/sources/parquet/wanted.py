@@ -16,8 +16,6 @@ from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import inner_paths, plain
 from trainpipes.sources.parquet.filter import (
-    facts_of,
-    may_hold,
     may_hold_in_folders,
     needed_columns,
 )
@@ -50,38 +48,32 @@ def wanted_files(
     folders = pa.table({})
     if hive or columns is not None or filter is not None:
         folders = folder_columns(files.names, caller, hive)
-    found = None if columns is None else list(columns)
+    found, kept = None if columns is None else list(columns), np.arange(len(files))
+    everything = WantedFiles(files, found, folders)
     if filter is None or not len(files):
-        return WantedFiles(files, found, folders)
-    named = only(folders, [name for name in folders.column_names if name in str(filter)])
-    kept = may_hold_in_folders(filter, named) if named.num_columns else None
-    own = _schema_of(files, 0 if kept is None or not len(kept) else int(kept[0]))
-    if own is None:
-        return WantedFiles(files, found, folders)
-    beside = [field for field in folders.schema if field.name not in own.names]
-    schema = pa.schema([*own, *beside])
-    needed = needed_columns(filter, schema, caller)
-    if found is not None:
-        found += [name for name in needed if name not in inner_paths(found, schema.names)]
-    elif not hive:
-        folders = only(folders, needed)
-    named_by_folders = only(folders, [field.name for field in beside if field.name in needed])
-    by_footers = any(name not in named_by_folders.column_names for name in needed)
-    if not named_by_folders.num_columns:
-        return WantedFiles(files, found, folders, 0, by_footers)
-    if kept is None or not {*named.column_names}.isdisjoint(own.names):
-        kept = may_hold(filter, schema, facts_of(named_by_folders))
-    kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
-    left_out = len(files) - len(kept)
-    return WantedFiles(files.pick(kept), found, folders.take(to_arrow(kept)), left_out, by_footers)
-
-
-def _schema_of(files: FileList, file: int) -> pa.Schema | None:
+        return everything
+    named = folders.select([name for name in folders.column_names if name in str(filter)])
+    if named.num_columns:
+        kept = may_hold_in_folders(filter, named)
     try:
-        schema = parse_footer(read_footer(open_bytes(files, file))).schema.to_arrow_schema()
+        footer = read_footer(open_bytes(files, int(kept[0]) if len(kept) else 0))
+        own = [plain(field) for field in parse_footer(footer).schema.to_arrow_schema()]
     except (OSError, pa.ArrowException, BadFileError, TypeError, ValueError):
-        return None
-    return pa.schema([plain(field) for field in schema])
+        return everything  # the file is named when all footers are read
+    own_names = [field.name for field in own]
+    if not {*named.column_names}.isdisjoint(own_names):
+        kept = np.arange(len(files))  # where files have such a column, too, it is theirs
+    beside = [field for field in folders.schema if field.name not in own_names]
+    needed = needed_columns(filter, pa.schema([*own, *beside]), caller)
+    if found is not None:
+        known = [*own_names, *folders.column_names]
+        found += [name for name in needed if name not in inner_paths(found, known)]
+    elif not hive:
+        folders = folders.select([name for name in folders.column_names if name in needed])
+    by_footers = not {*needed} <= {field.name for field in beside}
+    left_out = len(files) - max(1, len(kept))
+    kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
+    return WantedFiles(files.pick(kept), found, folders.take(to_arrow(kept)), left_out, by_footers)
 
 
 def folder_columns(names: Sequence[str], caller: str, needed: bool) -> pa.Table:
@@ -108,10 +100,6 @@ def folder_columns(names: Sequence[str], caller: str, needed: bool) -> pa.Table:
             stage=caller,
         )
     return pa.table({key: _column([own[key] for own in pairs]) for key in first})
-
-
-def only(folders: pa.Table, names: Sequence[str]) -> pa.Table:
-    return folders.select([name for name in folders.column_names if name in names])
 
 
 def _pairs(name: str) -> dict[str, str | None]:
