@@ -72,17 +72,14 @@ class ParsedFooters:
     def known(self, name: str) -> Any:
         return self._parsed.get(name, (None, 0))[0]
 
-    def of(self, name: str, read: Callable[[], bytes], certain: bool) -> Any:
-        """The parsed footer of a file. ``read`` raises if the file has changed; not called if that is
-        ``certain`` to be known.
-        """
+    def of(self, name: str, read: Callable[[], bytes]) -> Any:
+        """The parsed footer of a file; ``read`` raises if the file has changed."""
         with self._reading.setdefault(name, threading.Lock()):
             found = self.known(name)
-            if found is None or not certain:
+            if found is None:
                 footer = read()
-                if found is None:
-                    found = parse_footer(footer)
-                    self.add(name, found, len(footer))
+                found = parse_footer(footer)
+                self.add(name, found, len(footer))
             return found
 
     def add(self, name: str, metadata: Any, size: int) -> None:

@@ -73,7 +73,8 @@ def wanted_files(
     by_footers = not {*needed} <= {field.name for field in beside}
     left_out = len(files) - max(1, len(kept))
     kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
-    return WantedFiles(files.pick(kept), found, folders.take(to_arrow(kept)), left_out, by_footers)
+    files = files.pick(kept) if left_out else files
+    return WantedFiles(files, found, folders.take(to_arrow(kept)), left_out, by_footers)
 
 
 def folder_columns(names: Sequence[str], caller: str, needed: bool) -> pa.Table:
