@@ -18,7 +18,7 @@ from trainpipes.errors import ConfigError, DataChangedError, SchemaError
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.patterns import MANIFEST
-from trainpipes.sources.memmap.manifest import Array, damaged, is_memmap, refuse_file
+from trainpipes.sources.memmap.manifest import Array, damaged, is_memmap, no_memmap
 from trainpipes.sources.memmap.mapped_rows import MappedRows, open_bare, open_folder, values_at
 from trainpipes.stages.read_columns import Ragged
 
@@ -187,7 +187,7 @@ class MemmapDataset(Dataset[Any]):
 
 
 def _found(path: Any, bare: bool) -> tuple[list[str], str]:
-    """Maps or bare files, and their folder. A file beside maps is kept: it may lack its manifest."""
+    """Maps or bare files, and their folder."""
     one = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
     if one and os.path.isfile(one if bare else os.path.join(one, MANIFEST)):
         return [one], os.path.dirname(one)
@@ -205,7 +205,7 @@ def _found(path: Any, bare: bool) -> tuple[list[str], str]:
         no_maps = {folder for folder in folders if not is_memmap(folder)}
         for name in names:
             if os.path.dirname(name) in no_maps:
-                refuse_file(name)
+                raise no_memmap(name)
         names = list(folders)
     within = os.path.commonpath([os.path.dirname(name) for name in names])
     return names, one if os.path.isdir(one) else within
