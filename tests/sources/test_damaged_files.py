@@ -10,6 +10,7 @@ import subprocess
 import tarfile
 import zipfile
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import fsspec
@@ -153,6 +154,20 @@ def test_names_in_a_footer_and_in_the_first_message_are_the_same(tmp_path: Path)
         path.write_bytes(content[:place] + b"c9" + content[place + 2 :])
         with pytest.raises(tp.UnreadableError, match="have different schemas"):
             list(tp.read_arrow(path))
+
+
+def test_no_bit_of_a_schema_hides_all_columns(tmp_path: Path) -> None:
+    content = arrow(True, columns=1)
+    stop = 8 + int.from_bytes(content[4:8], "little")
+    for place in range(8, stop):
+        for bit in range(2):
+            changed = bytearray(content)
+            changed[place] ^= 1 << bit
+            path = tmp_path / f"{place}-{bit}.arrows"
+            path.write_bytes(changed)
+            with suppress(tp.UnreadableError, tp.SchemaError):
+                assert all(list(tp.read_arrow(path)))
+            path.unlink()
 
 
 def test_a_stream_behind_the_end_of_another_is_not_left_out(tmp_path: Path) -> None:

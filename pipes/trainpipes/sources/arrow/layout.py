@@ -65,11 +65,11 @@ def read_layout(fetch: Fetch, size: int) -> Layout:
         raise BadFileError(f"not an Arrow file (starts with {head!r})")
     try:
         messages = _messages(fetch, len(head) if footer else 0, size - len(footer), footer)
-        if not messages or messages[0][2].number(1, "<B") != SCHEMA:
+        first = messages[0] if messages else None
+        if first is None or first[2].number(1, "<B") != SCHEMA or first[2].table(2) is None:
             raise BadFileError("damaged: it does not begin with a schema")
-        span = messages[0][:2]
-        schema = _parsed(pa.ipc.read_schema, fetch([span])[0], "schema")
-        batches, dictionaries, compressed = _parts(messages[1:], bool(footer))
+        schema = _parsed(pa.ipc.read_schema, fetch([first[:2]])[0], "schema")
+        batches, dictionaries, compressed = _parts(messages[1:], len(schema), bool(footer))
     except (struct.error, IndexError) as error:
         raise BadFileError(f"damaged: a header cannot be understood ({error})") from error
     if footer:  # read as a file of nothing else
@@ -80,7 +80,7 @@ def read_layout(fetch: Fetch, size: int) -> Layout:
     if dictionaries and not encoded:
         raise BadFileError(f"damaged: a dictionary of no column at byte {dictionaries[0][1]:,}")
     extra = packed(
-        schema=span, compressed=compressed, dictionaries=dictionaries if encoded else None
+        schema=first[:2], compressed=compressed, dictionaries=dictionaries if encoded else None
     )
     rows, start, stop = np.array(batches, dtype=np.int64).reshape(-1, 3).T
     return Layout(rows, start, stop, pa.schema([plain(field) for field in schema]), extra)
@@ -164,7 +164,7 @@ def _messages(fetch: Fetch, at: int, end: int, footer: bytes) -> list[tuple[int,
 
 
 def _parts(
-    messages: list[tuple[int, int, _Table]], is_file: bool
+    messages: list[tuple[int, int, _Table]], fields: int, is_file: bool
 ) -> tuple[list[tuple[int, int, int]], list[list[int]], bool]:
     """Rows, start and stop of record batches, the dictionaries, and whether any is compressed."""
     batches: list[tuple[int, int, int]] = []
@@ -180,7 +180,8 @@ def _parts(
             continue
         rows, columns = content.number(0, "<q"), content.vector(1, NODE)
         # They are counted for each column, too; the parts of nested ones follow it.
-        good = columns[0][0] == rows if columns else not header.number(3, "<q")
+        good = len(columns) >= fields > 0 and columns[0][0] == rows
+        good = good or not (fields or columns or header.number(3, "<q"))
         if not good or not 0 <= rows < 1 << 40:
             raise BadFileError(f"damaged: a record batch of {rows:,} rows at byte {start:,}")
         compressed |= content.table(3) is not None
