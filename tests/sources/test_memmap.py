@@ -689,6 +689,7 @@ def test_columns_are_chosen_and_ordered_by_name(tmp_path):
     data = tp.read_memmap(tmp_path / "x", columns=["c", "a"])
     assert list(data[1]) == ["c", "a"]
     assert list(next(iter(tp.from_memmap(tmp_path / "x", columns=["b"])))) == ["b"]
+    assert list(tp.read_memmap(tmp_path / "x", columns="b")[1]) == ["b"]
     with pytest.raises(tp.SchemaError, match="no column 'd'"):
         tp.read_memmap(tmp_path / "x", columns=["d"])
 

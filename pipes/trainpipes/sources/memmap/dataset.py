@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from trainpipes._internal.checks import column_names, require, whole_number
+from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import parts_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataChangedError, SchemaError
@@ -62,6 +63,7 @@ class MemmapDataset(Dataset[Any]):
         labels: bool = False,
     ) -> None:
         self.options = check_options(path, columns, dtype, length, labels)
+        columns = self.options["columns"]
         self._bare = dtype is not None
         self._found, self._folder = _found(path, self._bare)
         first, *others = files = self._files = self._open()
@@ -73,11 +75,7 @@ class MemmapDataset(Dataset[Any]):
                     path=file.path,
                 )
         names = [column.about.name for column in first.columns]
-        if missing := [name for name in columns or () if name not in names]:
-            raise SchemaError(
-                f"{first.path} has no column {missing[0]!r}; it has {', '.join(names)}",
-                path=first.path,
-            )
+        need_columns(names, columns or (), "read_memmap()", first.path)
         self._known = [file.identity for file in files]
         self.paths, self.layout = [file.path for file in files], first.layout
         self.chosen = [names.index(name) for name in columns or names]

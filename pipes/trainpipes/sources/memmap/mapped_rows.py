@@ -188,5 +188,5 @@ def _npy(path: str, dtype: str, shape: tuple[int, ...]) -> Array:
                 raise damaged(path, f"it {what}: it has {size:,} bytes of {whole:,}")
             # A plain array: rows of np.memmap cost more than twice as much.
             return np.ndarray(shape, dtype, mapped(file), len(must))
-    except FileNotFoundError as error:
-        raise damaged(path, "it is missing") from error
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise damaged(path, "it is missing, or a folder") from error

@@ -66,7 +66,7 @@ class ReadNumpy(FileReader):
     index: str | os.PathLike[str] | bool | None = None
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
-        format = NumpyFormat(self.output_column, self.columns, self.block_rows, str(self))
+        format = NumpyFormat(self)
         listed = self.listed(files)
         key = json.dumps([self.output_column, self.columns, self.block_rows])
         store = IndexStore(listed, self.name, format.name, key, self.options["index"])
@@ -94,18 +94,17 @@ class NumpyFormat(Format):
     fit = "NumPy files that are on this machine and not compressed"
     otherwise = "write it with np.savez, or shuffle within a buffer"
 
-    _output_column: str
-    _columns: Sequence[str] | None
-    _block_rows: int | None
-    _asker: str
+    stage: ReadNumpy
 
     def rows_of_block(self, arrays: Mapping[str, StoredArray]) -> int:
         row_bytes = sum(array.row_bytes for array in arrays.values())
-        return self._block_rows or min(BLOCK_ROWS, max(1, BLOCK_BYTES // max(1, row_bytes)))
+        return self.stage.block_rows or min(BLOCK_ROWS, max(1, BLOCK_BYTES // max(1, row_bytes)))
 
     def scan(self, file: FileBytes) -> Layout:
         with file.stream() as opened:
-            arrays = read_arrays(opened, file.size, self._output_column, self._columns, self._asker)
+            stage = self.stage
+            about = opened, file.size, stage.output_column, stage.columns, str(stage)
+            arrays = read_arrays(*about)
         rows = max((array.rows for array in arrays.values()), default=0)
         whole = _is_whole(arrays.values(), file.local)
         edges = cut_evenly(rows, max(1, rows) if whole else self.rows_of_block(arrays))
@@ -146,7 +145,9 @@ class NumpyFormat(Format):
 
     def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
         _, arrays = arrays_of(layouts[0].extra)
-        return [("arrays", ", ".join(f"{n} {arrays[n].kind}" for n in self._columns or arrays))]
+        return [
+            ("arrays", ", ".join(f"{n} {arrays[n].kind}" for n in self.stage.columns or arrays))
+        ]
 
 
 def _wanted(layout: Layout, columns: Sequence[str] | None) -> tuple[int, list[StoredArray]]:
