@@ -240,12 +240,12 @@ def may_hold(
     return np.array(sorted(kept), dtype=np.int64)
 
 
-def may_hold_in_folders(filter: pc.Expression, folders: pa.Table) -> IntArray:
-    """The files of which a row may pass, by folders' names; all if that needs other columns' types."""
+def may_hold_in_folders(filter: pc.Expression, folders: pa.Table) -> IntArray | None:
+    """The files of which a row may pass, by folders' names; None if that needs other columns' types."""
     schema = folders.schema
     while (problem := _problem(filter, schema)) is not None:
         missing = _missing(problem)
         if len(missing) != 1 or missing[0] in schema.names:
-            return np.arange(len(folders))
+            return None
         schema = schema.append(pa.field(missing[0], pa.null()))  # which compares with any type
     return may_hold(filter, schema, facts_of(folders))

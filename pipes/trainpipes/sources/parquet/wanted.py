@@ -16,6 +16,9 @@ from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import inner_paths, plain
 from trainpipes.sources.parquet.filter import (
+    check_fits,
+    facts_of,
+    may_hold,
     may_hold_in_folders,
     needed_columns,
 )
@@ -48,26 +51,30 @@ def wanted_files(
     folders = pa.table({})
     if hive or columns is not None or filter is not None:
         folders = folder_columns(files.names, caller, hive)
-    found, kept = None if columns is None else list(columns), np.arange(len(files))
+    found = None if columns is None else list(columns)
     everything = WantedFiles(files, found, folders)
     if filter is None or not len(files):
         return everything
     named = folders.select([name for name in folders.column_names if name in str(filter)])
-    if named.num_columns:
-        kept = may_hold_in_folders(filter, named)
+    kept = may_hold_in_folders(filter, named) if named.num_columns else None
     try:
-        footer = read_footer(open_bytes(files, int(kept[0]) if len(kept) else 0))
-        own = [plain(field) for field in parse_footer(footer).schema.to_arrow_schema()]
+        first = int(kept[0]) if kept is not None and len(kept) else 0
+        footer = parse_footer(read_footer(open_bytes(files, first)))
+        own = [plain(field) for field in footer.schema.to_arrow_schema()]
     except (OSError, pa.ArrowException, BadFileError, TypeError, ValueError):
         return everything  # the file is named when all footers are read
     own_names = [field.name for field in own]
-    if not {*named.column_names}.isdisjoint(own_names):
-        kept = np.arange(len(files))  # where files have such a column, too, it is theirs
     beside = [field for field in folders.schema if field.name not in own_names]
-    needed = needed_columns(filter, pa.schema([*own, *beside]), caller)
+    schema = pa.schema([*own, *beside])
+    needed = needed_columns(filter, schema, caller)
+    if kept is None or not {*named.column_names}.isdisjoint(own_names):
+        named = named.select([field.name for field in beside if field.name in named.column_names])
+        kept = np.arange(len(files))
+        if named.num_columns:
+            check_fits(filter, schema, caller)
+            kept = may_hold(filter, schema, facts_of(named))
     if found is not None:
-        known = [*own_names, *folders.column_names]
-        found += [name for name in needed if name not in inner_paths(found, known)]
+        found += [name for name in needed if name not in inner_paths(found, schema.names)]
     elif not hive:
         folders = folders.select([name for name in folders.column_names if name in needed])
     by_footers = not {*needed} <= {field.name for field in beside}
