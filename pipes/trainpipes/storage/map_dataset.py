@@ -20,10 +20,10 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
 from trainpipes.kinds.source import RowSource
 from trainpipes.pipeline import Pipeline
-from trainpipes.storage.cache import LOCK, VARIABLE, dataset_path, folder
-from trainpipes.storage.caching import checked_file
+from trainpipes.storage.cache import DATASETS, LOCK, VARIABLE, folder, path_of
+from trainpipes.storage.caching import kept_file
 from trainpipes.storage.caching.contents import cache_key, digest_of
-from trainpipes.storage.caching.private_file import locked
+from trainpipes.storage.caching.kept_file import locked
 from trainpipes.storage.writers.epoch_rows import EpochRows
 
 CALLER = "to_map_dataset"
@@ -49,7 +49,7 @@ class MapDataset(Dataset[dict[str, Any]]):
     @staticmethod
     def _kept(path: Path, about: dict[str, Any]) -> MapDataset | None:
         found = MapDataset(path)
-        found._table, found._is_kept = checked_file.read(path, about), True
+        found._table, found._is_kept = kept_file.read(path, about), True
         return None if found._table is None else found
 
     @property
@@ -112,7 +112,7 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
     if root is None:
         raise ConfigError(f"{VARIABLE} says that nothing is kept: use to_map_dataset(path)")
     digest = digest_of(CALLER, _known_by(rows.plan))
-    target, about = dataset_path(root, digest[:32]), {"dataset": digest}
+    target, about = path_of(root, DATASETS, digest[:32]), {"dataset": digest}
     found = MapDataset._kept(target, about)
     return _write(rows, target, about) if found is None else found
 
@@ -155,7 +155,7 @@ def _write(rows: EpochRows, target: Path, about: dict[str, Any] | None) -> MapDa
             # Another process may have made it since.
             found = None if about is None else MapDataset._kept(target, about)
             if found is None:
-                if not checked_file.write(target, tables(), about, own=about is not None):
+                if not kept_file.write(target, tables(), about, own=about is not None):
                     raise ConfigError("to_map_dataset(): the pipeline has no rows")
                 found = MapDataset(target) if about is None else MapDataset._kept(target, about)
     except OSError as error:
