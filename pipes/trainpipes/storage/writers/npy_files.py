@@ -81,7 +81,7 @@ class ColumnFile:
     def __init__(
         self, name: str, empty: Ragged | Even, named: Any, part: OutputFile, ending: str
     ) -> None:
-        dtype = (empty.values.dtype if named is None else named).newbyteorder("=").name
+        dtype = named or empty.values.dtype.newbyteorder("=").name
         shape, self.ragged = empty.values.shape[1:], isinstance(empty, Ragged)
         self._column = Column(name, dtype, shape, self.ragged)
         self._values = NpyFile(part.beside(ending), dtype, shape)
@@ -116,7 +116,7 @@ class PartFile:
     def __init__(
         self,
         layout: Layout,
-        dtypes: Mapping[str, np.dtype[Any]] | np.dtype[Any] | None,
+        dtypes: Mapping[str, str] | str | None,
         ragged: Collection[str],
         file: OutputFile,
         schema: pa.Schema,
