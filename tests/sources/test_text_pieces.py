@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainpipes as tp
-from trainpipes.sources.compressed import streams as compress
-from trainpipes.sources.compressed.streams import Stream
+from trainpipes.sources import compressed as compress
+from trainpipes.sources.compressed import Stream
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text import pieces
 from trainpipes.sources.text.format import TextFormat

@@ -14,7 +14,7 @@ import pyarrow as pa
 from trainpipes._internal.checks import byte_count, require
 from trainpipes._internal.progress import Progress
 from trainpipes._internal.text import amount
-from trainpipes.sources.compressed.streams import (
+from trainpipes.sources.compressed import (
     Decompressed,
     ReadAgain,
     Stream,
@@ -60,7 +60,7 @@ class TextFormat(Format):
         self.max_row_bytes = row_bytes(options["max_row_bytes"], "max_row_bytes")
         self.inferred = "schema" in options and options["schema"] is None
         self.schema: pa.Schema | None = None
-        self.strict = False
+        self.strict, self.replace = False, options["errors"] == "replace"
         self.again = ReadAgain()
 
     @abstractmethod
@@ -149,10 +149,6 @@ class TextFormat(Format):
         said = bad_row(self, data.name, layout, block, text)
         raise said or OtherBytesError("its rows are others than before") from problem
 
-    @property
-    def replace(self) -> bool:
-        return bool(self.options["errors"] == "replace")
-
     def block_key(self, layout: Layout, blocks: range) -> list[Any]:
         assert isinstance(layout, TextLayout)
         said = str(self.schema).encode("utf-8", "backslashreplace")
@@ -171,14 +167,12 @@ class TextFormat(Format):
 
 
 def _content(data: Any, layout: TextLayout, piece: int) -> bytes:
-    start, stop = int(layout.start[piece]), int(layout.stop[piece])
+    ranges, member = [(int(layout.start[piece]), int(layout.stop[piece]))], []
     if layout.compression:
-        found = data.read(start, stop, (int(layout.entries[piece]), int(layout.places[piece])))
-        if piece == len(layout.rows) - 1:
-            data.finish()
-    else:
-        found = as_bytes(data.read([(start, stop)])[0])
-    if len(found) != stop - start or check_of(found) != int(layout.checks[piece]):
+        member = [(int(layout.entries[piece]), int(layout.places[piece]))]
+    found = as_bytes(data.read(ranges, *member)[0])
+    if member and piece == len(layout.rows) - 1:
+        data.finish()
+    if check_of(found) != int(layout.checks[piece]):
         raise OtherBytesError("it has as many bytes as before, and others")
-    whole: bytes = found
-    return whole
+    return found

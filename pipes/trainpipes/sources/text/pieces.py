@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
-from trainpipes.sources.compressed.streams import Entry, Stream
+from trainpipes.sources.compressed import Entry, Stream
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.format import Layout, packed, unpacked
 

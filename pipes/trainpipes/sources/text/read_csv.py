@@ -17,7 +17,7 @@ from trainpipes._internal.checks import Each, column_names, repeated, text
 from trainpipes._internal.secrets import without_query
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.engine.layout import IntArray
-from trainpipes.sources.compressed.streams import SUFFIXES
+from trainpipes.sources.compressed import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.cutters import Cutter, RecordCutter
 from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, TextFormat, row_bytes

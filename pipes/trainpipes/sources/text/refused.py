@@ -46,6 +46,9 @@ def _large_floats(column: Any) -> IntArray:
     """Rows with a float of 2^53 or more, positive or negative, int64."""
     kind, types = column.type, pa.types
     if types.is_floating(kind):
+        ends = pc.min_max(column).as_py().values()
+        if all(end is None or abs(end) < LARGEST for end in ends):
+            return NONE  # without importing pandas
         return np.flatnonzero(np.abs(to_numpy(one_chunk(column.fill_null(0)))) >= LARGEST)
     if types.is_struct(kind):
         return np.concatenate([NONE, *map(_large_floats, column.flatten())])

@@ -15,6 +15,8 @@ import pyarrow as pa
 from trainpipes._internal.secrets import without_query
 from trainpipes.errors import MissingExtraError
 from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.format import OtherBytesError
+from trainpipes.sources.remote.request import Ranges
 
 if TYPE_CHECKING:
     from trainpipes.sources.files.file_bytes import FileBytes
@@ -232,8 +234,12 @@ class Decompressed:
         self._rest = b""
         self._at = 0
 
-    def read(self, start: int, stop: int, entry: Entry = (0, 0)) -> bytes:
-        """Bytes ``start`` to ``stop``, from a member that begins before them; fewer at the file's end."""
+    def mapped(self) -> None:
+        """It is nowhere as it is read."""
+
+    def read(self, ranges: Ranges, entry: Entry = (0, 0)) -> list[memoryview]:
+        """Bytes of ranges, and what lies between, from a member that begins before them."""
+        start, stop = min(ranges, default=(0, 0))[0], max((end for _, end in ranges), default=0)
         if self._stream is None or not entry[1] <= self._at <= start:
             self.close()
             self._source = self._data.stream(entry[0])
@@ -243,13 +249,14 @@ class Decompressed:
         while self._at < stop:
             self._rest = self._rest or self._stream.read()
             if not self._rest:
-                break
+                raise OtherBytesError("it has become shorter")
             skipped = max(0, min(len(self._rest), start - self._at))
             part = self._rest[skipped : skipped + stop - max(self._at, start)]
             self._rest = self._rest[skipped + len(part) :]
             self._at += skipped + len(part)
             parts.append(part)
-        return b"".join(parts)
+        whole = memoryview(b"".join(parts))
+        return [whole[first - start : last - start] for first, last in ranges]
 
     def finish(self) -> None:
         """Read to the end of the file, where checksums are."""
