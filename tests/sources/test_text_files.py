@@ -174,6 +174,7 @@ def test_a_broken_line_is_named(write, small_pieces, line, said, packed):
     [
         ('[{"a":1},\n{"a":2', "cut off: its array has no end"),
         ("[1, 2]", "rows are objects"),
+        (" [ null ] ", "its array has 0 objects"),
         ('[{"a":1}, 2]', "rows are objects"),
         ('[{"a":1}] {"a":2}', "more after the array's end"),
         ("7\n8\n", "rows are objects"),

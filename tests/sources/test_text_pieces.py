@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import trainpipes as tp
@@ -163,6 +163,7 @@ def test_quotes_within_cells_that_are_not_quoted_are_letters_as_for_arrow(cells,
     piece=piece_bytes,
     cut_by=block_rows,
 )
+@example(data="aaaa\n\nb\n\nb", end=False, sizes=[5], piece=1, cut_by=None)
 def test_text_is_cut_as_python_splits_it(unit: Unit, data, end, sizes, piece, cut_by):
     written = data.replace("\n", "\r\n") if end else data
     found = cut(form_of(tp.read_text("x", unit)), written.encode(), sizes, piece, cut_by)

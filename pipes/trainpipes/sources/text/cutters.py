@@ -34,7 +34,7 @@ class Cutter(ABC):
             return NONE, NONE
         data, known = self.before + part, len(self.before)
         feeds = _places(data, FEED)
-        return self.ends(data, feeds) + (1 - known), feeds - known
+        return self.ends(data, feeds) + (1 - known), feeds[feeds >= known] - known
 
     @abstractmethod
     def ends(self, data: bytes, feeds: IntArray) -> IntArray:
@@ -138,12 +138,14 @@ class ArrayCutter(Cutter):
 
     def __init__(self) -> None:
         self._depth = self._rows = self._commas = 0
+        self._filled = False  # it holds something
         self.ended: int | None = None  # where its last bracket is, in the part at hand
         self.quotes = self.commas = self.depths = NONE  # in that part
 
     def ends(self, data: bytes, feeds: IntArray) -> IntArray:
         if self.ended is not None:
             return self._nothing_more(data)
+        written = data
         if b"\\" in data:
             data = data.replace(b"\\\\", b"  ")
             data = data.replace(b'\\"', b"  ")
@@ -157,12 +159,13 @@ class ArrayCutter(Cutter):
         if len(depth) and depth.min() < 0:
             last = int(np.argmax(depth < 0))
             self.ended = int(seen[last])
-            self._nothing_more(data[self.ended + 1 :])
+            self._nothing_more(written[self.ended + 1 :])
             seen, change, depth = seen[:last], change[:last], depth[:last]
         self.before = b'"' * (len(self.quotes) % 2) + b"\\" * escapes
         self._depth, self.depths = int(depth[-1]) if len(depth) else self._depth, depth
         ends: IntArray = seen[(depth == 0) & (change < 0)]
         self.commas = seen[(depth == 0) & (change == 0)]
+        self._filled = self._filled or bool(data[: self.ended].strip(WHITE))
         self._rows += len(ends)
         self._commas += len(self.commas)
         return ends
@@ -175,7 +178,7 @@ class ArrayCutter(Cutter):
     def finish(self) -> bool:
         if self.ended is None:
             raise BadFileError("cut off: its array has no end")
-        if self._commas != max(0, self._rows - 1):
+        if self._commas != max(0, self._rows - 1) or self._filled > self._rows:
             raise BadFileError(
                 f"its array has {self._rows:,} objects and {self._commas:,} commas between: rows are "
                 "objects, {...}"

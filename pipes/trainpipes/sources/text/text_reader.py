@@ -65,9 +65,9 @@ class TextReader(FileReader):
         elif schema is not None:
             form.schema = _given(form, schema, columns, caller)
         else:
-            form.strict = columns is None
             types = _Types(store, layouts, form, caller, given["infer"])
             form.schema, size = types.found(columns)
+            form.strict = columns is None
         edges = [layout.edges for layout in layouts]
         source = FileSource(
             store, form, layouts=layouts, edges=edges, schema=form.schema, row_bytes=size
