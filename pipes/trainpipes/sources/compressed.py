@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import bz2
 import lzma
-import threading
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -244,7 +244,7 @@ class Decompressed:
             self.close()
             self._source = self._data.stream(entry[0])
             self._stream, self._at = Stream(self._source.read, self._kind, entry), entry[1]
-        self._again.add(start - self._at)
+        self._again.bytes += start - self._at
         parts = []
         while self._at < stop:
             self._rest = self._rest or self._stream.read()
@@ -270,16 +270,8 @@ class Decompressed:
         self._rest = b""
 
 
+@dataclass
 class ReadAgain:
-    """Bytes that were decompressed only to reach later ones. Pickled, it is at 0."""
+    """Bytes that were decompressed only to reach later ones."""
 
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> Any:
-        return ReadAgain, ()
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self.bytes += count
+    bytes: int = 0
