@@ -108,7 +108,7 @@ class ReadWebdataset(FileReader):
             start, stop = ends[pieces[:-1]], ends[pieces[1:]]  # in the bytes of all members
             edges.append(blocks)
             layouts.append(replace(each, rows=np.diff(pieces), start=start, stop=stop))
-        names = [KEY, *found[0].sizes] if self.columns is None else self.columns
+        names = [KEY, *found[0].places] if self.columns is None else self.columns
         schema = pa.schema([(name, self._type(name, found)) for name in names])
         rows = sum(int(layout.rows.sum()) for layout in layouts)
         total = sum(int((layout.stop - layout.start).sum()) for layout in layouts)
@@ -118,28 +118,27 @@ class ReadWebdataset(FileReader):
 
     def _type(self, name: str, found: Sequence[Members]) -> pa.DataType:
         is_text = name in (*self.text, KEY)
-        if name != KEY and any(each.sizes[name].max(initial=0) > MOST_MEMBER for each in found):
+        if name != KEY and any(each.places[name][1].max(initial=0) > MOST_MEMBER for each in found):
             return pa.large_string() if is_text else pa.large_binary()
         return pa.string() if is_text else pa.binary()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Members(Layout):
-    """Members of samples by extension: first byte (decompressed) and size, -1 for none, int64 ``[rows]``."""
+    """Members of samples by extension: first byte (decompressed), size or -1, int64 ``[rows]``."""
 
     compression: str
     keys: pa.Array
-    starts: dict[str, IntArray]
-    sizes: dict[str, IntArray]
+    places: dict[str, tuple[IntArray, IntArray]]
 
     def row_bytes(self, rows: IntArray) -> IntArray:
         none = np.zeros(len(rows), dtype=np.int64)
-        return sum((np.maximum(each[rows], 0) for each in self.sizes.values()), none)
+        return sum((np.maximum(sizes[rows], 0) for _, sizes in self.places.values()), none)
 
     def ranges(self, rows: IntArray) -> list[tuple[int, int]]:
         """Where members of some rows lie with their headers, extension by extension."""
         found: list[tuple[int, int]] = []
-        for starts, sizes in zip(self.starts.values(), self.sizes.values(), strict=True):
+        for starts, sizes in self.places.values():
             there = rows[sizes[rows] >= 0]
             begins, ends = starts[there] - BLOCK, starts[there] + sizes[there]
             found += zip(begins.tolist(), ends.tolist(), strict=True)
@@ -202,8 +201,8 @@ class TarSamples(Format):
     def _batch(self, data: Any, layout: Members, rows: IntArray) -> pa.RecordBatch:
         columns = {KEY: layout.keys.take(to_arrow(rows))}
         parts = iter(_parts(data, layout.ranges(rows)))
-        for name, each in layout.sizes.items():
-            kind, sizes = self.schema.field(name).type, each[rows]
+        for name, (_, whole) in layout.places.items():
+            kind, sizes = self.schema.field(name).type, whole[rows]
             own = list(islice(parts, int((sizes >= 0).sum())))
             if own and not layout.compression:
                 _check_headers(own)
@@ -297,19 +296,15 @@ def members_in(
                 row=row,
                 stage=caller,
             )
-    found = []
-    for layout, each in zip(layouts, archives, strict=True):
-        places = {name: _members(each, name) for name in chosen}
-        found.append(
-            Members(
-                *(layout.rows, layout.start, layout.stop, layout.schema),
-                compression=each["compression"],
-                keys=python_to_arrow(each["keys"], pa.string()),
-                starts={name: starts for name, (starts, _) in places.items()},
-                sizes={name: sizes for name, (_, sizes) in places.items()},
-            )
+    return [
+        Members(
+            *(layout.rows, layout.start, layout.stop, layout.schema),
+            compression=each["compression"],
+            keys=python_to_arrow(each["keys"], pa.string()),
+            places={name: _members(each, name) for name in chosen},
         )
-    return found
+        for layout, each in zip(layouts, archives, strict=True)
+    ]
 
 
 def _members(archive: dict[str, Any], kind: str) -> tuple[IntArray, IntArray]:
