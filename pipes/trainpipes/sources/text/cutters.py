@@ -111,9 +111,10 @@ class RecordCutter(Cutter):
         """Quotes that begin and end cells, in turns; others are within unquoted cells."""
         quotes = _places(data, ord(self._quote))
         begins = quotes[::2]
-        before = view[np.maximum(begins, 1) - 1]
         marks = [FEED, *self._delimiter, *self._quote]
-        if (np.isin(before, marks) | (begins == 0)).all():
+        good = np.zeros(256, np.bool_)
+        good[marks] = True
+        if (good[view[np.maximum(begins, 1) - 1]] | (begins == 0)).all():
             return quotes
         edges: list[int] = []
         ended, inside = -1, False
