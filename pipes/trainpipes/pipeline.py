@@ -33,7 +33,7 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.combined.concat import Concat, Zip
 from trainpipes.sources.numpy.read_numpy import ReadNumpy
-from trainpipes.sources.own_format.read_files import ReadFiles
+from trainpipes.sources.own_files import ReadFiles
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.sources.tar.read_webdataset import ReadWebdataset
 from trainpipes.sources.text.read_csv import ReadCsv
