@@ -265,7 +265,7 @@ class MaskTokens(TakesTokenizer, RunStage):
     def _special(self) -> IntArray:
         given = self.special_ids
         if given is None:
-            given = self._engine.special_ids()
+            given = self._engine.special.all_ids()
         return np.unique(np.array([*given, self._mask], dtype=np.int64))
 
     @cached_property

@@ -182,7 +182,7 @@ class Tokenize(Tokenizes):
             rule = f"a token that the tokenizer {engine} has"
             require(found is not None, "tokenize(add_eos)", rule, asked, "give another, or its id")
             return found
-        ends = {} if isinstance(engine, Function) else engine.ends()
+        ends = engine.special.ends
         if len(ends) == 1:
             return next(iter(ends.values()))
         said = f"has several ({', '.join(ends)})" if ends else "does not tell which token that is"
@@ -260,7 +260,7 @@ class Tokenize(Tokenizes):
     def _labels(self, ids: Ragged, pieces: Any, names: Sequence[str], whole: Any) -> Ragged:
         """Ids of labeled columns, and of the end token where ``whole``; -100 elsewhere."""
         suffix = self._affixes[1]
-        ended = bool(suffix) and suffix[-1] in (self._end(), *self.maker.ends().values())
+        ended = bool(suffix) and suffix[-1] in (self._end(), *self.maker.special.ends.values())
         if self._labelled is True:
             values = ids.values.copy()
             if ended:

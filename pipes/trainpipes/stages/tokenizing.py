@@ -45,7 +45,7 @@ class Tokenizes(TargetStage):
 
     @property
     def pad_id(self) -> int:
-        return self.maker.pad_id() or 0
+        return self.maker.special.pad or 0
 
     def pads(self, what: str, way: str) -> int:
         """The pad token, for what is padded; raises with the way out where there is none."""
@@ -59,7 +59,7 @@ class Tokenizes(TargetStage):
     @property
     def padding_side(self) -> Side:
         """The side that transformers' settings of the tokenizer pad on; "right" without any."""
-        return self.maker.padding() or "right"
+        return self.maker.special.side or "right"
 
     def runs_on(self) -> str:
         said = self.maker.runs_on()

@@ -129,16 +129,14 @@ class Checked:
         looked_at = np.flatnonzero(sampled | young)
         if not len(looked_at):
             return found
+        rows = found.to_rows()
         right = self._reference(texts.take(to_arrow(looked_at))).to_rows()
-        right_of = dict(zip(looked_at.tolist(), right, strict=True))
-        for row, ids in right_of.items():
-            got = found.values[found.offsets[row] : found.offsets[row + 1]]
-            if not young[row] and not np.array_equal(got, ids):
+        for row, ids in zip(looked_at.tolist(), right, strict=True):
+            if not young[row] and not np.array_equal(rows[row], ids):
                 text = cut(repr(texts[row].as_py()), SHOWN)
                 raise self._refused(f"gives other ids than tokenizers for the text {text}")
-        if not young.any():
-            return found
-        return Ragged.of_rows([right_of.get(n, ids) for n, ids in enumerate(found.to_rows())])
+            rows[row] = ids
+        return Ragged.of_rows(rows) if young.any() else found
 
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(

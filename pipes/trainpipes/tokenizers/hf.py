@@ -4,7 +4,6 @@ it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ from trainpipes._internal.checks import need
 from trainpipes.columns.rectangles import Side
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.tokenizers.engine import Affixes, Engine, decoded, digest, read
+from trainpipes.tokenizers.engine import Affixes, Engine, Special, digest, read
 from trainpipes.tokenizers.gigatoken import EVERY, Checked, Gigatoken, why_not
 from trainpipes.tokenizers.parallelism import settle
 from trainpipes.tokenizers.ragged import Ragged, assemble
@@ -33,12 +32,13 @@ NAMED = ("eos_token", "pad_token", "padding_side")
 
 @dataclass(frozen=True)
 class Facts:
-    """What a ``tokenizer.json`` says: its fingerprint, the ids of special tokens, and why gigatoken
-    cannot do its work.
+    """What a ``tokenizer.json`` says: its fingerprint, ids by name of the tokens that may end or pad
+    a text, the special tokens, and why gigatoken cannot do its work.
     """
 
     fingerprint: str
     tokens: dict[str, int]
+    special: list[int]
     refusal: str | None
 
 
@@ -69,7 +69,7 @@ class HuggingFace(Engine):
                 ) from error
             self._content = text.encode()
         entries = {k: v.get("content") if isinstance(v := named[k], dict) else v for k in NAMED}
-        self._named = {k: v if isinstance(v, str) else None for k, v in entries.items()}
+        self._said = {k: v if isinstance(v, str) else None for k, v in entries.items()}
 
     def _load(self) -> tuple[Any, Checked | None]:
         from tokenizers import Tokenizer
@@ -110,7 +110,9 @@ class HuggingFace(Engine):
             if isinstance(vocab, list):  # Unigram: pairs of a piece and its score
                 vocab = {entry[0]: number for number, entry in enumerate(vocab)}
             tokens = {name: vocab[name] for name in (*ENDS, *PADS) if name in vocab}
-            tokens |= {t["content"]: t["id"] for t in content.get("added_tokens") or ()}
+            added = content.get("added_tokens") or ()
+            tokens |= {t["content"]: t["id"] for t in added}
+            special = [t["id"] for t in added if t.get("special")]
             refusal = why_not(content, self._splits_special)
             if model.get("merges"):
                 model["merges"] = [
@@ -121,7 +123,8 @@ class HuggingFace(Engine):
             canonical = json.dumps(shaping, sort_keys=True, separators=(",", ":"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._unreadable(error) from error
-        return Facts(digest(canonical.encode("utf-8", "surrogatepass")), tokens, refusal)
+        fingerprint = digest(canonical.encode("utf-8", "surrogatepass"))
+        return Facts(fingerprint, tokens, special, refusal)
 
     @property
     def _refusal(self) -> str | None:
@@ -208,22 +211,19 @@ class HuggingFace(Engine):
 
     # What it knows of itself
 
-    def ends(self) -> dict[str, int]:
-        tokens, said = self._facts.tokens, self._named["eos_token"]
-        if said is None:
-            return {name: tokens[name] for name in ENDS if name in tokens}
-        found = self.token_id(said)
-        return {} if found is None else {said: found}
-
-    def pad_id(self) -> int | None:
-        tokens, said = self._facts.tokens, self._named["pad_token"]
-        if said is not None:
-            return self.token_id(said)
-        return next((tokens[name] for name in PADS if name in tokens), None)
-
-    def padding(self) -> Side | None:
-        side: Any = self._named["padding_side"]
-        return side if side in ("left", "right") else None
+    @cached_property
+    def special(self) -> Special:
+        known, (end, pad, side) = self._facts.tokens, (self._said[key] for key in NAMED)
+        ends = (
+            {name: known.get(name) for name in ENDS} if end is None else {end: self.token_id(end)}
+        )
+        pads = [known.get(name) for name in PADS] if pad is None else [self.token_id(pad)]
+        return Special(
+            {name: number for name, number in ends.items() if number is not None},
+            next((number for number in pads if number is not None), None),
+            side if side in ("left", "right") else None,  # type: ignore[arg-type]
+            self._facts.special,
+        )
 
     def token_id(self, token: str) -> int | None:
         known = self._facts.tokens.get(token)
@@ -233,18 +233,12 @@ class HuggingFace(Engine):
     def pieces(self) -> dict[str, int]:
         return dict(self._plain.get_vocab(with_added_tokens=True))
 
-    def special_ids(self) -> list[int]:
-        added = self._plain.get_added_tokens_decoder()
-        return sorted(number for number, token in added.items() if token.special)
+    def _named(self, token: int) -> str:
+        known = 0 <= token < 2**32 and self._plain.id_to_token(token) is not None
+        return "" if known else f"<{token}>"
 
-    def decode(self, ids: Sequence[int]) -> str:
-        plain = self._plain
-
-        def name(token: int) -> str:
-            known = 0 <= token < 2**32 and plain.id_to_token(token) is not None
-            return "" if known else f"<{token}>"
-
-        return decoded(ids, name, lambda some: str(plain.decode(some, skip_special_tokens=False)))
+    def _text(self, ids: list[int]) -> str:
+        return str(self._plain.decode(ids, skip_special_tokens=False))
 
 
 def encode_all(tokenizer: Any, texts: pa.LargeStringArray) -> Ragged:

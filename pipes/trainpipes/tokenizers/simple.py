@@ -17,11 +17,12 @@ from trainpipes.columns.rectangles import Side
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.options import identify, show
-from trainpipes.tokenizers.engine import Affixes, Engine, decoded, digest, utf8
+from trainpipes.tokenizers.engine import Affixes, Engine, Special, digest, utf8
 from trainpipes.tokenizers.ragged import Ragged
 
 #: Of bytes, the ids that are none.
 SPECIAL = {"<eos>": 256, "<pad>": 257}
+NAMES = {number: name for name, number in SPECIAL.items()}
 #: Size of an embedding for these ids.
 VOCABULARY = 258
 
@@ -43,22 +44,16 @@ class Bytes(Engine):
     def runs_on(self) -> str:
         return ""
 
-    def ends(self) -> dict[str, int]:
-        return {"<eos>": SPECIAL["<eos>"]}
-
-    def pad_id(self) -> int:
-        return SPECIAL["<pad>"]
+    special = Special({"<eos>": 256}, pad=257)  # type: ignore[assignment]
 
     def token_id(self, token: str) -> int | None:
         return SPECIAL.get(token)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        names = {number: name for name, number in SPECIAL.items()}
+    def _named(self, token: int) -> str:
+        return "" if 0 <= token < 256 else NAMES.get(token, f"<{token}>")
 
-        def name(token: int) -> str:
-            return "" if 0 <= token < 256 else names.get(token, f"<{token}>")
-
-        return decoded(ids, name, lambda some: utf8(bytes(some)))
+    def _text(self, ids: list[int]) -> str:
+        return utf8(bytes(ids))
 
     def fingerprint(self) -> str:
         return "bytes"
@@ -76,6 +71,9 @@ class Function(Engine):
         given = texts.to_pylist()
         with self.turn:  # reading the ids too: the function may use the same list again
             return ids_of(self._function(given), len(texts), self)
+
+    def decode(self, ids: Sequence[int]) -> None:
+        return None
 
     def runs_on(self) -> str:
         return "a function of yours, called by one thread at a time"
@@ -117,16 +115,12 @@ class Slow(Engine):
             "add_special_tokens=False"
         )
 
-    def ends(self) -> dict[str, int]:
-        found = self._tokenizer.eos_token_id
-        return {} if found is None else {self._tokenizer.eos_token: found}
-
-    def pad_id(self) -> int | None:
-        found: int | None = self._tokenizer.pad_token_id
-        return found
-
-    def padding(self) -> Side | None:
-        return "left" if self._tokenizer.padding_side == "left" else "right"
+    @cached_property
+    def special(self) -> Special:
+        own = self._tokenizer
+        ends = {} if own.eos_token_id is None else {own.eos_token: own.eos_token_id}
+        side: Side = "left" if own.padding_side == "left" else "right"
+        return Special(ends, own.pad_token_id, side, own.all_special_ids)
 
     def token_id(self, token: str) -> int | None:
         return self.pieces().get(token)
@@ -134,17 +128,12 @@ class Slow(Engine):
     def pieces(self) -> dict[str, int]:
         return dict(self._tokenizer.get_vocab())
 
-    def special_ids(self) -> list[int]:
-        return sorted(self._tokenizer.all_special_ids)
+    def _named(self, token: int) -> str:
+        return "" if 0 <= token < len(self.loaded) else f"<{token}>"
 
-    def decode(self, ids: Sequence[int]) -> str:
-        work = self.loaded
+    def _text(self, ids: list[int]) -> str:
         with self.turn:
-            return decoded(
-                ids,
-                lambda token: "" if 0 <= token < len(work) else f"<{token}>",
-                lambda some: str(work.decode(some, clean_up_tokenization_spaces=False)),
-            )
+            return str(self.loaded.decode(ids, clean_up_tokenization_spaces=False))
 
     @cached_property
     def _digest(self) -> str:

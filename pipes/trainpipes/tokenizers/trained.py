@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +12,7 @@ from trainpipes._internal.checks import need
 from trainpipes._internal.messages import nearest
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.tokenizers.engine import Affixes, Engine, decoded, digest, read, utf8
+from trainpipes.tokenizers.engine import Affixes, Engine, Special, digest, read, utf8
 from trainpipes.tokenizers.ragged import Ragged
 
 
@@ -56,26 +55,24 @@ class SentencePiece(Engine):
         found = int(getattr(self.loaded, f"{name}_id")())
         return None if found < 0 else found
 
-    def ends(self) -> dict[str, int]:
-        found = self._id("eos")
-        return {} if found is None else {self.loaded.id_to_piece(found): found}
-
-    def pad_id(self) -> int | None:
-        return self._id("pad")
+    @cached_property
+    def special(self) -> Special:
+        end = self._id("eos")
+        ends = {} if end is None else {self.loaded.id_to_piece(end): end}
+        return Special(ends, self._id("pad"))
 
     def token_id(self, token: str) -> int | None:
         found = int(self.loaded.piece_to_id(token))
         return found if self.loaded.id_to_piece(found) == token else None
 
-    def decode(self, ids: Sequence[int]) -> str:
-        model, size = self.loaded, int(self.loaded.get_piece_size())
+    def _named(self, token: int) -> str:  # of a control token, which decoding leaves out
+        model = self.loaded
+        if not 0 <= token < model.get_piece_size():
+            return f"<{token}>"
+        return str(model.id_to_piece(token)) if model.is_control(token) else ""
 
-        def name(token: int) -> str:  # of a control token, which decoding leaves out
-            if not 0 <= token < size:
-                return f"<{token}>"
-            return str(model.id_to_piece(token)) if model.is_control(token) else ""
-
-        return decoded(ids, name, lambda some: str(model.decode(some)))
+    def _text(self, ids: list[int]) -> str:
+        return str(self.loaded.decode(ids))
 
     def fingerprint(self) -> str:
         return digest(self._content) + "".join(f" +{name}" for name in self._adds)
@@ -114,9 +111,10 @@ class Tiktoken(Engine):
         to_numpy = self.loaded.encode_to_numpy
         return Ragged.of_rows([to_numpy(t, disallowed_special=()) for t in texts.to_pylist()])
 
-    def ends(self) -> dict[str, int]:
-        found = self.token_id("<|endoftext|>")
-        return {} if found is None else {"<|endoftext|>": found}
+    @cached_property
+    def special(self) -> Special:
+        end = self.token_id("<|endoftext|>")
+        return Special({} if end is None else {"<|endoftext|>": end})
 
     def token_id(self, token: str) -> int | None:
         try:
@@ -124,17 +122,15 @@ class Tiktoken(Engine):
         except KeyError:
             return None
 
-    def decode(self, ids: Sequence[int]) -> str:
-        bytes_of = self.loaded.decode_single_token_bytes
+    def _named(self, token: int) -> str:
+        try:
+            self.loaded.decode_single_token_bytes(token)
+        except (KeyError, OverflowError):
+            return f"<{token}>"
+        return ""
 
-        def name(token: int) -> str:
-            try:
-                bytes_of(token)
-            except (KeyError, OverflowError):
-                return f"<{token}>"
-            return ""
-
-        return decoded(ids, name, lambda some: utf8(b"".join(map(bytes_of, some))))
+    def _text(self, ids: list[int]) -> str:
+        return utf8(self.loaded.decode_bytes(ids))
 
     @cached_property
     def _digest(self) -> str:

@@ -216,7 +216,7 @@ def _narrowest(stages: Sequence[Stage]) -> str:
         if isinstance(stage, Tokenizes):
             maker, end = stage.maker, stage.identity().get("add_eos")
             pieces = range(256) if isinstance(maker, Bytes) else (maker.pieces() or {}).values()
-            known += [*pieces, *maker.special_ids(), end if type(end) is int else 0]
+            known += [*pieces, *maker.special.all_ids(), end if type(end) is int else 0]
             if not pieces:
                 return "uint32"
     return "uint16" if max(known) < 1 << 16 else "uint32"
