@@ -548,8 +548,8 @@ class TestRefusals:
             ({"columns": {"a": "x", "b": "x"}}, r"concat=\[\'a\', \'b\'\]"),
             ({"columns": ["a", "b", "c"], "pair": True}, "a list of two columns"),
             ({"pair": True}, "a list of two columns, got 'text'"),
-            ({"template": "no column"}, "at least one column.*got 'no column'"),
-            ({"template": "{"}, "must be a format string"),
+            ({"template": "no column"}, "must be text with {column} for each.*got 'no column'"),
+            ({"template": "{"}, "must be text with {column} for each"),
             ({"template": "{}"}, "without index, format"),
             ({"template": "{a:>3}"}, "without index, format"),
             ({"template": "{a!r}"}, "without index, format"),
@@ -606,7 +606,7 @@ class TestRefusals:
         ],
     )
     def test_what_is_no_text(self, rows: Any, message: str) -> None:
-        with pytest.raises(SchemaError, match=message):
+        with pytest.raises(DataError, match=message):
             Tokenize(tokenizer="bytes").process(run_of(rows))
 
     def test_half_a_character(self) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from trainpipes._internal.checks import Count, Text, require, whole_number
+from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.bad_text import first_bad
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
@@ -19,8 +20,9 @@ from trainpipes.stages.columns import taken
 from trainpipes.stages.targets import IGNORED, OnError
 from trainpipes.stages.text_columns import (
     Template,
+    check_whole,
     labelled_of,
-    null_texts,
+    nulls_of,
     outputs_of,
     text_columns,
 )
@@ -213,15 +215,16 @@ class Tokenize(Tokenizes):
     def process(self, run: Run) -> Run:
         self._check_rows(run)
         self._targets.refuse_batches(run)
-        if self.on_error == "skip":
-            nulls = null_texts(run.block, self._texts, self)
-            if nulls.any():
-                self._targets.left_out.add(run.block.ids[nulls], nulls[nulls].astype(np.int64))
-                run = run.pick(np.flatnonzero(~nulls))
-        block = run.block
-        if isinstance(block.data, list) and not block.data:
+        if isinstance(run.block.data, list) and not run.block.data:
             return run
-        texts = text_columns(block, self._texts, self, numbers=self._template is not None)
+        texts = text_columns(run.block, self._texts, self, numbers=self._template is not None)
+        nulls = nulls_of(texts)
+        if self.on_error == "skip" and nulls.any():
+            self._targets.left_out.add(run.block.ids[nulls], nulls[nulls].astype(np.int64))
+            run = run.pick(np.flatnonzero(~nulls))
+            texts = {name: column.filter(to_arrow(~nulls)) for name, column in texts.items()}
+        block = run.block
+        check_whole(texts, self, block.ids)
         _ = self.maker.loaded  # what fails here is about no row
         try:
             columns = self._encode(texts, block.ids)
@@ -302,21 +305,18 @@ class Tokenize(Tokenizes):
 
     def _replaced(self, block: Block, columns: Mapping[str, Ragged]) -> Any:
         data: Any = block.data
+        rows = data if isinstance(data, list) else [data.column_names]
         gone = set() if self.keep_text else set(self._texts)
-        present = (
-            {name for row in data for name in row} if isinstance(data, list) else data.column_names
-        )
+        present = {name for row in rows for name in row} - gone
         for name in columns:
-            if name in present and name not in gone:
+            if name in present:
                 raise taken(name, self)
         if isinstance(data, list):
             made = zip(*(ragged.to_rows() for ragged in columns.values()), strict=True)
-            return [
-                {k: v for k, v in row.items() if k not in gone}
-                | dict(zip(columns, one, strict=True))
-                for row, one in zip(data, made, strict=True)
-            ]
-        kept = data.select([name for name in data.column_names if name not in gone])
+            kept = ({k: v for k, v in row.items() if k not in gone} for row in data)
+            ids = (dict(zip(columns, one, strict=True)) for one in made)
+            return [row | own for row, own in zip(kept, ids, strict=True)]
+        data = data.drop_columns(list(gone))
         for name, ragged in columns.items():
-            kept = kept.append_column(name, ragged.to_arrow())
-        return kept
+            data = data.append_column(name, ragged.to_arrow())
+        return data
