@@ -38,7 +38,6 @@ from trainpipes.errors import (
     ConfigError,
     DataError,
     MissingExtraError,
-    SchemaError,
     UnreadableError,
 )
 from trainpipes.stages.tokenize import Tokenize

@@ -88,7 +88,7 @@ class ChatTemplate(Tokenizes):
         return {k: v for k, v in found.items() if v is not None}
 
     def process(self, run: Run) -> Run:
-        self._targets.refuse_batches(run)
+        self.refuse_batches(run)
         taken = [name for name in (self.column, self.prompt, self.tools) if name is not None]
         block, table = row_table(run, self, taken, ["input_ids", "labels"][: 1 + self.labels])
         given = [table.column(name).to_pylist() for name in taken]

@@ -42,107 +42,28 @@ CHUNK_ROWS = 64
 CHUNKS = 2
 
 
-class Map(RunStage):
-    """Apply a function to each row; after ``batch`` to each batch.
-
-    With ``rng=True`` the function gets a ``numpy.random.Generator`` too: the same for the same row
-    in the same epoch, on any number of ranks and workers. A batch has that of its rows, a packed
-    row that of its first token. For torch:
-    ``torch.Generator().manual_seed(int(rng.integers(2**63)))``.
-
-    With ``num_workers`` several threads or processes call the function ahead of use; rows, order
-    and draws stay the same. ``map_batches`` is faster for what Arrow or NumPy can do.
-
-    Args:
-        fn: function of one item; with ``rng=True`` of an item and a generator. It must not return
-            None.
-        rng: give the function a generator.
-        seed: for the generators.
-        version: names the function in checkpoints instead of its module and name; change it when
-            the function changes.
-        num_workers: threads or processes that call it; 0 for the thread that iterates.
-        thread_safe: whether several threads may call the function at once. Otherwise only the
-            thread that iterates calls it.
-        method: "thread", for a thread-safe function; or "process": function, items and results must
-            pickle.
-        schema: Arrow types of the columns that it returns, as a ``pyarrow.Schema``. Left out, they
-            are found from the first rows when a stage needs columns.
-        start_method: how processes start: "forkserver", "spawn" or "fork"; by default the first
-            that the platform has. A fork copies locks that threads hold, and may hang.
-
-    Raises:
-        WorkerError: a worker process died; names the row that it worked on.
-        ConfigError: the function or an item does not pickle.
-        DataError: the function returned None, or a value that does not pickle.
-
-    >>> import trainpipes as tp
-    >>> list(tp.from_iterable(lambda: range(3)).map(lambda x: x * 10))
-    [0, 10, 20]
-    >>> noisy = tp.from_iterable(lambda: range(3)).map(lambda x, rng: x + rng.integers(100), rng=True)
-    >>> [int(x) for x in noisy], [int(x) for x in noisy]
-    ([91, 77, 7], [84, 38, 96])
-    """
+class RowFunction(RunStage):
+    """A stage that calls a function for each row, perhaps in workers."""
 
     per_row = True
     makes_objects = True
-    versioned = "fn"
-    free = frozenset({"num_workers", "method", "start_method", "schema", "thread_safe"})
-    elsewhere = dict.fromkeys(("batched", "batch_size"), COLUMNS) | {
-        "num_proc": "use num_workers=..., method='process'",
-        "remove_columns": "map() replaces the row; drop_columns() leaves columns out",
-        "with_indices": "enumerate() adds the row's number as a column",
-    }
-
-    draws_by = (
-        "pass rng=True, and the function is called as fn(row, rng), with a generator that is made anew for "
-        "each row"
-    )
-
-    fn: Function
-    _: KW_ONLY
-    rng: bool = False
-    seed: Seed = 0
-    version: str | None = None
-    num_workers: Natural = 0
-    method: Literal["thread", "process"] = "thread"
-    start_method: Literal["forkserver", "spawn", "fork"] | None = None
-    schema: Schema | None = None
-    thread_safe: bool = False
-
-    def check(self) -> None:
-        there = get_all_start_methods()
-        self._require(self.start_method in (None, *there), "start_method", f"one of {there} here")
-
-    @property
-    def by_row(self) -> bool:  # type: ignore[override]
-        return self.rng
-
-    @property
-    def by_epoch(self) -> bool:  # type: ignore[override]
-        return self.rng
-
-    def identity(self) -> dict[str, Any]:
-        found = super().identity()
-        if not self.rng:  # a seed that nothing is drawn with
-            del found["rng"], found["seed"]
-        return found
+    rng = True
+    seed = 0
+    num_workers = 0
+    method = "process"
+    start_method: ClassVar[str | None] = None
 
     _turn = 0  # which one it is of several alike
-    _watch: ClassVar[DrawWatch | None] = None  # of the stage that it is part of, if it is
-    _said: ClassVar[str] = ""  # as that stage prints
 
     def resolve(self, below: Sequence[Stage]) -> Self:
-        return self.resolved(_turn=same_below(self, below))
+        identity = json.dumps(self.identity())
+        alike = (s for s in below if type(s) is type(self) and json.dumps(s.identity()) == identity)
+        return self.resolved(_turn=sum(1 for _ in alike))
 
-    def __repr__(self) -> str:
-        return self._said or super().__repr__()
-
-    @made_once
-    def _draw_watch(self) -> DrawWatch:
-        if self._watch is not None:
-            return self._watch
-        cure = "draw from the generator that rng=True gives it" if self.rng else self.draws_by
-        return DrawWatch(self.fn, str(self), cure)
+    @property
+    def function(self) -> tuple[Callable[..., Any], Any]:
+        """What is called, and what it is known as: draws depend on it."""
+        raise NotImplementedError
 
     @property
     def runs_user_code(self) -> bool:
@@ -160,8 +81,9 @@ class Map(RunStage):
 
     @made_once
     def _call(self) -> RowCall:
-        key = key_of(self, self._turn) if self.rng else None
-        return RowCall(self.fn, key, str(self), self._draw_watch)
+        fn, name = self.function
+        key = random_key(self.seed, "map", digest_of(name), self._turn)
+        return RowCall(fn, RowKey(key) if self.rng else None, str(self), self._draw_watch)
 
     @made_once
     def _lock(self) -> threading.Lock:
@@ -208,10 +130,8 @@ class Map(RunStage):
             return None
         items, words = run.unroll(), self._words(run)
         rows = min(CHUNK_ROWS, max(1, -(-len(items) // (CHUNKS * self.num_workers))))
-        waits = [
-            workers.submit(items[n : n + rows], None if words is None else words[n : n + rows])
-            for n in range(0, len(items), rows)
-        ]
+        parts = [slice(n, n + rows) for n in range(0, len(items), rows)]
+        waits = [workers.submit(items[p], None if words is None else words[p]) for p in parts]
         return lambda: self._with(run, joined(waits))
 
     def _words(self, run: Run) -> Any:
@@ -228,6 +148,99 @@ class Map(RunStage):
         return run.with_items(results)
 
 
+class Map(RowFunction):
+    """Apply a function to each row; after ``batch`` to each batch.
+
+    With ``rng=True`` the function gets a ``numpy.random.Generator`` too: the same for the same row
+    in the same epoch, on any number of ranks and workers. A batch has that of its rows, a packed
+    row that of its first token. For torch:
+    ``torch.Generator().manual_seed(int(rng.integers(2**63)))``.
+
+    With ``num_workers`` several threads or processes call the function ahead of use; rows, order
+    and draws stay the same. ``map_batches`` is faster for what Arrow or NumPy can do.
+
+    Args:
+        fn: function of one item; with ``rng=True`` of an item and a generator. It must not return
+            None.
+        rng: give the function a generator.
+        seed: for the generators.
+        version: names the function in checkpoints instead of its module and name; change it when
+            the function changes.
+        num_workers: threads or processes that call it; 0 for the thread that iterates.
+        thread_safe: whether several threads may call the function at once. Otherwise only the
+            thread that iterates calls it.
+        method: "thread", for a thread-safe function; or "process": function, items and results must
+            pickle.
+        schema: Arrow types of the columns that it returns, as a ``pyarrow.Schema``. Left out, they
+            are found from the first rows when a stage needs columns.
+        start_method: how processes start: "forkserver", "spawn" or "fork"; by default the first
+            that the platform has. A fork copies locks that threads hold, and may hang.
+
+    Raises:
+        WorkerError: a worker process died; names the row that it worked on.
+        ConfigError: the function or an item does not pickle.
+        DataError: the function returned None, or a value that does not pickle.
+
+    >>> import trainpipes as tp
+    >>> list(tp.from_iterable(lambda: range(3)).map(lambda x: x * 10))
+    [0, 10, 20]
+    >>> noisy = tp.from_iterable(lambda: range(3)).map(lambda x, rng: x + rng.integers(100), rng=True)
+    >>> [int(x) for x in noisy], [int(x) for x in noisy]
+    ([91, 77, 7], [84, 38, 96])
+    """
+
+    versioned = "fn"
+    free = frozenset({"num_workers", "method", "start_method", "schema", "thread_safe"})
+    elsewhere = dict.fromkeys(("batched", "batch_size"), COLUMNS) | {
+        "num_proc": "use num_workers=..., method='process'",
+        "remove_columns": "map() replaces the row; drop_columns() leaves columns out",
+        "with_indices": "enumerate() adds the row's number as a column",
+    }
+
+    draws_by = (
+        "pass rng=True, and the function is called as fn(row, rng), with a generator that is made anew for "
+        "each row"
+    )
+
+    fn: Function
+    _: KW_ONLY
+    rng: bool = False
+    seed: Seed = 0
+    version: str | None = None
+    num_workers: Natural = 0
+    method: Literal["thread", "process"] = "thread"
+    start_method: Literal["forkserver", "spawn", "fork"] | None = None
+    schema: Schema | None = None
+    thread_safe: bool = False
+
+    def check(self) -> None:
+        there = get_all_start_methods()
+        self._require(self.start_method in (None, *there), "start_method", f"one of {there} here")
+
+    @property
+    def by_row(self) -> bool:  # type: ignore[override]
+        return self.rng
+
+    @property
+    def by_epoch(self) -> bool:  # type: ignore[override]
+        return self.rng
+
+    def identity(self) -> dict[str, Any]:
+        found = super().identity()
+        if not self.rng:  # a seed that nothing is drawn with
+            del found["rng"], found["seed"]
+        return found
+
+    @property
+    def function(self) -> tuple[Callable[..., Any], Any]:
+        return self.fn, self.identity()["fn"]
+
+    @made_once
+    def _draw_watch(self) -> DrawWatch:
+        cure = "draw from the generator that rng=True gives it" if self.rng else self.draws_by
+        return DrawWatch(self.fn, str(self), cure)
+
+
 def joined(waits: list[Callable[[], Answer]]) -> Answer:
     results: list[Any] = []
     for wait in waits:
@@ -236,18 +249,6 @@ def joined(waits: list[Callable[[], Answer]]) -> Answer:
         if error is not None:
             return results, error
     return results, None
-
-
-def key_of(stage: Stage, turn: int) -> RowKey:
-    name = digest_of(stage.identity()["fn"])
-    return RowKey(random_key(stage.options["seed"], stage.name, name, turn))
-
-
-def same_below(stage: Stage, below: Sequence[Stage]) -> int:
-    identity = json.dumps(stage.identity())
-    return sum(
-        type(other) is type(stage) and json.dumps(other.identity()) == identity for other in below
-    )
 
 
 class ColumnFunction(RunStage):

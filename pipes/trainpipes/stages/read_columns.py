@@ -187,7 +187,7 @@ def check_fit(
     integers = kind.kind in "iub" and values.dtype.kind in "iu" and values.size
     if not integers or np.can_cast(values.dtype, kind, "safe"):
         return
-    least, most = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
+    least, most = limits(kind)
     if int(values.min()) >= least and int(values.max()) <= most:
         return
     flat = values.reshape(-1)
@@ -195,6 +195,10 @@ def check_fit(
     row = place // values[:1].size
     row = row if lengths is None else row_at(row, lengths)
     raise BadCell(row, f"holds {flat[place]}, which {kind} cannot hold{way and f'; {way}'}")
+
+
+def limits(kind: np.dtype[Any]) -> tuple[int, int]:
+    return (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
 
 
 # Columns of a block

@@ -36,7 +36,7 @@ _SECOND = np.uint64(0xD1B54A32D192ED03)
 _THIRD = np.uint64(0xABC98388FB8FAC03)
 
 
-class Truncate(TargetStage):
+class Truncate(TargetStage, RunStage):
     """Cut lists of numbers to a length.
 
     For text use ``tokenize(max_length=...)``, which keeps special tokens.
@@ -68,7 +68,7 @@ class Truncate(TargetStage):
     on_error: OnError | None = None
 
     def process(self, run: Run) -> Run:
-        self._targets.refuse_batches(run)
+        self.refuse_batches(run)
         block, table = row_table(run, self)
         usual = [name for name in USUAL if name in table.column_names] or ["input_ids"]
         names = (
@@ -87,7 +87,7 @@ class Truncate(TargetStage):
                 if name == "labels":
                     lost = longer & ~have_target(values, lengths)
         run = run.with_block(block if table is block.data else block.with_data(table))
-        return self._targets.check(run, ~lost, lost)
+        return self.check_targets(run, ~lost, lost)
 
 
 class AddLabels(RunStage):

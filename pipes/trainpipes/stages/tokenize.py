@@ -214,13 +214,13 @@ class Tokenize(Tokenizes):
 
     def process(self, run: Run) -> Run:
         self._check_rows(run)
-        self._targets.refuse_batches(run)
+        self.refuse_batches(run)
         if isinstance(run.block.data, list) and not run.block.data:
             return run
         texts = text_columns(run.block, self._texts, self, numbers=self._template is not None)
         nulls = nulls_of(texts)
         if self.on_error == "skip" and nulls.any():
-            self._targets.left_out.add(run.block.ids[nulls], nulls[nulls].astype(np.int64))
+            self.without_target.add(run.block.ids[nulls], nulls[nulls].astype(np.int64))
             run = run.pick(np.flatnonzero(~nulls))
             texts = {name: column.filter(to_arrow(~nulls)) for name, column in texts.items()}
         block = run.block

@@ -11,6 +11,7 @@ from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage, made_once
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.read_columns import cells, lists_of, names_of, read
 from trainpipes.stages.targets import Flags, OnError, TargetStage, have_target
 from trainpipes.tokenizers.engine import Engine
@@ -23,7 +24,7 @@ from trainpipes.tokenizers.simple import Function
 LOOKED_AT = 1 << 16
 
 
-class Tokenizes(TargetStage):
+class Tokenizes(TargetStage, RunStage):
     @made_once
     def maker(self) -> Engine:
         return load(self.options["tokenizer"], self.options.get("engine", "auto"))
@@ -36,12 +37,11 @@ class Tokenizes(TargetStage):
         """The run without ``bad`` rows and those without a target, if these are left out."""
         labels, most = columns.get("labels"), self.options["max_length"]
         if labels is None:
-            found = np.ones(len(run), dtype=np.bool_)
-            return run if self.keeps_rows else self._targets.check(run, found, bad=bad)
+            return self.check_targets(run, np.ones(len(run), dtype=np.bool_), bad=bad)
         if self.options["on_error"] == "keep":
             return run
         cut = None if most is None else labels.lengths >= most
-        return self._targets.check(run, have_target(labels.values, labels.lengths), cut, bad)
+        return self.check_targets(run, have_target(labels.values, labels.lengths), cut, bad)
 
     @property
     def pad_id(self) -> int:
@@ -51,8 +51,8 @@ class Tokenizes(TargetStage):
         """The pad token, for what is padded; raises with the way out where there is none."""
         if isinstance(self.maker, Function):
             raise ConfigError(
-                f"{what} is padded with the tokenizer's pad token, and {self.maker} is a function, "
-                f"which does not tell its pad token: give {way}"
+                f"{what} is padded with the tokenizer's pad token, which {self.maker}, a function, does "
+                f"not tell: give {way}"
             )
         return self.pad_id
 
@@ -121,7 +121,7 @@ class TokenizedBy(Tokenizes):
         return {**super().identity(), "tokenizer": self.maker.fingerprint()}
 
     def process(self, run: Run) -> Run:
-        self._targets.refuse_batches(run)
+        self.refuse_batches(run)
         if not self._looks(run):
             return run
         block, found = run.block, np.ones(len(run), dtype=np.bool_)
@@ -131,7 +131,7 @@ class TokenizedBy(Tokenizes):
             labels = lists_of(read(cells(block, name, self), name, self, block.ids))
             if labels is not None:
                 found &= have_target(*labels)
-        return self._targets.check(run, found)
+        return self.check_targets(run, found)
 
     #: Rows that were looked at in this process.
     _seen: ClassVar[int] = 0

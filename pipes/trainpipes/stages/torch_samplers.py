@@ -52,18 +52,14 @@ class TorchOrder:
     def _numbers(self, epoch: int, rows: int) -> IntArray:
         keys = list(keys_of(self._sampler, epoch))
         found = np.asarray(keys)
-        name = type(self._sampler).__name__
+        gives = f"shuffle(sampler={type(self._sampler).__name__}): the sampler gives"
         if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-            raise DataError(
-                f"shuffle(sampler={name}): the sampler gives {keys[0]!r}, which is no row number; "
-                "from_dataset(dataset, sampler=...) takes any key that the dataset knows"
-            )
+            way = "from_dataset(dataset, sampler=...) takes any key that the dataset knows"
+            raise DataError(f"{gives} {keys[0]!r}, which is no row number; {way}")
         outside = (found < 0) | (found >= rows)
         if outside.any():
-            raise DataError(
-                f"shuffle(sampler={name}): the sampler gives row {found[outside][0]}, and there are "
-                f"{rows:,} rows: make it for this dataset"
-            )
+            there = f"and there are {rows:,} rows: make it for this dataset"
+            raise DataError(f"{gives} row {found[outside][0]}, {there}")
         return found.astype(np.int64)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -127,15 +123,14 @@ def _drawn(sampler: Any, seed: int) -> Iterator[Any]:
     after which the global one is put back.
     """
     own = getattr(sampler, "generator", None)
-    kept = own.get_state() if isinstance(own, torch.Generator) else None
-    iterator, state = None, None
+    own = own if isinstance(own, torch.Generator) else torch.Generator()
+    kept, iterator, state = own.get_state(), None, None
     try:
         while True:
             with torch.random.fork_rng(devices=[]):
                 if iterator is None or state is None:
                     torch.manual_seed(seed)
-                    if isinstance(own, torch.Generator):
-                        own.manual_seed(seed ^ own.initial_seed())
+                    own.manual_seed(seed ^ own.initial_seed())
                     iterator = iter(sampler)
                 else:
                     torch.set_rng_state(state)
@@ -145,8 +140,7 @@ def _drawn(sampler: Any, seed: int) -> Iterator[Any]:
                 return
             yield from keys
     finally:
-        if isinstance(own, torch.Generator) and kept is not None:
-            own.set_state(kept)
+        own.set_state(kept)
 
 
 def _seeded(sampler: Any, seed: int) -> Any:

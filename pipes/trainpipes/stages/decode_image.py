@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY
 from functools import partial
 from io import BytesIO
@@ -29,12 +30,6 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
 #: What is decoded. Others of Pillow's formats run programs (EPS), or are no pictures.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
-#: The EXIF tag of how a camera was held, and how Pillow undoes what it says.
-ORIENTATION = 0x0112
-UPRIGHT = {
-    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270",
-    7: "TRANSVERSE", 8: "ROTATE_90",
-}  # fmt: skip
 #: Pixels of a resized image, at most: a sliver that is scaled by its short side would fill the memory.
 MOST_PIXELS = 1 << 28
 
@@ -45,35 +40,26 @@ class NoPicture(ValueError):
 
 def by_pillow(content: bytes, mode: Mode, least: int | None = None) -> Pixels:
     """An image file's pixels, upright, uint8 ``[C, H, W]``; of several frames the first."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(BytesIO(content), formats=FORMATS) as image:
             if least is not None:
                 image.draft(None, (least, least))
             image.load()
-            orientation = orientation_of(image)
+            with suppress(Exception):  # of damaged EXIF, anything
+                ImageOps.exif_transpose(image, in_place=True)
             found: Any = eight_bits(image)
             if found.mode == "P" and "transparency" in found.info:
                 found = found.convert("RGBA")
             if found.mode != mode:
                 found = found.convert(mode)
-            if orientation in UPRIGHT:
-                found = found.transpose(Image.Transpose[UPRIGHT[orientation]])
     except NoPicture:
         raise
     except Exception as error:  # of damaged files, plugins raise what they come across
         said = " ".join(str(error).split()).replace(" <_io.BytesIO object", "").split(" at 0x")[0]
         raise NoPicture(f"{said or type(error).__name__} ({len(content):,} bytes)") from error
     return planes(np.asarray(found))
-
-
-def orientation_of(image: Any) -> int:
-    """How the camera was held, by EXIF; 1 where that cannot be read."""
-    try:
-        return int(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # of damaged EXIF, anything
-        return 1
 
 
 def eight_bits(image: Any) -> Any:
@@ -102,10 +88,13 @@ def resized(
     from PIL import Image
 
     height, width = size
+    if image.dtype != np.uint8:
+        raise NoPicture(f"must be of uint8, got {image.dtype}: put normalize() after it")
     if height * width > MOST_PIXELS:
-        was, way = f"of {image.shape[1]} x {image.shape[2]} pixels", "leave it out with filter()"
-        said = f"{was} it would become {height:,} x {width:,}"
-        raise NoPicture(f"{said}: {way}, or give the size as (height, width)")
+        was = (
+            f"of {image.shape[1]} x {image.shape[2]} pixels it would become {height:,} x {width:,}"
+        )
+        raise NoPicture(f"{was}: leave it out with filter(), or give the size as (height, width)")
     if box is None and size == image.shape[1:]:
         return image
     if box is not None and (box[3] - box[1], box[2] - box[0]) == size:
@@ -222,9 +211,9 @@ class DecodeImage(RunStage):
     def _with(self, run: Run, found: list[Any]) -> Run:
         ids, kept = run.block.ids, np.ones(len(found), dtype=np.bool_)
         for place, error in enumerate(found):
-            kept[place] = not isinstance(error, Exception)
             if isinstance(error, NoPicture):
                 if not self.keeps_rows:
+                    kept[place] = False
                     continue
                 said = f"column {self.column!r} holds no picture that can be decoded: {error}"
                 way = 'fix it, or leave such rows out with on_error="skip"'
@@ -246,10 +235,8 @@ class DecodeImage(RunStage):
             raise NoPicture("it is null")
         if not isinstance(content, bytes):
             got = f"{shown(content, 60)} ({type(content).__name__})"
-            way = "read_images() and read_webdataset() read files whole"
-            raise refused(
-                self, f": column {self.column!r} holds the bytes of image files, got {got}; {way}"
-            )
+            rule = f": column {self.column!r} holds the bytes of image files, got {got}"
+            raise refused(self, f"{rule}; read_images() and read_webdataset() read files whole")
         image = by_pillow(content, self.mode, self.min_size)
         names = {self.column: self.output_column}
         return {names.get(k, k): image if k == self.column else v for k, v in row.items()}
@@ -259,7 +246,7 @@ class DecodeImage(RunStage):
         return LeftOut(self, "they cannot be decoded", "image", unit="")
 
     def report(self) -> str:
-        return str(self._left_out) if self._left_out.documents else ""
+        return str(self._left_out)
 
 
 def bytes_of(value: Any) -> Any:
