@@ -220,8 +220,6 @@ class Enumerate(RunStage):
             return run.with_block(block.with_data(data.append_column(name, to_arrow(numbers))))
         if any(isinstance(row, Mapping) and name in row for row in block.rows()):
             raise taken(name, self)
-        rows = [
-            {**row, name: number} if isinstance(row, Mapping) else (number, row)
-            for number, row in zip(numbers.tolist(), block.rows(), strict=True)
-        ]
+        pairs = zip(numbers.tolist(), block.rows(), strict=True)
+        rows = [{**r, name: n} if isinstance(r, Mapping) else (n, r) for n, r in pairs]
         return run.with_block(block.with_data(rows))

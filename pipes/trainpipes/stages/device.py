@@ -72,6 +72,11 @@ def recorded(item: Any) -> Iterator[Any]:
         yield from recorded(value)
 
 
+def accelerator() -> str:
+    there = torch.accelerator.is_available()
+    return str(torch.accelerator.current_accelerator()) if there else ""
+
+
 def can(item: Any, method: str) -> bool:
     return not isinstance(item, type) and callable(getattr(item, method, None))
 
@@ -85,16 +90,12 @@ class Pin(DeviceStage):
     """
 
     def place(self, item: Any) -> Any:
-        device = torch.accelerator.current_accelerator(check_available=True)
-        if device is not None and device.type != "mps":
-            return map_tensors(item, _pinned)
-        why = (
-            "there is no accelerator to copy to"
-            if device is None
-            else "MPS shares the CPU's memory"
-        )
-        warn_once(f"pin() does nothing here: {why}")
-        return item
+        kind = accelerator()
+        if kind in ("", "mps"):
+            why = "MPS shares the CPU's memory" if kind else "there is no accelerator to copy to"
+            warn_once(f"pin() does nothing here: {why}")
+            return item
+        return map_tensors(item, _pinned)
 
 
 def _pinned(one: Any) -> Any:
@@ -238,8 +239,8 @@ class To(DeviceStage):
         return copies.begin(lambda: _moved(item, copies.device, self.non_blocking))
 
     def _missing(self) -> ConfigError:
-        kind = torch.accelerator.current_accelerator(check_available=True)
-        there = f"{torch.accelerator.device_count()} of {str(kind)!r}" if kind else "no accelerator"
+        kind = accelerator()
+        there = f"{torch.accelerator.device_count()} of {kind!r}" if kind else "no accelerator"
         return ConfigError(
             f"{self}: there is no device {str(self._device)!r} here; torch {torch.__version__} finds "
             f'{there}: leave to() out, or pass device="cpu"',

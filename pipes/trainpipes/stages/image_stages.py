@@ -92,11 +92,8 @@ def image_of(row: Any, column: str, caller: object) -> Pixels:
     if is_array and image.ndim == 3 and image.shape[0] in (1, 3, 4) and image.size:
         return image  # type: ignore[no-any-return]
     got = f"an array {list(image.shape)}" if is_array else shown(image, 60)
-    way = (
-        "put decode_image() before"
-        if isinstance(image, bytes | Mapping)
-        else "make these in a map()"
-    )
+    encoded = isinstance(image, bytes | Mapping)
+    way = "put decode_image() before" if encoded else "make these in a map()"
     rule = "images, arrays [C, H, W] with pixels and 1, 3 or 4 channels"
     raise DataError(
         f"{caller}: column {column!r} holds {rule}, got {got}: {way}", stage=str(caller)

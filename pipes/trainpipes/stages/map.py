@@ -31,10 +31,7 @@ from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import columns_as, with_column
 from trainpipes.storage.caching.contents import digest_of
 
-COLUMNS = (
-    "map() calls the function for one row; map_batches(fn) calls it with the columns of many and replaces "
-    "them, with_columns(fn) adds columns to those that are there, as the map of Hugging Face's datasets does"
-)
+COLUMNS = "map() calls the function for one row; map_batches(fn) and with_columns(fn) for the columns of many"
 
 #: Rows that a worker is given at a time, at most. Fewer cost more messages; more wait longer for the last.
 CHUNK_ROWS = 64
@@ -96,10 +93,10 @@ class RowFunction(RunStage):
             return None
         if self.alone:
             way = 'use method="thread", or the workers of map() without those of a DataLoader'
-            warn_once(
-                f"{self}: a worker process may not start others, so that the function is called in this "
-                f"one: {way}"
+            why = (
+                "a worker process may not start others, so that the function is called in this one"
             )
+            warn_once(f"{self}: {why}: {way}")
             return None
         with self._lock:
             workers = self._made
@@ -198,8 +195,7 @@ class Map(RowFunction):
     }
 
     draws_by = (
-        "pass rng=True, and the function is called as fn(row, rng), with a generator that is made anew for "
-        "each row"
+        "pass rng=True, and the function is called as fn(row, rng), with a generator for each row"
     )
 
     fn: Function
@@ -258,8 +254,7 @@ class ColumnFunction(RunStage):
     versioned = "fn"
     free = frozenset({"thread_safe"})
     draws_by = (
-        "draw in a map(fn, rng=True) before it, or in a TableStage, whose open() gets the numbers and "
-        "epochs of the rows (docs/extend.md has an example)"
+        "draw in a map(fn, rng=True) before it, or in a TableStage's open() (see docs/extend.md)"
     )
 
     fn: Function

@@ -21,7 +21,7 @@ from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
-from trainpipes.kinds.blame import at_row, in_column
+from trainpipes.kinds.blame import at_row, in_column, refused
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages import pad_rules
@@ -265,10 +265,8 @@ class PadCollate(TakesTokenizer, RunStage):
             masks = {"input_ids": "attention_mask"} | masks
         taken = sorted(set(masks.values()) & set(present))
         if taken:
-            raise SchemaError(
-                f"{self}: the rows have a column {taken[0]!r} already; give the mask another name",
-                stage=str(self),
-            )
+            way = "give the mask another name"
+            raise refused(self, f": the rows have a column {taken[0]!r} already; {way}")
         writers: list[Writer] = []
         for name, values in columns.items():
             try:
@@ -291,17 +289,11 @@ class PadCollate(TakesTokenizer, RunStage):
             return _even_writer(name, column.values, dtype)
         rule = self._rule_of(name)
         rows = RaggedRows(
-            column.values,
-            np.cumsum(lengths) - lengths,
-            lengths,
-            self._pad_value(name, dtype),
-            dtype=dtype,
-            max_length=rule.max_length,
-            multiple=rule.pad_to_multiple_of or 1,
+            column.values, np.cumsum(lengths) - lengths, lengths, self._pad_value(name, dtype),
+            dtype=dtype, max_length=rule.max_length, multiple=rule.pad_to_multiple_of or 1,
             padding_side=rule.padding_side or self._side_below,
-            truncation_side=rule.truncation_side or "right",
-            mask=None if mask is None else np.int64,
-        )
+            truncation_side=rule.truncation_side or "right", mask=None if mask is None else np.int64,
+        )  # fmt: skip
         return _ragged_writer(name, rows, mask)
 
     def _dtype(self, name: str, values: Any, ragged: bool) -> np.dtype[Any]:
@@ -329,10 +321,8 @@ class PadCollate(TakesTokenizer, RunStage):
             return value or 0
         least, most = limits(dtype)
         if not least <= value <= most or value % 1:
-            raise ConfigError(
-                f"{self}: column {name!r} is padded with {value}, which {dtype} cannot hold; give "
-                f"columns={{{name!r}: {{'value': …}}}}"
-            )
+            said = f"{self}: column {name!r} is padded with {value}, which {dtype} cannot hold"
+            raise ConfigError(f"{said}; give columns={{{name!r}: {{'value': …}}}}")
         return value
 
 

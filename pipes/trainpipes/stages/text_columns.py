@@ -67,11 +67,8 @@ def text_columns(
         if isinstance(column, torch.Tensor):
             raise refused(caller, " works on columns of text, got tensors")
         try:
-            columns[name] = (
-                _of_python(column, numbers)
-                if isinstance(column, list)
-                else _of_arrow(column, numbers)
-            )
+            read = _of_python if isinstance(column, list) else _of_arrow
+            columns[name] = read(column, numbers)
         except BadCell as bad:
             raise in_column(bad, name, caller, block.ids) from None
     return columns
@@ -147,10 +144,9 @@ def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bo
         return None
     option, joined = "tokenize(labels)", outputs.get("input_ids")
     if joined is None:
-        raise ConfigError(
-            f'{option} needs ids in a column "input_ids", and here they are in {list(outputs)}; join '
-            'columns by concat=[...], or name a column of ids "labels" instead'
-        )
+        way = 'join columns by concat=[...], or name a column of ids "labels" instead'
+        there = f'ids in a column "input_ids", and here they are in {list(outputs)}'
+        raise ConfigError(f"{option} needs {there}; {way}")
     if labels is True:
         return True
     names = column_names(labels, option)

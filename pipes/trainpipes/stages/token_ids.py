@@ -71,13 +71,10 @@ class Truncate(TargetStage, RunStage):
         self.refuse_batches(run)
         block, table = row_table(run, self)
         usual = [name for name in USUAL if name in table.column_names] or ["input_ids"]
-        names = (
-            usual
-            if self.columns is None
-            else checks.column_names(self.columns, "truncate(columns)")
-        )
+        if self.columns is not None:
+            usual = checks.column_names(self.columns, "truncate(columns)")
         lost = np.zeros(len(block), dtype=np.bool_)  # rows whose targets are cut off
-        for name in names:
+        for name in usual:
             values, lengths = numbers_of(block, name, self)
             longer = lengths > self.max_length
             if longer.any():
@@ -209,10 +206,8 @@ class MaskTokens(TakesTokenizer, RunStage):
         lacking = [name for name in names if self.options[name] is None]
         lacking += ["whole_words"] if self.whole_words else []
         if found is None and lacking:
-            raise ConfigError(
-                f"{self} needs a tokenizer to tell {', '.join(lacking)}, and there is no tokenize() "
-                "before it: pass tokenizer=..., or give these options"
-            )
+            why = f"a tokenizer to tell {', '.join(lacking)}, and there is no tokenize() before it"
+            raise ConfigError(f"{self} needs {why}: pass tokenizer=..., or give these options")
         return self.resolved(_below=found)
 
     @property
@@ -240,20 +235,17 @@ class MaskTokens(TakesTokenizer, RunStage):
             return int(self.mask_token_id)
         found: list[int] = [i for i in map(self._engine.token_id, MASKS) if i is not None]
         if not found:
-            raise ConfigError(
-                f"{self} needs the mask token, and {self._engine} has none of {', '.join(MASKS)}: pass "
-                "mask_token_id=..."
-            )
+            why = f"the mask token, and {self._engine} has none of {', '.join(MASKS)}"
+            raise ConfigError(f"{self} needs {why}: pass mask_token_id=...")
         return found[0]
 
     @cached_property
     def _pieces(self) -> dict[str, int]:
         found: dict[str, int] = {} if self._engine is None else self._engine.pieces()
         if not found:
-            raise ConfigError(
-                f"{self} needs the tokenizer's vocabulary, which {self._engine} does not show: pass "
-                "vocab_size and special_ids, and leave whole_words out"
-            )
+            why = f"the tokenizer's vocabulary, which {self._engine} does not show"
+            way = "pass vocab_size and special_ids, and leave whole_words out"
+            raise ConfigError(f"{self} needs {why}: {way}")
         return found
 
     @cached_property

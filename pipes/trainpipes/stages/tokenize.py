@@ -124,10 +124,9 @@ class Tokenize(Tokenizes):
         _ = self._template, self._outputs, self._labelled  # raises for what does not fit
         both = sorted(set(self._texts) & set(self._outputs))
         if self.keep_text and both:
-            raise ConfigError(
-                f"tokenize(keep_text=True) keeps the text column {both[0]!r}, and the ids would have "
-                "that name too; give them another by columns={text: ids}"
-            )
+            why = f"keeps the text column {both[0]!r}, and the ids would have that name too"
+            way = "give them another by columns={text: ids}"
+            raise ConfigError(f"tokenize(keep_text=True) {why}; {way}")
         if isinstance(self.maker, Function):
             self._end()
 
@@ -188,10 +187,8 @@ class Tokenize(Tokenizes):
         if len(ends) == 1:
             return next(iter(ends.values()))
         said = f"has several ({', '.join(ends)})" if ends else "does not tell which token that is"
-        raise ConfigError(
-            f"tokenize(add_eos=True) needs the end token, and the tokenizer {engine} {said}; give it: "
-            'add_eos="<token>" or add_eos=<id>'
-        )
+        why = f"tokenize(add_eos=True) needs the end token, and the tokenizer {engine} {said}"
+        raise ConfigError(f'{why}; give it: add_eos="<token>" or add_eos=<id>')
 
     @cached_property
     def _affixes(self) -> Affixes:
@@ -205,10 +202,10 @@ class Tokenize(Tokenizes):
     def _check_room(self, special: int) -> None:
         room = self.max_length
         if room is not None and room < special:
-            raise ConfigError(
-                f"{self}: max_length counts the whole sequence, with its {special} special tokens "
-                f"(or the end token), got {room}; raise it, or pass add_special_tokens=False"
+            rule = (
+                f"max_length counts the {special} special tokens (or the end token) too, got {room}"
             )
+            raise ConfigError(f"{self}: {rule}; raise it, or pass add_special_tokens=False")
 
     # The work
 

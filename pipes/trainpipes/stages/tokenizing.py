@@ -50,10 +50,8 @@ class Tokenizes(TargetStage, RunStage):
     def pads(self, what: str, way: str) -> int:
         """The pad token, for what is padded; raises with the way out where there is none."""
         if isinstance(self.maker, Function):
-            raise ConfigError(
-                f"{what} is padded with the tokenizer's pad token, which {self.maker}, a function, does "
-                f"not tell: give {way}"
-            )
+            why = f"is padded with the tokenizer's pad token, which {self.maker}, a function, does not tell"
+            raise ConfigError(f"{what} {why}: give {way}")
         return self.pad_id
 
     @property

@@ -76,10 +76,8 @@ class Chat(Loaded):
         try:
             found: str = self.loaded.get_chat_template()
         except ValueError as error:
-            raise ConfigError(
-                f"the tokenizer has no chat template of its own ({str(error).splitlines()[0]}): pass "
-                "chat_template(..., template=...)"
-            ) from error
+            why = f"the tokenizer has no chat template of its own ({str(error).splitlines()[0]})"
+            raise ConfigError(f"{why}: pass chat_template(..., template=...)") from error
         return found
 
     def fingerprint(self) -> str:
@@ -97,8 +95,8 @@ class Chat(Loaded):
             before = self._render(prompt, tools, add_generation_prompt=True)[0]
         if not text.startswith(before):
             raise DataError(
-                "the chat template writes the prompt differently when no response follows, or the response "
-                "does not start with an assistant message, so that it is not known where the response starts"
+                "where the response starts is not known: it does not start with an assistant message, or the "
+                "chat template writes the prompt differently when no response follows"
             )
         return Written(text, [span for span in spans if span[0] >= len(before)])
 
@@ -152,10 +150,9 @@ class Chat(Loaded):
             upto = text if last else self._render(messages[: number + 1], tools)[0]
             if before is None or not (upto.startswith(before) and text.startswith(upto)):
                 raise DataError(
-                    f"the chat template writes message {number} differently when it is the last "
-                    "one, or starts it differently from its generation prompt, so that it is not known "
-                    "which tokens are the assistant's: mark them in the template by {% generation %} … "
-                    "{% endgeneration %}, and pass it as template=..."
+                    f"the chat template writes message {number} differently when it is the last, or starts "
+                    "it differently from its generation prompt: mark the assistant's tokens in it by "
+                    "{% generation %} … {% endgeneration %}, and pass it as template=..."
                 )
             content = message.get("content")
             said = upto[len(before) :]
@@ -169,10 +166,8 @@ class Chat(Loaded):
 def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]]:
     """A conversation as transformers takes it, without nulls, which Arrow puts in for missing keys."""
     if not isinstance(value, list | tuple) or not value:
-        raise DataError(
-            f"a conversation is a list of messages, one or more, got {type(value).__name__}"
-            f"{' of none' if value is not None and not value else ''}"
-        )
+        got = f"{type(value).__name__}{' of none' if value is not None and not value else ''}"
+        raise DataError(f"a conversation is a list of messages, one or more, got {got}")
     for number, message in enumerate(value):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise DataError(

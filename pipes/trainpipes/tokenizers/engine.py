@@ -100,10 +100,9 @@ class Engine(Loaded):
         max_length: int | None, side: Side, numbers: IntArray,
     ) -> tuple[Ragged, Ragged]:  # fmt: skip
         """Ids and type ids of pairs of texts, the longer one cut first."""
-        raise ConfigError(
-            f"pair=True needs a tokenizer that knows how a pair is written, and {self} does not: give a "
-            "tokenizer.json or a transformers fast tokenizer, or leave pair out to join the columns"
-        )
+        way = "give a tokenizer.json or a transformers fast tokenizer, or leave pair out to join the columns"
+        rule = "needs a tokenizer that knows how a pair is written"
+        raise ConfigError(f"pair=True {rule}, and {self} does not: {way}")
 
     def runs_on(self) -> str:
         return type(self).__name__.lower()

@@ -139,10 +139,8 @@ class Checked:
         return Ragged.of_rows(rows) if young.any() else found
 
     def _refused(self, why: str) -> ConfigError:
-        return ConfigError(
-            f"tokenize({hidden(self._name)}): gigatoken, which is installed, {why}; write "
-            'tokenize(..., engine="tokenizers")'
-        )
+        said = f"tokenize({hidden(self._name)}): gigatoken, which is installed, {why}"
+        return ConfigError(f'{said}; write tokenize(..., engine="tokenizers")')
 
 
 def young_texts(texts: pa.LargeStringArray) -> npt.NDArray[np.bool_]:

@@ -63,10 +63,9 @@ class HuggingFace(Engine):
             try:
                 text = getattr(tokenizer, "backend_tokenizer", tokenizer).to_str()
             except Exception as error:
-                raise ConfigError(
-                    f"{self} has parts written in Python, which cannot be copied ({error}); give a "
-                    "function instead: lambda texts: [e.ids for e in tokenizer.encode_batch(texts)]"
-                ) from error
+                said = f"{self} has parts written in Python, which cannot be copied ({error})"
+                way = "lambda texts: [e.ids for e in tokenizer.encode_batch(texts)]"
+                raise ConfigError(f"{said}; give a function instead: {way}") from error
             self._content = text.encode()
         entries = {k: v.get("content") if isinstance(v := named[k], dict) else v for k in NAMED}
         self._said = {k: v if isinstance(v, str) else None for k, v in entries.items()}
@@ -96,10 +95,8 @@ class HuggingFace(Engine):
         return Gigatoken(json.dumps(json.loads(self._content) | unused))
 
     def _unreadable(self, error: Exception) -> UnreadableError:
-        return UnreadableError(
-            f"{self} is not a tokenizer.json that this version of tokenizers reads: {error}",
-            path=str(self),
-        )
+        said = f"{self} is not a tokenizer.json that this version of tokenizers reads: {error}"
+        return UnreadableError(said, path=str(self))
 
     @cached_property
     def _facts(self) -> Facts:
@@ -155,10 +152,8 @@ class HuggingFace(Engine):
     ) -> tuple[Ragged, Ragged]:  # fmt: skip
         frame = self._probes[2, special]
         if sorted(text for _, _, text in frame if text is not None) != [0, 1]:
-            raise ConfigError(
-                f"pair=True needs a tokenizer that writes each text of a pair once, and {self} does not: "
-                "leave pair out to join the columns"
-            )
+            rule = "pair=True needs a tokenizer that writes each text of a pair once"
+            raise ConfigError(f"{rule}, and {self} does not: leave pair out to join the columns")
         pair = self.encode(first, numbers), self.encode(second, numbers)
         if max_length is not None:
             pair = longest_first(*pair, max_length - (len(frame) - 2), side)
@@ -187,9 +182,9 @@ class HuggingFace(Engine):
             rows = zip(
                 made.ids, made.type_ids, made.sequence_ids, made.special_tokens_mask, strict=True
             )
+            texts = ((i, kind, -1 if text is None else text, own) for i, kind, text, own in rows)
             found[count, special] = [
-                (token, kind, None if own else -1 if text is None else text)
-                for token, kind, text, own in rows
+                (i, kind, None if own else text) for i, kind, text, own in texts
             ]
         return found
 
@@ -198,10 +193,8 @@ class HuggingFace(Engine):
         ids = [token for token, _, _ in found]
         places = [place for place, (_, _, text) in enumerate(found) if text is not None]
         if len(places) != 1:
-            raise ConfigError(
-                f"{self} puts a text {len(places)} times between its special tokens, and only "
-                "once is supported here; pass add_special_tokens=False"
-            )
+            said = f"{self} puts a text {len(places)} times between its special tokens, not once"
+            raise ConfigError(f"{said}; pass add_special_tokens=False")
         return tuple(ids[: places[0]]), tuple(ids[places[0] + 1 :])
 
     def pair_affixes(self) -> tuple[int, int | None]:
@@ -256,11 +249,9 @@ def longest_first(first: Ragged, second: Ragged, room: int, side: Side) -> tuple
     longer = np.minimum(np.maximum(a, b), room - kept)
     swapped = a > b
     rooms = np.where(swapped, longer, kept), np.where(swapped, kept, longer)
-    cut = [
-        assemble([t], room=room, side=side)[0]
-        for t, room in zip((first, second), rooms, strict=True)
-    ]
-    return cut[0], cut[1]
+    pairs = zip((first, second), rooms, strict=True)
+    one, other = (assemble([t], room=room, side=side)[0] for t, room in pairs)
+    return one, other
 
 
 def _set_only(value: Any) -> Any:

@@ -56,16 +56,15 @@ def _from_path(tokenizer: str | os.PathLike[str], fast: bool) -> Engine:
         if file is None and {"tokenizer_config.json", "config.json"} & set(found):
             return load(auto_tokenizer(path), "auto" if fast else "tokenizers")
         if file is None:
-            there = f"{', '.join(found[:8]) or 'nothing'}{', …' if len(found) > 8 else ''}"
             names = "tokenizer.json, tokenizer.model or tokenizer_config.json"
+            there = f"{', '.join(found[:8]) or 'nothing'}{', …' if len(found) > 8 else ''}"
             raise ConfigError(f"the directory {path} holds no {names}; it holds {there}")
         path = os.path.join(path, file)
     elif "://" not in text and not os.path.isfile(path):
         if not isinstance(tokenizer, str) or not is_hub_name(text):
             parent = next(p for p in Path(path).absolute().parents if p.exists())
-            raise ConfigError(
-                f"there is no tokenizer {text}: the nearest directory that exists is {parent}"
-            )
+            nearest = f"the nearest directory that exists is {parent}"
+            raise ConfigError(f"there is no tokenizer {text}: {nearest}")
         if find_spec("transformers") is None:
             way = f"For a name on the Hugging Face hub: {pip_install('transformers')}"
             raise ConfigError(f"{text!r} is not a path; {KINDS}. {way}")
@@ -96,7 +95,6 @@ def auto_tokenizer(name: str) -> Any:
         if folder:
             message = f"transformers makes no tokenizer of {name}: {why}"
             raise UnreadableError(message, path=name) from error
-        raise ConfigError(
-            f"{name!r} is not a path, and transformers.AutoTokenizer finds no tokenizer of that name: {why}; "
-            f"without a network, fetch it elsewhere (hf download {name}) and give the folder"
-        ) from error
+        said = f"{name!r} is not a path, and AutoTokenizer finds no tokenizer of that name: {why}"
+        way = f"without a network, fetch it elsewhere (hf download {name}) and give the folder"
+        raise ConfigError(f"{said}; {way}") from error

@@ -58,10 +58,8 @@ class Ragged:
 
     def to_arrow(self) -> pa.ListArray:
         if self.offsets[-1] > np.iinfo(np.int32).max:
-            raise DataError(
-                f"{self.offsets[-1]:,} tokens in {len(self):,} rows are more than one Arrow list "
-                "array holds (2,147,483,647); tokenize after batch(), where fewer rows come at a time"
-            )
+            said = f"{self.offsets[-1]:,} tokens in {len(self):,} rows are more than an Arrow array holds"
+            raise DataError(f"{said}; tokenize after batch(), where fewer rows come at a time")
         return list_array(self.values, self.lengths)
 
     def to_rows(self) -> list[Ids]:

@@ -110,10 +110,8 @@ class Slow(Engine):
             places = [k for k in range(len(full)) if full[k : k + len(bare)] == bare]
             if bare and len(places) == 1:
                 return tuple(full[: places[0]]), tuple(full[places[0] + len(bare) :])
-        raise ConfigError(
-            f"which special tokens {self} puts around a text is not known: pass "
-            "add_special_tokens=False"
-        )
+        said = f"which special tokens {self} puts around a text is not known"
+        raise ConfigError(f"{said}: pass add_special_tokens=False")
 
     @cached_property
     def special(self) -> Special:

@@ -32,11 +32,11 @@ class SentencePiece(Engine):
         try:
             return SentencePieceProcessor(model_proto=self._content)
         except RuntimeError as error:
-            raise UnreadableError(
-                f"{self} is not a SentencePiece model: {error}; some models keep tiktoken ranks "
-                "under the name tokenizer.model: give their tokenizer.json instead",
-                path=str(self),
-            ) from error
+            way = (
+                "if it holds tiktoken's ranks, as some tokenizer.model do, give the tokenizer.json"
+            )
+            said = f"{self} is not a SentencePiece model: {error}; {way}"
+            raise UnreadableError(said, path=str(self)) from error
 
     def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
         plain = {"add_bos": False, "add_eos": False, "reverse": False, "enable_sampling": False}
@@ -45,11 +45,8 @@ class SentencePiece(Engine):
         )
 
     def affixes(self) -> Affixes:
-        bos, eos = (
-            (known,) if name in self._adds and (known := self._id(name)) is not None else ()
-            for name in ("bos", "eos")
-        )
-        return bos, eos
+        bos, eos = (self._id(name) if name in self._adds else None for name in ("bos", "eos"))
+        return () if bos is None else (bos,), () if eos is None else (eos,)
 
     def _id(self, name: str) -> int | None:
         found = int(getattr(self.loaded, f"{name}_id")())
@@ -89,10 +86,8 @@ class Tiktoken(Engine):
         self._encoding = encoding
         names = tiktoken.list_encoding_names()
         if isinstance(encoding, str) and encoding not in names:
-            raise ConfigError(
-                f"tiktoken has no encoding {encoding!r}{nearest(encoding, names)}; it has "
-                f"{', '.join(names)}"
-            )
+            said = f"tiktoken has no encoding {encoding!r}{nearest(encoding, names)}"
+            raise ConfigError(f"{said}; it has {', '.join(names)}")
 
     def _load(self) -> Any:
         if not isinstance(self._encoding, str):
@@ -102,10 +97,8 @@ class Tiktoken(Engine):
         try:
             return tiktoken.get_encoding(self._encoding)
         except Exception as error:
-            raise UnreadableError(
-                f"{self}: tiktoken fetches its ranks from the network, or takes them from the "
-                f"directory that TIKTOKEN_CACHE_DIR names, and neither worked: {error}"
-            ) from error
+            said = "tiktoken gets its ranks from the network, or the folder that TIKTOKEN_CACHE_DIR names"
+            raise UnreadableError(f"{self}: {said}, and neither worked: {error}") from error
 
     def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
         to_numpy = self.loaded.encode_to_numpy
