@@ -180,11 +180,11 @@ def rows_of_batches(run: Run) -> Sequence[Any]:
 
 def with_same_keys(rows: Sequence[Any]) -> list[Any]:
     """Rows whose dicts have the same keys: torch drops those that the first row lacks."""
-    if rows and isinstance(rows[0], Mapping):
-        # Of as many keys each, one that lacks a key is found when the rows are stacked.
-        alike = set(map(type, rows)) == {dict} and len(set(map(len, rows))) == 1
+    # Of as many keys each, one that lacks a key is found when the rows are stacked.
+    alike = set(map(type, rows)) == {dict} and len(set(map(len, rows))) == 1
+    if rows and not alike and isinstance(rows[0], Mapping):
         keys = rows[0].keys()
-        if not alike and any(isinstance(row, Mapping) and row.keys() != keys for row in rows):
+        if any(isinstance(row, Mapping) and row.keys() != keys for row in rows):
             raise ValueError("rows have different keys")
     return list(rows)
 
@@ -206,9 +206,8 @@ def unfit(rows: Sequence[Any]) -> BadCell:
         problem = f"is null, which a tensor cannot hold: {way}"
     elif None not in (sizes := [size_of(row), size_of(first)]) and sizes[0] != sizes[1]:
         rule = "only equal shapes can be stacked: pad_collate() pads lists of numbers"
-        problem = (
-            f"has the shape {sizes[0]} where the first row of its batch has {sizes[1]}, and {rule}"
-        )
+        got = f"has the shape {sizes[0]} where the first row of its batch has {sizes[1]}"
+        problem = f"{got}, and {rule}"
     return BadCell(number, f"{where} {problem}")
 
 

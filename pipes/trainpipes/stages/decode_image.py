@@ -3,10 +3,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY
-from functools import partial
 from io import BytesIO
 from typing import Any, Literal
-from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +12,18 @@ import numpy.typing as npt
 from trainpipes._internal.checks import ColumnName, Count, need
 from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
-from trainpipes.engine.pool import Pool
+from trainpipes.engine.calling.row_call import Answer
 from trainpipes.errors import UnreadableError
 from trainpipes.kinds.blame import blame, refused
 from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import taken
+from trainpipes.stages.map import RowFunction
 from trainpipes.stages.read_columns import cell
 from trainpipes.stages.targets import LeftOut
 
 #: An image, ``[C, H, W]``.
 Pixels = npt.NDArray[Any]
+Box = tuple[int, int, int, int]
 Mode = Literal["RGB", "L", "RGBA"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
@@ -80,10 +79,7 @@ def planes(array: Any) -> Pixels:
 
 
 def resized(
-    image: Pixels,
-    size: tuple[int, int],
-    interpolation: Interpolation,
-    box: tuple[int, int, int, int] | None = None,
+    image: Pixels, size: tuple[int, int], interpolation: Interpolation, box: Box | None = None
 ) -> Pixels:
     from PIL import Image
 
@@ -91,9 +87,7 @@ def resized(
     if image.dtype != np.uint8:
         raise NoPicture(f"must be of uint8, got {image.dtype}: put normalize() after it")
     if height * width > MOST_PIXELS:
-        was = (
-            f"of {image.shape[1]} x {image.shape[2]} pixels it would become {height:,} x {width:,}"
-        )
+        was = f"of {image.shape[1]} x {image.shape[2]} pixels would be {height:,} x {width:,}"
         raise NoPicture(f"{was}: leave it out with filter(), or give the size as (height, width)")
     if box is None and size == image.shape[1:]:
         return image
@@ -104,11 +98,7 @@ def resized(
     return planes(np.asarray(Image.fromarray(rows).resize((width, height), by, box)))
 
 
-#: Parts of a run for each thread. More even out pictures of unequal size.
-CHUNKS = 2
-
-
-class DecodeImage(RunStage):
+class DecodeImage(RowFunction):
     """Decode images: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF and JPEG 2000.
 
     The column holds the files' bytes, or structs with ``bytes``; rows become dicts with an array,
@@ -140,8 +130,9 @@ class DecodeImage(RunStage):
     ((3, 2, 4), [255, 0, 0], 3)
     """
 
-    per_row = True
-    makes_objects = True
+    rng = False
+    method = "thread"
+    shares = True
     asks_inputs = True
     thread_safe = True
 
@@ -162,68 +153,37 @@ class DecodeImage(RunStage):
     def keeps_rows(self) -> bool:  # type: ignore[override]
         return self.on_error == "raise"
 
-    # Where the thread that iterates calls functions of the user's, and so makes the batches, other threads
-    # decode for it.
-
-    _threads = 0
-
     def settle(self, threads: int) -> None:
-        vars(self)["_threads"] = threads
+        # Where the thread that iterates calls functions of the user's, others decode for it.
+        vars(self)["num_workers"] = threads
 
     @property
-    def has_workers(self) -> bool:
-        return self._threads > 0
+    def function(self) -> tuple[Callable[..., Any], Any]:
+        return self._decoded_or_not, ""
 
-    @made_once
-    def _pool(self) -> Pool:
-        pool = Pool(self._threads, within=True)
-        finalize(self, pool.close).atexit = False
-        return pool
-
-    def submit_run(self, run: Run) -> Callable[[], Run] | None:
-        if not self.has_workers:
-            return None
-        rows, pool = self._rows(run), self._pool
-        size = -(-len(rows) // (CHUNKS * self._threads)) or 1
-        parts = [rows[n : n + size] for n in range(0, len(rows), size)]
-        futures = [pool.submit(partial(self._each, part)) for part in parts]
-        return lambda: self._with(run, [one for f in futures for one in pool.result(f)])
-
-    def process(self, run: Run) -> Run:
-        return self._with(run, self._each(self._rows(run)))
-
-    def _rows(self, run: Run) -> list[Any]:
+    def _items(self, run: Run) -> Sequence[Any]:
         self._check_rows(run, single=not self.keeps_rows)
         return run.block.rows()
 
-    def _each(self, rows: Sequence[Any]) -> list[dict[str, Any] | Exception]:
-        """Rows with their images, or why they have none, up to the first error to raise."""
-        found: list[dict[str, Any] | Exception] = []
-        for row in rows:
-            try:
-                found.append(self._decoded(row))
-            except Exception as error:
-                found.append(error)
-                if self.keeps_rows or not isinstance(error, NoPicture):
-                    break
-        return found
+    def _decoded_or_not(self, row: Any) -> dict[str, Any] | NoPicture:
+        try:
+            return self._decoded(row)
+        except NoPicture as error:
+            if not self.keeps_rows:
+                return error
+            said = f"column {self.column!r} holds no picture that can be decoded: {error}"
+            way = 'fix it, or leave such rows out with on_error="skip"'
+            raise UnreadableError(f"{self}: {said}; {way}", stage=str(self)) from None
 
-    def _with(self, run: Run, found: list[Any]) -> Run:
-        ids, kept = run.block.ids, np.ones(len(found), dtype=np.bool_)
-        for place, error in enumerate(found):
-            if isinstance(error, NoPicture):
-                if not self.keeps_rows:
-                    kept[place] = False
-                    continue
-                said = f"column {self.column!r} holds no picture that can be decoded: {error}"
-                way = 'fix it, or leave such rows out with on_error="skip"'
-                error = UnreadableError(f"{self}: {said}; {way}", stage=str(self))
-            if isinstance(error, Exception):
-                blame(error, self, int(ids[place]))
-                raise error
+    def _with(self, run: Run, answer: Answer) -> Run:
+        (found, error), ids = answer, run.block.ids
+        if error is not None:
+            blame(error, self, int(ids[len(found)]))
+            raise error
         run = run.with_block(run.block.with_data(found))
         if self.keeps_rows:
             return run
+        kept = np.array([not isinstance(one, NoPicture) for one in found], dtype=np.bool_)
         self._left_out.add(ids, (~kept).astype(np.int64))
         return run if kept.all() else run.pick(np.flatnonzero(kept))
 

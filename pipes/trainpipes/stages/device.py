@@ -222,10 +222,9 @@ class To(DeviceStage):
         current, rank = int(module.current_device()), os.environ.get("LOCAL_RANK", "")
         if rank.isdecimal() and current != int(rank) < module.device_count():
             kind = self._device.type
-            warn_once(
-                f"{self} copies to this process's current device, {kind}:{current}, and LOCAL_RANK is "
-                f"{rank}: call torch.{kind}.set_device({rank}) before, or use to('{kind}:{rank}')"
-            )
+            said = f"copies to this process's current device, {kind}:{current}, and LOCAL_RANK is {rank}"
+            way = f"call torch.{kind}.set_device({rank}) before, or use to('{kind}:{rank}')"
+            warn_once(f"{self} {said}: {way}")
         return current
 
     def place(self, item: Any) -> Any:
@@ -241,11 +240,9 @@ class To(DeviceStage):
     def _missing(self) -> ConfigError:
         kind = accelerator()
         there = f"{torch.accelerator.device_count()} of {kind!r}" if kind else "no accelerator"
-        return ConfigError(
-            f"{self}: there is no device {str(self._device)!r} here; torch {torch.__version__} finds "
-            f'{there}: leave to() out, or pass device="cpu"',
-            stage=str(self),
-        )
+        said = f"{self}: there is no device {str(self._device)!r} here; torch {torch.__version__} finds"
+        way = 'leave to() out, or pass device="cpu"'
+        return ConfigError(f"{said} {there}: {way}", stage=str(self))
 
 
 def _moved(item: Any, device: torch.device, non_blocking: bool) -> Any:

@@ -78,9 +78,9 @@ class Filter(RunStage):
     def check(self) -> None:
         if isinstance(self.predicate, list | tuple):
             as_expression(self.predicate, "filter(predicate)")
-        elif not isinstance(self.predicate, pc.Expression) and not callable(self.predicate):
-            rule = "a function of one row or a pyarrow.compute expression"
-            raise wrong("filter(predicate)", rule, self.predicate)
+            return
+        good = isinstance(self.predicate, pc.Expression) or callable(self.predicate)
+        self._require(good, "predicate", "a function of one row or a pyarrow.compute expression")
 
     @made_once
     def _expression(self) -> pc.Expression | None:

@@ -48,9 +48,7 @@ class FlatMap(RegroupStage):
     per_row = True
     makes_objects = True
     versioned = "fn"
-    draws_by = (
-        "draw in a map(fn, rng=True) before it, which adds what was drawn, or a seed, to the row"
-    )
+    draws_by = "draw in a map(fn, rng=True) before it, which adds what was drawn to the row"
     free = frozenset({"schema", "thread_safe"})
 
     fn: Function
@@ -97,9 +95,7 @@ class FlatMap(RegroupStage):
         found = self.fn(row)
         if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
             got = f"got {type(found).__name__}; for one row return [row], for none []"
-            raise DataError(
-                f"{self}: the function returns rows, as a list or another iterable, {got}"
-            )
+            raise DataError(f"{self}: the function returns rows, in a list or iterable, {got}")
         number = 0
         for number, one in enumerate(found, 1):
             if one is None:

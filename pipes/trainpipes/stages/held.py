@@ -155,9 +155,7 @@ class Held:
 
     def check_used(self, used: int, most: int) -> None:
         if used and used >= most:
-            said = (
-                f"saved after {used} rows, batches or tokens of a part of the data that has fewer"
-            )
+            said = f"saved after {used} rows, batches or tokens of data that has fewer"
             way = "it was edited or is damaged: load it as it was saved"
             raise StateError(f"{self._stage}: the state was {said}; {way}")
 

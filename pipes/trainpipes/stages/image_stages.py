@@ -22,7 +22,7 @@ from trainpipes.kinds.blame import blame, each, refused
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.decode_image import Interpolation, NoPicture, Pixels, resized
+from trainpipes.stages.decode_image import Box, Interpolation, NoPicture, Pixels, resized
 from trainpipes.stages.map import RowFunction
 from trainpipes.stages.read_columns import cell
 from trainpipes.stages.row_hash import unit
@@ -94,10 +94,8 @@ def image_of(row: Any, column: str, caller: object) -> Pixels:
     got = f"an array {list(image.shape)}" if is_array else shown(image, 60)
     encoded = isinstance(image, bytes | Mapping)
     way = "put decode_image() before" if encoded else "make these in a map()"
-    rule = "images, arrays [C, H, W] with pixels and 1, 3 or 4 channels"
-    raise DataError(
-        f"{caller}: column {column!r} holds {rule}, got {got}: {way}", stage=str(caller)
-    )
+    rule = f"column {column!r} holds images, arrays [C, H, W] with pixels and 1, 3 or 4 channels"
+    raise DataError(f"{caller}: {rule}, got {got}: {way}", stage=str(caller))
 
 
 def cropped(image: Pixels, size: tuple[int, int], drawn: Sequence[float] = ()) -> Pixels:
@@ -278,7 +276,7 @@ class RandomResizedCrop(RandomImageStage):
         box = self._box(height, width, drawn)
         return resized(image, self._sides, self.interpolation, box)
 
-    def _box(self, height: int, width: int, drawn: Sequence[float]) -> tuple[int, int, int, int]:
+    def _box(self, height: int, width: int, drawn: Sequence[float]) -> Box:
         (least, most), (narrow, wide) = self.scale, self.ratio
         for k in range(0, self.draws, 4):
             area = height * width * (least + (most - least) * drawn[k])

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -92,7 +92,6 @@ class EncodeLabels(RunStage):
             If ``classes`` are texts and the labels are integers, as in Hugging Face's
             ``ClassLabel``, the integers stay as they are.
         output_column: the new column, in place of ``column``.
-        counts: rows of each class, if known; ``stats(labels=...)`` then counts none.
 
     Raises:
         DataError: a null, or a label that ``classes`` does not have; names the nearest.
@@ -107,22 +106,19 @@ class EncodeLabels(RunStage):
 
     thread_safe = True
     needs_columns = True
-    free = frozenset({"counts"})
 
     column: checks.ColumnName = "label"
     _: KW_ONLY
     classes: int | Sequence[Label] | Mapping[Label, int]
     output_column: checks.ColumnName = "labels"
-    counts: Annotated[Sequence[int], checks.Each(checks.Ge(0))] | None = None
 
     def check(self) -> None:
         given: Any = self.classes
         rule = "encode_labels(classes)"
         forms = "a list of labels, a dict of labels and their classes, or a number of classes"
         good = isinstance(given, int | Mapping) or checks.several(given)
-        checks.require(
-            good, rule, forms, given, f"pipe.stats(0, labels={self.column!r}) counts them"
-        )
+        way = f"pipe.stats(0, labels={self.column!r}) counts them"
+        checks.require(good, rule, forms, given, way)
         if isinstance(given, int):
             checks.whole_number(given, 1, rule, most=2**31)
         else:
@@ -134,9 +130,6 @@ class EncodeLabels(RunStage):
                 names = dict(zip(names, numbers, strict=True))
             checks.require(names, rule, "one or more", given)
             self._set(classes=names)
-        if self.counts is not None:
-            good = len(self.counts) == self.num_classes
-            self._require(good, "counts", f"the rows of each of {self.num_classes:,} classes")
 
     @property
     def num_classes(self) -> int:
@@ -194,26 +187,23 @@ class EncodeLabels(RunStage):
     def _unknown(self, labels: LabelColumn, place: int, label: Label) -> DataError:
         count, out = self.num_classes, "leave such rows out with filter()"
         if isinstance(label, int) and self._stay:
-            problem = (
-                f"{label}, of {count:,} classes: they are 0 to {count - 1}; give more, or {out}"
-            )
+            known = f"they are 0 to {count - 1}"
+            problem = f"{label}, of {count:,} classes: {known}; give more, or {out}"
         elif isinstance(self.classes, int):
             problem = f"{label!r}, and classes={count} is for labels that are integers: list them"
         else:
             names = list(self._numbers)
             near, known = near_label(label, names), shown(names, 200)
-            problem = (
-                f"{label!r}, which classes do not have{near}; they are {known}: add it, or {out}"
-            )
+            problem = f"{label!r}, which classes lack{near}; they are {known}: add it, or {out}"
         return labels.fail(place, f"holds the label {problem}")
 
 
 def near_label(label: Label, labels: Sequence[Label]) -> str:
     """`` (did you mean 'x'?)`` for a label like another one in ``labels``."""
     text = str(label)
-    same = [one for one in labels if str(one).strip().casefold() == text.strip().casefold()]
-    if same:
-        return f" (did you mean {same[0]!r}?)"
+    for one in labels:
+        if str(one).strip().casefold() == text.strip().casefold():
+            return f" (did you mean {one!r}?)"
     return nearest(text, [one for one in labels if isinstance(one, str)])
 
 

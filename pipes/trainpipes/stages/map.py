@@ -48,6 +48,7 @@ class RowFunction(RunStage):
     seed = 0
     num_workers = 0
     method = "process"
+    shares = False  # whether threads that wait for its own may call it, too
     start_method: ClassVar[str | None] = None
 
     _turn = 0  # which one it is of several alike
@@ -93,9 +94,7 @@ class RowFunction(RunStage):
             return None
         if self.alone:
             way = 'use method="thread", or the workers of map() without those of a DataLoader'
-            why = (
-                "a worker process may not start others, so that the function is called in this one"
-            )
+            why = "a worker process may not start others, so the function is called in this one"
             warn_once(f"{self}: {why}: {way}")
             return None
         with self._lock:
@@ -104,7 +103,7 @@ class RowFunction(RunStage):
                 if self.method == "process":
                     workers = ProcessMap(self._call, self.num_workers, self.start_method)
                 else:
-                    workers = ThreadMap(self._call, self.num_workers)
+                    workers = ThreadMap(self._call, self.num_workers, self.shares)
                 vars(self)["_made"] = workers
                 finalize(self, workers.close).atexit = False
             return workers
@@ -119,17 +118,20 @@ class RowFunction(RunStage):
         if rest is not None:
             return rest()
         with nullcontext() if self.thread_safe else self._lock:
-            return self._with(run, self._call.each(run.unroll(), self._words(run)))
+            return self._with(run, self._call.each(self._items(run), self._words(run)))
 
     def submit_run(self, run: Run) -> Callable[[], Run] | None:
         workers = self._workers()
         if workers is None:
             return None
-        items, words = run.unroll(), self._words(run)
+        items, words = self._items(run), self._words(run)
         rows = min(CHUNK_ROWS, max(1, -(-len(items) // (CHUNKS * self.num_workers))))
         parts = [slice(n, n + rows) for n in range(0, len(items), rows)]
         waits = [workers.submit(items[p], None if words is None else words[p]) for p in parts]
         return lambda: self._with(run, joined(waits))
+
+    def _items(self, run: Run) -> Sequence[Any]:
+        return run.unroll()
 
     def _words(self, run: Run) -> Any:
         return words_of(run) if self.rng else None
@@ -195,7 +197,7 @@ class Map(RowFunction):
     }
 
     draws_by = (
-        "pass rng=True, and the function is called as fn(row, rng), with a generator for each row"
+        "pass rng=True: the function is called as fn(row, rng), with a generator for each row"
     )
 
     fn: Function
@@ -253,9 +255,7 @@ class ColumnFunction(RunStage):
     asks_inputs = True
     versioned = "fn"
     free = frozenset({"thread_safe"})
-    draws_by = (
-        "draw in a map(fn, rng=True) before it, or in a TableStage's open() (see docs/extend.md)"
-    )
+    draws_by = "draw in a map(fn, rng=True) before it, or in a TableStage (see docs/extend.md)"
 
     fn: Function
     _: KW_ONLY

@@ -153,9 +153,8 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
         for block, documents, placing, cursors, used in windows:
             for first in range(used, len(placing), lot):
                 stop = min(first + lot, len(placing))
-                table = pack_fit.rows_of(
-                    documents, placing, first, stop, self.max_length, self.fill_id
-                )
+                size, pad = self.max_length, self.fill_id
+                table = pack_fit.rows_of(documents, placing, first, stop, size, pad)
                 # Each row is known by its first piece's document and first token.
                 piece = placing.bounds[first:stop]
                 whose = block.take(placing.document[piece])
@@ -200,9 +199,8 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
             documents = self._documents(run.block)
             lengths = documents.lengths
             held.check_used(used, lengths[0])
-            found, edges = pack_fit.concat(
-                lengths, used, self.max_length, self.max_documents, held.closed
-            )
+            limits = self.max_length, self.max_documents
+            found, edges = pack_fit.concat(lengths, used, *limits, held.closed)
             spent = held.rows
             needed = spent + 1 + spent // 2  # a row may be of very many documents
             if len(found):

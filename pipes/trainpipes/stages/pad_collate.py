@@ -305,9 +305,8 @@ class PadCollate(TakesTokenizer, RunStage):
             return asked
         if found.kind in "iu" and (padded or values.ndim == 1):
             return np.dtype(np.int64) if asked.kind == "f" or not padded else asked
-        return (
-            np.dtype(np.float32) if padded and found.kind == "f" and found.itemsize > 2 else found
-        )
+        wide = padded and found.kind == "f" and found.itemsize > 2
+        return np.dtype(np.float32) if wide else found
 
     def _pad_value(self, name: str, dtype: np.dtype[Any]) -> float:
         own = self._rules[name].value if name in self._rules else None
@@ -331,9 +330,7 @@ def _columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
 
 
 def _no_mask(mask: str) -> BadCell:
-    return BadCell(
-        None, f"has no lists to pad, so that it cannot get the mask {mask!r}: leave its mask out"
-    )
+    return BadCell(None, f"has no lists to pad, and so no mask {mask!r}: leave its mask out")
 
 
 def _ragged_writer(name: str, rows: RaggedRows, mask: str | None) -> Writer:

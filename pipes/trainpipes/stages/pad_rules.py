@@ -61,7 +61,7 @@ class Rule:
 
     def of_column(self, name: str, own: Mapping[str, Any]) -> Rule:
         option, known = "pad_collate(columns)", [field.name for field in fields(Rule)]
-        require(isinstance(own, Mapping), option, OPTIONS, own)
+        require(isinstance(own, Mapping), option, OPTIONS, {name: own})
         for one in set(own) - set(known):
             there = f"{nearest(str(one), known)} for {name!r}; there are {', '.join(known)}"
             raise ConfigError(f"{option} has no option {one!r}{there}")

@@ -9,7 +9,6 @@ from operator import index
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
@@ -58,10 +57,8 @@ NULL_WITHIN = "holds a null within a list of numbers: fill or drop it with map_b
 
 
 def null_cell(row: int, name: str) -> BadCell:
-    way = (
-        f"fill it with map_batches(), or drop such rows with .filter(pc.field({name!r}).is_valid())"
-    )
-    return BadCell(row, f"is null, which a tensor cannot hold: {way}")
+    way = f"or drop such rows with .filter(pc.field({name!r}).is_valid())"
+    return BadCell(row, f"is null, which a tensor cannot hold: fill it with map_batches(), {way}")
 
 
 def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
@@ -71,9 +68,8 @@ def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
         array = arrays.python_to_arrow(array.to_pylist(), pa.large_list(kind.value_type))
     ragged = arrays.is_list(array.type)
     inner = array.type.value_type if ragged else array.type
-    is_even = fixed_shape(inner) is not None and not (
-        ragged and isinstance(inner, pa.ExtensionType)
-    )
+    own = ragged and isinstance(inner, pa.ExtensionType)
+    is_even = not own and fixed_shape(inner) is not None
     if not arrays.is_number(inner) and not is_even:
         while pa.types.is_fixed_size_list(inner):
             inner = inner.value_type
@@ -159,9 +155,7 @@ def row_at(place: int, lengths: IntArray) -> int:
     return int(np.searchsorted(np.cumsum(lengths), place, side="right"))
 
 
-def check_fit(
-    values: Array, dtype: npt.DTypeLike, lengths: IntArray | None, way: str = WIDER
-) -> None:
+def check_fit(values: Array, dtype: Any, lengths: IntArray | None, way: str = WIDER) -> None:
     """Raise unless a dtype can hold all numbers, of lists of these lengths or of one a row."""
     kind = np.dtype(dtype)
     if values.dtype.kind == "f" and kind.kind in "iub":
@@ -293,9 +287,7 @@ def lists_of(column: Column) -> tuple[Array, IntArray] | None:
     return None
 
 
-def ids_of(
-    block: Block, name: str, caller: Stage, dtype: npt.DTypeLike = np.int64
-) -> tuple[Array, IntArray]:
+def ids_of(block: Block, name: str, caller: Stage, dtype: Any = np.int64) -> tuple[Array, IntArray]:
     values, lengths = numbers_of(block, name, caller)
     try:
         if values.size and values.dtype.kind not in "iu":

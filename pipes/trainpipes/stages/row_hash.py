@@ -132,9 +132,8 @@ def hash_column(column: Any) -> HashArray:
 
 
 def _is_text(kind: Any) -> bool:
-    return kind in (*TEXTS, pa.string_view(), pa.binary_view()) or pa.types.is_fixed_size_binary(
-        kind
-    )
+    known = (*TEXTS, pa.string_view(), pa.binary_view())
+    return kind in known or pa.types.is_fixed_size_binary(kind)
 
 
 def _hash_bytes(array: Any) -> HashArray:

@@ -123,10 +123,8 @@ class TargetStage(Stage):
         one, lost = len(lacking) == 1, 0 if cut is None else int(cut[lacking].sum())
         who, most = "it was" if one else f"{lost:,} of them were", self.options.get("max_length")
         why = f", since {who} cut before the response" if lost else ""
-        said = (
-            f"{self}: {rows} {'has' if one else 'have'} no target for the loss{why}: "
-            f"{f'raise max_length={most}, or ' if most else ''}choose on_error={ways}"
-        )
+        way = f"{f'raise max_length={most}, or ' if most else ''}choose on_error={ways}"
+        said = f"{self}: {rows} {'has' if one else 'have'} no target for the loss{why}: {way}"
         if asked == "raise":
             raise at_row(said, self, ids[lacking[0]])
         warn_once(said, key=("no target", self.name, most))

@@ -32,14 +32,10 @@ class Template:
             parts = list(string.Formatter().parse(text))
         except ValueError:
             parts = [("", "", "", None)]
-        fields = [
-            name + (rest or "") + (how or "") for _, name, rest, how in parts if name is not None
-        ]
-        columns = [name for _, name, _, _ in parts if name]
-        good = columns and columns == fields and not any(set(name) & set(".[") for name in fields)
-        rule = (
-            "text with {column} for each column, one or more, without index, format or conversion"
-        )
+        columns = [name for _, name, _, _ in parts if name is not None]
+        plain = not any(rest or how for _, _, rest, how in parts)
+        good = columns and all(name and not set(name) & set(".[") for name in columns) and plain
+        rule = "text with {column} for one or more columns, without index, format or conversion"
         way = "make another text with map_batches()"
         require(good, "tokenize(template)", rule, text, way)
         self.columns = list(dict.fromkeys(columns))
@@ -47,9 +43,8 @@ class Template:
 
     def fill(self, columns: Mapping[str, Texts]) -> Texts:
         end = _scalar("")
-        pieces = [
-            p for text, name in self._parts for p in (_scalar(text), columns.get(name or "", end))
-        ]
+        pairs = ((_scalar(text), columns.get(name or "", end)) for text, name in self._parts)
+        pieces = [piece for pair in pairs for piece in pair]
         return one_chunk(pc.binary_join_element_wise(*pieces, end))
 
 
@@ -57,7 +52,7 @@ def _scalar(text: str) -> Any:
     return python_to_arrow([text], pa.large_string())[0]
 
 
-def text_columns(
+def read_texts(
     block: Block, names: Sequence[str], caller: Stage, numbers: bool = False
 ) -> dict[str, Texts]:
     """Columns of text, some of it perhaps null, or with ``numbers`` of integers, too, as text."""
@@ -98,26 +93,25 @@ def _of_python(values: list[Any], numbers: bool) -> Texts:
         raise BadCell(texts.index(error.object), f"{said}; {way}") from error
 
 
-def nulls_of(columns: Mapping[str, Texts]) -> npt.NDArray[np.bool_]:
-    """Which rows have a null in some columns, bool ``[rows]``."""
-    return np.logical_or.reduce([to_numpy(column.is_null()) for column in columns.values()])
-
-
-def check_whole(columns: Mapping[str, Texts], caller: Stage, ids: IntArray) -> None:
-    for name, column in columns.items():
-        if column.null_count:
-            way = f"drop such rows with .filter(pc.field({name!r}).is_valid()) before"
-            bad = BadCell(first_null(column), f"is null, and there is no text to tokenize; {way}")
-            raise in_column(bad, name, caller, ids)
+def without_nulls(
+    texts: dict[str, Texts], caller: Stage, ids: IntArray, skip: bool
+) -> npt.NDArray[np.bool_] | None:
+    """Which rows have no null, bool ``[rows]``; None for all. Raises at the first unless ``skip``."""
+    found = [name for name, column in texts.items() if column.null_count]
+    if found and not skip:
+        way = f"drop such rows with .filter(pc.field({found[0]!r}).is_valid()) before"
+        problem = f"is null, and there is no text to tokenize; {way}"
+        raise in_column(BadCell(first_null(texts[found[0]]), problem), found[0], caller, ids)
+    there = [to_numpy(texts[name].is_valid()) for name in found]
+    return np.logical_and.reduce(there) if there else None
 
 
 def outputs_of(columns: Any, concat: Any, templated: bool, pair: bool) -> dict[str, list[str]]:
     """Columns of ids, and the columns of text that each is made of."""
     named = [columns != "text", concat is not None, templated]
     if sum(named) > 1 or (pair and any(named[1:])):
-        raise ConfigError(
-            "tokenize takes one of columns, concat and template, and pair with a list of two columns"
-        )
+        rule = "one of columns, concat and template, and pair with a list of two columns"
+        raise ConfigError(f"tokenize takes {rule}")
     if templated:
         return {"input_ids": []}
     if concat is not None:

@@ -16,18 +16,11 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.options import identify
+from trainpipes.stages import text_columns
 from trainpipes.stages.columns import taken
 from trainpipes.stages.targets import IGNORED, OnError
-from trainpipes.stages.text_columns import (
-    Template,
-    check_whole,
-    labelled_of,
-    nulls_of,
-    outputs_of,
-    text_columns,
-)
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.tokenizers.engine import Affixes
+from trainpipes.tokenizers.engine import Affixes, Pair
 from trainpipes.tokenizers.ragged import Ragged, assemble
 from trainpipes.tokenizers.simple import Function
 
@@ -131,16 +124,17 @@ class Tokenize(Tokenizes):
             self._end()
 
     @cached_property
-    def _template(self) -> Template | None:
-        return None if self.template is None else Template(self.template)
+    def _template(self) -> text_columns.Template | None:
+        return None if self.template is None else text_columns.Template(self.template)
 
     @cached_property
     def _outputs(self) -> dict[str, list[str]]:
-        return outputs_of(self.columns, self.concat, self.template is not None, self.pair)
+        filled = self.template is not None
+        return text_columns.outputs_of(self.columns, self.concat, filled, self.pair)
 
     @cached_property
     def _labelled(self) -> list[str] | bool | None:
-        return labelled_of(self.labels, self._outputs)
+        return text_columns.labelled_of(self.labels, self._outputs)
 
     @cached_property
     def _texts(self) -> list[str]:
@@ -202,9 +196,7 @@ class Tokenize(Tokenizes):
     def _check_room(self, special: int) -> None:
         room = self.max_length
         if room is not None and room < special:
-            rule = (
-                f"max_length counts the {special} special tokens (or the end token) too, got {room}"
-            )
+            rule = f"max_length counts {special} special tokens (or the end token) too, got {room}"
             raise ConfigError(f"{self}: {rule}; raise it, or pass add_special_tokens=False")
 
     # The work
@@ -214,14 +206,14 @@ class Tokenize(Tokenizes):
         self.refuse_batches(run)
         if isinstance(run.block.data, list) and not run.block.data:
             return run
-        texts = text_columns(run.block, self._texts, self, numbers=self._template is not None)
-        nulls = nulls_of(texts)
-        if self.on_error == "skip" and nulls.any():
-            self.without_target.add(run.block.ids[nulls], nulls[nulls].astype(np.int64))
-            run = run.pick(np.flatnonzero(~nulls))
-            texts = {name: column.filter(to_arrow(~nulls)) for name, column in texts.items()}
+        numbers = self._template is not None
+        texts = text_columns.read_texts(run.block, self._texts, self, numbers)
+        there = text_columns.without_nulls(texts, self, run.block.ids, self.on_error == "skip")
+        if there is not None:
+            self.without_target.add(run.block.ids[~there], (~there)[~there].astype(np.int64))
+            run = run.pick(np.flatnonzero(there))
+            texts = {name: column.filter(to_arrow(there)) for name, column in texts.items()}
         block = run.block
-        check_whole(texts, self, block.ids)
         _ = self.maker.loaded  # what fails here is about no row
         try:
             columns = self._encode(texts, block.ids)
@@ -235,8 +227,8 @@ class Tokenize(Tokenizes):
 
     def _encode(self, texts: Mapping[str, Any], numbers: IntArray) -> dict[str, Ragged]:
         if self.pair:
-            first, second = (texts[name] for name in self._texts)
-            return self._encode_pairs(first, second, numbers)
+            one, other = (texts[name] for name in self._texts)
+            return self._encode_pairs((one, other), numbers)
         if self._template is not None:
             texts = {"": self._template.fill(texts)}
             outputs: Mapping[str, Sequence[str]] = {"input_ids": [""]}
@@ -275,14 +267,14 @@ class Tokenize(Tokenizes):
         counted = np.repeat(in_loss.reshape(-1), cut.reshape(-1))
         return Ragged(np.where(counted, ids.values, np.int32(IGNORED)), ids.offsets)
 
-    def _encode_pairs(self, first: Any, second: Any, numbers: IntArray) -> dict[str, Ragged]:
+    def _encode_pairs(self, texts: Pair, numbers: IntArray) -> dict[str, Ragged]:
         special, side = self.add_special_tokens, self.truncation_side
         count, last = self.maker.pair_affixes() if special else (0, None)
         end = self._end()
         added = () if end is None or last == end else (end,)
         self._check_room(count + len(added))
         room = None if self.max_length is None else self.max_length - len(added)
-        ids, types = self.maker.encode_pairs(first, second, special, room, side, numbers)
+        ids, types = self.maker.encode_pairs(texts, special, room, side, numbers)
         ids = assemble([ids], (), added)[0]
         columns = {"input_ids": ids, "token_type_ids": assemble([types], (), [1] * len(added))[0]}
         if self._labelled is not None:

@@ -27,6 +27,7 @@ from trainpipes.tokenizers.ragged import Ragged
 
 #: Special tokens before and after a text.
 Affixes = tuple[tuple[int, ...], tuple[int, ...]]
+Pair = tuple[pa.LargeStringArray, pa.LargeStringArray]
 
 
 class Loaded(ABC):
@@ -96,9 +97,8 @@ class Engine(Loaded):
         """What stands for the tokenizer in a checkpoint: its content, wherever it lies."""
 
     def encode_pairs(
-        self, first: pa.LargeStringArray, second: pa.LargeStringArray, special: bool,
-        max_length: int | None, side: Side, numbers: IntArray,
-    ) -> tuple[Ragged, Ragged]:  # fmt: skip
+        self, texts: Pair, special: bool, max_length: int | None, side: Side, numbers: IntArray
+    ) -> tuple[Ragged, Ragged]:
         """Ids and type ids of pairs of texts, the longer one cut first."""
         way = "give a tokenizer.json or a transformers fast tokenizer, or leave pair out to join the columns"
         rule = "needs a tokenizer that knows how a pair is written"

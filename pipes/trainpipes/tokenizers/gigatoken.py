@@ -101,10 +101,7 @@ class Checked:
     """
 
     def __init__(
-        self,
-        make: Callable[[], Any],
-        reference: Callable[[pa.LargeStringArray], Ragged],
-        name: str,
+        self, make: Callable[[], Any], reference: Callable[[Any], Ragged], name: str
     ) -> None:
         self._make, self._reference, self._name = make, reference, name
         self._fast: Any = None

@@ -18,7 +18,7 @@ from trainpipes._internal.checks import need
 from trainpipes.columns.rectangles import Side
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.tokenizers.engine import Affixes, Engine, Special, digest, read
+from trainpipes.tokenizers.engine import Affixes, Engine, Pair, Special, digest, read
 from trainpipes.tokenizers.gigatoken import EVERY, Checked, Gigatoken, why_not
 from trainpipes.tokenizers.parallelism import settle
 from trainpipes.tokenizers.ragged import Ragged, assemble
@@ -45,12 +45,12 @@ class Facts:
 class HuggingFace(Engine):
     """The path of a ``tokenizer.json``; or an object as it is now: later changes do not count."""
 
-    def __init__(self, tokenizer: Any, fast: bool = True) -> None:
+    def __init__(self, tokenizer: Any, engine: str = "auto") -> None:
         is_file = isinstance(tokenizer, str)
         super().__init__(tokenizer if is_file else type(tokenizer).__name__)
         need("tokenizers", "a tokenizer.json")
         settle()
-        self._fast = fast
+        self._fast = engine == "auto"
         split = ("encode_special_tokens", "split_special_tokens")
         self._splits_special = any(getattr(tokenizer, option, False) for option in split)
         named: Any = {key: getattr(tokenizer, key, None) for key in NAMED}
@@ -112,9 +112,8 @@ class HuggingFace(Engine):
             special = [t["id"] for t in added if t.get("special")]
             refusal = why_not(content, self._splits_special)
             if model.get("merges"):
-                model["merges"] = [
-                    m if isinstance(m, str) else " ".join(m) for m in model["merges"]
-                ]
+                merges = model["merges"]
+                model["merges"] = [m if isinstance(m, str) else " ".join(m) for m in merges]
             unused = ("version", "truncation", "padding")
             shaping = _set_only({k: v for k, v in content.items() if k not in unused})
             canonical = json.dumps(shaping, sort_keys=True, separators=(",", ":"))
@@ -147,20 +146,19 @@ class HuggingFace(Engine):
         return encode_all(plain, texts) if checked is None else checked.encode(texts, numbers)
 
     def encode_pairs(
-        self, first: pa.LargeStringArray, second: pa.LargeStringArray, special: bool,
-        max_length: int | None, side: Side, numbers: IntArray,
-    ) -> tuple[Ragged, Ragged]:  # fmt: skip
+        self, texts: Pair, special: bool, max_length: int | None, side: Side, numbers: IntArray
+    ) -> tuple[Ragged, Ragged]:
         frame = self._probes[2, special]
         if sorted(text for _, _, text in frame if text is not None) != [0, 1]:
             rule = "pair=True needs a tokenizer that writes each text of a pair once"
             raise ConfigError(f"{rule}, and {self} does not: leave pair out to join the columns")
-        pair = self.encode(first, numbers), self.encode(second, numbers)
+        pair, rows = (self.encode(texts[0], numbers), self.encode(texts[1], numbers)), len(numbers)
         if max_length is not None:
             pair = longest_first(*pair, max_length - (len(frame) - 2), side)
-        each = np.arange(len(first) + 1)
+        each = np.arange(rows + 1)
         ids, types = [], []
         for token, kind, text in frame:
-            own = Ragged(np.full(len(first), token, np.int32), each) if text is None else pair[text]
+            own = Ragged(np.full(rows, token, np.int32), each) if text is None else pair[text]
             ids.append(own)
             types.append(Ragged(np.full_like(own.values, kind), own.offsets))
         return assemble(ids)[0], assemble(types)[0]
@@ -179,13 +177,10 @@ class HuggingFace(Engine):
         found = {}
         for count, special in ((1, True), (2, False), (2, True)):
             made = probe.encode("x", "x" if count == 2 else None, add_special_tokens=special)
-            rows = zip(
-                made.ids, made.type_ids, made.sequence_ids, made.special_tokens_mask, strict=True
-            )
+            mask, which = made.special_tokens_mask, made.sequence_ids
+            rows = zip(made.ids, made.type_ids, which, mask, strict=True)
             texts = ((i, kind, -1 if text is None else text, own) for i, kind, text, own in rows)
-            found[count, special] = [
-                (i, kind, None if own else text) for i, kind, text, own in texts
-            ]
+            found[count, special] = [(i, t, None if own else text) for i, t, text, own in texts]
         return found
 
     def affixes(self) -> Affixes:
@@ -207,9 +202,8 @@ class HuggingFace(Engine):
     @cached_property
     def special(self) -> Special:
         known, (end, pad, side) = self._facts.tokens, (self._said[key] for key in NAMED)
-        ends = (
-            {name: known.get(name) for name in ENDS} if end is None else {end: self.token_id(end)}
-        )
+        usual = {name: known.get(name) for name in ENDS}
+        ends = usual if end is None else {end: self.token_id(end)}
         pads = [known.get(name) for name in PADS] if pad is None else [self.token_id(pad)]
         return Special(
             {name: number for name, number in ends.items() if number is not None},
@@ -260,6 +254,5 @@ def _set_only(value: Any) -> Any:
         return [_set_only(v) for v in value]
     if not isinstance(value, dict):
         return value
-    return {
-        k: _set_only(v) for k, v in value.items() if v is not None and v is not False and v != ""
-    }
+    given = ((k, v) for k, v in value.items() if v is not None and v is not False and v != "")
+    return {k: _set_only(v) for k, v in given}

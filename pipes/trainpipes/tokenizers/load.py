@@ -16,28 +16,27 @@ from trainpipes.tokenizers.simple import Bytes, Function, Slow
 from trainpipes.tokenizers.trained import SentencePiece, Tiktoken
 
 KINDS = (
-    "a tokenizer is the path of a tokenizer.json, of a *.model, or of a directory that holds one; a name on "
-    'the Hugging Face hub; "bytes"; "tiktoken:NAME"; a tokenizer object of '
-    "tokenizers, transformers, tiktoken or sentencepiece; or a function from a list of texts to lists of ids"
+    "a tokenizer is the path of a tokenizer.json, a *.model or a folder of one; a name on the Hugging Face "
+    'hub; "bytes"; "tiktoken:NAME"; an object of tokenizers, transformers, tiktoken or sentencepiece; or a '
+    "function from a list of texts to lists of ids"
 )
 
 
 def load(tokenizer: Any, engine: str = "auto") -> Engine:
     if isinstance(tokenizer, Engine):
         return tokenizer
-    fast = engine == "auto"
     if isinstance(tokenizer, str) and tokenizer == "bytes":
         return Bytes()
     if isinstance(tokenizer, str) and tokenizer.startswith("tiktoken:"):
         return Tiktoken(tokenizer.removeprefix("tiktoken:"))
     if isinstance(tokenizer, str | os.PathLike):
-        return _from_path(tokenizer, fast)
+        return _from_path(tokenizer, engine)
     classes = {(c.__module__.split(".")[0], c.__name__) for c in type(tokenizer).__mro__}
     of_transformers = ("transformers", "PreTrainedTokenizerBase") in classes
     if of_transformers and not hasattr(tokenizer, "backend_tokenizer"):
         return Slow(tokenizer)
     if of_transformers or classes & {("tokenizers", "Tokenizer"), ("tokenizers", "BaseTokenizer")}:
-        return HuggingFace(tokenizer, fast)
+        return HuggingFace(tokenizer, engine)
     if ("tiktoken", "Encoding") in classes:
         return Tiktoken(tokenizer)
     if ("sentencepiece", "SentencePieceProcessor") in classes:
@@ -47,14 +46,14 @@ def load(tokenizer: Any, engine: str = "auto") -> Engine:
     raise ConfigError(f"{KINDS}; got {shown(tokenizer)}")
 
 
-def _from_path(tokenizer: str | os.PathLike[str], fast: bool) -> Engine:
+def _from_path(tokenizer: str | os.PathLike[str], engine: str) -> Engine:
     text = os.fspath(tokenizer)
     path = text if "://" in text else os.path.expanduser(text)
     if os.path.isdir(path):
         found = sorted(os.listdir(path))
         file = next((n for n in ("tokenizer.json", "tokenizer.model") if n in found), None)
         if file is None and {"tokenizer_config.json", "config.json"} & set(found):
-            return load(auto_tokenizer(path), "auto" if fast else "tokenizers")
+            return load(auto_tokenizer(path), engine)
         if file is None:
             names = "tokenizer.json, tokenizer.model or tokenizer_config.json"
             there = f"{', '.join(found[:8]) or 'nothing'}{', …' if len(found) > 8 else ''}"
@@ -68,9 +67,9 @@ def _from_path(tokenizer: str | os.PathLike[str], fast: bool) -> Engine:
         if find_spec("transformers") is None:
             way = f"For a name on the Hugging Face hub: {pip_install('transformers')}"
             raise ConfigError(f"{text!r} is not a path; {KINDS}. {way}")
-        return load(auto_tokenizer(text), "auto" if fast else "tokenizers")
+        return load(auto_tokenizer(text), engine)
     if path.endswith(".json"):
-        return HuggingFace(path, fast)
+        return HuggingFace(path, engine)
     if path.endswith(".model"):
         return SentencePiece(path)
     rule = "a tokenizer.json ends in .json, a SentencePiece model in .model"

@@ -68,12 +68,9 @@ class Ragged:
 
 
 def assemble(
-    segments: Sequence[Ragged],
-    prefix: Sequence[int] = (),
-    suffix: Sequence[int] = (),
-    room: int | IntArray | None = None,
-    side: str = "right",
-) -> tuple[Ragged, IntArray]:
+    segments: Sequence[Ragged], prefix: Sequence[int] = (), suffix: Sequence[int] = (),
+    room: int | IntArray | None = None, side: str = "right",
+) -> tuple[Ragged, IntArray]:  # fmt: skip
     """Each row's segments joined, cut to ``room`` tokens, between prefix and suffix; and the tokens
     of each piece, these included, int64 ``[rows, pieces]``.
     """

@@ -32,17 +32,14 @@ class SentencePiece(Engine):
         try:
             return SentencePieceProcessor(model_proto=self._content)
         except RuntimeError as error:
-            way = (
-                "if it holds tiktoken's ranks, as some tokenizer.model do, give the tokenizer.json"
-            )
+            way = "if it holds tiktoken's ranks, as some do, give the tokenizer.json"
             said = f"{self} is not a SentencePiece model: {error}; {way}"
             raise UnreadableError(said, path=str(self)) from error
 
     def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
         plain = {"add_bos": False, "add_eos": False, "reverse": False, "enable_sampling": False}
-        return Ragged.of_lists(
-            self.loaded.encode(texts.to_pylist(), out_type=int, num_threads=1, **plain)
-        )
+        ids = self.loaded.encode(texts.to_pylist(), out_type=int, num_threads=1, **plain)
+        return Ragged.of_lists(ids)
 
     def affixes(self) -> Affixes:
         bos, eos = (self._id(name) if name in self._adds else None for name in ("bos", "eos"))
