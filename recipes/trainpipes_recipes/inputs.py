@@ -125,7 +125,7 @@ class Input:
             if "batch" in roles:
                 way = "leave out its batch() and what follows"
                 raise tp.ConfigError(
-                    f"{recipe} batches rows itself, got a pipeline that batches: {way}"
+                    f"{recipe} takes a pipeline of rows, got one that batches: {way}"
                 )
             if "files" in roles and "reader" not in roles:
                 way = "add its reader, such as .read_parquet()"

@@ -547,8 +547,11 @@ class TestRefusals:
             ({"columns": {"a": "x", "b": "x"}}, r"concat=\[\'a\', \'b\'\]"),
             ({"columns": ["a", "b", "c"], "pair": True}, "a list of two columns"),
             ({"pair": True}, "a list of two columns, got 'text'"),
-            ({"template": "no column"}, "must be text with {column} for each.*got 'no column'"),
-            ({"template": "{"}, "must be text with {column} for each"),
+            (
+                {"template": "no column"},
+                "must be text with {column} for one or more.*got 'no column'",
+            ),
+            ({"template": "{"}, "must be text with {column} for one or more"),
             ({"template": "{}"}, "without index, format"),
             ({"template": "{a:>3}"}, "without index, format"),
             ({"template": "{a!r}"}, "without index, format"),
@@ -570,7 +573,7 @@ class TestRefusals:
     def test_a_length_without_room_for_special_tokens(self) -> None:
         for options in ({"columns": "a"}, {"columns": ["a", "b"], "pair": True}):
             stage = Tokenize(tokenizer=bracketed(), max_length=1, **options)
-            with pytest.raises(ConfigError, match=r"with its \d special tokens.*got 1"):
+            with pytest.raises(ConfigError, match=r"counts \d special tokens.*got 1"):
                 stage.process(run_of(pa.table({"a": ["x"], "b": ["y"]})))
 
     def test_a_template_that_writes_the_text_twice(self) -> None:

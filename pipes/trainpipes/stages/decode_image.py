@@ -87,7 +87,7 @@ def resized(
     if image.dtype != np.uint8:
         raise NoPicture(f"must be of uint8, got {image.dtype}: put normalize() after it")
     if height * width > MOST_PIXELS:
-        was = f"of {image.shape[1]} x {image.shape[2]} pixels would be {height:,} x {width:,}"
+        was = f"of {image.shape[1]} x {image.shape[2]} pixels would become {height:,} x {width:,}"
         raise NoPicture(f"{was}: leave it out with filter(), or give the size as (height, width)")
     if box is None and size == image.shape[1:]:
         return image
@@ -159,7 +159,7 @@ class DecodeImage(RowFunction):
 
     @property
     def function(self) -> tuple[Callable[..., Any], Any]:
-        return self._decoded_or_not, ""
+        return self.fresh()._decoded_or_not, ""
 
     def _items(self, run: Run) -> Sequence[Any]:
         self._check_rows(run, single=not self.keeps_rows)

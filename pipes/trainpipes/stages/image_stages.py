@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -442,20 +442,10 @@ class ImageTransform(RowFunction):
 
     @property
     def function(self) -> tuple[Callable[..., Any], Any]:
-        seeded = Seeded(self.transform, self.column, str(self))
-        return seeded, self.version or str(identify(self.transform))
+        return self.fresh()._seeded, self.version or str(identify(self.transform))
 
-
-@dataclass(frozen=True)
-class Seeded:
-    """A transform of a row's image, with torch's global generator seeded for it."""
-
-    transform: Callable[[torch.Tensor], Any]
-    column: str
-    caller: str
-
-    def __call__(self, row: Any, rng: np.random.Generator) -> dict[str, Any]:
-        image = torch.from_numpy(np.array(image_of(row, self.column, self.caller)))
+    def _seeded(self, row: Any, rng: np.random.Generator) -> dict[str, Any]:
+        image = torch.from_numpy(np.array(image_of(row, self.column, self)))
         generator = torch.default_generator
         before = generator.get_state()
         # Not torch.manual_seed, which seeds the devices' generators, too.

@@ -194,7 +194,9 @@ class EncodeLabels(RunStage):
         else:
             names = list(self._numbers)
             near, known = near_label(label, names), shown(names, 200)
-            problem = f"{label!r}, which classes lack{near}; they are {known}: add it, or {out}"
+            problem = (
+                f"{label!r}, which classes do not have{near}; they are {known}: add it, or {out}"
+            )
         return labels.fail(place, f"holds the label {problem}")
 
 

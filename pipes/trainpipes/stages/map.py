@@ -60,7 +60,9 @@ class RowFunction(RunStage):
 
     @property
     def function(self) -> tuple[Callable[..., Any], Any]:
-        """What is called, and what it is known as: draws depend on it."""
+        """What is called, and what it is known as, on which draws depend. It must not hold the stage,
+        which closes its workers when it is gone.
+        """
         raise NotImplementedError
 
     @property

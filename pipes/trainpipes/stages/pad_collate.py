@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequen
 from contextlib import suppress
 from dataclasses import KW_ONLY
 from functools import cached_property, partial
+from itertools import repeat
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 from weakref import ref
 
@@ -112,8 +113,8 @@ class PadCollate(TakesTokenizer, RunStage):
 
     @cached_property
     def _rule(self) -> pad_rules.Rule:
-        names = ("max_length", "pad_to_multiple_of", "padding_side", "truncation_side", "value")
-        return pad_rules.Rule(**{name: self.options[name] for name in names})
+        asked = self.max_length, self.pad_to_multiple_of, self.padding_side, self.truncation_side
+        return pad_rules.Rule(*asked, self.value)
 
     @cached_property
     def _rules(self) -> dict[str, pad_rules.Rule]:
@@ -140,8 +141,7 @@ class PadCollate(TakesTokenizer, RunStage):
             elif stage.name == "rename":
                 names = stage.options["names"]
                 ids = {names.get(name, name): maker for name, maker in ids.items()}
-        if self._own is not None:
-            ids["input_ids"] = self._own
+        ids |= {} if self._own is None else {"input_ids": self._own}
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         return self.resolved(_tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack)
 
@@ -210,8 +210,8 @@ class PadCollate(TakesTokenizer, RunStage):
         for part in run.block.parts(bounds):
             rows, edges = part.cut
             if change:
-                each = zip(names, rows.tensors, strict=True)
-                rows = TensorRows(tuple(self._converted(name, t, ids) for name, t in each), names)
+                made = map(self._converted, names, rows.tensors, repeat(ids))
+                rows = TensorRows(tuple(made), names)
             yield rows, edges
             ids = ids[edges[-1] :]
 
@@ -235,11 +235,11 @@ class PadCollate(TakesTokenizer, RunStage):
         for number, row in enumerate(rows):
             if isinstance(row, Mapping) and row.keys() == known:
                 continue
-            found = f"{type(row).__name__}; make dicts with map(), or use collate()"
+            got = f"{type(row).__name__}; make dicts with map(), or use collate()"
             if isinstance(row, Mapping):
-                found = f"keys {list(row)} where the first row of its batch has {names}"
-            said = f"{self}: the rows of a batch must be dicts with the same keys, got {found}"
-            raise at_row(said, self, ids[number], SchemaError)
+                got = f"keys {list(row)} where the first row of its batch has {names}"
+            rule = f"{self}: the rows of a batch must be dicts with the same keys, got {got}"
+            raise at_row(rule, self, ids[number], SchemaError)
         columns = {name: [row[name] for row in rows] for name in names}
         bounds = np.array([0, len(ids)], dtype=np.int64)
         return self._cut(self._writers(columns, ids), None, bounds)(0)

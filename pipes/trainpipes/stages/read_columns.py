@@ -231,13 +231,10 @@ def read(column: Any, name: str, caller: Stage, ids: IntArray) -> Column:
 def lengths_of(block: Block, name: str, caller: Stage) -> IntArray:
     """Each row's length, int64 ``[rows]``, by a column of lists or of lengths."""
     column, found = cells(block, name, caller), None
+    of_arrow = isinstance(column, pa.ChunkedArray)
     if isinstance(column, list):  # each row by itself
         found = np.array([_length(value) for value in column], dtype=np.int64)
-    elif (
-        not isinstance(column, torch.Tensor)
-        and arrays.is_list(column.type)
-        and not column.null_count
-    ):
+    elif of_arrow and arrays.is_list(column.type) and not column.null_count:
         found = arrays.to_numpy(pc.list_value_length(column)).astype(np.int64)
     elif isinstance(numbers := read(column, name, caller, block.ids), Ragged):
         found = numbers.lengths
@@ -250,7 +247,7 @@ def lengths_of(block: Block, name: str, caller: Stage) -> IntArray:
     row, got = None, _said(column)
     if found is not None:
         row = int(np.argmax(found < 0))
-        got = shown(column[row].as_py() if isinstance(column, pa.ChunkedArray) else column[row], 60)
+        got = shown(column[row].as_py() if of_arrow else column[row], 60)
     rule = "must tell how long a row is, as a list of numbers or as an integer of 0 or more"
     bad = BadCell(row, f"{rule}, got {got}; name another by column=...")
     raise in_column(bad, name, caller, block.ids)
