@@ -48,7 +48,9 @@ def cut(lengths: IntArray, max_tokens: int, max_rows: int | None) -> IntArray:
 class _Budgeted(BatchingStage):
     """Batches of as many rows each, or of at most so many tokens and rows."""
 
-    max_tokens: ClassVar[int | None] = None
+    @property
+    def max_tokens(self) -> int | None:
+        return None
 
     def check(self) -> None:
         tokens = self.max_tokens is not None

@@ -110,13 +110,13 @@ class ChatTemplate(Tokenizes):
         for place, (messages, *others) in enumerate(zip(*given, strict=True)):
             try:
                 written.append(self._write(messages, others))
+            except ConfigError:
+                raise
             except Exception as error:
-                if isinstance(error, ConfigError):
-                    raise
-                if self.on_error != "skip" or not isinstance(error, DataError):
+                bad[place] = self.on_error == "skip" and isinstance(error, DataError)
+                if not bad[place]:
                     blame(error, self, int(block.ids[place]))
                     raise
-                bad[place] = True
                 written.append(Written("", []))
         return written, bad
 

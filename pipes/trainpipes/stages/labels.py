@@ -36,8 +36,7 @@ class LabelColumn:
     def __init__(self, column: Any, name: str, caller: Stage, ids: IntArray) -> None:
         self.name, self._caller, self._ids = name, caller, ids
         array, self.lengths = arrays.one_chunk(column), None
-        if isinstance(array, pa.ExtensionArray):
-            array = array.storage
+        array = array.storage if isinstance(array, pa.ExtensionArray) else array
         kind = array.type
         if pa.types.is_fixed_size_list(kind):
             array = array.cast(pa.list_(kind.value_type))
@@ -134,9 +133,9 @@ class EncodeLabels(RunStage):
     @property
     def num_classes(self) -> int:
         given = self.classes
-        if isinstance(given, int):
-            return int(given)
-        return max(given.values()) + 1 if isinstance(given, Mapping) else len(given)
+        if isinstance(given, Mapping):
+            return max(given.values()) + 1
+        return given if isinstance(given, int) else len(given)
 
     def identity(self) -> dict[str, Any]:
         given = self.classes
@@ -149,11 +148,10 @@ class EncodeLabels(RunStage):
 
     @made_once
     def _numbers(self) -> dict[Label, int]:
-        given = self.classes
+        given = range(self.classes) if isinstance(self.classes, int) else self.classes
         if isinstance(given, Mapping):
             return dict(given)
-        names = range(given) if isinstance(given, int) else given
-        return {name: number for number, name in enumerate(names)}
+        return {name: number for number, name in enumerate(given)}
 
     @cached_property
     def _stay(self) -> bool:

@@ -49,7 +49,10 @@ class RowFunction(RunStage):
     num_workers = 0
     method = "process"
     shares = False  # whether threads that wait for its own may call it, too
-    start_method: ClassVar[str | None] = None
+
+    @property
+    def start_method(self) -> str | None:
+        return None
 
     _turn = 0  # which one it is of several alike
 

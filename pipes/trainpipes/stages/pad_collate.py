@@ -22,7 +22,7 @@ from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
-from trainpipes.kinds.blame import at_row, in_column, refused
+from trainpipes.kinds.blame import at_row, in_column, naming, refused
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages import pad_rules
@@ -220,10 +220,8 @@ class PadCollate(TakesTokenizer, RunStage):
         dtype = self._rule_of(name).dtype or (self.dtype if both else tensor.dtype)
         if dtype == tensor.dtype:
             return tensor
-        try:
+        with naming(name, self, ids):
             check_fit(as_array(tensor), pad_rules.numpy_dtype(dtype, name), None)
-        except BadCell as bad:
-            raise in_column(bad, name, self, ids) from None
         return tensor.to(dtype)
 
     def _of_rows(self, run: Run, k: int, rows: Any) -> dict[str, Any]:
@@ -269,10 +267,8 @@ class PadCollate(TakesTokenizer, RunStage):
             raise refused(self, f": the rows have a column {taken[0]!r} already; {way}")
         writers: list[Writer] = []
         for name, values in columns.items():
-            try:
+            with naming(name, self, ids):
                 writers.append(self._writer(name, values, masks.get(name), ids))
-            except BadCell as bad:
-                raise in_column(bad, name, self, ids) from None
         return writers
 
     def _writer(self, name: str, values: Any, mask: str | None, ids: IntArray) -> Writer:

@@ -23,7 +23,7 @@ from trainpipes.columns.row_types import array_of, as_array, fixed_shape
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError
-from trainpipes.kinds.blame import blame, in_column
+from trainpipes.kinds.blame import blame, in_column, naming
 from trainpipes.kinds.stage import Stage
 
 
@@ -206,26 +206,22 @@ def cells(block: Block, name: str, caller: Stage) -> Any:
 
 
 def names_of(block: Block, caller: Stage) -> list[str]:
-    data = block.data
+    data: Any = block.data
     if isinstance(data, pa.Table):
         return list(data.column_names)
-    if isinstance(data, TensorRows):
-        if data.names is None:
-            raise no_columns("tuple of tensors", caller)
-        return list(data.names)
-    if data and not isinstance(data[0], Mapping):
+    if isinstance(data, TensorRows) and data.names is None:
+        raise no_columns("tuple of tensors", caller)
+    if isinstance(data, list) and data and not isinstance(data[0], Mapping):
         raise no_columns(type(data[0]).__name__, caller)
-    return list(data[0]) if data else []
+    return list(data.names if isinstance(data, TensorRows) else data[0] if data else [])
 
 
 def read(column: Any, name: str, caller: Stage, ids: IntArray) -> Column:
     """A column as numbers: lists, numbers or arrays; or something else."""
-    try:
+    with naming(name, caller, ids):
         if isinstance(column, torch.Tensor):
             return Even(column.numpy())
         return of_list(column, name) if isinstance(column, list) else of_arrow(column, name)
-    except BadCell as bad:
-        raise in_column(bad, name, caller, ids) from None
 
 
 def lengths_of(block: Block, name: str, caller: Stage) -> IntArray:
@@ -286,13 +282,11 @@ def lists_of(column: Column) -> tuple[Array, IntArray] | None:
 
 def ids_of(block: Block, name: str, caller: Stage, dtype: Any = np.int64) -> tuple[Array, IntArray]:
     values, lengths = numbers_of(block, name, caller)
-    try:
+    with naming(name, caller, block.ids):
         if values.size and values.dtype.kind not in "iu":
             got = _said(cells(block, name, caller))
             raise BadCell(None, f"must hold lists of token ids, which are integers, got {got}")
         check_fit(values, dtype if values.size else values.dtype, lengths, "")
-    except BadCell as bad:
-        raise in_column(bad, name, caller, block.ids) from None
     return values, lengths
 
 

@@ -19,7 +19,7 @@ from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.blame import in_column, refused
+from trainpipes.kinds.blame import in_column, naming, refused
 from trainpipes.kinds.stage import Stage
 from trainpipes.stages.read_columns import cells
 
@@ -61,11 +61,9 @@ def read_texts(
         column = cells(block, name, caller)
         if isinstance(column, torch.Tensor):
             raise refused(caller, " works on columns of text, got tensors")
-        try:
+        with naming(name, caller, block.ids):
             read = _of_python if isinstance(column, list) else _of_arrow
             columns[name] = read(column, numbers)
-        except BadCell as bad:
-            raise in_column(bad, name, caller, block.ids) from None
     return columns
 
 

@@ -20,9 +20,9 @@ from trainpipes.stages import text_columns
 from trainpipes.stages.columns import taken
 from trainpipes.stages.targets import IGNORED, OnError
 from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.tokenizers.adapters import Function
 from trainpipes.tokenizers.engine import Affixes, Pair
 from trainpipes.tokenizers.ragged import Ragged, assemble
-from trainpipes.tokenizers.simple import Function
 
 
 def end_token(value: Any, option: str) -> None:

@@ -14,11 +14,11 @@ from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.read_columns import cells, lists_of, names_of, read
 from trainpipes.stages.targets import Flags, OnError, TargetStage, have_target
+from trainpipes.tokenizers.adapters import Function
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
 from trainpipes.tokenizers.parallelism import take_turns
 from trainpipes.tokenizers.ragged import Ragged
-from trainpipes.tokenizers.simple import Function
 
 #: Rows whose labels are looked at in a process where nobody asks for it.
 LOOKED_AT = 1 << 16
@@ -144,6 +144,8 @@ class TokenizedBy(Tokenizes):
 
 
 class TakesTokenizer(Stage):
+    free = frozenset({"tokenizer"})  # what is taken from it is in the identity
+
     @made_once
     def _own(self) -> TokenizedBy | None:
         given = self.options["tokenizer"]
@@ -152,8 +154,3 @@ class TakesTokenizer(Stage):
     def tokenizes(self, below: Sequence[Stage]) -> Tokenizes | None:
         """What made the ids: the option, or the last stage below."""
         return self._own or next((s for s in reversed(below) if isinstance(s, Tokenizes)), None)
-
-    def identity(self) -> dict[str, Any]:
-        found = super().identity()
-        found.pop("tokenizer", None)
-        return found

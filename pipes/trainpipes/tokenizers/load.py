@@ -10,10 +10,9 @@ from typing import Any
 from trainpipes._internal.checks import need, pip_install
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, UnreadableError
+from trainpipes.tokenizers.adapters import Bytes, Function, SentencePiece, Slow, Tiktoken
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.hf import HuggingFace
-from trainpipes.tokenizers.simple import Bytes, Function, Slow
-from trainpipes.tokenizers.trained import SentencePiece, Tiktoken
 
 KINDS = (
     "a tokenizer is the path of a tokenizer.json, a *.model or a folder of one; a name on the Hugging Face "

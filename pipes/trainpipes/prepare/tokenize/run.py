@@ -39,7 +39,7 @@ from trainpipes.storage.places import place_at
 from trainpipes.storage.writers.formats import CODECS, check_codec, parquet_form
 from trainpipes.storage.writers.inputs import open_output
 from trainpipes.storage.writers.write import Format, refuse_functions
-from trainpipes.tokenizers.simple import Bytes
+from trainpipes.tokenizers.adapters import Bytes
 
 #: Bytes of an input file after which another output file begins.
 FILE_BYTES = 256 << 20
