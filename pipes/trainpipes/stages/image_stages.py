@@ -393,7 +393,7 @@ class Normalize(ImageStage):
         need_columns(list(batch), [self.column], self)
         images = batch[self.column]
         if not isinstance(images, torch.Tensor) or images.dim() != 4:
-            got = list(images.shape) if isinstance(images, torch.Tensor) else shown(images, 60)
+            got = shown(list(images.shape) if isinstance(images, torch.Tensor) else images, 60)
             said = f": column {self.column!r} holds images, a tensor [B, C, H, W], got {got}"
             raise refused(self, said)
         return {**batch, self.column: torch.from_numpy(self.changed(images.numpy(), ()))}

@@ -245,7 +245,8 @@ class MaskTokens(TakesTokenizer, RunStage):
             why = f"the mask token, and {engine} has none of {', '.join(MASKS)}"
             raise ConfigError(f"{self} needs {why}: pass mask_token_id=...")
         special = engine.special.all_ids() if special is None else special
-        size, begins, pieces = self.vocab_size, None, {}
+        size, begins = self.vocab_size, None
+        pieces: dict[str, int] = {}
         if size is None or self.whole_words:
             pieces = (engine and engine.pieces()) or {}
             if not pieces:
