@@ -93,7 +93,7 @@ OPTIONS: dict[str, Make] = {
         "x", classes={"a": 1, "b": 0}, output_column="y"
     ),
     "encode_labels / many": lambda f: rows(f).encode_labels(
-        "answer", classes=[f"a{i}" for i in range(500)]
+        "answer", classes=[f"a{i}" for i in range(500)], counts=[1] * 500
     ),
     "mask_tokens": lambda f: rows(f).mask_tokens(
         0.2,

@@ -9,15 +9,16 @@ from trainpipes import DataError, Pipeline
 __all__ = ["classes_of"]
 
 
-def classes_of(rows: Pipeline, label: str, first: Any = None) -> int | list[str]:
-    """The classes of the data: sorted texts; or integers as they are, up to the largest or as many
-    as ``ClassLabel`` has names.
+def classes_of(rows: Pipeline, label: str, first: Any = None) -> tuple[int | list[str], list[int]]:
+    """The classes of the data, and the rows of each: sorted texts; or integers as they are, up to
+    the largest or as many as ``ClassLabel`` has names.
 
     >>> import trainpipes as tp
     >>> classes_of(tp.from_dataset([{"y": "b"}, {"y": "a"}, {"y": "b"}]), "y")
-    ['a', 'b']
+    (['a', 'b'], [1, 2])
     """
-    names: list[Any] = list(rows.stats(0, labels=label).labels[label])
+    counts = rows.stats(0, labels=label).labels[label]
+    names: list[Any] = list(counts)
     numbers = [name for name in names if isinstance(name, int)]
     of = f"classification: column {label!r} holds"
     if not names:
@@ -26,7 +27,7 @@ def classes_of(rows: Pipeline, label: str, first: Any = None) -> int | list[str]
         both = f"{of} texts and integers, {names[0]!r} and {names[-1]!r} among them"
         raise DataError(f"{both}: give the class of each by classes={{label: class}}")
     if not numbers:
-        return names
+        return names, list(counts.values())
 
     classes: Any = _class_names(rows, label) or max(numbers) + 1
     number = classes if isinstance(classes, int) else len(classes)
@@ -46,7 +47,7 @@ def classes_of(rows: Pipeline, label: str, first: Any = None) -> int | list[str]
     if isinstance(first, list) and classes == 2 and len(set(first)) < len(first):
         rule = "must hold the numbers or names of a row's classes: make these by map(), or say classes="
         raise DataError(f"{of} lists such as {first}, a 1 or 0 for each class, and {rule}")
-    return classes  # type: ignore[no-any-return]
+    return classes, [counts.get(number, 0) for number in range(number)]
 
 
 def _class_names(rows: Pipeline, label: str) -> list[str] | None:

@@ -79,10 +79,10 @@ def classification(
     texts = [] if ready is not None else given.texts(text, text_pair, label)
     labels = given.rows([label])
     several = given.first(label)
-    classes = classes_of(labels, label, several) if classes is None else classes
+    classes, counts = classes_of(labels, label, several) if classes is None else (classes, None)
 
     rows = given.rows([*texts, label]) if ready is None else ready
-    rows = rows.encode_labels(label, classes=classes)
+    rows = rows.encode_labels(label, classes=classes, counts=counts)
     encoder: Any = rows.stages[-1]
     pair = len(texts) == 2
     if pair and isinstance(tokenizer, str) and tokenizer.split(":")[0] in ("bytes", "tiktoken"):

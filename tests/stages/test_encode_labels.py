@@ -158,11 +158,20 @@ def test_of_files_only_the_column_is_read(tmp_path: Path) -> None:
     assert counts(pipe, "labels") == {0: 250, 1: 250}
 
 
-def test_classes_are_counted_alike_on_all_ranks() -> None:
-    pipe = (
-        labelled(["a", "b", "b"]).encode_labels(classes=["a", "b", "c"]).sharding_filter(2).batch(1)
-    )
+def test_classes_are_counted_alike_on_all_ranks_and_without_rows_that_need_no_counting() -> None:
+    calls = []
+
+    def see(row: dict[str, Any]) -> dict[str, Any]:
+        calls.append(row)
+        return row
+
+    pipe = labelled(["a", "b", "b"]).map(see).encode_labels(classes=["a", "b", "c"])
+    pipe = pipe.sharding_filter(2).batch(1)
     assert counts(pipe.distributed(rank=1, world_size=2), "labels") == {0: 1, 1: 2, 2: 0}
+    counted = len(calls)
+    given = labelled(["a"]).map(see).encode_labels(classes=["a", "b"], counts=[30, 10])
+    assert counts(given.batch(4), "labels") == {0: 30, 1: 10}
+    assert len(calls) == counted
 
 
 def test_what_is_done_to_labels_after_they_are_encoded_counts() -> None:

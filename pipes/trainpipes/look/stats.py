@@ -248,6 +248,8 @@ def label_counts(pipeline: Pipeline, column: str) -> dict[Label, int]:
     found: Counter[Label] = Counter()
     for place, stage in reversed([*enumerate(stages)]):
         if isinstance(stage, EncodeLabels) and stage.output_column == column:
+            if stage.counts is not None:
+                return dict(enumerate(stage.counts))
             found.update(dict.fromkeys(range(stage.num_classes), 0))
             del stages[place + 1 :]
             break

@@ -81,7 +81,7 @@ class RandomImageStage(ImageStage):
         words = row_words(block).tolist()
         raw = [self._key.generator(w).bit_generator.random_raw(self.draws) for w in words]
         drawn = unit(np.array(raw, dtype=np.uint64)).reshape(len(block), self.draws)
-        return drawn.tolist()  # type: ignore[no-any-return]
+        return drawn.tolist()
 
 
 def image_of(row: Any, column: str, caller: object) -> Pixels:

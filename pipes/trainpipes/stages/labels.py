@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -91,6 +91,7 @@ class EncodeLabels(RunStage):
             If ``classes`` are texts and the labels are integers, as in Hugging Face's
             ``ClassLabel``, the integers stay as they are.
         output_column: the new column, in place of ``column``.
+        counts: rows of each class, if known; ``stats(labels=...)`` then counts none.
 
     Raises:
         DataError: a null, or a label that ``classes`` does not have; names the nearest.
@@ -105,11 +106,13 @@ class EncodeLabels(RunStage):
 
     thread_safe = True
     needs_columns = True
+    free = frozenset({"counts"})
 
     column: checks.ColumnName = "label"
     _: KW_ONLY
     classes: int | Sequence[Label] | Mapping[Label, int]
     output_column: checks.ColumnName = "labels"
+    counts: Annotated[Sequence[int], checks.Each(checks.Ge(0))] | None = None
 
     def check(self) -> None:
         given: Any = self.classes
@@ -129,6 +132,8 @@ class EncodeLabels(RunStage):
                 names = dict(zip(names, numbers, strict=True))
             checks.require(names, rule, "one or more", given)
             self._set(classes=names)
+        good = self.counts is None or len(self.counts) == self.num_classes
+        self._require(good, "counts", f"the rows of each of {self.num_classes:,} classes")
 
     @property
     def num_classes(self) -> int:
