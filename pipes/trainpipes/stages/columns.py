@@ -77,7 +77,8 @@ class DropColumns(_ByName):
         need_columns(table.column_names, self.columns, self)
         if len(self.columns) == table.num_columns:
             there = ", ".join(table.column_names)
-            raise ConfigError(f"{self}: rows keep a column at least, of {there}; leave one in")
+            said = f"rows keep one column at least, and have {there}"
+            raise ConfigError(f"{self}: {said}; leave one in")
         return table.drop_columns(self.columns)
 
 
