@@ -31,7 +31,7 @@ from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import columns_as, with_column
 from trainpipes.storage.caching.contents import digest_of
 
-COLUMNS = "map() takes one row; map_batches(fn) takes the columns of many and replaces them, with_columns(fn) adds"
+COLUMNS = "map() takes a row; map_batches(fn) takes columns of many and replaces them, with_columns(fn) adds"
 
 #: Rows that a worker is given at a time, at most. Fewer cost more messages; more wait longer for the last.
 CHUNK_ROWS = 64
