@@ -213,7 +213,8 @@ def names_of(block: Block, caller: Stage) -> list[str]:
         raise no_columns("tuple of tensors", caller)
     if isinstance(data, list) and data and not isinstance(data[0], Mapping):
         raise no_columns(type(data[0]).__name__, caller)
-    return list(data.names if isinstance(data, TensorRows) else data[0] if data else [])
+    found: Any = data.names if isinstance(data, TensorRows) else data[0] if data else []
+    return list(found)
 
 
 def read(column: Any, name: str, caller: Stage, ids: IntArray) -> Column:
