@@ -28,7 +28,7 @@ from transformers import (
 import trainpipes as tp
 from recipes.chats import conversations_of, preferences_of, small_tokenizer
 from recipes.trained import check_training, real_text
-from trainpipes.tokenizers.simple import VOCABULARY as BYTES
+from trainpipes.tokenizers.adapters import VOCABULARY as BYTES
 from trainpipes_recipes import train_pretrain, train_sft
 from trainpipes_recipes.samples import write_functions
 
