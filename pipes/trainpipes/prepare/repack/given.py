@@ -10,20 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import require
-from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.arrow.read_arrow import ReadArrow
-from trainpipes.sources.files.file_rows import (
-    READERS,
-    ends_of_names,
-    reader_by_name,
-    suffixes_of,
-)
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.memmap.manifest import is_memmap
 from trainpipes.sources.parquet.read_parquet import ReadParquet
-from trainpipes.start import from_memmap, list_files
+from trainpipes.start import read_by_name
 
 #: The schema's metadata that is kept: how Hugging Face's datasets say what columns mean.
 KEPT_METADATA = b"huggingface"
@@ -43,37 +35,9 @@ def given_rows(
         rule = "files (a path, folder, glob, URL, or a list of them) or a pipeline of rows"
         require(good, f"{caller}(data)", rule, data)
         paths = [os.fspath(path) for path in several]
-        if len(paths) == 1 and is_memmap(paths[0]):
-            rows = from_memmap(paths[0])
-        else:
-            reader = _reader(paths, storage_options, caller)
-            rows = getattr(list_files(paths, storage_options=storage_options), reader)()
+        rows = read_by_name(paths, storage_options, f"{caller}()")
     found: Pipeline = rows if columns is None else rows.select(*columns)
     return found
-
-
-def _reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str) -> str:
-    found = {*map(reader_by_name, paths)}
-    if "" in found:  # folders, or globs without an end
-        try:
-            found = _readers_below(paths, ends_of_names(), storage_options)
-        except MissingFilesError:  # notes alone are text
-            found = _readers_below(paths, suffixes_of("read_text"), storage_options)
-    if found == {""} or len(found) != 1:
-        raise ConfigError(
-            f"{caller}() reads files of one format, which the ends of their names say "
-            f"({', '.join(ends[0] for ends in READERS.values())}); got files for "
-            f"{', '.join(sorted(filter(None, found))) or 'no reader that is known'}: give files of one "
-            f"format, or read them yourself, and give {caller}() the pipeline"
-        )
-    return found.pop()
-
-
-def _readers_below(
-    paths: Sequence[str], suffixes: Sequence[str], storage_options: Mapping[str, Any] | None
-) -> set[str]:
-    listed = list_files(paths, suffix=suffixes, storage_options=storage_options)
-    return {reader_by_name(path) for path in listed.distributed(rank=0, world_size=1)}
 
 
 def kept_metadata(pipeline: Pipeline, source: RowSource | RowStream) -> dict[bytes, bytes] | None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -8,9 +9,11 @@ import numpy as np
 
 from trainpipes._internal.text import amount
 from trainpipes.engine.layout import IntArray
+from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import RowSource
-from trainpipes.sources.files.list_files import FileList, digests
+from trainpipes.sources.files.list_files import FileList, ListFiles, digests
 from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.memmap.manifest import is_memmap
 
 
 def cut_evenly(rows: int, block_rows: int) -> IntArray:
@@ -117,3 +120,31 @@ def reader_by_name(path: str) -> str:
     """
     name = path.split("?")[0].lower()
     return next((reader for reader in READERS if name.endswith(suffixes_of(reader))), "")
+
+
+def one_reader(
+    paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str
+) -> str:
+    """What reads files, folders and globs of one format: "read_parquet" and so on, or "from_memmap"."""
+    if len(paths) == 1 and is_memmap(paths[0]):
+        return "from_memmap"
+
+    def below(suffixes: Sequence[str]) -> list[str]:
+        return ListFiles(list(paths), suffix=suffixes, storage_options=storage_options).files().names
+
+    names = paths
+    if "" in map(reader_by_name, paths):  # folders, or globs without an end
+        try:
+            names = below(ends_of_names())
+        except MissingFilesError:  # notes alone are text
+            names = below(suffixes_of("read_text"))
+    found = Counter(map(reader_by_name, names))
+    usual = next((reader for reader, _ in found.most_common() if reader), "read_json")
+    if {*found} == {usual}:
+        return usual
+    known = ", ".join(ends[0] for ends in READERS.values())
+    kinds = ", ".join(reader or "no reader that is known" for reader in sorted(found))
+    raise ConfigError(
+        f"{caller} reads files of one format, which the ends of their names say ({known}), got files for "
+        f"{kinds}: give files of one format, or a pipeline, such as trainpipes.{usual}(...)"
+    )
