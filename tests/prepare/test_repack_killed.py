@@ -133,10 +133,9 @@ def test_damaged_temporary_files_are_found(
     damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted(tmp_path / "out", monkeypatch)
-    pieces = sorted((tmp_path / "out" / "_unfinished").rglob("*.pieces"))
-    size = pieces[0].stat().st_size
-    pieces[0].write_bytes(pieces[0].read_bytes()[: -200 - len(damage)] + damage)
-    pieces[0].write_bytes(pieces[0].read_bytes().ljust(size, b"\0"))
+    for path in (tmp_path / "out" / "_unfinished").rglob("*.pieces"):
+        content = path.read_bytes()
+        path.write_bytes((content[: -200 - len(damage)] + damage).ljust(len(content), b"\0"))
     with pytest.raises(tp.DataError, match="temporary files are damaged"):
         repack(some(), tmp_path / "out", executor=Threads(1), num_files=2, **LITTLE)
     done = repack(some(), tmp_path / "out", shuffle=True, num_files=2, overwrite=True)
@@ -146,7 +145,7 @@ def test_damaged_temporary_files_are_found(
 def test_rows_that_were_lost_on_the_way_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainpipes.prepare.repack import pieces as reading
+    from trainpipes.prepare import pieces as reading
 
     real = reading.read_pieces
 

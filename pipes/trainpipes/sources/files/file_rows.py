@@ -122,15 +122,15 @@ def reader_by_name(path: str) -> str:
     return next((reader for reader in READERS if name.endswith(suffixes_of(reader))), "")
 
 
-def one_reader(
-    paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str
-) -> str:
+def one_reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str) -> str:
     """What reads files, folders and globs of one format: "read_parquet" and so on, or "from_memmap"."""
     if len(paths) == 1 and is_memmap(paths[0]):
         return "from_memmap"
 
     def below(suffixes: Sequence[str]) -> list[str]:
-        return ListFiles(list(paths), suffix=suffixes, storage_options=storage_options).files().names
+        return (
+            ListFiles(list(paths), suffix=suffixes, storage_options=storage_options).files().names
+        )
 
     names = paths
     if "" in map(reader_by_name, paths):  # folders, or globs without an end

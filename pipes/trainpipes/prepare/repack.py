@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import byte_count, column_names, flag, need, require, whole_number
 from trainpipes.engine.pool import default_threads
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
-from trainpipes.prepare.repack.given import given_rows, kept_metadata
-from trainpipes.prepare.repack.keys import Order
-from trainpipes.prepare.repack.passes import Shuffle, temporary_place
-from trainpipes.prepare.repack.pieces import CALLER
+from trainpipes.prepare.order import Order
+from trainpipes.prepare.pieces import CALLER
+from trainpipes.prepare.shuffle import Shuffle, temporary_place
+from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.files.file_rows import ends_of_names
 from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.start import read_by_name
 from trainpipes.storage.executor import Executor, Threads, checked_executor
 from trainpipes.storage.output_folder import Manifest
 from trainpipes.storage.ray_cluster import Ray
@@ -27,6 +33,8 @@ from trainpipes.storage.writers.write import ANY, Output, write
 
 #: Bytes of memory, at least: less is a number of something else.
 LEAST_MEMORY = 64_000
+#: The schema's metadata that is kept: how Hugging Face's datasets say what columns mean.
+KEPT_METADATA = b"huggingface"
 #: Threads, at most: more would have little memory each.
 MOST_THREADS = 4
 
@@ -133,8 +141,6 @@ def repack(
     if not isinstance(drop_duplicates, bool):
         drop_duplicates = once = column_names(drop_duplicates, f"{caller}(drop_duplicates)")
     order = Order(seed if shuffle else None, by, descending, once)
-    if columns is not None:
-        columns = column_names(columns, f"{caller}(columns)")
     check_codec(compression, CODECS, caller)
     _check_level(compression_level, compression)
     suffixes = None if isinstance(data, Pipeline) else ends_of_names()
@@ -150,11 +156,14 @@ def repack(
         "drop_duplicates": drop_duplicates, "row_group_size": row_group_size, "compression": compression,
         "compression_level": compression_level,
     }  # fmt: skip
-    pipeline = given_rows(data, columns, storage_options, caller)
+    pipeline = _given_rows(data, storage_options)
+    if columns is not None:
+        pipeline = pipeline.select(*column_names(columns, f"{caller}(columns)"))
     with checked_executor(executor, caller, _threads()) as workers:
         rows = EpochRows(pipeline, caller)
         source = rows.plan.inputs.source
-        metadata = kept_metadata(pipeline, source)
+        files = getattr(source, "files", None)
+        metadata = _kept_metadata(pipeline, files)
         form = parquet_form(
             caller, options, row_group_size, compression, compression_level, metadata
         )
@@ -168,7 +177,6 @@ def repack(
             with to:
                 shuffled = Shuffle(pipeline, rows, form, order, out, memory, between)
                 done = to.finished or shuffled.run(to, workers)
-    files = getattr(source, "files", None)
     bytes_in = None
     if isinstance(files, FileList) and (files.sizes >= 0).all():
         bytes_in = int(files.sizes.sum())
@@ -176,6 +184,34 @@ def repack(
         **vars(done), rows_in=done.notes.get("rows_in", done.rows),
         bytes_in=bytes_in, seconds=time.monotonic() - began,
     )  # fmt: skip
+
+
+def _given_rows(data: Any, storage_options: Mapping[str, Any] | None) -> Pipeline:
+    if isinstance(data, Pipeline):
+        return data
+    several = [data] if isinstance(data, str | os.PathLike) else data
+    good = isinstance(several, Sequence) and len(several) > 0
+    good = good and all(isinstance(path, str | os.PathLike) for path in several)
+    rule = "files (a path, folder, glob, URL, or a list of them) or a pipeline of rows"
+    require(good, f"{CALLER}(data)", rule, data)
+    return read_by_name([os.fspath(path) for path in several], storage_options, f"{CALLER}()")
+
+
+def _kept_metadata(pipeline: Pipeline, files: Any) -> dict[bytes, bytes] | None:
+    """The first file's schema metadata, where all columns are taken."""
+    reader = pipeline.stages[-1]
+    if not files or not isinstance(reader, ReadParquet | ReadArrow) or reader.columns is not None:
+        return None
+    forms: Any = (pq.ParquetFile, pa.ipc.open_file, pa.ipc.open_stream)
+    with files.system(0).open(files.paths[0], "rb") as file:
+        for form in forms:
+            file.seek(0)
+            with suppress(pa.ArrowInvalid):
+                found = form(file)
+                schema = getattr(found, "schema_arrow", None) or found.schema
+                value = (schema.metadata or {}).get(KEPT_METADATA)
+                return None if value is None else {KEPT_METADATA: value}
+    return None
 
 
 def _threads() -> Threads:

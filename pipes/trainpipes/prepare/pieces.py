@@ -1,10 +1,12 @@
-"""Files of pieces between two passes: rows of one bucket each, as Arrow streams (lz4). The manifest says
-where they are. A last column says where each row goes.
+"""The files between the passes of a shuffle on disk.
+
+Places in the result are cut into buckets that fit into memory. A file has pieces, Arrow streams (lz4) of rows
+of one bucket each, whose last column says where each row goes; the manifest says where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -14,7 +16,8 @@ import pyarrow as pa
 from trainpipes.columns.arrays import gathered, one_chunk, to_arrow, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, UnreachableError
-from trainpipes.storage.output_folder import FileInfo, Manifest
+from trainpipes.storage.output_file import OutputFile
+from trainpipes.storage.output_folder import FileInfo
 from trainpipes.storage.places import Place
 
 CALLER = "repack"
@@ -30,48 +33,59 @@ def piece_file(number: int) -> str:
     return f"part-{number:05d}.pieces"
 
 
-class PieceWriter:
-    def __init__(self, file: Any, edges: IntArray) -> None:
-        self._file, self._edges = file, edges
-        self._sizes: list[list[int]] = []
-        self._rows = self._bytes = 0
+def cut(edges: IntArray, most: int) -> IntArray:
+    """All of these edges, and others evenly between, so that at most so many rows lie between two.
 
-    def scatter(self, tables: list[pa.Table], places: IntArray) -> None:
-        """Write a piece for each bucket; rows with negative places go. Empties ``tables``."""
+    >>> cut(np.array([0, 4, 11]), 3).tolist()
+    [0, 2, 4, 6, 8, 11]
+    """
+    counts = -(-np.diff(edges) // most)
+    each = zip(pairwise(edges.tolist()), counts.tolist(), strict=True)
+    return np.append(
+        np.concatenate([a + np.arange(n) * (b - a) // n for (a, b), n in each]), edges[-1]
+    )
+
+
+def scatter(
+    edges: IntArray, rows: Iterable[tuple[list[pa.Table], IntArray]], file: OutputFile
+) -> FileInfo:
+    """Write a piece for each bucket between ``edges``, of all tables that come together with their places.
+    Rows with negative places go. The lists of tables are emptied.
+    """
+    sizes, count, size = [], 0, 0
+    for tables, places in rows:
         order = np.argsort(places, kind="stable")
         order = order[int(np.count_nonzero(places < 0)) :]
-        places = places[order]
-        table = _taken(tables, order).append_column(PLACE, to_arrow(places))
-        cuts = np.searchsorted(places, self._edges).tolist()
-        self._sizes.append([self._write(table.slice(a, b - a)) for a, b in pairwise(cuts)])
-
-    def _write(self, piece: pa.Table) -> int:
-        start: int = self._file.tell()
-        if len(piece):
-            options = pa.ipc.IpcWriteOptions(compression="lz4")
-            with pa.ipc.new_stream(self._file, piece.schema, options=options) as writer:
-                writer.write_table(piece, max(1, BATCH_BYTES * len(piece) // max(1, piece.nbytes)))
-        self._rows, self._bytes = self._rows + len(piece), self._bytes + piece.nbytes
-        size: int = self._file.tell() - start
-        return size
-
-    def info(self) -> FileInfo:
-        return FileInfo(self._rows, {}, notes={"pieces": self._sizes, "size": self._bytes})
+        found = places[order]
+        table = _taken(tables, order).append_column(PLACE, to_arrow(found))
+        cuts = pairwise(np.searchsorted(found, edges).tolist())
+        sizes.append([_write(table.slice(a, b - a), file) for a, b in cuts])
+        count, size = count + len(table), size + table.nbytes
+        file.advance(len(places))
+        del table  # before the next rows are read
+        pa.default_memory_pool().release_unused()
+    return FileInfo(count, {}, notes={"pieces": sizes, "size": size})
 
 
-def pieces_of(manifest: Manifest, numbers: Sequence[int]) -> list[Pieces]:
-    """The pieces of each bucket in some of the files."""
+def _write(piece: pa.Table, file: Any) -> int:
+    start: int = file.tell()
+    if len(piece):
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with pa.ipc.new_stream(file, piece.schema, options=options) as writer:
+            writer.write_table(piece, max(1, BATCH_BYTES * len(piece) // max(1, piece.nbytes)))
+    size: int = file.tell() - start
+    return size
+
+
+def pieces_of(files: Iterable[tuple[int, FileInfo]]) -> list[Pieces]:
+    """The pieces of each bucket in some of the files, which come with their numbers."""
     found = []
-    for number in numbers:
-        sizes = np.array(manifest.entries[number].notes["pieces"], dtype=np.int64)
+    for number, info in files:
+        sizes = np.array(info.notes["pieces"], dtype=np.int64)
         ends = np.cumsum(sizes).reshape(sizes.shape)
         found.append(np.stack([np.full_like(ends, number), ends - sizes, ends], axis=2))
     buckets = np.concatenate(found).swapaxes(0, 1)
     return [some[some[:, 1] < some[:, 2]] for some in buckets]
-
-
-def size_of(manifest: Manifest) -> int:
-    return sum(int(entry.notes["size"]) for entry in manifest.entries)
 
 
 def read_pieces(place: Place, pieces: Pieces) -> tuple[list[pa.Table], IntArray]:
@@ -124,27 +138,8 @@ def few_tables(tables: Iterable[pa.Table], size: int) -> Iterator[list[pa.Table]
         yield held
 
 
-def groups_of(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The same rows, so many together."""
-    held: list[pa.Table] = []
-    count = 0
-    for table in tables:
-        start = 0
-        while start < len(table):
-            held.append(table.slice(start, rows - count))
-            start, count = start + len(held[-1]), count + len(held[-1])
-            if count == rows:
-                yield pa.concat_tables(held).combine_chunks()
-                held, count = [], 0
-        if held:  # a copy: a slice would keep all of the table in memory
-            held[-1] = gathered(held[-1], np.arange(len(held[-1])))
-        del table  # before the next rows are read
-    if held:
-        yield pa.concat_tables(held).combine_chunks()
-
-
 def damaged(place: Place, what: str) -> DataError:
     return DataError(
-        f"{place.caller}(): the temporary files are damaged: {what}; begin anew with overwrite=True",
+        f"{CALLER}(): the temporary files are damaged: {what}; begin anew with overwrite=True",
         path=place.root,
     )
