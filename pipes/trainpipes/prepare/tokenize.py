@@ -17,22 +17,11 @@ from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.options import either
 from trainpipes.kinds.stage import Stage
 from trainpipes.pipeline import Pipeline
-from trainpipes.prepare.tokenize.cut import Parts, cut, files_of, open_plan
-from trainpipes.prepare.tokenize.make import (
-    BareFile,
-    Task,
-    first_rows,
-    make,
-    tasks_of,
-)
+from trainpipes.prepare.ahead import Parts, cut, files_of, open_plan
+from trainpipes.prepare.token_files import BareFile, Task, first_rows, make, tasks_of
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.storage.executor import (
-    Executor,
-    Processes,
-    Threads,
-    checked_executor,
-    cores,
-)
+from trainpipes.start import list_files
+from trainpipes.storage.executor import Executor, Processes, Threads, checked_executor, cores
 from trainpipes.storage.output_folder import Manifest
 from trainpipes.storage.output_folder import run as make_files
 from trainpipes.storage.places import place_at
@@ -81,7 +70,8 @@ class Tokenized(Manifest):
                 "files of bare ids have no rows: "
                 f'trainpipes.from_memmap(files, dtype="{self.dtype}", length=...) cuts them into some'
             )
-        return self._parts.on(self.folder, self._storage_options)
+        rows = list_files(self.folder, storage_options=self._storage_options).read_parquet()
+        return Pipeline([*rows.stages, *self._parts.makers, *self._parts.training])
 
 
 def tokenize(

@@ -6,6 +6,7 @@ columns. What drops rows after the ids stays with training: so blocks and order 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,13 +30,6 @@ class Parts:
     ahead: tuple[Stage, ...]  # their rows are written
     training: tuple[Stage, ...]  # on these rows
     makers: tuple[TokenizedBy, ...]  # in training, for each stage that makes ids
-
-    def on(self, folder: str, storage_options: Mapping[str, Any] | None = None) -> Pipeline:
-        """The pipeline that trains on the files in a folder, a path or URL."""
-        from trainpipes.start import list_files
-
-        rows = list_files(folder, storage_options=storage_options).read_parquet()
-        return Pipeline([*rows.stages, *self.makers, *self.training])
 
 
 def cut(pipeline: Pipeline) -> Parts:
@@ -109,22 +103,18 @@ def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
         elif stage.name == "rename":
             names = stage.options["names"]
             found = {names.get(name, name): maker for name, maker in found.items()}
-    groups: list[tuple[Tokenizes, list[str]]] = []
+    groups: dict[str, list[str]] = {}
     for column, maker in found.items():
-        same = [g for g in groups if g[0].maker.fingerprint() == maker.maker.fingerprint()]
-        if same:
-            same[0][1].append(column)
-        else:
-            groups.append((maker, [column]))
+        groups.setdefault(json.dumps(maker.maker.fingerprint()), []).append(column)
     return tuple(
         TokenizedBy(
-            maker.options["tokenizer"],
+            (options := found[columns[0]].options)["tokenizer"],
             columns,
             # Rows without a target are dealt with ahead, unless they are only warned of.
-            on_error=None if maker.options["on_error"] is None else "keep",
-            engine=maker.options.get("engine", "auto"),
+            on_error=None if options["on_error"] is None else "keep",
+            engine=options.get("engine", "auto"),
         )
-        for maker, columns in groups
+        for columns in groups.values()
     )
 
 
