@@ -513,8 +513,6 @@ def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
         ({"drop_duplicates": ["z"]}, "no column 'z'"),
         ({"sort": "n", "shuffle": True}, "give one of the two"),
         ({"compression": "zip"}, "compression"),
-        ({"compression_level": 99}, "compression_level"),
-        ({"compression_level": 3, "compression": "snappy"}, "leave it out"),
         ({"row_group_size": 0}, "row_group_size"),
         (
             {"memory_limit": 512},

@@ -19,7 +19,7 @@ from trainpipes.kinds.stage_kinds import MixingSource, RegroupStage, RunStage
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.stages.labels import EncodeLabels
-from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
+from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes, makers_of_columns
 from trainpipes.storage.writers.epoch_rows import AsColumns
 
 CALLER = "tokenize()"
@@ -59,27 +59,20 @@ def cut(pipeline: Pipeline) -> Parts:
             is_ahead = True
         elif role in ("shuffle", "shard"):  # of files
             is_ahead = not any(one.role in ("reader", "source") for one in ahead)
-        elif below and (role == "repeat" or _moves(stage, stages[number + 1 : last + 1])):
-            is_ahead = False
+        elif below and (role == "repeat" or isinstance(stage, EncodeLabels)):
+            later = stages[number + 1 : last + 1]
+            is_ahead = role != "repeat" and any(one.calls_function for one in later)
         elif role in ("take", "skip") and not any(one.role == "shuffle" for one in training):
             is_ahead = not closed
         elif below:
             _check(stage, stages[last])
             is_ahead = True
         else:
-            closed = closed or not _always_the_same(stage)
+            plain = role == "rows" and isinstance(stage, RunStage) and stage.keeps_rows
+            closed = closed or not plain or stage.by_epoch or stage.calls_function
             is_ahead = not closed
         (ahead if is_ahead else training).append(stage)
     return Parts(tuple(ahead), tuple(training), _makers(ahead))
-
-
-def _always_the_same(stage: Stage) -> bool:
-    plain = stage.role == "rows" and isinstance(stage, RunStage) and stage.keeps_rows
-    return plain and not stage.by_epoch and not stage.calls_function
-
-
-def _moves(stage: Stage, later: Sequence[Stage]) -> bool:
-    return isinstance(stage, EncodeLabels) and not any(s.calls_function for s in later)
 
 
 def _check(stage: Stage, last: Stage) -> None:
@@ -96,13 +89,7 @@ def _check(stage: Stage, last: Stage) -> None:
 
 
 def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
-    found: dict[str, Tokenizes] = {}
-    for stage in ahead:
-        if isinstance(stage, Tokenizes):
-            found |= dict.fromkeys(stage.id_columns, stage)
-        elif stage.name == "rename":
-            names = stage.options["names"]
-            found = {names.get(name, name): maker for name, maker in found.items()}
+    found = makers_of_columns(ahead)
     groups: dict[str, list[str]] = {}
     for column, maker in found.items():
         groups.setdefault(json.dumps(maker.maker.fingerprint()), []).append(column)
@@ -131,16 +118,10 @@ def open_plan(
             f"{CALLER} does ahead what treats each row by itself, and {odd} does not: put it directly after "
             "the source, or leave it out"
         )
-    files_of(plan)
-    plan.inputs.schemas.adopt(schemas or {})
-    return plan
-
-
-def files_of(plan: Plan) -> FileBlocks:
-    source = plan.inputs.source
-    if not isinstance(source, FileBlocks):
+    if not isinstance(plan.inputs.source, FileBlocks):
         raise ConfigError(
             f"{CALLER} makes a file of each file, and {plan.chain.opener} reads none: rows of another origin "
             "are tokenized and written by write_parquet()"
         )
-    return source
+    plan.inputs.schemas.adopt(schemas or {})
+    return plan

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,7 @@ from trainpipes.columns.content_hash import row_hashes
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.permutation import Permutation
 from trainpipes.errors import SchemaError
-from trainpipes.prepare.pieces import CALLER, damaged, few_tables
+from trainpipes.prepare.pieces import CALLER, few_tables
 from trainpipes.storage.executor import cores
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo
@@ -46,21 +45,22 @@ ORDERED = (
 
 @dataclass(frozen=True)
 class Order:
-    """Which rows stay, and in which order; ``once`` has the columns that tell duplicates, none for all."""
+    """Which rows stay, and in which order."""
 
     seed: int | None
-    sort: Sequence[str]
+    sort: list[str]
     descending: bool
-    once: Sequence[str] | None
+    drop_duplicates: bool | list[str]
 
     @property
     def has_keys(self) -> bool:
-        return bool(self.sort) or self.once is not None
+        return bool(self.sort) or self.drop_duplicates is not False
 
     @property
-    def columns(self) -> list[str] | None:
-        """The columns that it depends on; None for all."""
-        return None if self.once == [] else list(dict.fromkeys([*self.sort, *(self.once or [])]))
+    def columns(self) -> list[str]:
+        """The columns that are named."""
+        told = self.drop_duplicates
+        return list(dict.fromkeys([*self.sort, *([] if isinstance(told, bool) else told)]))
 
     def statement(self, first: pa.Table) -> str:
         """What numbers the rows that stay, in order."""
@@ -77,15 +77,15 @@ class Order:
                 by.append(f"isnan(key{number}) NULLS LAST")
             by.append(f"key{number} {'DESC' if self.descending else 'ASC'} NULLS LAST")
         once = "WHERE row IN (SELECT min(row) FROM stored GROUP BY hash1, hash2)"
-        which = "" if self.once is None else once
+        which = "" if self.drop_duplicates is False else once
         return f"CREATE TABLE ranked AS SELECT row FROM stored {which} ORDER BY {', '.join([*by, 'row'])}"
 
     def keys(self, table: pa.Table, at: int) -> pa.Table:
         columns = {"row": to_arrow(np.arange(at, at + len(table)))}
         for number, name in enumerate(self.sort):
             columns[f"key{number}"] = _comparable(table[name])
-        if self.once is not None:
-            some = table.select(self.once) if self.once else table
+        if (told := self.drop_duplicates) is not False:
+            some = table if told is True else table.select(told)
             columns |= {f"hash{n}": to_arrow(row_hashes(some, n)) for n in (1, 2)}
         return pa.table(columns)
 
@@ -105,10 +105,7 @@ class Places:
     def __call__(self, first: int, stop: int) -> IntArray:
         if self.listed is None:
             return self._order(np.arange(first, stop, dtype=np.int64))
-        content = self.listed.read(PLACES_FILE, 8 * first, 8 * stop)
-        if len(content) != 8 * (stop - first):
-            raise damaged(self.listed, f"{self.listed.at(PLACES_FILE)} is too short")
-        return np.frombuffer(content, dtype=np.int64)
+        return np.frombuffer(self.listed.read(PLACES_FILE, 8 * first, 8 * stop), dtype=np.int64)
 
 
 def find_places(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +20,6 @@ from trainpipes.prepare.pieces import CALLER
 from trainpipes.prepare.shuffle import Shuffle, temporary_place
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.files.file_rows import ends_of_names
-from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.start import read_by_name
 from trainpipes.storage.executor import Executor, Threads, checked_executor
@@ -45,13 +43,9 @@ class Repacked(Manifest):
 
     Attributes:
         rows_in: rows of the input.
-        bytes_in: size of the files that were read; None if unknown.
-        seconds: that this call took.
     """
 
     rows_in: int = 0
-    bytes_in: int | None = None
-    seconds: float = field(default=0.0, compare=False)
 
     @property
     def duplicates(self) -> int:
@@ -72,7 +66,6 @@ def repack(
     rows_per_file: int | None = None,
     num_files: int | None = None,
     compression: str | None = "zstd",
-    compression_level: int | None = None,
     memory_limit: int | str = "512MB",
     temp_dir: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
@@ -101,7 +94,6 @@ def repack(
         rows_per_file: rows of each file; or
         num_files: number of files. If both are left out, files are of 512 MiB of rows in memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
-        compression_level: of zstd, gzip or brotli; if left out, their own.
         memory_limit: bytes for rows that are worked on, such as "4GB", by each task on Ray, else by all;
             Python and reading come on top.
         temp_dir: a path or URL for temporary files, removed at the end. If left out, ``folder``, or the
@@ -127,7 +119,6 @@ def repack(
     >>> done.rows, len(done.files)
     (100, 2)
     """
-    began = time.monotonic()
     caller = CALLER
     flag(shuffle, f"{caller}(shuffle)")
     whole_number(seed, None, f"{caller}(seed)", "the seed of the shuffle")
@@ -137,12 +128,10 @@ def repack(
         raise ConfigError(
             f"{caller}() takes shuffle or sort, got shuffle=True and sort={by}: give one of the two"
         )
-    once: list[str] | None = [] if drop_duplicates is True else None
     if not isinstance(drop_duplicates, bool):
-        drop_duplicates = once = column_names(drop_duplicates, f"{caller}(drop_duplicates)")
-    order = Order(seed if shuffle else None, by, descending, once)
+        drop_duplicates = column_names(drop_duplicates, f"{caller}(drop_duplicates)")
+    order = Order(seed if shuffle else None, by, descending, drop_duplicates)
     check_codec(compression, CODECS, caller)
-    _check_level(compression_level, compression)
     suffixes = None if isinstance(data, Pipeline) else ends_of_names()
     out = Output(folder, num_files, rows_per_file, overwrite, storage_options, suffixes)
     out.check(ANY, caller)
@@ -151,22 +140,16 @@ def repack(
         if given:
             need("duckdb", f"{caller}({option})")
     memory = byte_count(memory_limit, f"{caller}(memory_limit)", LEAST_MEMORY)
-    options = {
-        "shuffle": shuffle, "seed": order.seed, "sort": by, "descending": descending,
-        "drop_duplicates": drop_duplicates, "row_group_size": row_group_size, "compression": compression,
-        "compression_level": compression_level,
-    }  # fmt: skip
+    options = {"shuffle": shuffle, **vars(order)}
+    options |= {"row_group_size": row_group_size, "compression": compression}
+    few = max(1, min(MOST_THREADS, default_threads()))
     pipeline = _given_rows(data, storage_options)
     if columns is not None:
         pipeline = pipeline.select(*column_names(columns, f"{caller}(columns)"))
-    with checked_executor(executor, caller, _threads()) as workers:
+    with checked_executor(executor, caller, Threads(few)) as workers:
         rows = EpochRows(pipeline, caller)
-        source = rows.plan.inputs.source
-        files = getattr(source, "files", None)
-        metadata = _kept_metadata(pipeline, files)
-        form = parquet_form(
-            caller, options, row_group_size, compression, compression_level, metadata
-        )
+        metadata = _kept_metadata(pipeline, rows.plan.inputs.source)
+        form = parquet_form(caller, options, row_group_size, compression, None, metadata)
         if not shuffle and not order.has_keys:
             alone = not (rows.plan.counted and out.is_cut) or rows.plan.runs_user_code
             done = write(rows, form, out, None if executor is None and alone else workers)
@@ -177,13 +160,7 @@ def repack(
             with to:
                 shuffled = Shuffle(pipeline, rows, form, order, out, memory, between)
                 done = to.finished or shuffled.run(to, workers)
-    bytes_in = None
-    if isinstance(files, FileList) and (files.sizes >= 0).all():
-        bytes_in = int(files.sizes.sum())
-    return Repacked(
-        **vars(done), rows_in=done.notes.get("rows_in", done.rows),
-        bytes_in=bytes_in, seconds=time.monotonic() - began,
-    )  # fmt: skip
+    return Repacked(**vars(done), rows_in=done.notes.get("rows_in", done.rows))
 
 
 def _given_rows(data: Any, storage_options: Mapping[str, Any] | None) -> Pipeline:
@@ -197,11 +174,12 @@ def _given_rows(data: Any, storage_options: Mapping[str, Any] | None) -> Pipelin
     return read_by_name([os.fspath(path) for path in several], storage_options, f"{CALLER}()")
 
 
-def _kept_metadata(pipeline: Pipeline, files: Any) -> dict[bytes, bytes] | None:
+def _kept_metadata(pipeline: Pipeline, source: Any) -> dict[bytes, bytes] | None:
     """The first file's schema metadata, where all columns are taken."""
     reader = pipeline.stages[-1]
-    if not files or not isinstance(reader, ReadParquet | ReadArrow) or reader.columns is not None:
+    if not isinstance(reader, ReadParquet | ReadArrow) or reader.columns is not None:
         return None
+    files = source.files
     forms: Any = (pq.ParquetFile, pa.ipc.open_file, pa.ipc.open_stream)
     with files.system(0).open(files.paths[0], "rb") as file:
         for form in forms:
@@ -212,15 +190,3 @@ def _kept_metadata(pipeline: Pipeline, files: Any) -> dict[bytes, bytes] | None:
                 value = (schema.metadata or {}).get(KEPT_METADATA)
                 return None if value is None else {KEPT_METADATA: value}
     return None
-
-
-def _threads() -> Threads:
-    return Threads(max(1, min(MOST_THREADS, default_threads())))
-
-
-def _check_level(level: int | None, compression: str | None) -> None:
-    if level is not None:
-        option = f"{CALLER}(compression_level)"
-        most = {"zstd": 22, "gzip": 9, "brotli": 11}.get(compression or "")
-        require(most, option, "left out, but for zstd, gzip and brotli", level, "leave it out")
-        whole_number(level, 1, option, f"a level of {compression}", most or 1)

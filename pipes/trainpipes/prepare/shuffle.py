@@ -17,15 +17,14 @@ from functools import partial
 from itertools import pairwise
 from math import isqrt
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.messages import need_columns
-from trainpipes.columns.arrays import gathered
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.order import PLACES_FILE, Order, Places, find_places
 from trainpipes.prepare.pieces import (
@@ -68,20 +67,14 @@ FIRST_ROWS, FIRST_BYTES = 1000, 8 << 20
 Bucket: TypeAlias = tuple[int, int, Place, Pieces]
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """A file to make of what is given."""
 
     name: str
     given: Any
-    title: str = ""
 
     def __str__(self) -> str:
-        return self.title or self.name
-
-
-def part_task(name: str, first: int, stop: int) -> Task:
-    return Task(name, (first, stop), f"rows {first:,} to {stop:,} of the input")
+        return self.name
 
 
 def scatter_part(
@@ -98,11 +91,6 @@ def scatter_part(
             count = sum(map(len, tables))
             yield tables, places(at, at + count)
             at += count
-        if at != stop:
-            raise DataError(
-                f"{CALLER}(): the input has {at - first:,} rows from row {first:,} on, and {stop - first:,} "
-                "were counted before: it has changed; call again"
-            )
 
     return scatter(edges, placed(), file)
 
@@ -164,11 +152,7 @@ class Shuffle:
     temporary: Place
 
     def run(self, out: OutputFolder, executor: Executor) -> Manifest:
-        alone = isinstance(executor, Threads) and self.rows.plan.runs_user_code
-        readers = Threads(1) if alone else executor
-        workers = 1 if isinstance(executor, Ray) else executor.workers
-        unit = max(1, min(MOST_UNIT, self.memory // (COPIES * workers)))  # bytes of rows at once
-        name = checksum(json.dumps(out.about), unit, readers.workers)
+        name = checksum(json.dumps(out.about), self.memory, executor.workers)
         for other in self.temporary.sizes():
             if other != name:
                 self.temporary.remove(other, recursive=True)
@@ -176,7 +160,8 @@ class Shuffle:
         try:
             rows = self.rows if self.rows.plan.counted else self._counted(place)
             first, row_bytes = first_rows(rows)
-            self._check(first)
+            need_columns(first.schema.names, self.order.columns, f"{CALLER}()")
+            self.form.open(pa.BufferOutputStream(), first.schema).close()
             places = Places(rows.count or 0, self.order.seed or 0)
             if self.order.has_keys:
                 places = self._places(rows, first, place)
@@ -184,9 +169,7 @@ class Shuffle:
         except (ConfigError, SchemaError):
             self.temporary.remove("", recursive=True)  # nothing could go on with it
             raise
-        done = self._moved(
-            rows, first.schema, row_bytes, places, unit, place, out, readers, executor
-        )
+        done = self._moved(rows, first.schema, row_bytes, places, place, out, executor)
         self.temporary.remove("", recursive=True)
         return done
 
@@ -195,73 +178,50 @@ class Shuffle:
         written = write_arrow(self.pipeline, place.at("rows"), compression="lz4", **options)
         return EpochRows(list_files(list(written.files), **options).read_arrow(), CALLER)
 
-    def _check(self, first: pa.Table) -> None:
-        wanted = [*self.order.sort, *(self.order.once or [])]
-        need_columns(first.schema.names, wanted, f"{CALLER}()")
-        for number, field in enumerate(first.schema):
-            one, why = first.select([number]), "Parquet cannot hold"
-            try:
-                self.form.open(pa.BufferOutputStream(), one.schema).close()
-                why = "Arrow cannot put into another order"
-                gathered(one, np.zeros(1, dtype=np.int64))
-            except (pa.ArrowException, TypeError) as error:
-                raise SchemaError(
-                    f"{CALLER}(): column {field.name!r} holds {field.type}, which {why} ({error}): leave it "
-                    "out by columns=[...], or make another column of it",
-                    stage=CALLER,
-                ) from error
-
     def _places(self, rows: EpochRows, first: pa.Table, place: Place) -> Places:
-        count, columns = int(rows.count or 0), self.order.columns
-        if columns and rows is self.rows:  # columns that nothing depends on are not read
-            rows = EpochRows(self.pipeline.select(*columns), CALLER)
-        make = partial(find_places, self.order, self.order.statement(first), self.memory, place)
-        tasks, opened = [part_task(PLACES_FILE, 0, count)], partial(copy.copy, rows)
+        count, order = int(rows.count or 0), self.order
+        if rows is self.rows and order.drop_duplicates is not True:  # others need not be read
+            rows = EpochRows(self.pipeline.select(*order.columns), CALLER)
+        make = partial(find_places, order, order.statement(first), self.memory, place)
         with OutputFolder(place.below("keys of rows"), {}) as placed:
             made = run(
-                tasks, make, placed, Threads(1), open_state=opened, total=count, job="reading"
-            )
+                [Task(PLACES_FILE, (0, count))], make, placed, Threads(1),
+                open_state=partial(copy.copy, rows), total=count, job="reading",
+            )  # fmt: skip
         return Places(made.rows, 0, placed.place)
 
     def _moved(
-        self, rows: EpochRows, schema: pa.Schema, row_bytes: float, places: Places, unit: int,
-        temporary: Place, out: OutputFolder, readers: Executor, executor: Executor,
+        self, rows: EpochRows, schema: pa.Schema, row_bytes: float, places: Places,
+        temporary: Place, out: OutputFolder, executor: Executor,
     ) -> Manifest:  # fmt: skip
-        count, blocks = int(rows.count or 0), rows.plan.inputs.blocks
+        alone = isinstance(executor, Threads) and rows.plan.runs_user_code
+        readers = Threads(1) if alone else executor
+        workers = 1 if isinstance(executor, Ray) else executor.workers
+        unit = max(1, min(MOST_UNIT, self.memory // (COPIES * workers)))  # bytes of rows at once
         unit_rows = max(1, int(unit / row_bytes))
-        size = row_bytes * places.rows
-        starts = self.output.edges(places.rows, max(1, min(places.rows, round(size / FILE_BYTES))))
+        count, blocks, size = int(rows.count or 0), rows.plan.inputs.blocks, row_bytes * places.rows
         share = max(LEAST_PART, -(-count // readers.workers))
-        parts = part_edges(count, min(unit_rows, share), None if blocks is None else blocks.lengths)
-        buckets = cut(starts, unit_rows)
-        count_of = len(buckets) - 1
-        pieces, least = (
-            (len(parts) - 1) * count_of,
-            LEAST_HERE if temporary.is_local else LEAST_THERE,
-        )
-        if pieces > FEW and size < least * pieces:  # as many groups as each has buckets
-            buckets = np.append(buckets[:-1][:: -(-count_of // isqrt(count_of))], buckets[-1])
-        tasks = [
-            part_task(piece_file(n), a, b) for n, (a, b) in enumerate(pairwise(parts.tolist()))
-        ]
-        make: Any = partial(scatter_part, schema, places, buckets, unit)
+        lengths = None if blocks is None else blocks.lengths
+        parts = part_edges(count, min(unit_rows, share), lengths).tolist()
+        files = max(1, min(places.rows, round(size / FILE_BYTES)))
+        starts = self.output.edges(places.rows, files)
+        least = LEAST_HERE if temporary.is_local else LEAST_THERE
+        groups = grouped(cut(starts, unit_rows), len(parts) - 1, size, least)
+        tasks = [Task(piece_file(n), edge) for n, edge in enumerate(pairwise(parts))]
+        scatter_all: Any = partial(scatter_part, schema, places, groups, unit)
         with OutputFolder(temporary.below("scattered rows"), {}) as first:
             made = run(
-                tasks, make, first, readers, open_state=partial(copy.copy, rows), total=count,
+                tasks, scatter_all, first, readers, open_state=partial(copy.copy, rows), total=count,
                 job="making",
             )  # fmt: skip
+        size = sum(info.notes["size"] for info in made.entries)
         with OutputFolder(temporary.below("smaller pieces"), {}) as second:
-            found = regrouped(made, first.place, buckets, starts, unit, second, executor)
-        cuts = np.searchsorted([bucket[0] for bucket in found], starts).tolist()
-        files = (Task(self.form.name_of(n), found[a:b]) for n, (a, b) in enumerate(pairwise(cuts)))
-        group = int(self.form.group_bytes * places.rows / size_of(made))
-        group = max(1, min(self.form.group_rows, group))
-        make = partial(gather_file, schema, self.form, group)
-        return run(files, make, out, executor, total=places.rows, notes={"rows_in": count})
-
-
-def size_of(made: Manifest) -> int:
-    return sum(info.notes["size"] for info in made.entries)
+            buckets = taken_apart(made, size, first.place, groups, starts, unit, second, executor)
+        group_rows = max(1, min(self.form.group_rows, self.form.group_bytes * places.rows // size))
+        cuts = pairwise(np.searchsorted([bucket[0] for bucket in buckets], starts).tolist())
+        tasks = [Task(self.form.name_of(n), buckets[a:b]) for n, (a, b) in enumerate(cuts)]
+        make = partial(gather_file, schema, self.form, group_rows)
+        return run(tasks, make, out, executor, total=places.rows, notes={"rows_in": count})
 
 
 def part_edges(rows: int, part_rows: int, blocks: IntArray | None) -> IntArray:
@@ -272,28 +232,33 @@ def part_edges(rows: int, part_rows: int, blocks: IntArray | None) -> IntArray:
     return cut(np.unique([*begun[begun < rows].tolist(), 0, rows]), 2 * part_rows)
 
 
-def regrouped(
-    made: Manifest, place: Place, groups: IntArray, starts: IntArray, unit: int,
+def grouped(buckets: IntArray, parts: int, size: float, least: int) -> IntArray:
+    """The edges of buckets, or of groups: as many as each has buckets, where pieces would be small."""
+    count = len(buckets) - 1
+    if parts * count <= FEW or size >= least * parts * count:
+        return buckets
+    return np.append(buckets[:-1][:: -(-count // isqrt(count))], buckets[-1])
+
+
+def taken_apart(
+    made: Manifest, size: float, place: Place, groups: IntArray, starts: IntArray, unit: int,
     folder: OutputFolder, executor: Executor,
 ) -> list[Bucket]:  # fmt: skip
     """All buckets, once groups of more than one, or of more bytes than expected, are taken apart."""
-    ratio = size_of(made) / made.bytes
     tasks: list[Task] = []
     apart: list[tuple[IntArray, slice]] = []
     found: list[Bucket] = []
     whole = pieces_of(enumerate(made.entries))
     for (first, stop), pieces in zip(pairwise(groups.tolist()), whole, strict=True):
-        ends = ratio * np.cumsum(pieces[:, 2] - pieces[:, 1])
-        units = ends[-1] / unit
-        most = stop - first if units < 1.5 else int((stop - first) / units) + 1
+        units = np.cumsum(pieces[:, 2] - pieces[:, 1]) * (size / made.bytes / unit)
+        most = stop - first if units[-1] < 1.5 else int((stop - first) / units[-1]) + 1
         edges = cut(np.unique(np.clip(starts, first, stop)), most)
         if len(edges) == 2:
             found.append((first, stop, place, pieces))
             continue
-        before, title = len(tasks), f"rows that go to {first:,} to {stop:,}"
-        for some in np.split(pieces, np.flatnonzero(np.diff(ends // unit)) + 1):
-            tasks.append(Task(piece_file(len(tasks)), (edges, some), title))
-        apart.append((edges, slice(before, len(tasks))))
+        some = np.split(pieces, np.flatnonzero(np.diff(units.astype(np.int64))) + 1)
+        apart.append((edges, slice(len(tasks), len(tasks) + len(some))))
+        tasks += [Task(piece_file(n), (edges, each)) for n, each in enumerate(some, len(tasks))]
     if tasks:
         total = sum(int(edges[-1] - edges[0]) for edges, _ in apart)
         make = partial(scatter_group, place)

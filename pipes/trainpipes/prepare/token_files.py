@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from trainpipes.errors import DataError
 from trainpipes.kinds.blame import say_where
 from trainpipes.kinds.source import LooksAhead, Reader, read_rows
 from trainpipes.kinds.stage_kinds import put_through
-from trainpipes.prepare.ahead import CALLER, files_of
+from trainpipes.prepare.ahead import CALLER
 from trainpipes.sources.files.file_rows import cut_by_bytes
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo
@@ -48,7 +49,8 @@ class Task:
 
 
 def tasks_of(plan: Plan, suffix: str, bytes_per_file: int) -> list[Task]:
-    source, lengths = files_of(plan), plan.inputs.blocks.lengths
+    source: Any = plan.inputs.source
+    lengths = plan.inputs.blocks.lengths
     own = source.block_bytes
     own = source.lengths * (source.row_bytes or 1.0) if own is None else own
     sizes = (own * lengths / np.maximum(1, source.lengths)).astype(np.int64)
@@ -94,9 +96,10 @@ def make(
     open_file: Callable[[OutputFile, pa.Schema], FileWriter], schema: pa.Schema, ids: Sequence[str],
     task: Task, file: OutputFile, plan: Plan,
 ) -> FileInfo:  # fmt: skip
+    source: Any = plan.inputs.source
     blocks, step = plan.inputs.blocks, FIRST_ROWS
     rows = tokens = 0
-    with closing(files_of(plan).reader()) as reader, closing(open_file(file, schema)) as writer:
+    with closing(source.reader()) as reader, closing(open_file(file, schema)) as writer:
         if isinstance(reader, LooksAhead):
             reader.expect(range(task.first, task.stop))
         for block in range(task.first, task.stop):
@@ -138,6 +141,7 @@ def rows_of(plan: Plan, reader: Reader, block: int, begin: int, end: int) -> pa.
 
 
 def first_rows(plan: Plan) -> pa.Table:
+    source: Any = plan.inputs.source
     blocks = plan.inputs.blocks
     there = np.flatnonzero(blocks.lengths)
     if not len(there):
@@ -146,5 +150,5 @@ def first_rows(plan: Plan) -> pa.Table:
         )
     block = int(there[0])
     begin, length = int(blocks.begins[block]), int(blocks.lengths[block])
-    with closing(files_of(plan).reader()) as reader:
+    with closing(source.reader()) as reader:
         return rows_of(plan, reader, block, begin, begin + min(FIRST_ROWS, length))

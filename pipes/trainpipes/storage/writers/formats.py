@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import require, whole_number
-from trainpipes.errors import DataError
+from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.options import either
 from trainpipes.storage.executor import Executor
 from trainpipes.storage.output_file import OutputFile
@@ -190,7 +190,16 @@ class _TableFile:
 class _Parquet(_TableFile):
     def __init__(self, how: Any, metadata: Any, file: Any, schema: pa.Schema) -> None:
         super().__init__(schema)
-        self._writer = pq.ParquetWriter(file, schema.with_metadata(metadata), **how)
+        try:
+            self._writer = pq.ParquetWriter(file, schema.with_metadata(metadata), **how)
+        except pa.ArrowNotImplementedError as error:
+            if len(schema) > 1:
+                for column in schema:  # which one it is
+                    _Parquet({}, None, pa.BufferOutputStream(), pa.schema([column])).close()
+            raise SchemaError(
+                f"column {schema[0].name!r} holds {schema[0].type}, which Parquet cannot hold ({error}): "
+                "leave it out by select() or columns=[...], or make another column of it"
+            ) from error
 
 
 class _Arrow(_TableFile):
