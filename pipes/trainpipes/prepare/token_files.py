@@ -84,7 +84,7 @@ class BareFile:
         if len(odd):
             raise DataError(
                 f'tokenize(format="bin", dtype="{self._dtype}"): there is a token {odd[0]}, which that type '
-                'cannot hold; give dtype="uint32"'
+                "cannot hold; give a dtype that does"
             )
         self._file.write(found.data)
 

@@ -111,4 +111,5 @@ def _about(place: Place, name: str) -> dict[str, Any] | None:
     about: Any = None
     with suppress(OSError, ValueError, RecursionError):
         about = json.loads(place.read(name))
-    return about if isinstance(about, dict) and "tokenized" in about else None
+    ours = isinstance(about, dict) and {"tokenized", "pipeline"} <= about.keys()
+    return about if ours else None

@@ -137,7 +137,7 @@ def one_reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, 
         try:
             names = below(ends_of_names())
         except MissingFilesError:  # notes alone are text
-            names = below(suffixes_of("read_text"))
+            names = below([*ends_of_names(), *suffixes_of("read_text")])
     found = Counter(map(reader_by_name, names))
     usual = next((reader for reader, _ in found.most_common() if reader), "read_json")
     if {*found} == {usual}:
