@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -91,21 +90,14 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where rows go: as a file in the folder ``listed`` says, or as follows from the seed."""
+class Listed:
+    """Where rows go, as a file in a folder says; asked for rows that come after each other."""
 
-    rows: int
-    seed: int
-    listed: Place | None = None
+    folder: Place
 
-    @cached_property
-    def _order(self) -> Permutation:
-        return Permutation(self.rows, self.seed, CALLER)
-
-    def __call__(self, first: int, stop: int) -> IntArray:
-        if self.listed is None:
-            return self._order(np.arange(first, stop, dtype=np.int64))
-        return np.frombuffer(self.listed.read(PLACES_FILE, 8 * first, 8 * stop), dtype=np.int64)
+    def __call__(self, rows: IntArray) -> IntArray:
+        start, stop = 8 * int(rows[0]), 8 * int(rows[-1]) + 8
+        return np.frombuffer(self.folder.read(PLACES_FILE, start, stop), dtype=np.int64)
 
 
 def find_places(

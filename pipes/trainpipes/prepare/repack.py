@@ -119,44 +119,43 @@ def repack(
     >>> done.rows, len(done.files)
     (100, 2)
     """
-    caller = CALLER
-    flag(shuffle, f"{caller}(shuffle)")
-    whole_number(seed, None, f"{caller}(seed)", "the seed of the shuffle")
-    flag(descending, f"{caller}(descending)")
-    by = [] if sort is None else column_names(sort, f"{caller}(sort)")
+    flag(shuffle, f"{CALLER}(shuffle)")
+    whole_number(seed, None, f"{CALLER}(seed)", "the seed of the shuffle")
+    flag(descending, f"{CALLER}(descending)")
+    by = [] if sort is None else column_names(sort, f"{CALLER}(sort)")
     if shuffle and by:
         raise ConfigError(
-            f"{caller}() takes shuffle or sort, got shuffle=True and sort={by}: give one of the two"
+            f"{CALLER}() takes shuffle or sort, got shuffle=True and sort={by}: give one of the two"
         )
     if not isinstance(drop_duplicates, bool):
-        drop_duplicates = column_names(drop_duplicates, f"{caller}(drop_duplicates)")
+        drop_duplicates = column_names(drop_duplicates, f"{CALLER}(drop_duplicates)")
     order = Order(seed if shuffle else None, by, descending, drop_duplicates)
-    check_codec(compression, CODECS, caller)
+    check_codec(compression, CODECS, CALLER)
     suffixes = None if isinstance(data, Pipeline) else ends_of_names()
     out = Output(folder, num_files, rows_per_file, overwrite, storage_options, suffixes)
-    out.check(ANY, caller)
-    check_group(row_group_size, caller)
+    out.check(ANY, CALLER)
+    check_group(row_group_size, CALLER)
     for given, option in ((by, "sort"), (drop_duplicates, "drop_duplicates")):
         if given:
-            need("duckdb", f"{caller}({option})")
-    memory = byte_count(memory_limit, f"{caller}(memory_limit)", LEAST_MEMORY)
+            need("duckdb", f"{CALLER}({option})")
+    memory = byte_count(memory_limit, f"{CALLER}(memory_limit)", LEAST_MEMORY)
     options = {"shuffle": shuffle, **vars(order)}
     options |= {"row_group_size": row_group_size, "compression": compression}
     few = max(1, min(MOST_THREADS, default_threads()))
     pipeline = _given_rows(data, storage_options)
     if columns is not None:
-        pipeline = pipeline.select(*column_names(columns, f"{caller}(columns)"))
-    with checked_executor(executor, caller, Threads(few)) as workers:
-        rows = EpochRows(pipeline, caller)
+        pipeline = pipeline.select(*column_names(columns, f"{CALLER}(columns)"))
+    with checked_executor(executor, CALLER, Threads(few)) as workers:
+        rows = EpochRows(pipeline, CALLER)
         metadata = _kept_metadata(pipeline, rows.plan.inputs.source)
-        form = parquet_form(caller, options, row_group_size, compression, None, metadata)
+        form = parquet_form(CALLER, options, row_group_size, compression, None, metadata)
         if not shuffle and not order.has_keys:
             alone = not (rows.plan.counted and out.is_cut) or rows.plan.runs_user_code
             done = write(rows, form, out, None if executor is None and alone else workers)
         else:
             to = out.open(form, rows.plan, workers)
             between = temporary_place(to.place, temp_dir, storage_options, isinstance(workers, Ray))
-            workers.check_path(between.root, f"{caller}(temp_dir)")
+            workers.check_path(between.root, f"{CALLER}(temp_dir)")
             with to:
                 shuffled = Shuffle(pipeline, rows, form, order, out, memory, between)
                 done = to.finished or shuffled.run(to, workers)

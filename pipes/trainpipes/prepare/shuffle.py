@@ -10,7 +10,7 @@ import copy
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +24,10 @@ import pyarrow as pa
 
 from trainpipes._internal.messages import need_columns
 from trainpipes.engine.layout import IntArray
+from trainpipes.engine.permutation import Permutation
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.pipeline import Pipeline
-from trainpipes.prepare.order import PLACES_FILE, Order, Places, find_places
+from trainpipes.prepare.order import PLACES_FILE, Listed, Order, find_places
 from trainpipes.prepare.pieces import (
     CALLER,
     Pieces,
@@ -63,6 +64,8 @@ FEW, LEAST_HERE, LEAST_THERE = 64, 128 << 10, 1 << 20
 LEAST_PART = 8192
 #: Rows at the start that say how large rows are, and bytes of them, at most.
 FIRST_ROWS, FIRST_BYTES = 1000, 8 << 20
+#: Where rows go, by their numbers.
+Places: TypeAlias = Callable[[IntArray], IntArray]
 #: Rows that come after each other in the result, from one to before another, and their pieces.
 Bucket: TypeAlias = tuple[int, int, Place, Pieces]
 
@@ -89,7 +92,7 @@ def scatter_part(
         for tables in few_tables(rows.tables(first, stop), unit):
             check_columns(schema, tables[0].schema, CALLER, f" from row {at:,} on")
             count = sum(map(len, tables))
-            yield tables, places(at, at + count)
+            yield tables, places(np.arange(at, at + count))
             at += count
 
     return scatter(edges, placed(), file)
@@ -162,14 +165,16 @@ class Shuffle:
             first, row_bytes = first_rows(rows)
             need_columns(first.schema.names, self.order.columns, f"{CALLER}()")
             self.form.open(pa.BufferOutputStream(), first.schema).close()
-            places = Places(rows.count or 0, self.order.seed or 0)
             if self.order.has_keys:
-                places = self._places(rows, first, place)
-            self.output.check(places.rows, CALLER)
+                kept, places = self._by_keys(rows, first, place)
+            else:
+                kept = rows.count or 0
+                places = Permutation(kept, self.order.seed or 0, CALLER)
+            self.output.check(kept, CALLER)
         except (ConfigError, SchemaError):
             self.temporary.remove("", recursive=True)  # nothing could go on with it
             raise
-        done = self._moved(rows, first.schema, row_bytes, places, place, out, executor)
+        done = self._moved(rows, first.schema, row_bytes, kept, places, place, out, executor)
         self.temporary.remove("", recursive=True)
         return done
 
@@ -178,7 +183,7 @@ class Shuffle:
         written = write_arrow(self.pipeline, place.at("rows"), compression="lz4", **options)
         return EpochRows(list_files(list(written.files), **options).read_arrow(), CALLER)
 
-    def _places(self, rows: EpochRows, first: pa.Table, place: Place) -> Places:
+    def _by_keys(self, rows: EpochRows, first: pa.Table, place: Place) -> tuple[int, Places]:
         count, order = int(rows.count or 0), self.order
         if rows is self.rows and order.drop_duplicates is not True:  # others need not be read
             rows = EpochRows(self.pipeline.select(*order.columns), CALLER)
@@ -188,10 +193,10 @@ class Shuffle:
                 [Task(PLACES_FILE, (0, count))], make, placed, Threads(1),
                 open_state=partial(copy.copy, rows), total=count, job="reading",
             )  # fmt: skip
-        return Places(made.rows, 0, placed.place)
+        return made.rows, Listed(placed.place)
 
     def _moved(
-        self, rows: EpochRows, schema: pa.Schema, row_bytes: float, places: Places,
+        self, rows: EpochRows, schema: pa.Schema, row_bytes: float, kept: int, places: Places,
         temporary: Place, out: OutputFolder, executor: Executor,
     ) -> Manifest:  # fmt: skip
         alone = isinstance(executor, Threads) and rows.plan.runs_user_code
@@ -199,12 +204,12 @@ class Shuffle:
         workers = 1 if isinstance(executor, Ray) else executor.workers
         unit = max(1, min(MOST_UNIT, self.memory // (COPIES * workers)))  # bytes of rows at once
         unit_rows = max(1, int(unit / row_bytes))
-        count, blocks, size = int(rows.count or 0), rows.plan.inputs.blocks, row_bytes * places.rows
+        count, blocks, size = int(rows.count or 0), rows.plan.inputs.blocks, row_bytes * kept
         share = max(LEAST_PART, -(-count // readers.workers))
         lengths = None if blocks is None else blocks.lengths
         parts = part_edges(count, min(unit_rows, share), lengths).tolist()
-        files = max(1, min(places.rows, round(size / FILE_BYTES)))
-        starts = self.output.edges(places.rows, files)
+        files = max(1, min(kept, round(size / FILE_BYTES)))
+        starts = self.output.edges(kept, files)
         least = LEAST_HERE if temporary.is_local else LEAST_THERE
         groups = grouped(cut(starts, unit_rows), len(parts) - 1, size, least)
         tasks = [Task(piece_file(n), edge) for n, edge in enumerate(pairwise(parts))]
@@ -217,11 +222,11 @@ class Shuffle:
         size = sum(info.notes["size"] for info in made.entries)
         with OutputFolder(temporary.below("smaller pieces"), {}) as second:
             buckets = taken_apart(made, size, first.place, groups, starts, unit, second, executor)
-        group_rows = max(1, min(self.form.group_rows, self.form.group_bytes * places.rows // size))
+        group_rows = max(1, min(self.form.group_rows, self.form.group_bytes * kept // size))
         cuts = pairwise(np.searchsorted([bucket[0] for bucket in buckets], starts).tolist())
         tasks = [Task(self.form.name_of(n), buckets[a:b]) for n, (a, b) in enumerate(cuts)]
         make = partial(gather_file, schema, self.form, group_rows)
-        return run(tasks, make, out, executor, total=places.rows, notes={"rows_in": count})
+        return run(tasks, make, out, executor, total=kept, notes={"rows_in": count})
 
 
 def part_edges(rows: int, part_rows: int, blocks: IntArray | None) -> IntArray:
