@@ -58,8 +58,8 @@ class Order:
     @property
     def columns(self) -> list[str]:
         """The columns that are named."""
-        told = self.drop_duplicates
-        return list(dict.fromkeys([*self.sort, *([] if isinstance(told, bool) else told)]))
+        alike = self.drop_duplicates
+        return list(dict.fromkeys([*self.sort, *([] if isinstance(alike, bool) else alike)]))
 
     def statement(self, first: pa.Table) -> str:
         """What numbers the rows that stay, in order."""
@@ -83,8 +83,8 @@ class Order:
         columns = {"row": to_arrow(np.arange(at, at + len(table)))}
         for number, name in enumerate(self.sort):
             columns[f"key{number}"] = _comparable(table[name])
-        if (told := self.drop_duplicates) is not False:
-            some = table if told is True else table.select(told)
+        if (alike := self.drop_duplicates) is not False:
+            some = table if alike is True else table.select(alike)
             columns |= {f"hash{n}": to_arrow(row_hashes(some, n)) for n in (1, 2)}
         return pa.table(columns)
 
