@@ -107,6 +107,7 @@ def find_places(
     """Make the file that says where rows go, 8 bytes for each; -1 for those that are dropped."""
     import duckdb
 
+    first, stop = task.given
     at, chunk, memory = 0, memory // COPIES_OF_KEYS, max(memory, LEAST_MEMORY)
     with ExitStack() as stack:
         folder = place.at("keys") if place.is_local else tempfile.mkdtemp(prefix="trainpipes-")
@@ -121,7 +122,7 @@ def find_places(
         database = stack.enter_context(duckdb.connect(f"{folder}/keys.duckdb", config=config))
         # It would be printed among what the command prints.
         database.execute("SET enable_progress_bar = false")
-        for tables in few_tables(rows.tables(*task.given), chunk):
+        for tables in few_tables(rows, first, stop, chunk):
             keys = order.keys(pa.concat_tables(tables), at)
             database.execute("CREATE TABLE IF NOT EXISTS stored AS SELECT * FROM keys LIMIT 0")
             database.execute("INSERT INTO stored SELECT * FROM keys")

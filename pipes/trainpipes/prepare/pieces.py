@@ -19,6 +19,7 @@ from trainpipes.errors import DataError, UnreachableError
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo
 from trainpipes.storage.places import Place
+from trainpipes.storage.writers.epoch_rows import EpochRows
 
 CALLER = "repack"
 #: Which bytes pieces are: int64 ``[pieces, 3]`` of the number of the file, where it begins, where it ends.
@@ -123,17 +124,22 @@ def _taken(tables: list[pa.Table], order: IntArray) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def few_tables(tables: Iterable[pa.Table], size: int) -> Iterator[list[pa.Table]]:
-    """Tables that have that many bytes together, about."""
+def few_tables(rows: EpochRows, first: int, stop: int, size: int) -> Iterator[list[pa.Table]]:
+    """Rows from one to before another, as tables that have that many bytes together, about."""
     held: list[pa.Table] = []
-    held_bytes = 0
-    for table in tables:
+    held_bytes, at = 0, first
+    for table in rows.tables(first, stop):
         held.append(table)
-        held_bytes += table.nbytes
+        held_bytes, at = held_bytes + table.nbytes, at + len(table)
         del table
         if held_bytes >= size:
             yield held
             held, held_bytes = [], 0
+    if at != stop:
+        raise DataError(
+            f"{CALLER}(): the input has {at - first:,} rows from row {first:,} on, and {stop - first:,} were "
+            "counted before: it has changed; call again"
+        )
     if held:
         yield held
 

@@ -89,7 +89,7 @@ def scatter_part(
 
     def placed() -> Iterator[tuple[list[pa.Table], IntArray]]:
         at = first
-        for tables in few_tables(rows.tables(first, stop), unit):
+        for tables in few_tables(rows, first, stop, unit):
             check_columns(schema, tables[0].schema, CALLER, f" from row {at:,} on")
             count = sum(map(len, tables))
             yield tables, places(np.arange(at, at + count))
