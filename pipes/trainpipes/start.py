@@ -19,7 +19,7 @@ from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.arrow.from_arrow import FromArrow
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.combined.concat import Concat, Zip
-from trainpipes.sources.files.file_rows import one_reader
+from trainpipes.sources.files.file_reader import one_reader
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.hf import FromHf
 from trainpipes.sources.memmap.dataset import MemmapDataset

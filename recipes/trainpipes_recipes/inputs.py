@@ -27,7 +27,7 @@ import pyarrow.types as types
 import trainpipes as tp
 from trainpipes.columns.arrays import is_text
 from trainpipes.prepare import tokenized_rows
-from trainpipes.sources.files.file_rows import one_reader
+from trainpipes.sources.files.file_reader import one_reader
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",

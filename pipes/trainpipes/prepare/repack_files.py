@@ -19,7 +19,7 @@ from trainpipes.prepare.order import Order
 from trainpipes.prepare.pieces import CALLER
 from trainpipes.prepare.shuffle import Shuffle, temporary_place
 from trainpipes.sources.arrow.read_arrow import ReadArrow
-from trainpipes.sources.files.file_rows import ends_of_names
+from trainpipes.sources.files.file_reader import ends_of_names
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.start import read_by_name
 from trainpipes.storage.executor import Executor, Threads, checked_executor

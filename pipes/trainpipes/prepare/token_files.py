@@ -20,7 +20,7 @@ from trainpipes.kinds.blame import say_where
 from trainpipes.kinds.source import LooksAhead, Reader, read_rows
 from trainpipes.kinds.stage_kinds import put_through
 from trainpipes.prepare.ahead import CALLER
-from trainpipes.sources.files.file_rows import cut_by_bytes
+from trainpipes.sources.files.file_reader import cut_by_bytes
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo
 from trainpipes.storage.writers.table_groups import check_columns, compact, decoded

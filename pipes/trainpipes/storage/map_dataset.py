@@ -20,10 +20,10 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
 from trainpipes.kinds.source import RowSource
 from trainpipes.pipeline import Pipeline
-from trainpipes.storage.cache import LOCK, VARIABLE, dataset_path, folder
-from trainpipes.storage.caching import checked_file
+from trainpipes.storage.cache import DATASETS, LOCK, VARIABLE, folder, path_of
+from trainpipes.storage.caching import kept_file
 from trainpipes.storage.caching.contents import cache_key, digest_of
-from trainpipes.storage.caching.private_file import locked
+from trainpipes.storage.caching.kept_file import locked
 from trainpipes.storage.writers.epoch_rows import EpochRows
 
 CALLER = "to_map_dataset"
@@ -50,7 +50,7 @@ class MapDataset(Dataset[dict[str, Any]]):
 
     @staticmethod
     def _kept(path: Path, about: dict[str, Any]) -> MapDataset | None:
-        table = checked_file.read(path, about)
+        table = kept_file.read(path, about)
         if table is None:
             return None
         found = MapDataset(path)
@@ -67,7 +67,7 @@ class MapDataset(Dataset[dict[str, Any]]):
     def _open(self) -> pa.Table:
         again = "make it again by to_map_dataset()"
         if self._about is not None:  # the process that pickled it has read all of it
-            table = checked_file.read(Path(self.path), self._about, trusted=True)
+            table = kept_file.read(Path(self.path), self._about, trusted=True)
             if table is not None:
                 return table
         elif os.path.exists(self.path):
@@ -124,7 +124,7 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
     if root is None:
         raise ConfigError(f"{VARIABLE} says that nothing is kept: use to_map_dataset(path)")
     digest = digest_of(CALLER, _known_by(rows.plan))
-    target, about = dataset_path(root, digest[:32]), {"dataset": digest}
+    target, about = path_of(root, DATASETS, digest[:32]), {"dataset": digest}
     found = MapDataset._kept(target, about)
     with ExitStack() as stack:
         if found is None:
@@ -171,7 +171,7 @@ def _write(rows: EpochRows, target: Path, about: dict[str, Any] | None) -> None:
             raise
 
     with closing(rows), _unwritten(target, failed):
-        if not checked_file.write(target, tables(), about, own=about is not None):
+        if not kept_file.write(target, tables(), about, own=about is not None):
             raise ConfigError("to_map_dataset(): the pipeline has no rows")
 
 

@@ -31,7 +31,7 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
-from trainpipes.sources.files.patterns import MANIFEST, OURS, WORK
+from trainpipes.sources.files.folders import MANIFEST, OURS, WORK
 from trainpipes.state.identity import check_identity, first_difference, said
 from trainpipes.storage.executor import Executor
 from trainpipes.storage.output_file import OutputFile

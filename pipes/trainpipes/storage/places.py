@@ -23,8 +23,8 @@ from typing import Any
 from trainpipes._internal.checks import local_path
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
+from trainpipes.sources.files.folders import WORK
 from trainpipes.sources.files.listing import is_local, open_system
-from trainpipes.sources.files.patterns import WORK
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.storage.output_file import OutputFile, writing
 

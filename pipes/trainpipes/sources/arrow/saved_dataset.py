@@ -8,7 +8,7 @@ import numpy as np
 
 from trainpipes._internal.checks import refuse_special
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
-from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.retry import Requests
 

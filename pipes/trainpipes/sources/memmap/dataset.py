@@ -16,9 +16,9 @@ from trainpipes.columns.arrays import parts_of
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataChangedError, SchemaError
+from trainpipes.sources.files.folders import MANIFEST
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.patterns import MANIFEST
 from trainpipes.sources.memmap.manifest import Array, damaged, is_memmap, refuse_file
 from trainpipes.sources.memmap.mapped_rows import MappedRows, open_bare, open_folder, values_at
 from trainpipes.stages.read_columns import Ragged

@@ -18,7 +18,7 @@ from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.source import Place, RandomAccessSource, even_blocks
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.sources.files.list_files import digests
+from trainpipes.sources.files.file_list import digests
 from trainpipes.sources.memmap.dataset import MemmapDataset, TokenRows, check_options
 from trainpipes.sources.memmap.manifest import Array
 from trainpipes.stages.read_columns import Ragged

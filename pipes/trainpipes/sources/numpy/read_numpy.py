@@ -18,12 +18,11 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_bytes import FileBytes
-from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_rows import cut_evenly
+from trainpipes.sources.files.file_list import FileList
+from trainpipes.sources.files.file_reader import FileReader, cut_evenly
 from trainpipes.sources.files.file_source import NumberedFiles
 from trainpipes.sources.files.format import Format, Layout
 from trainpipes.sources.files.index_store import IndexStore
-from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import same_names
 from trainpipes.sources.numpy.arrays import StoredArray, arrays_of, kept, read_arrays
 

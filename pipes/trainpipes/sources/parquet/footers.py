@@ -15,9 +15,9 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_bytes import FileBytes
+from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.format import Layout, packed, unpacked
 from trainpipes.sources.files.index_store import IndexStore, Scan
-from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import different_schemas, one_schema
 from trainpipes.sources.parquet.column_chunks import Probe, arrow_bytes, leaves_of
 

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.errors import SchemaError
 from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.files.file_bytes import open_bytes
-from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.file_list import FileList
+from trainpipes.sources.files.remote_bytes import open_bytes
 from trainpipes.sources.files.schema import inner_paths, plain
 from trainpipes.sources.parquet.filter import (
     facts_of,
