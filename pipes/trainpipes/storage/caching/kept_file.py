@@ -192,15 +192,13 @@ def _trailer(content: memoryview | mmap.mmap) -> bytes:
     return MAGIC + zlib.crc32(content).to_bytes(4, "little")
 
 
-def read(
-    path: Path, about: dict[str, Any], *, own: bool = True, trusted: bool = False
-) -> pa.Table | None:
+def read(path: Path, about: dict[str, Any], *, own: bool = True) -> pa.Table | None:
     """The rows of a file; None if it is not there, not whole, or about something else."""
-    return read_content(path, partial(_table, about), own=own, trusted=trusted)
+    return read_content(path, partial(_table, about), own=own)
 
 
 def read_content(
-    path: Path, parse: Callable[[pa.Buffer], T | None], *, own: bool = True, trusted: bool = False
+    path: Path, parse: Callable[[pa.Buffer], T | None], *, own: bool = True
 ) -> T | None:
     """What ``parse`` makes of a file's content; None if it is not there, or not whole."""
     try:
@@ -221,7 +219,7 @@ def read_content(
             again = f"/dev/fd/{handle}"  # the same one, under any name
             with pa.memory_map(again if os.path.exists(again) else os.fspath(path)) as source:
                 content = source.read_buffer()
-            if not trusted and mark not in _whole:
+            if mark not in _whole:
                 view = memoryview(content)
                 if bytes(view[-TRAILER:]) != _trailer(view[:-TRAILER]):
                     raise ValueError("the checksum differs")
@@ -235,8 +233,7 @@ def read_content(
         with suppress(OSError, NotImplementedError):
             # The least recently used ones go first. What tells files apart stays.
             os.utime(path, ns=(time.time_ns(), about.st_mtime_ns), follow_symlinks=False)
-    if not trusted:
-        _whole.add(mark)
+    _whole.add(mark)
     return found
 
 
