@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.arrow.from_arrow import FromArrow
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.combined.concat import Concat, Zip
+from trainpipes.sources.files.file_reader import one_reader
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.hf import FromHf
 from trainpipes.sources.memmap.dataset import MemmapDataset
@@ -117,6 +118,17 @@ def from_tensors(*tensors: Any, **named: Any) -> Pipeline:
     if named:
         return Pipeline([FromTensors(tuple(named.values()), tuple(named))])
     return Pipeline([FromTensors(tensors)])
+
+
+def read_by_name(
+    paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str
+) -> Pipeline:
+    """The rows of files, folders and globs of one format, which the ends of their names say."""
+    reader = one_reader(paths, storage_options, caller)
+    if reader == "from_memmap":
+        return from_memmap(paths[0])
+    rows: Pipeline = getattr(list_files(list(paths), storage_options=storage_options), reader)()
+    return rows
 
 
 def concat(*pipelines: Pipeline | Sequence[Pipeline]) -> Pipeline:

@@ -14,7 +14,6 @@ import inspect
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,8 +27,7 @@ import pyarrow.types as types
 import trainpipes as tp
 from trainpipes.columns.arrays import is_text
 from trainpipes.prepare import tokenized_rows
-from trainpipes.sources.files.file_reader import ends_of_names, reader_by_name
-from trainpipes.sources.memmap.manifest import is_memmap
+from trainpipes.sources.files.file_reader import one_reader
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",
@@ -150,7 +148,8 @@ class Input:
         elif self._reader == "from_memmap":
             rows = tp.from_memmap(self._data)
         else:
-            read = getattr(self._listed(), self._reader)
+            listed = tp.list_files(self._data, storage_options=self._storage_options)
+            read = getattr(listed, self._reader)
             if wanted is not None and self._reader not in ("read_text", "read_images"):
                 return read(wanted)  # type: ignore[no-any-return]
             rows = read()
@@ -191,26 +190,10 @@ class Input:
             self.rows(), tokenizer, columns, caller=self.recipe, made_by=made_by, on_error=on_error
         )
 
-    def _listed(self, suffix: Sequence[str] | None = None) -> tp.Pipeline:
-        return tp.list_files(self._data, suffix=suffix, storage_options=self._storage_options)
-
     @cached_property
     def _reader(self) -> str:
         given = self._data if isinstance(self._data, list | tuple) else [self._data]
-        if len(given) == 1 and is_memmap(os.fspath(given[0])):
-            return "from_memmap"
-        named = [reader_by_name(os.fspath(path)) for path in given]
-        if "" in named:  # folders, or globs without an end
-            listed = self._listed(ends_of_names()).distributed(rank=0, world_size=1)
-            named = [reader_by_name(path) for path in listed]
-        found = Counter(named)
-        if len(found) == 1 and "" not in found:
-            return named[0]
-        kinds = ", ".join(reader or "others" for reader in sorted(found))
-        usual = next((reader for reader, _ in found.most_common() if reader), "read_json")
-        why = f"how to read {self._data!r} is not clear from the names of the files ({kinds})"
-        way = f"pass a pipeline, as in {self.recipe}(trainpipes.{usual}(...), ...)"
-        raise tp.ConfigError(f"{self.recipe}: {why}: {way}")
+        return one_reader(list(map(os.fspath, given)), self._storage_options, self.recipe)
 
     # Columns
 

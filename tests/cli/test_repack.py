@@ -66,7 +66,6 @@ def test_results_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
             "files": [str(Path("out/part-00000.parquet").absolute())],
             "columns": {"text": "string", "n": "int64"},
             "kept": kept, "rows": 20, "rows_in": 30, "duplicates": 10,
-            "bytes_in": os.path.getsize("a.jsonl"),
             "bytes": os.path.getsize("out/part-00000.parquet"),
         }  # fmt: skip
         assert shown.err == ""

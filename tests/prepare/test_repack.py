@@ -513,8 +513,6 @@ def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
         ({"drop_duplicates": ["z"]}, "no column 'z'"),
         ({"sort": "n", "shuffle": True}, "give one of the two"),
         ({"compression": "zip"}, "compression"),
-        ({"compression_level": 99}, "compression_level"),
-        ({"compression_level": 3, "compression": "snappy"}, "leave it out"),
         ({"row_group_size": 0}, "row_group_size"),
         (
             {"memory_limit": 512},
@@ -549,12 +547,20 @@ def test_duckdb_that_is_missing_is_one_sentence_with_the_cure(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_parquet_has_no_form_for_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, SHUFFLED], ids=str)
+def test_what_parquet_has_no_form_for_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
     union = pa.UnionArray.from_dense(
         pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])]
     )
+    rows = tp.from_arrow(pa.table({"x": [1], "u": union}))
     with pytest.raises(tp.SchemaError, match=r"column 'u' holds .* Parquet cannot hold"):
-        repack(tp.from_arrow(pa.table({"u": union})), tmp_path / "out", shuffle=True)
+        repack(rows, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_files_names_the_ends_of_all_formats(tmp_path: Path) -> None:
+    with pytest.raises(tp.MissingFilesError, match=r"\.parquet.* in the folder"):
+        repack(tmp_path, tmp_path.parent / "out")
 
 
 def test_batches_are_refused(tmp_path: Path) -> None:

@@ -133,10 +133,9 @@ def test_damaged_temporary_files_are_found(
     damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted(tmp_path / "out", monkeypatch)
-    pieces = sorted((tmp_path / "out" / "_unfinished").rglob("*.pieces"))
-    size = pieces[0].stat().st_size
-    pieces[0].write_bytes(pieces[0].read_bytes()[: -200 - len(damage)] + damage)
-    pieces[0].write_bytes(pieces[0].read_bytes().ljust(size, b"\0"))
+    for path in (tmp_path / "out" / "_unfinished").rglob("*.pieces"):
+        content = path.read_bytes()
+        path.write_bytes((content[: -200 - len(damage)] + damage).ljust(len(content), b"\0"))
     with pytest.raises(tp.DataError, match="temporary files are damaged"):
         repack(some(), tmp_path / "out", executor=Threads(1), num_files=2, **LITTLE)
     done = repack(some(), tmp_path / "out", shuffle=True, num_files=2, overwrite=True)
@@ -146,7 +145,7 @@ def test_damaged_temporary_files_are_found(
 def test_rows_that_were_lost_on_the_way_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainpipes.prepare.repack import pieces as reading
+    from trainpipes.prepare import pieces as reading
 
     real = reading.read_pieces
 
@@ -157,6 +156,20 @@ def test_rows_that_were_lost_on_the_way_are_found(
     monkeypatch.setattr(reading, "read_pieces", with_one_lost)
     with pytest.raises(tp.DataError, match="are not all there, once"):
         repack(some(), tmp_path / "out", **LITTLE)
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"sort": "x"}], ids=str)
+def test_an_input_that_gives_fewer_rows_than_it_counted_is_said(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "sort" in options:
+        pytest.importorskip("duckdb")
+    from trainpipes.storage.writers.epoch_rows import EpochRows
+
+    real = EpochRows.tables
+    monkeypatch.setattr(EpochRows, "tables", lambda self, a, b: real(self, a, b - 1))
+    with pytest.raises(tp.DataError, match="the input has 399 rows from row 0 on, and 400"):
+        repack(some(), tmp_path / "out", executor=Threads(1), **options)
 
 
 @pytest.mark.parametrize("options", [{"num_files": 900}, {}], ids=str)

@@ -196,7 +196,7 @@ def test_files_of_two_formats_are_refused(tmp_path: Path) -> None:
     write_json(ROWS, tmp_path / "b.jsonl")
     with pytest.raises(
         tp.ConfigError,
-        match=r"is not clear from the names of the files.*\(read_json, read_parquet\)",
+        match=r"sft reads files of one format.* got files for read_json, read_parquet: give",
     ):
         sft(tmp_path, "bytes")
 
@@ -217,5 +217,5 @@ def test_the_name_of_a_column_is_a_text(given: Any) -> None:
 def test_the_reader_of_most_files_is_named(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.jsonl", "c.txt"):
         (tmp_path / name).write_text("{}")
-    with pytest.raises(tp.ConfigError, match=r"sft\(trainpipes.read_json\(...\), ...\)"):
+    with pytest.raises(tp.ConfigError, match=r"or a pipeline, such as trainpipes.read_json\("):
         sft(tmp_path, "bytes")

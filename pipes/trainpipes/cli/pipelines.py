@@ -68,13 +68,9 @@ class PipelineOptions:
         """The rows of files of one format, in their order, in batches."""
         of_others = ("tokenizer", "options", "changes", "allow_imports")
         self._refuse("files alone are read and cut into batches", *of_others)
-        from trainpipes import list_files
-        from trainpipes.sources.files.file_reader import ends_of_names, reader_by_name
+        from trainpipes.start import read_by_name
 
-        storage = self.storage_options
-        listed = list_files(list(files), suffix=ends_of_names(), storage_options=storage)
-        first = next(iter(listed.distributed(rank=0, world_size=1)))
-        rows: Pipeline = getattr(listed, reader_by_name(first))()
+        rows = read_by_name(files, self.storage_options, "run")
         return rows.batch(BATCH_SIZE)
 
     def _refuse(self, rule: str, *names: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shlex
+import time
 from typing import Any
 
 import click
@@ -37,7 +38,6 @@ columns: Any = {"multiple": True, "metavar": "COLUMNS", "callback": _names}
 @option("--rows-per-file", type=o.COUNT, help="Rows in a file; 512 MiB of them if left out.")
 @option("--num-files", type=o.COUNT, help="How many files to write, instead.")
 @o.COMPRESSION
-@option("--compression-level", type=int, help="Level for zstd, gzip or brotli.")
 @option("--memory-limit", default="512MB", help="Memory for rows that are worked on.")
 @option("--temp-dir", help="For temporary files; OUT, or of a URL the system's, if left out.")
 @o.takes_executor
@@ -63,9 +63,9 @@ def command(
       trainpipes repack data once --drop-duplicates-by text --memory-limit 4G
       trainpipes repack data s3://bucket/packed --shuffle
     """
-    from trainpipes._internal.text import amount
     from trainpipes.prepare import repack
 
+    started = time.monotonic()
     try:
         done = repack(
             files if len(files) > 1 else files[0], folder,
@@ -75,11 +75,11 @@ def command(
     except KeyboardInterrupt:
         note("the same command goes on where this one was stopped; --overwrite begins anew")
         raise
+    seconds = time.monotonic() - started
     if as_json:
-        print_manifest(done, duplicates=done.duplicates)
+        print_manifest(done, duplicates=done.duplicates, seconds=seconds)
         return
     dropped = f" of {done.rows_in:,}; {done.duplicates:,} were there before"
-    read = "" if done.bytes_in is None else f", of {amount(done.bytes_in)}"
-    print_written(done, dropped if done.duplicates else "", read, done.seconds)
+    print_written(done, dropped if done.duplicates else "", "", seconds)
     note("look at it:")
     out(f"trainpipes inspect {shlex.quote(done.folder)}")

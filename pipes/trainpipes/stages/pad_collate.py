@@ -29,7 +29,7 @@ from trainpipes.stages import pad_rules
 from trainpipes.stages.columns import refuse_collated, unbatched
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.read_columns import Opaque, Ragged, check_fit, limits, read
-from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
+from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes, makers_of_columns
 
 #: Makes a column of one batch, given its number; or all of them.
 Cut = Callable[[int], dict[str, Any]]
@@ -134,13 +134,7 @@ class PadCollate(TakesTokenizer, RunStage):
     _pack: ClassVar[Pack | None] = None
 
     def resolve(self, below: Sequence[Stage]) -> Self:
-        ids: dict[str, Tokenizes] = {}
-        for stage in below:
-            if isinstance(stage, Tokenizes):
-                ids |= dict.fromkeys(stage.id_columns, stage)
-            elif stage.name == "rename":
-                names = stage.options["names"]
-                ids = {names.get(name, name): maker for name, maker in ids.items()}
+        ids = makers_of_columns(below)
         ids |= {} if self._own is None else {"input_ids": self._own}
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         return self.resolved(_tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack)

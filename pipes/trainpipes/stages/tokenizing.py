@@ -143,6 +143,18 @@ class TokenizedBy(Tokenizes):
         return True
 
 
+def makers_of_columns(stages: Sequence[Stage]) -> dict[str, Tokenizes]:
+    """What made the ids in each column, by the column's last name."""
+    found: dict[str, Tokenizes] = {}
+    for stage in stages:
+        if isinstance(stage, Tokenizes):
+            found |= dict.fromkeys(stage.id_columns, stage)
+        elif stage.name == "rename":
+            names = stage.options["names"]
+            found = {names.get(name, name): maker for name, maker in found.items()}
+    return found
+
+
 class TakesTokenizer(Stage):
     free = frozenset({"tokenizer"})  # what is taken from it is in the identity
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +20,7 @@ from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.files.file_list import FileList, digests
 from trainpipes.sources.files.list_files import ListFiles, checked_options
 from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.memmap.manifest import is_memmap
 from trainpipes.storage.cache import SUFFIX
 
 
@@ -199,3 +201,31 @@ def reader_by_name(path: str) -> str:
     """
     name = path.split("?")[0].lower()
     return next((reader for reader in READERS if name.endswith(suffixes_of(reader))), "")
+
+
+def one_reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str) -> str:
+    """What reads files, folders and globs of one format: "read_parquet" and so on, or "from_memmap"."""
+    if len(paths) == 1 and is_memmap(paths[0]):
+        return "from_memmap"
+
+    def below(suffixes: Sequence[str]) -> list[str]:
+        return (
+            ListFiles(list(paths), suffix=suffixes, storage_options=storage_options).files().names
+        )
+
+    names = paths
+    if "" in map(reader_by_name, paths):  # folders, or globs without an end
+        try:
+            names = below(ends_of_names())
+        except MissingFilesError:  # notes alone are text
+            names = below([*ends_of_names(), *suffixes_of("read_text")])
+    found = Counter(map(reader_by_name, names))
+    usual = next((reader for reader, _ in found.most_common() if reader), "read_json")
+    if {*found} == {usual}:
+        return usual
+    known = ", ".join(ends[0] for ends in READERS.values())
+    kinds = ", ".join(reader or "no reader that is known" for reader in sorted(found))
+    raise ConfigError(
+        f"{caller} reads files of one format, which the ends of their names say ({known}), got files for "
+        f"{kinds}: give files of one format, or a pipeline, such as trainpipes.{usual}(...)"
+    )

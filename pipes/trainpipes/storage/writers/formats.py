@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import require, whole_number
-from trainpipes.errors import DataError
+from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.options import either
 from trainpipes.storage.executor import Executor
 from trainpipes.storage.output_file import OutputFile
@@ -178,7 +178,16 @@ def parquet_form(
 class _Parquet:
     def __init__(self, how: Any, metadata: Any, file: Any, schema: pa.Schema) -> None:
         self.columns = columns_of(schema)
-        self._writer = pq.ParquetWriter(file, schema.with_metadata(metadata), **how)
+        try:
+            self._writer = pq.ParquetWriter(file, schema.with_metadata(metadata), **how)
+        except pa.ArrowNotImplementedError as error:
+            if len(schema) > 1:
+                for column in schema:  # which one it is
+                    _Parquet({}, None, pa.BufferOutputStream(), pa.schema([column])).close()
+            raise SchemaError(
+                f"column {schema[0].name!r} holds {schema[0].type}, which Parquet cannot hold ({error}): "
+                "leave it out by select() or columns=[...], or make another column of it"
+            ) from error
 
     def write(self, group: pa.Table, first_row: int) -> None:
         # In one chunk: where others begin, pages may, too.

@@ -6,6 +6,7 @@ columns. What drops rows after the ids stays with training: so blocks and order 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from trainpipes.kinds.stage_kinds import MixingSource, RegroupStage, RunStage
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.stages.labels import EncodeLabels
-from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
+from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes, makers_of_columns
 from trainpipes.storage.writers.epoch_rows import AsColumns
 
 CALLER = "tokenize()"
@@ -29,13 +30,6 @@ class Parts:
     ahead: tuple[Stage, ...]  # their rows are written
     training: tuple[Stage, ...]  # on these rows
     makers: tuple[TokenizedBy, ...]  # in training, for each stage that makes ids
-
-    def on(self, folder: str, storage_options: Mapping[str, Any] | None = None) -> Pipeline:
-        """The pipeline that trains on the files in a folder, a path or URL."""
-        from trainpipes.start import list_files
-
-        rows = list_files(folder, storage_options=storage_options).read_parquet()
-        return Pipeline([*rows.stages, *self.makers, *self.training])
 
 
 def cut(pipeline: Pipeline) -> Parts:
@@ -65,27 +59,20 @@ def cut(pipeline: Pipeline) -> Parts:
             is_ahead = True
         elif role in ("shuffle", "shard"):  # of files
             is_ahead = not any(one.role in ("reader", "source") for one in ahead)
-        elif below and (role == "repeat" or _moves(stage, stages[number + 1 : last + 1])):
-            is_ahead = False
+        elif below and (role == "repeat" or isinstance(stage, EncodeLabels)):
+            later = stages[number + 1 : last + 1]
+            is_ahead = role != "repeat" and any(one.calls_function for one in later)
         elif role in ("take", "skip") and not any(one.role == "shuffle" for one in training):
             is_ahead = not closed
         elif below:
             _check(stage, stages[last])
             is_ahead = True
         else:
-            closed = closed or not _always_the_same(stage)
+            plain = role == "rows" and isinstance(stage, RunStage) and stage.keeps_rows
+            closed = closed or not plain or stage.by_epoch or stage.calls_function
             is_ahead = not closed
         (ahead if is_ahead else training).append(stage)
     return Parts(tuple(ahead), tuple(training), _makers(ahead))
-
-
-def _always_the_same(stage: Stage) -> bool:
-    plain = stage.role == "rows" and isinstance(stage, RunStage) and stage.keeps_rows
-    return plain and not stage.by_epoch and not stage.calls_function
-
-
-def _moves(stage: Stage, later: Sequence[Stage]) -> bool:
-    return isinstance(stage, EncodeLabels) and not any(s.calls_function for s in later)
 
 
 def _check(stage: Stage, last: Stage) -> None:
@@ -102,29 +89,19 @@ def _check(stage: Stage, last: Stage) -> None:
 
 
 def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
-    found: dict[str, Tokenizes] = {}
-    for stage in ahead:
-        if isinstance(stage, Tokenizes):
-            found |= dict.fromkeys(stage.id_columns, stage)
-        elif stage.name == "rename":
-            names = stage.options["names"]
-            found = {names.get(name, name): maker for name, maker in found.items()}
-    groups: list[tuple[Tokenizes, list[str]]] = []
+    found = makers_of_columns(ahead)
+    groups: dict[str, list[str]] = {}
     for column, maker in found.items():
-        same = [g for g in groups if g[0].maker.fingerprint() == maker.maker.fingerprint()]
-        if same:
-            same[0][1].append(column)
-        else:
-            groups.append((maker, [column]))
+        groups.setdefault(json.dumps(maker.maker.fingerprint()), []).append(column)
     return tuple(
         TokenizedBy(
-            maker.options["tokenizer"],
+            (options := found[columns[0]].options)["tokenizer"],
             columns,
             # Rows without a target are dealt with ahead, unless they are only warned of.
-            on_error=None if maker.options["on_error"] is None else "keep",
-            engine=maker.options.get("engine", "auto"),
+            on_error=None if options["on_error"] is None else "keep",
+            engine=options.get("engine", "auto"),
         )
-        for maker, columns in groups
+        for columns in groups.values()
     )
 
 
@@ -141,16 +118,10 @@ def open_plan(
             f"{CALLER} does ahead what treats each row by itself, and {odd} does not: put it directly after "
             "the source, or leave it out"
         )
-    files_of(plan)
-    plan.inputs.schemas.adopt(schemas or {})
-    return plan
-
-
-def files_of(plan: Plan) -> FileBlocks:
-    source = plan.inputs.source
-    if not isinstance(source, FileBlocks):
+    if not isinstance(plan.inputs.source, FileBlocks):
         raise ConfigError(
             f"{CALLER} makes a file of each file, and {plan.chain.opener} reads none: rows of another origin "
             "are tokenized and written by write_parquet()"
         )
-    return source
+    plan.inputs.schemas.adopt(schemas or {})
+    return plan

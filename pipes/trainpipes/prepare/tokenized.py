@@ -12,14 +12,17 @@ from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.sources.files.folders import MANIFEST
-from trainpipes.sources.remote.retry import Requests
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.targets import OnError
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenizing import TokenizedBy
 from trainpipes.state.identity import said
 from trainpipes.storage.output_folder import ABOUT
+from trainpipes.storage.places import Place
 from trainpipes.tokenizers.load import load
+
+#: The stages that make ids, by their names in a manifest.
+MAKERS: dict[str, Any] = {"tokenize": Tokenize, "chat_template": ChatTemplate}
 
 
 def tokenized_rows(
@@ -35,14 +38,15 @@ def tokenized_rows(
     source = Plan.of(rows.stages, quiet=True).inputs.source
     if not isinstance(source, FileBlocks) or source.schema is None:
         return None
-    manifests = _manifests(source)
-    about = next((found for found in manifests.values() if found is not None), None)
+    folders = _folders(source)
+    about: Any = next(filter(None, folders.values()), None)
     if about is None:
         return None
-    for folder, found in manifests.items():
-        if found is None or found["pipeline"]["stages"] != about["pipeline"]["stages"]:
+    stages = about["pipeline"]["stages"]
+    for folder, found in folders.items():
+        if found is None or found["pipeline"]["stages"] != stages:
             raise ConfigError(
-                f"{caller}: {folder} and {next(iter(manifests))} were not tokenized by the same pipeline: "
+                f"{caller}: {folder} and {next(iter(folders))} were not tokenized by the same pipeline: "
                 "give files of one",
                 path=folder,
             )
@@ -54,7 +58,7 @@ def tokenized_rows(
             f"{caller}",
             stage=caller,
         )
-    for stage in about["pipeline"]["stages"]:
+    for stage in stages:
         if stage["stage"] in made_by and "tokenizer" in stage:
             _check(caller, stage, tokenizer, made_by[stage["stage"]])
     return rows.then(TokenizedBy(tokenizer, about["tokenized"]["ids"], on_error=on_error))
@@ -63,49 +67,49 @@ def tokenized_rows(
 def _check(
     caller: str, saved: Mapping[str, Any], tokenizer: Any, options: Mapping[str, Any]
 ) -> None:
-    kinds: Mapping[str, Any] = {"tokenize": Tokenize, "chat_template": ChatTemplate}
-    for name in [name for name, value in options.items() if value is ...]:
-        if saved.get(name) is None:
-            raise ConfigError(
-                f"{caller}: the files were tokenized without {name}, for another recipe: tokenize the texts "
-                "for this one"
-            )
-    options = {name: value for name, value in options.items() if value is not ...}
-    now: dict[str, Any] = {"tokenizer": load(tokenizer).fingerprint()}
+    """Raise ConfigError for the first option that differs; one of ``...`` may be anything but None."""
+    given = {name: value for name, value in options.items() if value is not ...}
+    now = {"tokenizer": load(tokenizer).fingerprint()}
     if saved["tokenizer"] == json.loads(json.dumps(now["tokenizer"])):
-        now = kinds[saved["stage"]](tokenizer, **options).identity()
+        now = MAKERS[saved["stage"]](tokenizer, **given).identity()
+    now = json.loads(json.dumps(now))
     for name in ("tokenizer", *options):
-        before, present = saved.get(name), json.loads(json.dumps(now.get(name)))
-        if before != present:
+        before, present = saved.get(name), now.get(name)
+        if options.get(name) is ...:
+            if before is None:
+                raise ConfigError(
+                    f"{caller}: the files were tokenized without {name}, for another recipe: tokenize the "
+                    "texts for this one"
+                )
+        elif before != present:
             raise ConfigError(
                 f"{caller}({name}): the files were tokenized with {said(before)}, and now it is "
                 f"{said(present)}: give the same, or tokenize the texts again"
             )
 
 
-def _manifests(source: FileBlocks) -> dict[str, dict[str, Any] | None]:
+def _folders(source: FileBlocks) -> dict[str, dict[str, Any] | None]:
     """What is said of the files in each folder; None of those that ``tokenize`` has not written."""
     found: dict[str, dict[str, Any] | None] = {}
     files = source.files
     for number, (name, path) in enumerate(zip(files.names, files.paths, strict=True)):
-        folder, beside = (str(one).rpartition("/")[0] for one in (name, path))
+        folder = str(name).rpartition("/")[0]
         if folder in found:
             continue
-        found[folder] = None
-        for mark in (MANIFEST, ABOUT):
-            about: Any = None
-            with suppress(OSError, ValueError, RecursionError):
-                requests = Requests(files.retry_seconds)
-                about = json.loads(
-                    requests.call(files.system(number), "cat_file", f"{beside}/{mark}")
-                )
-            if isinstance(about, dict) and "tokenized" in about:
-                if mark == ABOUT:
-                    raise ConfigError(
-                        f"{folder} is not finished: some of its files are still to be made; tokenize again, "
-                        "which goes on where it was",
-                        path=folder,
-                    )
-                found[folder] = about
-                break
+        place = Place(folder, "tokenize", files.system(number), str(path).rpartition("/")[0])
+        found[folder] = _about(place, MANIFEST)
+        if found[folder] is None and _about(place, ABOUT):
+            raise ConfigError(
+                f"{folder} is not finished: some of its files are still to be made; tokenize again, which "
+                "goes on where it was",
+                path=folder,
+            )
     return found
+
+
+def _about(place: Place, name: str) -> dict[str, Any] | None:
+    about: Any = None
+    with suppress(OSError, ValueError, RecursionError):
+        about = json.loads(place.read(name))
+    ours = isinstance(about, dict) and {"tokenized", "pipeline"} <= about.keys()
+    return about if ours else None

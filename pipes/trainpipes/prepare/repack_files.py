@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import byte_count, column_names, flag, need, require, whole_number
 from trainpipes.engine.pool import default_threads
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
-from trainpipes.prepare.repack.given import given_rows, kept_metadata
-from trainpipes.prepare.repack.keys import Order
-from trainpipes.prepare.repack.passes import Shuffle, temporary_place
-from trainpipes.prepare.repack.pieces import CALLER
-from trainpipes.sources.files.file_list import FileList
+from trainpipes.prepare.order import Order
+from trainpipes.prepare.pieces import CALLER
+from trainpipes.prepare.shuffle import Shuffle, temporary_place
+from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.files.file_reader import ends_of_names
+from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.start import read_by_name
 from trainpipes.storage.executor import Executor, Threads, checked_executor
 from trainpipes.storage.output_folder import Manifest
 from trainpipes.storage.ray_cluster import Ray
@@ -27,6 +31,8 @@ from trainpipes.storage.writers.write import ANY, Output, write
 
 #: Bytes of memory, at least: less is a number of something else.
 LEAST_MEMORY = 64_000
+#: The schema's metadata that is kept: how Hugging Face's datasets say what columns mean.
+KEPT_METADATA = b"huggingface"
 #: Threads, at most: more would have little memory each.
 MOST_THREADS = 4
 
@@ -37,13 +43,9 @@ class Repacked(Manifest):
 
     Attributes:
         rows_in: rows of the input.
-        bytes_in: size of the files that were read; None if unknown.
-        seconds: that this call took.
     """
 
     rows_in: int = 0
-    bytes_in: int | None = None
-    seconds: float = field(default=0.0, compare=False)
 
     @property
     def duplicates(self) -> int:
@@ -64,7 +66,6 @@ def repack(
     rows_per_file: int | None = None,
     num_files: int | None = None,
     compression: str | None = "zstd",
-    compression_level: int | None = None,
     memory_limit: int | str = "512MB",
     temp_dir: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
@@ -93,7 +94,6 @@ def repack(
         rows_per_file: rows of each file; or
         num_files: number of files. If both are left out, files are of 512 MiB of rows in memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
-        compression_level: of zstd, gzip or brotli; if left out, their own.
         memory_limit: bytes for rows that are worked on, such as "4GB", by each task on Ray, else by all;
             Python and reading come on top.
         temp_dir: a path or URL for temporary files, removed at the end. If left out, ``folder``, or the
@@ -119,72 +119,73 @@ def repack(
     >>> done.rows, len(done.files)
     (100, 2)
     """
-    began = time.monotonic()
-    caller = CALLER
-    flag(shuffle, f"{caller}(shuffle)")
-    whole_number(seed, None, f"{caller}(seed)", "the seed of the shuffle")
-    flag(descending, f"{caller}(descending)")
-    by = [] if sort is None else column_names(sort, f"{caller}(sort)")
+    flag(shuffle, f"{CALLER}(shuffle)")
+    whole_number(seed, None, f"{CALLER}(seed)", "the seed of the shuffle")
+    flag(descending, f"{CALLER}(descending)")
+    by = [] if sort is None else column_names(sort, f"{CALLER}(sort)")
     if shuffle and by:
         raise ConfigError(
-            f"{caller}() takes shuffle or sort, got shuffle=True and sort={by}: give one of the two"
+            f"{CALLER}() takes shuffle or sort, got shuffle=True and sort={by}: give one of the two"
         )
-    once: list[str] | None = [] if drop_duplicates is True else None
     if not isinstance(drop_duplicates, bool):
-        drop_duplicates = once = column_names(drop_duplicates, f"{caller}(drop_duplicates)")
-    order = Order(seed if shuffle else None, by, descending, once)
-    if columns is not None:
-        columns = column_names(columns, f"{caller}(columns)")
-    check_codec(compression, CODECS, caller)
-    _check_level(compression_level, compression)
+        drop_duplicates = column_names(drop_duplicates, f"{CALLER}(drop_duplicates)")
+    order = Order(seed if shuffle else None, by, descending, drop_duplicates)
+    check_codec(compression, CODECS, CALLER)
     suffixes = None if isinstance(data, Pipeline) else ends_of_names()
     out = Output(folder, num_files, rows_per_file, overwrite, storage_options, suffixes)
-    out.check(ANY, caller)
-    check_group(row_group_size, caller)
+    out.check(ANY, CALLER)
+    check_group(row_group_size, CALLER)
     for given, option in ((by, "sort"), (drop_duplicates, "drop_duplicates")):
         if given:
-            need("duckdb", f"{caller}({option})")
-    memory = byte_count(memory_limit, f"{caller}(memory_limit)", LEAST_MEMORY)
-    options = {
-        "shuffle": shuffle, "seed": order.seed, "sort": by, "descending": descending,
-        "drop_duplicates": drop_duplicates, "row_group_size": row_group_size, "compression": compression,
-        "compression_level": compression_level,
-    }  # fmt: skip
-    pipeline = given_rows(data, columns, storage_options, caller)
-    with checked_executor(executor, caller, _threads()) as workers:
-        rows = EpochRows(pipeline, caller)
-        source = rows.plan.inputs.source
-        metadata = kept_metadata(pipeline, source)
-        form = parquet_form(
-            caller, options, row_group_size, compression, compression_level, metadata
-        )
+            need("duckdb", f"{CALLER}({option})")
+    memory = byte_count(memory_limit, f"{CALLER}(memory_limit)", LEAST_MEMORY)
+    options = {"shuffle": shuffle, **vars(order)}
+    options |= {"row_group_size": row_group_size, "compression": compression}
+    few = max(1, min(MOST_THREADS, default_threads()))
+    pipeline = _given_rows(data, storage_options)
+    if columns is not None:
+        pipeline = pipeline.select(*column_names(columns, f"{CALLER}(columns)"))
+    with checked_executor(executor, CALLER, Threads(few)) as workers:
+        rows = EpochRows(pipeline, CALLER)
+        metadata = _kept_metadata(pipeline, rows.plan.inputs.source)
+        form = parquet_form(CALLER, options, row_group_size, compression, None, metadata)
         if not shuffle and not order.has_keys:
             alone = not (rows.plan.counted and out.is_cut) or rows.plan.runs_user_code
             done = write(rows, form, out, None if executor is None and alone else workers)
         else:
             to = out.open(form, rows.plan, workers)
             between = temporary_place(to.place, temp_dir, storage_options, isinstance(workers, Ray))
-            workers.check_path(between.root, f"{caller}(temp_dir)")
+            workers.check_path(between.root, f"{CALLER}(temp_dir)")
             with to:
                 shuffled = Shuffle(pipeline, rows, form, order, out, memory, between)
                 done = to.finished or shuffled.run(to, workers)
-    files = getattr(source, "files", None)
-    bytes_in = None
-    if isinstance(files, FileList) and (files.sizes >= 0).all():
-        bytes_in = int(files.sizes.sum())
-    return Repacked(
-        **vars(done), rows_in=done.notes.get("rows_in", done.rows),
-        bytes_in=bytes_in, seconds=time.monotonic() - began,
-    )  # fmt: skip
+    return Repacked(**vars(done), rows_in=done.notes.get("rows_in", done.rows))
 
 
-def _threads() -> Threads:
-    return Threads(max(1, min(MOST_THREADS, default_threads())))
+def _given_rows(data: Any, storage_options: Mapping[str, Any] | None) -> Pipeline:
+    if isinstance(data, Pipeline):
+        return data
+    several = [data] if isinstance(data, str | os.PathLike) else data
+    good = isinstance(several, Sequence) and len(several) > 0
+    good = good and all(isinstance(path, str | os.PathLike) for path in several)
+    rule = "files (a path, folder, glob, URL, or a list of them) or a pipeline of rows"
+    require(good, f"{CALLER}(data)", rule, data)
+    return read_by_name([os.fspath(path) for path in several], storage_options, f"{CALLER}()")
 
 
-def _check_level(level: int | None, compression: str | None) -> None:
-    if level is not None:
-        option = f"{CALLER}(compression_level)"
-        most = {"zstd": 22, "gzip": 9, "brotli": 11}.get(compression or "")
-        require(most, option, "left out, but for zstd, gzip and brotli", level, "leave it out")
-        whole_number(level, 1, option, f"a level of {compression}", most or 1)
+def _kept_metadata(pipeline: Pipeline, source: Any) -> dict[bytes, bytes] | None:
+    """The first file's schema metadata, where all columns are taken."""
+    reader = pipeline.stages[-1]
+    if not isinstance(reader, ReadParquet | ReadArrow) or reader.columns is not None:
+        return None
+    files = source.files
+    forms: Any = (pq.ParquetFile, pa.ipc.open_file, pa.ipc.open_stream)
+    with files.system(0).open(files.paths[0], "rb") as file:
+        for form in forms:
+            file.seek(0)
+            with suppress(pa.ArrowInvalid):
+                found = form(file)
+                schema = getattr(found, "schema_arrow", None) or found.schema
+                value = (schema.metadata or {}).get(KEPT_METADATA)
+                return None if value is None else {KEPT_METADATA: value}
+    return None

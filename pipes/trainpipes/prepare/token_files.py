@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,13 +14,13 @@ import pyarrow as pa
 from trainpipes.columns.arrays import one_chunk, to_numpy
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
-from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import DataError
 from trainpipes.kinds.blame import say_where
 from trainpipes.kinds.source import LooksAhead, Reader, read_rows
 from trainpipes.kinds.stage_kinds import put_through
-from trainpipes.prepare.tokenize.cut import CALLER, files_of
+from trainpipes.prepare.ahead import CALLER
+from trainpipes.sources.files.file_reader import cut_by_bytes
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo
 from trainpipes.storage.writers.table_groups import check_columns, compact, decoded
@@ -48,41 +49,25 @@ class Task:
 
 
 def tasks_of(plan: Plan, suffix: str, bytes_per_file: int) -> list[Task]:
-    source, blocks = files_of(plan), plan.inputs.blocks
-    count = len(source.files)
-    edges = np.searchsorted(source.file_of_block, np.arange(count + 1)).tolist()
-    sizes = _sizes(plan)
-    parts = [
-        (file, first, stop)
-        for file in range(count)
-        for first, stop in _parts(sizes, edges[file], edges[file + 1], bytes_per_file)
-    ]
+    source: Any = plan.inputs.source
+    lengths = plan.inputs.blocks.lengths
+    own = source.block_bytes
+    own = source.lengths * (source.row_bytes or 1.0) if own is None else own
+    sizes = (own * lengths / np.maximum(1, source.lengths)).astype(np.int64)
+    parts = []
+    for file in range(len(source.files)):
+        first, stop = np.searchsorted(source.file_of_block, [file, file + 1]).tolist()
+        edges = first + cut_by_bytes(sizes[first:stop], bytes_per_file)
+        parts += [(file, *edge) for edge in pairwise(edges.tolist())] or [(file, first, stop)]
     names, short = source.files.names, source.files.relative_names()
     width = max(5, len(str(len(parts) - 1)))
     return [
         Task(
-            f"part-{number:0{width}d}{suffix}", str(names[file]), str(short[file]), first, stop,
-            int(blocks.lengths[first:stop].sum()),
+            f"part-{number:0{width}d}{suffix}", names[file], short[file], first, stop,
+            int(lengths[first:stop].sum()),
         )
         for number, (file, first, stop) in enumerate(parts)
     ]  # fmt: skip
-
-
-def _sizes(plan: Plan) -> IntArray:
-    source, lengths = files_of(plan), plan.inputs.blocks.lengths
-    if source.block_bytes is None:
-        return (lengths * (source.row_bytes or 1.0)).astype(np.int64)
-    return (source.block_bytes * (lengths / np.maximum(1, source.lengths))).astype(np.int64)
-
-
-def _parts(sizes: IntArray, first: int, stop: int, most: int) -> list[tuple[int, int]]:
-    """A file's blocks in even parts, at most ``most`` bytes unless one block has more."""
-    ends = np.cumsum(sizes[first:stop])
-    count = -(-int(ends[-1]) // most) if len(ends) else 0
-    if count <= 1:
-        return [(first, stop)]
-    cuts = first + 1 + np.searchsorted(ends, ends[-1] * np.arange(1, count) / count)
-    return list(pairwise(np.unique([first, *cuts, stop]).tolist()))
 
 
 class BareFile:
@@ -94,60 +79,50 @@ class BareFile:
 
     def write(self, group: pa.Table, first_row: int) -> None:
         ids = to_numpy(one_chunk(group.column("input_ids")).flatten())
-        bounds = np.iinfo(self._dtype)
-        if len(ids) and not bounds.min <= ids.min() <= ids.max() <= bounds.max:
-            odd = int(ids.min() if ids.min() < bounds.min else ids.max())
+        found = ids.astype(self._dtype)
+        odd = ids[found != ids]
+        if len(odd):
             raise DataError(
-                f'tokenize(format="bin", dtype="{self._dtype}"): there is a token {odd}, which that type '
-                'cannot hold; give dtype="uint32"'
+                f'tokenize(format="bin", dtype="{self._dtype}"): there is a token {odd[0]}, which that type '
+                "cannot hold; give a dtype that does"
             )
-        if len(ids):
-            self._file.write(np.ascontiguousarray(ids.astype(self._dtype)).data)
+        self._file.write(found.data)
 
     def close(self) -> None:
         """Nothing follows the last id."""
 
 
 def make(
-    open_file: Callable[[OutputFile, pa.Schema], FileWriter],
-    schema: pa.Schema,
-    ids: Sequence[str],
-    task: Task,
-    file: OutputFile,
-    plan: Plan,
-) -> FileInfo:
+    open_file: Callable[[OutputFile, pa.Schema], FileWriter], schema: pa.Schema, ids: Sequence[str],
+    task: Task, file: OutputFile, plan: Plan,
+) -> FileInfo:  # fmt: skip
+    source: Any = plan.inputs.source
+    blocks, step = plan.inputs.blocks, FIRST_ROWS
     rows = tokens = 0
-    with closing(files_of(plan).reader()) as reader, closing(open_file(file, schema)) as writer:
+    with closing(source.reader()) as reader, closing(open_file(file, schema)) as writer:
         if isinstance(reader, LooksAhead):
             reader.expect(range(task.first, task.stop))
         for block in range(task.first, task.stop):
             # A row group for each block of the input, which may have no rows.
             parts = [pa.Table.from_batches([], schema)]
-            for table, read in _pieces(plan, reader, block):
+            begin = int(blocks.begins[block])
+            stop = begin + int(blocks.lengths[block])
+            while begin < stop:  # piece by piece, of as many rows as have few bytes
+                end = min(begin + step, stop)
+                table = rows_of(plan, reader, block, begin, end)
                 check_columns(schema, table.schema, "tokenize", f" in {task.source}")
                 parts.append(table)
                 tokens += sum(len(one_chunk(table.column(name)).flatten()) for name in ids)
-                file.advance(read)
+                file.advance(end - begin)
+                if table.nbytes < PIECE_BYTES // 2 and end < stop:
+                    step = min(2 * step, PIECE_ROWS)
+                elif table.nbytes > PIECE_BYTES:
+                    step = max(step // 2, 1)
+                begin = end
             group = pa.concat_tables(parts)
             writer.write(group, rows)
             rows += len(group)
     return FileInfo(rows, writer.columns, notes={"tokens": tokens, "source": task.source_name})
-
-
-def _pieces(plan: Plan, reader: Reader, block: int) -> Iterator[tuple[pa.Table, int]]:
-    """A block's rows, and how many were read, piece by piece, of as many rows as have few bytes."""
-    blocks, step = plan.inputs.blocks, FIRST_ROWS
-    begin = int(blocks.begins[block])
-    stop = begin + int(blocks.lengths[block])
-    while begin < stop:
-        end = min(begin + step, stop)
-        table = rows_of(plan, reader, block, begin, end)
-        yield table, end - begin
-        begin = end
-        if table.nbytes < PIECE_BYTES // 2:
-            step = min(2 * step, PIECE_ROWS)
-        elif table.nbytes > PIECE_BYTES:
-            step = max(step // 2, 1)
 
 
 def rows_of(plan: Plan, reader: Reader, block: int, begin: int, end: int) -> pa.Table:
@@ -164,11 +139,14 @@ def rows_of(plan: Plan, reader: Reader, block: int, begin: int, end: int) -> pa.
 
 
 def first_rows(plan: Plan) -> pa.Table:
+    source: Any = plan.inputs.source
     blocks = plan.inputs.blocks
     there = np.flatnonzero(blocks.lengths)
     if not len(there):
         raise DataError(
             f"{CALLER}: {plan.chain.opener} has no rows, and nothing is written: check which files are named"
         )
-    with closing(files_of(plan).reader()) as reader:
-        return next(_pieces(plan, reader, int(there[0])))[0]
+    block = int(there[0])
+    begin, length = int(blocks.begins[block]), int(blocks.lengths[block])
+    with closing(source.reader()) as reader:
+        return rows_of(plan, reader, block, begin, begin + min(FIRST_ROWS, length))

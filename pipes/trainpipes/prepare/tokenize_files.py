@@ -13,26 +13,15 @@ import pyarrow as pa
 from trainpipes._internal.checks import require, whole_number
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import either
 from trainpipes.kinds.stage import Stage
 from trainpipes.pipeline import Pipeline
-from trainpipes.prepare.tokenize.cut import Parts, cut, files_of, open_plan
-from trainpipes.prepare.tokenize.make import (
-    BareFile,
-    Task,
-    first_rows,
-    make,
-    tasks_of,
-)
+from trainpipes.prepare.ahead import Parts, cut, open_plan
+from trainpipes.prepare.token_files import BareFile, Task, first_rows, make, tasks_of
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.storage.executor import (
-    Executor,
-    Processes,
-    Threads,
-    checked_executor,
-    cores,
-)
+from trainpipes.start import list_files
+from trainpipes.storage.executor import Executor, Processes, Threads, checked_executor, cores
 from trainpipes.storage.output_folder import Manifest
 from trainpipes.storage.output_folder import run as make_files
 from trainpipes.storage.places import place_at
@@ -81,7 +70,8 @@ class Tokenized(Manifest):
                 "files of bare ids have no rows: "
                 f'trainpipes.from_memmap(files, dtype="{self.dtype}", length=...) cuts them into some'
             )
-        return self._parts.on(self.folder, self._storage_options)
+        rows = list_files(self.folder, storage_options=self._storage_options).read_parquet()
+        return Pipeline([*rows.stages, *self._parts.makers, *self._parts.training])
 
 
 def tokenize(
@@ -148,8 +138,11 @@ def tokenize(
         suffix = ".parquet" if is_parquet else ".bin"
         refuse_functions(plan, given, "tokenize")
         schema = first_rows(plan).schema
-        if not is_parquet:
-            _check_bare(schema)
+        if not is_parquet and schema.names != ["input_ids"]:
+            raise ConfigError(
+                'tokenize(format="bin") writes ids and nothing besides, and rows have columns '
+                f'{", ".join(schema.names)}: write format="parquet"'
+            )
         tasks = tasks_of(plan, suffix, bytes_per_file)
         ids = [name for maker in parts.makers for name in maker.id_columns if name in schema.names]
         options: dict[str, Any] = {"format": format, "bytes_per_file": bytes_per_file}
@@ -198,17 +191,6 @@ def _checked_format(
     return dtype or _narrowest(parts.ahead)
 
 
-def _check_bare(schema: pa.Schema) -> None:
-    if schema.names != ["input_ids"]:
-        raise ConfigError(
-            'tokenize(format="bin") writes ids and nothing besides, and rows have columns '
-            f'{", ".join(schema.names)}: write format="parquet"'
-        )
-    kind = schema.field("input_ids").type
-    if not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
-        raise SchemaError(f'tokenize(format="bin"): input_ids must be lists of ids, got {kind}')
-
-
 def _narrowest(stages: Sequence[Stage]) -> str:
     """The narrowest type that holds every id of the tokenizer, as far as known."""
     known = [0]
@@ -223,6 +205,8 @@ def _narrowest(stages: Sequence[Stage]) -> str:
 
 
 def _worthwhile(plan: Plan, missing: list[Task]) -> Executor:
-    size = sum(task.rows for task in missing) * (files_of(plan).row_bytes or 1024.0)
+    size = sum(task.rows for task in missing) * (
+        getattr(plan.inputs.source, "row_bytes", None) or 1024.0
+    )
     count = int(max(1, min(cores(), len(missing), 1 + size // WORTH_BYTES)))
     return Threads(1) if count == 1 else Processes(count)

@@ -1,1 +1,0 @@
-"""``repack``: data rewritten for training, as Parquet files."""

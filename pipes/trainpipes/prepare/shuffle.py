@@ -1,0 +1,291 @@
+"""Rows in another order, by files on disk, in passes that are lists of tasks.
+
+Scatter writes a part of the input bucket by bucket; gather sorts the rows of a bucket, and writes them. Where
+its reads would be small, scatter writes groups of buckets, which a pass in between takes apart.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from math import isqrt
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes._internal.messages import need_columns
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.permutation import Permutation
+from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.pipeline import Pipeline
+from trainpipes.prepare.order import PLACES_FILE, Listed, Order, find_places
+from trainpipes.prepare.pieces import (
+    CALLER,
+    Pieces,
+    cut,
+    few_tables,
+    gather,
+    piece_file,
+    pieces_of,
+    read_pieces,
+    scatter,
+)
+from trainpipes.sources.files.folders import WORK
+from trainpipes.start import list_files
+from trainpipes.state.cursor import checksum
+from trainpipes.storage.executor import Executor, Threads
+from trainpipes.storage.output_file import OutputFile
+from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
+from trainpipes.storage.places import Place, place_at
+from trainpipes.storage.ray_cluster import Ray
+from trainpipes.storage.writers.epoch_rows import EpochRows
+from trainpipes.storage.writers.formats import FILE_BYTES, write_arrow
+from trainpipes.storage.writers.table_groups import TableGroups, check_columns
+from trainpipes.storage.writers.write import ANY, Format, Output
+
+#: Bytes that a task works on at once, at most: more would not fit into the offsets of Arrow's texts.
+MOST_UNIT = 512 << 20
+#: Times that a task holds the rows that it works on, with the indices of lists' values and what the allocator
+#: keeps.
+COPIES = 6
+#: Pieces that are read one by one, however small they are; bytes of a piece, on average at least, where there
+#: are more: of a file on this machine, and of one that a server sends.
+FEW, LEAST_HERE, LEAST_THERE = 64, 128 << 10, 1 << 20
+#: Rows of the input that are worth a task of their own.
+LEAST_PART = 8192
+#: Rows at the start that say how large rows are, and bytes of them, at most.
+FIRST_ROWS, FIRST_BYTES = 1000, 8 << 20
+#: Where rows go, by their numbers.
+Places: TypeAlias = Callable[[IntArray], IntArray]
+#: Rows that come after each other in the result, from one to before another, and their pieces.
+Bucket: TypeAlias = tuple[int, int, Place, Pieces]
+
+
+class Task(NamedTuple):
+    """A file to make of what is given."""
+
+    name: str
+    given: Any
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def scatter_part(
+    schema: pa.Schema, places: Places, edges: IntArray, unit: int,
+    task: Task, file: OutputFile, rows: EpochRows,
+) -> FileInfo:  # fmt: skip
+    """Cut rows of the input into the buckets between ``edges``, so many bytes at once."""
+    first, stop = task.given
+
+    def placed() -> Iterator[tuple[list[pa.Table], IntArray]]:
+        at = first
+        for tables in few_tables(rows, first, stop, unit):
+            check_columns(schema, tables[0].schema, CALLER, f" from row {at:,} on")
+            count = sum(map(len, tables))
+            yield tables, places(np.arange(at, at + count))
+            at += count
+
+    return scatter(edges, placed(), file)
+
+
+def scatter_group(place: Place, task: Task, file: OutputFile, _: None) -> FileInfo:
+    edges, pieces = task.given
+    return scatter(edges, iter([read_pieces(place, pieces)]), file)
+
+
+class _Gathered(TableGroups):
+    """The rows of buckets that come after each other."""
+
+    caller = CALLER
+
+    def __init__(self, buckets: list[Bucket]) -> None:
+        self._buckets = iter(buckets)
+
+    def next_run(self) -> pa.Table | None:
+        self._table = None  # before the next rows are read
+        pa.default_memory_pool().release_unused()
+        for first, stop, place, pieces in self._buckets:
+            return gather(place, pieces, first, stop)
+        return None
+
+
+def gather_file(
+    schema: pa.Schema, form: Format, group: int, task: Task, file: OutputFile, _: None
+) -> FileInfo:
+    rows, done = _Gathered(task.given), 0
+    with closing(form.open(file, schema)) as writer:
+        while found := rows.group(group, ANY):
+            writer.write(found[0], done)
+            done += len(found[0])
+            file.advance(len(found[0]))
+            del found
+    return FileInfo(done, writer.columns)
+
+
+def temporary_place(
+    out: Place, given: Any, storage_options: Mapping[str, Any] | None, shared: bool
+) -> Place:
+    if given is None and (shared or out.is_local):
+        return out.below(f"{WORK}/{CALLER}")
+    root = os.fspath(given or tempfile.gettempdir()).rstrip("/")
+    # More than one output may have its temporary files in one folder.
+    name = f"{root}/trainpipes-{CALLER}-{checksum(out.root)}"
+    same = root.partition("://")[0] == out.root.partition("://")[0]
+    return place_at(name, CALLER, storage_options if same else None)
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    pipeline: Pipeline
+    rows: EpochRows
+    form: Format
+    order: Order
+    output: Output
+    memory: int
+    temporary: Place
+
+    def run(self, out: OutputFolder, executor: Executor) -> Manifest:
+        name = checksum(json.dumps(out.about), self.memory, executor.workers)
+        for other in self.temporary.sizes():
+            if other != name:
+                self.temporary.remove(other, recursive=True)
+        place = self.temporary.below(name)
+        try:
+            rows = self.rows if self.rows.plan.counted else self._counted(place)
+            first, row_bytes = first_rows(rows)
+            need_columns(first.schema.names, self.order.columns, f"{CALLER}()")
+            self.form.open(pa.BufferOutputStream(), first.schema).close()
+            if self.order.has_keys:
+                kept, places = self._by_keys(rows, first, place)
+            else:
+                kept = rows.count or 0
+                places = Permutation(kept, self.order.seed or 0, CALLER)
+            self.output.check(kept, CALLER)
+        except (ConfigError, SchemaError):
+            self.temporary.remove("", recursive=True)  # nothing could go on with it
+            raise
+        done = self._moved(rows, first.schema, row_bytes, kept, places, place, out, executor)
+        self.temporary.remove("", recursive=True)
+        return done
+
+    def _counted(self, place: Place) -> EpochRows:
+        options: dict[str, Any] = {"storage_options": self.output.storage_options}
+        written = write_arrow(self.pipeline, place.at("rows"), compression="lz4", **options)
+        return EpochRows(list_files(list(written.files), **options).read_arrow(), CALLER)
+
+    def _by_keys(self, rows: EpochRows, first: pa.Table, place: Place) -> tuple[int, Places]:
+        count, order = int(rows.count or 0), self.order
+        if rows is self.rows and order.drop_duplicates is not True:  # others need not be read
+            rows = EpochRows(self.pipeline.select(*order.columns), CALLER)
+        make = partial(find_places, order, order.statement(first), self.memory, place)
+        with OutputFolder(place.below("keys of rows"), {}) as placed:
+            made = run(
+                [Task(PLACES_FILE, (0, count))], make, placed, Threads(1),
+                open_state=partial(copy.copy, rows), total=count, job="reading",
+            )  # fmt: skip
+        return made.rows, Listed(placed.place)
+
+    def _moved(
+        self, rows: EpochRows, schema: pa.Schema, row_bytes: float, kept: int, places: Places,
+        temporary: Place, out: OutputFolder, executor: Executor,
+    ) -> Manifest:  # fmt: skip
+        alone = isinstance(executor, Threads) and rows.plan.runs_user_code
+        readers = Threads(1) if alone else executor
+        workers = 1 if isinstance(executor, Ray) else executor.workers
+        unit = max(1, min(MOST_UNIT, self.memory // (COPIES * workers)))  # bytes of rows at once
+        unit_rows = max(1, int(unit / row_bytes))
+        count, blocks, size = int(rows.count or 0), rows.plan.inputs.blocks, row_bytes * kept
+        share = max(LEAST_PART, -(-count // readers.workers))
+        lengths = None if blocks is None else blocks.lengths
+        parts = part_edges(count, min(unit_rows, share), lengths).tolist()
+        files = max(1, min(kept, round(size / FILE_BYTES)))
+        starts = self.output.edges(kept, files)
+        least = LEAST_HERE if temporary.is_local else LEAST_THERE
+        groups = grouped(cut(starts, unit_rows), len(parts) - 1, size, least)
+        tasks = [Task(piece_file(n), edge) for n, edge in enumerate(pairwise(parts))]
+        scatter_all: Any = partial(scatter_part, schema, places, groups, unit)
+        with OutputFolder(temporary.below("scattered rows"), {}) as first:
+            made = run(
+                tasks, scatter_all, first, readers, open_state=partial(copy.copy, rows), total=count,
+                job="making",
+            )  # fmt: skip
+        size = sum(info.notes["size"] for info in made.entries)
+        with OutputFolder(temporary.below("smaller pieces"), {}) as second:
+            buckets = taken_apart(made, size, first.place, groups, starts, unit, second, executor)
+        group_rows = max(1, min(self.form.group_rows, self.form.group_bytes * kept // size))
+        cuts = pairwise(np.searchsorted([bucket[0] for bucket in buckets], starts).tolist())
+        tasks = [Task(self.form.name_of(n), buckets[a:b]) for n, (a, b) in enumerate(cuts)]
+        make = partial(gather_file, schema, self.form, group_rows)
+        return run(tasks, make, out, executor, total=kept, notes={"rows_in": count})
+
+
+def part_edges(rows: int, part_rows: int, blocks: IntArray | None) -> IntArray:
+    """The first row of each part of the input, where a block begins if possible, and the end."""
+    edges = np.cumsum([0, rows] if blocks is None else [0, *blocks.tolist()])
+    wanted = np.arange(0, rows, part_rows)
+    begun = edges[np.searchsorted(edges, wanted, side="right") - 1]
+    return cut(np.unique([*begun[begun < rows].tolist(), 0, rows]), 2 * part_rows)
+
+
+def grouped(buckets: IntArray, parts: int, size: float, least: int) -> IntArray:
+    """The edges of buckets, or of groups: as many as each has buckets, where pieces would be small."""
+    count = len(buckets) - 1
+    if parts * count <= FEW or size >= least * parts * count:
+        return buckets
+    return np.append(buckets[:-1][:: -(-count // isqrt(count))], buckets[-1])
+
+
+def taken_apart(
+    made: Manifest, size: float, place: Place, groups: IntArray, starts: IntArray, unit: int,
+    folder: OutputFolder, executor: Executor,
+) -> list[Bucket]:  # fmt: skip
+    """All buckets, once groups of more than one, or of more bytes than expected, are taken apart."""
+    tasks: list[Task] = []
+    apart: list[tuple[IntArray, slice]] = []
+    found: list[Bucket] = []
+    whole = pieces_of(enumerate(made.entries))
+    for (first, stop), pieces in zip(pairwise(groups.tolist()), whole, strict=True):
+        units = np.cumsum(pieces[:, 2] - pieces[:, 1]) * (size / made.bytes / unit)
+        most = stop - first if units[-1] < 1.5 else int((stop - first) / units[-1]) + 1
+        edges = cut(np.unique(np.clip(starts, first, stop)), most)
+        if len(edges) == 2:
+            found.append((first, stop, place, pieces))
+            continue
+        some = np.split(pieces, np.flatnonzero(np.diff(units.astype(np.int64))) + 1)
+        apart.append((edges, slice(len(tasks), len(tasks) + len(some))))
+        tasks += [Task(piece_file(n), (edges, each)) for n, each in enumerate(some, len(tasks))]
+    if tasks:
+        total = sum(int(edges[-1] - edges[0]) for edges, _ in apart)
+        make = partial(scatter_group, place)
+        again = list(
+            enumerate(run(tasks, make, folder, executor, total=total, job="making").entries)
+        )
+        for edges, numbers in apart:
+            buckets = zip(pairwise(edges.tolist()), pieces_of(again[numbers]), strict=True)
+            found += [(*edge, folder.place, pieces) for edge, pieces in buckets]
+    return sorted(found, key=itemgetter(0))
+
+
+def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
+    """Some rows, and how many bytes a row has."""
+    rows.know_columns()
+    rows = copy.copy(rows)
+    rows.open()
+    with closing(rows):
+        found = rows.group(FIRST_ROWS, FIRST_BYTES)
+    if found is None:
+        raise ConfigError(
+            f"{CALLER}(): the pipeline has no rows, and nothing was written: check what filters it"
+        )
+    known = getattr(rows.plan.inputs.source, "row_bytes", None) or 0.0
+    return found[0], max(1.0, known, found[0].nbytes / len(found[0]))

@@ -1,1 +1,0 @@
-"""Tokenizing ahead of training."""
