@@ -141,7 +141,7 @@ def _in_a_child(found: FileSource, answer: Any) -> None:
     answer.put(found.reader().read(2, 0, 7).column("id").to_pylist())
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_source_that_was_opened_here_reads_in_a_child_process(
     bucket: str, options: dict[str, Any], method: str
 ) -> None:

@@ -15,19 +15,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from interpreters import python
+from interpreters import pid_of, python
 from unfinished import contents
 
 #: What is run and killed: a writer's name, how many processes, the folder of the rows, the output.
 PROGRAM = """
-import os, sys
+import sys
 import trainpipes as tp
 from trainpipes.prepare import tokenize
 from trainpipes.storage import Processes, Threads
 
 if __name__ == "__main__":
     name, processes, rows, out = sys.argv[1:]
-    os.symlink(str(os.getpid()), __file__ + ".pid")
     workers = Threads(1) if processes == "1" else Processes(int(processes))
     pipe = tp.list_files(rows).read_parquet()
     if name == "tokenize":
@@ -57,10 +56,8 @@ def test_after_kills_the_files_are_those_of_one_that_was_not_killed(
         table = pa.table({"x": range(ROWS), "text": texts, "ids": lists})
         pq.write_table(table, rows / f"{number}.parquet", row_group_size=500)
     script.write_text(PROGRAM)
-    pid = tmp_path / "script.py.pid"
 
     def start(processes: int, out: Path) -> subprocess.Popen[bytes]:
-        pid.unlink(missing_ok=True)
         words = [*python(), str(script), name, str(processes), str(rows), str(out)]
         return subprocess.Popen(words, env={**os.environ, "TRAINPIPES_CACHE": "off"})
 
@@ -68,12 +65,10 @@ def test_after_kills_the_files_are_those_of_one_that_was_not_killed(
     expected = contents(tmp_path / "whole")
     for _ in range(kills):
         process = start(2, out)
-        while not os.path.lexists(pid):
-            time.sleep(0.002)
         wait_for_files(out, random.randrange(FILES - 1), process)
         children = []
         with suppress(psutil.NoSuchProcess):  # it has ended by itself
-            killed = psutil.Process(int(pid.readlink().name))
+            killed = psutil.Process(pid_of(process))
             children = killed.children(recursive=True)
             killed.kill()
         process.wait()
