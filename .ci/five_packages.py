@@ -73,6 +73,9 @@ def main() -> None:
             resumed = tp.Loader(chain(folder), num_workers=after)
             resumed.load_state_dict(state)
             assert same(whole, start + list(resumed)), (before, after)
+        rows = tp.read_parquet(str(folder / "*.parquet"))
+        rows.write_json(folder / "json")
+        assert list(tp.read_json(str(folder / "json"))) == list(rows)
         recipe = tp.recipe("sft", files=str(folder / "*.parquet"), tokenizer="bytes")
         assert next(iter(recipe))["labels"].shape[0] == 8
     print("files to batches, saved and resumed with 0, 1 and 2 workers: the same batches")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from trainpipes.loader import ELSEWHERE
@@ -31,6 +32,8 @@ def rows(count: int = 100) -> tp.Pipeline:
         (lambda: rows()[0], "got pipe[0]: peek() is the next item"),
         (lambda: rows().head(), "a pipeline has no 'head'"),
         (lambda: rows().shufle(), "did you mean 'shuffle'?"),
+        (lambda: rows().pin_memory(), "did you mean 'pin'?"),
+        (lambda: rows().bucket(), "did you mean 'bucket_by_length'?"),
         (lambda: tp.mix([rows(), rows()], [0.7, 0.3]), 'such as mix({"a": a, "b": b}, weights='),
         (lambda: rows() + 1, "concat"),
     ],
@@ -96,6 +99,14 @@ def test_a_loop_that_was_left_is_told_of_by_the_next_one(workers: int | None) ->
     leave(loader)
     with pytest.warns(UserWarning, match="left within epoch 0.*: the rest of epoch 0 is") as told:
         leave(loader)
+    assert told[0].filename == __file__
+
+
+@pytest.mark.parametrize("dataloader", [False, True])
+def test_an_empty_epoch_is_told_of_at_the_line_that_asks_for_it(dataloader: bool) -> None:
+    pipe = rows().filter([["x", "<", 0]]).shuffle(7, seed=int(dataloader)).batch(2).collate()
+    with pytest.warns(UserWarning, match="gives nothing") as told:
+        list(DataLoader(pipe, batch_size=None) if dataloader else pipe)
     assert told[0].filename == __file__
 
 

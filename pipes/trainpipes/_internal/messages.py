@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -10,6 +11,8 @@ from trainpipes.errors import SchemaError
 
 #: How functions begin that read data, here and elsewhere.
 BEGINNINGS = ("read_", "from_", "load_", "open_", "scan_", "list_")
+#: Packages whose lines a warning does not point at.
+OURS = ("trainpipes", "torch")
 _warned: set[object] = set()
 
 
@@ -21,7 +24,10 @@ def nearest(name: str, names: Sequence[str]) -> str:
     """
     format = next((name.removeprefix(b) for b in BEGINNINGS if name.startswith(b)), "")
     same = [one for one in names if one in [f"{b}{format}" for b in BEGINNINGS if format]]
-    close = same or difflib.get_close_matches(name, names, n=2, cutoff=0.6)
+    begun = [
+        one for one in names if f"{one}_".startswith(f"{name}_") or f"{name}_".startswith(f"{one}_")
+    ]
+    close = same or difflib.get_close_matches(name, names, n=2, cutoff=0.6) or begun
     return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
 
 
@@ -56,9 +62,16 @@ def has_warned(key: object) -> bool:
     return key in _warned
 
 
-def warn_once(message: str, key: object = None, level: int = 3) -> None:
-    """Warn of something once in this process."""
+def warn_once(message: str, key: object = None) -> None:
+    """Warn of something once in this process, at the line of the user's that led to it."""
     key = key or message
     if key not in _warned:
         _warned.add(key)
-        warnings.warn(message, UserWarning, stacklevel=level)
+        warnings.warn(message, UserWarning, stacklevel=_users_level())
+
+
+def _users_level() -> int:
+    level, frame = 2, sys._getframe(2)
+    while frame.f_globals.get("__name__", "").partition(".")[0] in OURS and frame.f_back:
+        level, frame = level + 1, frame.f_back
+    return level

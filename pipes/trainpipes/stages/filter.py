@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes._internal.checks import ColumnNames, Seed, Share, column_names, require, wrong
+from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run
@@ -119,6 +121,8 @@ class Filter(RunStage):
         try:
             kept = table.append_column("", to_arrow(np.arange(len(table)))).filter(self._expression)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, KeyError) as error:
+            missing = re.match(r"No match for FieldRef.Name\((.*?)\) in ", str(error))
+            need_columns(table.column_names, missing.groups() if missing else (), self)
             said = f" does not fit the columns {table.column_names}: {error}"
             raise refused(self, said) from error
         mask = np.zeros(len(table), dtype=np.bool_)

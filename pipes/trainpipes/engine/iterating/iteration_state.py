@@ -173,7 +173,6 @@ class IterationState:
             f"the loop before was left within {epoch}, {said[0]}. To continue within an epoch, keep its "
             f"iterator, batches = iter(loader); to look at one item, use peek(); {said[1]}",
             key,
-            level=7,
         )
 
     def upcoming(self) -> Position:

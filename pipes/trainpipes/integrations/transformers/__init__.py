@@ -287,5 +287,4 @@ def _check_given(given: dict[str, Any]) -> None:
         warn_once(
             f"per_device_train_batch_size={size} has no effect: the pipeline makes the batches "
             f"({pipe._batching()}). Leave it out",
-            level=4,
         )
