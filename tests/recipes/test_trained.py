@@ -19,7 +19,6 @@ import trainpipes as tp
 from recipes.chats import conversations_of, preferences_of, small_tokenizer
 from recipes.trained import check_training, real_text
 from trainpipes.tokenizers.simple import VOCABULARY as BYTES
-from trainpipes_recipes import train_pretrain, train_sft
 from trainpipes_recipes.samples import write_functions
 
 SMALL: dict[str, Any] = {"batch_size": 8, "buffer_size": 100}
@@ -33,7 +32,15 @@ def causal(vocabulary: int = BYTES) -> nn.Module:
 
 
 def padded(model: Any, batch: Any) -> Tensor:
+    from trainpipes_recipes import train_sft
+
     return train_sft.loss_sum(model, batch) / train_sft.targets_of(batch).clamp(min=1)
+
+
+def packed_loss(model: Any, batch: Any) -> Tensor:
+    from trainpipes_recipes.train_pretrain import loss_of
+
+    return loss_of(model, batch)
 
 
 def own(model: Any, batch: Any) -> Tensor:
@@ -67,7 +74,7 @@ def pretrain(folder: Path) -> Case:
     pq.write_table(texts, folder / "texts.parquet", row_group_size=50)
     options = {"max_length": 128, "num_shards": 2, "pack_buffer_size": 64, **SMALL}
     made = lambda: tp.recipe("pretrain", folder / "texts.parquet", "bytes", **options)  # noqa: E731
-    return made, causal, train_pretrain.loss_of
+    return made, causal, packed_loss
 
 
 def masked_lm(folder: Path) -> Case:
@@ -104,7 +111,7 @@ def chat(folder: Path, packed: bool = False) -> Case:
     return (
         made,
         lambda: causal(len(small_tokenizer())),
-        train_pretrain.loss_of if packed else padded,
+        packed_loss if packed else padded,
     )
 
 

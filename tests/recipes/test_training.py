@@ -17,7 +17,7 @@ import trainpipes as tp
 import trainpipes_recipes
 from torch_settings import torch_as_before
 from trainpipes.testing import digest
-from trainpipes_recipes import samples, train_pretrain, train_sft
+from trainpipes_recipes import samples
 
 SCRIPTS = sorted(Path(trainpipes_recipes.__file__).parent.glob("train_*.py"))
 Steps = list[tuple[int, str, float]]
@@ -93,6 +93,8 @@ def test_evaluation_is_over_every_row_and_draws_nothing(
 ) -> None:
     from transformers import LlamaForCausalLM
 
+    from trainpipes_recipes import train_sft
+
     plain = train("train_sft", "--steps", "4")
     shutil.rmtree(tmp_path / "run")
     files = [f"{data}/functions"]
@@ -122,6 +124,8 @@ def test_batches_of_a_step_weigh_as_their_targets_do(train: Train, tmp_path: Pat
 def test_a_packed_document_sees_no_other_one(attention: str) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from trainpipes_recipes import train_pretrain
+
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
     config = LlamaConfig(
@@ -144,6 +148,8 @@ def test_a_packed_document_sees_no_other_one(attention: str) -> None:
 
 def test_a_batch_without_targets_has_no_loss() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from trainpipes_recipes import train_sft
 
     model = LlamaForCausalLM(
         LlamaConfig(vocab_size=9, hidden_size=32, intermediate_size=8, num_hidden_layers=1)
