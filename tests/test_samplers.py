@@ -232,6 +232,15 @@ def test_a_weighted_sampler_without_replacement_draws_as_torchs_does():
     assert mine.keys() <= set(permutations([1, 2, 3, 5], 3))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int32, torch.bool])
+def test_weights_may_be_tensors_of_any_numbers(dtype):
+    weights = torch.tensor([0, 1, 1], dtype=dtype)
+    weights = weights.requires_grad_() if dtype.is_floating_point else weights
+    assert list(WeightedRandomSampler(weights, 20)) == list(
+        WeightedRandomSampler([0.0, 1.0, 1.0], 20)
+    )
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(("rows", "size"), [(10, 3), (9, 3), (2, 3), (0, 3)])
 def test_a_batch_sampler_cuts_as_torchs_does(rows, size, drop_last):
@@ -412,6 +421,39 @@ def test_a_stateful_loader_saves_them(workers):
     fresh = loader()
     fresh.load_state_dict(stopped.state_dict())
     assert taken + lists(fresh) == second
+
+
+# Which replica it is, where that is not said
+
+
+@pytest.mark.parametrize(
+    ("replicas", "rank", "expected"),
+    [(None, None, (3, 1)), (4, None, (4, 1)), (None, 0, (3, 0)), (None, 2, (3, 2)), (5, 3, (5, 3))],
+)  # fmt: skip
+def test_what_is_left_out_is_the_processs_own(replicas, rank, expected, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    ours = DistributedSampler(range(22), replicas, rank, shuffle=False)
+    theirs = td.DistributedSampler(range(22), *expected, shuffle=False)  # type: ignore[arg-type, var-annotated]
+    assert (list(ours), len(ours)) == (list(theirs), len(theirs))
+
+
+def test_the_environment_is_asked_for_what_is_left_out_alone(monkeypatch):
+    monkeypatch.setenv("RANK", "one")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert list(DistributedSampler(range(6), 3, 1, shuffle=False)) == [1, 4]
+    for replicas, rank in ((3, None), (None, 1), (None, None)):
+        with pytest.raises(tp.ConfigError, match="RANK"):
+            list(DistributedSampler(range(6), replicas, rank, shuffle=False))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_each_rank_of_the_environment_reads_its_part(rank, monkeypatch):
+    pipe = tp.from_dataset(range(18)).sharding_filter(3).batch(2)
+    expected = list(pipe.distributed(rank=rank, world_size=3))
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert list(pipe) == expected == [[n, n + 1] for n in range(6 * rank, 6 * rank + 6, 2)]
 
 
 # In a pipeline

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext
 from typing import Any
 
 from torchdata.nodes import BaseNode
 
-from trainpipes.columns.payload import Payload
 from trainpipes.errors import StateError
-from trainpipes.kinds.source import RowStream, StreamReader
+from trainpipes.kinds.source import RowStream
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.sources.memory.from_torchdata import plain, restored, tells_start
+from trainpipes.sources.memory.from_torchdata import (
+    BEFORE,
+    EPOCHS,
+    NodeReader,
+    go_to,
+    next_epoch,
+    plain,
+)
 
-#: Key of a position at an epoch's start given by where the node stood in the epoch before.
-_AFTER = "trainpipes_next_epoch_after"
 #: Epochs of which is known where they start and were left; shards lag behind others by fewer.
 _REMEMBERED = 64
 
@@ -42,6 +46,7 @@ class NodeStream(RowStream):
     """
 
     read_once = True
+    lock = nullcontext()  # one thread reads it
 
     def __init__(self, node: BaseNode[Any]) -> None:
         self.node = node
@@ -65,18 +70,18 @@ class NodeStream(RowStream):
         if state is None:
             self._starts[epoch] = state = self._begin(epoch, before)
         else:
-            self._go(state)
+            go_to(self.node, state)
         self._left[epoch] = state
         for known in (self._left, self._starts):
             while len(known) > _REMEMBERED:
                 del known[min(known)]
-        self._reader = NodeReader(self, epoch, state)
+        self._reader = NodeReader(self, state, epoch)
         return self._reader
 
     def turn(self, reader: NodeReader) -> None:
         if self._reader is not reader:
             self._leave()
-            self._go(reader.state())
+            go_to(self.node, reader.state())
             self._reader = reader
 
     def _leave(self) -> NodeReader | None:
@@ -86,29 +91,14 @@ class NodeStream(RowStream):
         left, self._reader = self._reader, None
         return left
 
-    def _go(self, state: dict[str, Any]) -> None:
-        try:
-            found = restored(state.get(_AFTER, state))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise StateError(
-                f"the state of {type(self.node).__name__} is damaged ({str(error)[:80]}); "
-                "load it as it was saved"
-            ) from error
-        self.node.reset(found)
-        if _AFTER in state:
-            self._use()
-            self.node.reset(None)
-
-    def _use(self) -> None:
-        """Read an item, so that the next ``reset()`` begins another epoch."""
-        with suppress(StopIteration):
-            next(self.node)
+    def state(self) -> dict[str, Any]:
+        return dict(plain(self.node.state_dict()))
 
     def _begin(self, epoch: int, last: NodeReader | None) -> dict[str, Any]:
         """Have the node begin an epoch; where that starts."""
         if not self._left:
             self.node.reset(None)
-            return dict(plain(self.node.state_dict()))
+            return self.state()
         lower = max((known for known in self._left if known < epoch), default=None)
         if lower is None:
             raise StateError(
@@ -117,43 +107,13 @@ class NodeStream(RowStream):
                 "positions of all shards"
             )
         if last is None or last.epoch != lower:
-            self._go(self._left[lower])
+            go_to(self.node, self._left[lower])
+        before = self.state()
         if last is None or last.epoch != lower or not last.has_read:
-            self._use()
-        before = plain(self.node.state_dict())
-        self.node.reset(None)
-        now: dict[str, Any] = plain(self.node.state_dict())
-        return now if tells_start(now) else {_AFTER: before}
+            next_epoch(self.node)
+        else:
+            self.node.reset(None)
+        return {BEFORE: before, EPOCHS: 1}
 
     def fingerprint(self) -> dict[str, Any]:
         return {"node": type(self.node).__qualname__}
-
-
-class NodeReader(StreamReader):
-    """One pass over a foreign node."""
-
-    def __init__(self, stream: NodeStream, epoch: int, start: dict[str, Any]) -> None:
-        self.epoch = epoch
-        self.has_read = False
-        self._stream = stream
-        self._kept: dict[str, Any] | None = start  # where it stands, unless the node says
-        self._ended = False
-
-    def read(self, rows: int) -> Payload | None:
-        found: list[Any] = []
-        while len(found) < rows and not self._ended:
-            self._stream.turn(self)
-            self.has_read, self._kept = True, None
-            try:
-                found.append(next(self._stream.node))
-            except StopIteration:
-                self._ended = True
-        return found or None
-
-    def state(self) -> dict[str, Any]:
-        return dict(plain(self._stream.node.state_dict())) if self._kept is None else self._kept
-
-    def leave(self) -> dict[str, Any]:
-        """Where it stands, kept until its next turn."""
-        self._kept = self.state()
-        return self._kept

@@ -20,7 +20,7 @@ from trainpipes.sources.arrow.from_arrow import FromArrow
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.combined.concat import Concat, Zip
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.hf.from_hf import FromHf
+from trainpipes.sources.hf import FromHf
 from trainpipes.sources.memmap.dataset import MemmapDataset
 from trainpipes.sources.memmap.from_memmap import FromMemmap
 from trainpipes.sources.memory.from_dataset import FromDataset

@@ -114,22 +114,21 @@ def test_a_source_that_had_left_comes_back_with_more_repetitions() -> None:
     assert sum(n[0] == "b" for n in go_on(make(3), state, 9, "mix")) == 16
 
 
-def test_a_change_is_refused_unless_it_is_allowed() -> None:
+ALLOWED = r"; .*allow_changes=\['mix'\]"
+
+
+@pytest.mark.parametrize(
+    ("pipe", "said"),
+    [
+        (mixed({"a": 1, "b": 1}), r"data/sources/c: saved \{.*\}, now null" + ALLOWED),
+        (mixed({**OLD, "a": 0.6}), "stages/mix/weights/a: saved 0.5, now 0.6" + ALLOWED),
+        (mixed(OLD, output_column="x"), 'stages/mix/output_column: saved null, now "x"'),
+    ],
+)
+def test_a_change_is_refused_unless_it_is_allowed(pipe: tp.Pipeline, said: str) -> None:
     _, state = saved(mixed(OLD), 3)
-    cases = [
-        (
-            mixed({"a": 1, "b": 1}),
-            r"data/sources/c: saved \{.*\}, now null; .*allow_changes=\['mix'\]",
-        ),
-        (
-            mixed({**OLD, "a": 0.6}),
-            r"stages/mix/weights/a: saved 0.5, now 0.6; .*allow_changes=\['mix'\]",
-        ),
-        (mixed(OLD, output_column="x"), r"stages/mix/output_column: saved null, now \"x\""),
-    ]
-    for pipe, said in cases:
-        with pytest.raises(tp.StateError, match=said):
-            pipe.load_state_dict(state)
+    with pytest.raises(tp.StateError, match=said):
+        pipe.load_state_dict(state)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ def test_rows_of_several_sources_are_the_same_with_functions_around(
     around = STAGES[stage](SOURCES[source](parts(before))).map(dict).rename({"id": "i"}).batch(4)
     assert len(wanted := values(own)) > 0
     assert values(around) == wanted
-    check_resume(around, processes=0, epochs=1, every=6)
+    if before:
+        check_resume(around, processes=0, epochs=1, every=6)
 
 
 @pytest.mark.parametrize("seed", range(4))

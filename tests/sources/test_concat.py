@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -191,26 +190,6 @@ def test_a_state_names_the_source_that_differs(folders: tuple[Path, Path]) -> No
     ).batch(4)  # fmt: skip
     with pytest.raises(tp.StateError, match="stages/concat/sources/1"):
         renamed.load_state_dict(state or {})
-
-
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda rows: tp.concat(rows, [1]), "must be one pipeline or more, got"),
-        (lambda rows: tp.concat(rows.filter(pc.field("x") > 1)), "does not keep each row"),
-        (lambda rows: tp.concat(rows.batch(2)), r"put batch\(\) after concat"),
-        (lambda rows: list(tp.concat(rows, tp.from_iterable(list))), "source 1, .* is a stream"),
-        (
-            lambda rows: tp.concat(
-                rows.mask_tokens(column="x", mask_token_id=1, special_ids=[], vocab_size=9)
-            ),
-            "in every epoch",
-        ),
-    ],
-)
-def test_what_cannot_be_one_of_several_is_refused(made: Any, message: str) -> None:
-    with pytest.raises(tp.ConfigError, match=message):
-        made(tp.from_arrow(pa.table({"x": [1, 2]})))
 
 
 def test_pipelines_and_columns_come_one_by_one_or_in_a_list() -> None:

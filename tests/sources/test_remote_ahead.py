@@ -31,6 +31,7 @@ class Far(MemoryFileSystem):  # type: ignore[misc]
     pseudo_dirs: ClassVar[list[str]] = [""]
     lock = threading.Lock()
     waiting = most = asked = 0
+    delay = 0.01
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -42,7 +43,7 @@ class Far(MemoryFileSystem):  # type: ignore[misc]
             cls.waiting += 1
             cls.asked += 1
             cls.most = max(cls.most, cls.waiting)
-        time.sleep(0.01)
+        time.sleep(cls.delay)
         with cls.lock:
             cls.waiting -= 1
         return super().cat_file(path, start, end, **more)
@@ -153,6 +154,57 @@ def test_whole_files_of_later_batches_are_fetched_meanwhile_and_each_of_them_onc
             assert batches("far://whole", rank, ranks) == batches(far, rank, ranks)
         assert Far.asked == 40
         assert 8 <= Far.most <= MAX_THREADS
+
+
+JOINED: dict[str, Callable[[tp.Pipeline, tp.Pipeline], tp.Pipeline]] = {
+    "zip": lambda a, b: a.zip(b.rename({"bytes": "more"})),
+    "zip, shuffled": lambda a, b: a.zip(b.rename({"bytes": "more"})).shuffle(30, seed=1),
+    "zip of parts": lambda a, b: a.skip(3).zip(b.take(17).rename({"bytes": "more"})),
+    "concat": tp.concat,
+    "concat, shuffled": lambda a, b: tp.concat(a, b).shuffle(30, seed=1),
+    "concat, in any order": lambda a, b: tp.concat(a, b).shuffle(scope="global", seed=1),
+    "concat of zips": lambda a, b: tp.concat(
+        a.zip(b.rename({"bytes": "more"})).take(9), a.zip(b.rename({"bytes": "more"})).skip(9)
+    ).shuffle(scope="global"),
+}
+
+
+@pytest.mark.parametrize("how", JOINED)
+def test_whole_files_of_several_pipelines_are_fetched_side_by_side_and_each_of_them_once(
+    far: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(Far, "delay", 0.05)
+    for name in "ab":
+        (far / name).mkdir()
+        for file in range(20):
+            (far / name / f"{file}.bin").write_bytes(b"%d of " % file + name.encode())
+            Far("far").pipe_file(f"/{name}/{file}.bin", (far / name / f"{file}.bin").read_bytes())
+
+    def batches(place: str) -> list[str]:
+        files = (tp.list_files(f"{place}{name}").read_bytes(block_rows=4) for name in "ab")
+        pipe = JOINED[how](*(one.select("bytes") for one in files))
+        len(pipe)
+        Far.most = Far.asked = 0
+        return [digest(b) for b in tp.Loader(pipe.sharding_filter(1).batch(2), threads=0)]
+
+    expected = batches(f"{far}/")
+    assert batches("far://") == expected
+    rows = 34 if "parts" in how else 40
+    assert rows <= Far.asked <= rows + 2  # one looked at for its columns
+    assert 16 < Far.most <= MAX_THREADS + 1  # with the one that reads
+
+
+def test_windows_of_joined_remote_files_are_fetched_ahead(far: Path) -> None:
+    def pipe(place: str) -> tp.Pipeline:
+        a, b = rows(f"{place}/*[02468].parquet"), rows(f"{place}/*[13579].parquet")
+        return a.zip(b.rename({"x": "y", "text": "more"})).sharding_filter(1).shuffle(30).batch(8)
+
+    expected = [digest(b) for b in pipe(str(far))]
+    remote = pipe("far://rows")
+    len(remote)
+    Far.most = 0
+    assert [digest(b) for b in tp.Loader(remote, threads=0)] == expected
+    assert Far.most > 4  # of more than one window at a time
 
 
 def test_little_is_fetched_ahead_where_little_is_allowed(far: Path) -> None:

@@ -163,6 +163,23 @@ def test_rows_of_a_node_become_columns_where_they_are_needed():
     assert batches[0]["x"].tolist() == list(range(8))
 
 
+def test_what_a_node_reads_may_be_a_pipeline_over_another_node():
+    class Outer(Noise):
+        def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+            self.inner = list(tp.from_torchdata(IterableWrapper(range(self.count))))
+            super().reset(initial_state)
+
+    assert list(tp.from_torchdata(Outer(5)).batch(2)) == list(tp.from_torchdata(Noise(5)).batch(2))
+
+
+def test_a_nodes_state_may_have_any_keys():
+    class Keyed(Noise):
+        def get_state(self) -> dict[str, Any]:
+            return {**super().get_state(), "first": 1, "epochs": 2, "dataset": 3}
+
+    check_resume(lambda: tp.from_torchdata(Keyed()).batch(4), processes=0, epochs=3, every=2)
+
+
 def test_what_cannot_be_kept_in_a_state_is_refused():
     class Odd(Noise):
         def get_state(self) -> dict[str, Any]:

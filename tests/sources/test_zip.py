@@ -142,8 +142,8 @@ def test_a_zip_is_a_source_like_others(files: Any) -> None:
     )
     mixed = tp.mix({"one": a.zip(b).shuffle(20), "two": a.zip(b).shuffle(9)}, output_column="whose")
     assert together(mixed.sharding_filter(2), "a", "b")
-    check_resume(mixed.sharding_filter(2).batch(16), processes=0, every=5, epochs=1)
-    check_resume(joined.sharding_filter(2).shuffle(16).batch(9), processes=0, every=4, epochs=2)
+    check_resume(mixed.sharding_filter(2).batch(16), processes=0, every=7, epochs=1)
+    check_resume(joined.sharding_filter(2).shuffle(16).batch(9), processes=0, every=7, epochs=2)
 
 
 def test_a_cache_above_knows_both_sources(files: Any, tmp_path: Path) -> None:
@@ -359,6 +359,16 @@ def test_names_that_clash_are_refused_with_a_way_out(files: Any) -> None:
         (lambda rows: rows.distributed(rank=0, world_size=2).zip(rows), r"source 0 is distributed\(\)"),
         (lambda rows: list(rows.zip(tp.from_iterable(list))), "source 1, from_iterable.* is a stream"),
         (lambda rows: list(rows.zip(tp.mix({"a": rows}))), "source 1, mix.* is a stream"),
+        (lambda rows: tp.concat(rows, [1]), "must be one pipeline or more, got"),
+        (lambda rows: tp.concat(rows.filter(pc.field("x") > 1)), "does not keep each row"),
+        (lambda rows: tp.concat(rows.batch(2)), r"put batch\(\) after concat"),
+        (lambda rows: list(tp.concat(rows, tp.from_iterable(list))), "source 1, .* is a stream"),
+        (
+            lambda rows: tp.concat(
+                rows.mask_tokens(column="x", mask_token_id=1, special_ids=[], vocab_size=9)
+            ),
+            "in every epoch",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_one_of_several_is_refused(made: Any, message: str) -> None:

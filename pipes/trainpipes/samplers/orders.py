@@ -6,15 +6,24 @@ from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from trainpipes._internal.checks import flag, require, whole_number
+from trainpipes.columns.row_types import as_array
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.permutation import Permutation, uniform
 from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError
-from trainpipes.samplers.row_sampler import Draws, RowSampler, digest
+from trainpipes.samplers.row_sampler import Draws, RowSampler
+
+
+def _turns(start: int, stop: int, rows: int) -> list[tuple[int, int, int]]:
+    """Positions ``start`` to ``stop`` as stretches of passes over all rows: pass, first, and last."""
+    passes = range(start // max(1, rows), -(-stop // max(1, rows)))
+    return [(n, max(0, start - n * rows), min(rows, stop - n * rows)) for n in passes]
+
+
+def _joined(parts: Sequence[IntArray]) -> IntArray:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
 class SequentialSampler(RowSampler):
@@ -49,14 +58,12 @@ class RandomSampler(RowSampler):
     ([4, 2, 3, 1, 0], [4, 1, 2, 0, 3])
     """
 
+    _options = ("replacement", "num_samples", "seed")
+
     def __init__(
-        self,
-        data_source: Sized | int | None = None,
-        replacement: bool = False,
-        num_samples: int | None = None,
-        *,
-        seed: int = 0,
-    ) -> None:
+        self, data_source: Sized | int | None = None, replacement: bool = False,
+        num_samples: int | None = None, *, seed: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__(data_source)
         self.replacement = flag(replacement, "RandomSampler(replacement)")
         if num_samples is not None:
@@ -81,23 +88,17 @@ class RandomSampler(RowSampler):
         if self.replacement:
             draws = uniform(start, stop, self.seed, "draws", epoch) * rows
             return np.minimum(draws.astype(np.int64), rows - 1)
-        parts, first = [], start
-        while first < stop:
-            turn = first // rows
-            last = min(stop, (turn + 1) * rows)
-            positions = np.arange(first - turn * rows, last - turn * rows, dtype=np.int64)
-            parts.append(self._permutation(rows, epoch, turn)(positions))
-            first = last
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        parts = [
+            self._permutation(rows, epoch, turn)(np.arange(first, last, dtype=np.int64))
+            for turn, first, last in _turns(start, stop, rows)
+        ]
+        return _joined(parts)
 
     def _permutation(self, rows: int, epoch: int, turn: int) -> Permutation:
         last, key = self._last, (rows, epoch, turn)
         if last is None or last[0] != key:
             last = self._last = key, Permutation(rows, self.seed, "rows", epoch, turn)
         return last[1]
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self._named("replacement", "num_samples", "seed")
 
 
 class SubsetRandomSampler(RowSampler):
@@ -107,6 +108,8 @@ class SubsetRandomSampler(RowSampler):
         indices: the row numbers; a row that is named twice comes twice.
         seed: for the order.
     """
+
+    _options = ("seed",)
 
     def __init__(self, indices: Sequence[int] | Any, *, seed: int = 0) -> None:
         super().__init__()
@@ -123,9 +126,6 @@ class SubsetRandomSampler(RowSampler):
     def length(self, rows: int) -> int:
         return len(self.indices)
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
     def _known_rows(self) -> int:
         return int(self.indices.max(initial=-1)) + 1
 
@@ -139,8 +139,7 @@ class SubsetRandomSampler(RowSampler):
         return self.indices[self._order.index(epoch, start, stop, len(self.indices))]
 
     def fingerprint(self) -> dict[str, Any]:
-        known = {"indices": len(self.indices), "digest": digest(self.indices), "seed": self.seed}
-        return {**self._named(), **known}
+        return self._named("indices", self.indices)
 
 
 class DistributedSampler(RowSampler):
@@ -157,15 +156,12 @@ class DistributedSampler(RowSampler):
             second time at the end.
     """
 
+    _options = ("num_replicas", "shuffle", "seed", "drop_last")
+
     def __init__(
-        self,
-        dataset: Sized | int | None = None,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        shuffle: bool = True,
-        seed: int = 0,
-        drop_last: bool = False,
-    ) -> None:
+        self, dataset: Sized | int | None = None, num_replicas: int | None = None, rank: int | None = None,
+        shuffle: bool = True, seed: int = 0, drop_last: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(dataset)
         if num_replicas is not None:
             whole_number(num_replicas, 1, "DistributedSampler(num_replicas)", "replicas")
@@ -186,32 +182,23 @@ class DistributedSampler(RowSampler):
 
     def length(self, rows: int) -> int:
         """Indices in an epoch, of all replicas together."""
-        parts = self.num_replicas or 1
-        return rows // parts * parts if self.drop_last else -(-rows // parts) * parts
+        return self._length(rows, self.num_replicas or 1)
+
+    def _length(self, rows: int, parts: int) -> int:
+        return (rows // parts if self.drop_last else -(-rows // parts)) * parts
 
     def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
-        if stop <= rows:
-            return self._order.index(epoch, start, stop, rows)
-        again = np.arange(max(start, rows), stop, dtype=np.int64) % rows
-        whole_part = self._order.index(epoch, min(start, rows), rows, rows)
-        first = self._order.index(epoch, int(again.min()), int(again.max()) + 1, rows)
-        return np.concatenate([whole_part, first[again - int(again.min())]])
+        turns = _turns(start, stop, rows)
+        return _joined([self._order.index(epoch, low, high, rows) for _, low, high in turns])
 
     def __len__(self) -> int:
         replicas, _ = self._replicas()
-        return self._for(replicas).length(self._known_rows()) // replicas
+        return self._length(self._known_rows(), replicas) // replicas
 
     def __iter__(self) -> Draws:
         replicas, rank = self._replicas()
         of = {**self.fingerprint(), "num_replicas": None}  # any number of them can go on
-        length = self._for(replicas).length(self._known_rows())
-        return Draws(self, (replicas, rank), length, of)
-
-    def _for(self, replicas: int) -> DistributedSampler:
-        return DistributedSampler(self.rows, replicas, 0, self.shuffle, self.seed, self.drop_last)
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self._named("num_replicas", "shuffle", "seed", "drop_last")
+        return Draws(self, (replicas, rank), self._length(self._known_rows(), replicas), of)
 
 
 class WeightedRandomSampler(RowSampler):
@@ -224,31 +211,25 @@ class WeightedRandomSampler(RowSampler):
         seed: for the draws.
     """
 
+    _options = ("num_samples", "replacement", "seed")
+
     def __init__(
-        self,
-        weights: Sequence[float] | Any,
-        num_samples: int,
-        replacement: bool = True,
-        *,
-        seed: int = 0,
-    ) -> None:
-        if isinstance(weights, torch.Tensor):
-            weights = weights.detach().cpu().numpy()
-        found = np.asarray(weights)
+        self, weights: Sequence[float] | Any, num_samples: int, replacement: bool = True, *, seed: int = 0
+    ) -> None:  # fmt: skip
+        found = np.asarray(as_array(weights))
         good = found.ndim == 1 and found.dtype.kind in "biuf"
         require(good, "WeightedRandomSampler(weights)", "a number for each row, [rows]", weights)
         found = found.astype(np.float64)
         for row in np.flatnonzero(~(np.isfinite(found) & (found >= 0)))[:1]:
-            given = f"{found[row]} for row {row:,}"
+            given = f"got {found[row]} for row {row:,}"
             raise ConfigError(
-                f"WeightedRandomSampler(weights) must be finite and 0 or more, got {given}"
+                f"WeightedRandomSampler(weights) must be finite and 0 or more, {given}"
             )
         require(found.sum() > 0, "WeightedRandomSampler(weights)", "above 0 for some row", weights)
         super().__init__(len(found))
         self.weights = found
-        self.num_samples = whole_number(
-            num_samples, 1, "WeightedRandomSampler(num_samples)", "indices in an epoch"
-        )
+        option = "WeightedRandomSampler(num_samples)"
+        self.num_samples = whole_number(num_samples, 1, option, "indices in an epoch")
         self.replacement = flag(replacement, "WeightedRandomSampler(replacement)")
         self.seed = whole_number(seed, None, "WeightedRandomSampler(seed)", "a seed")
         possible = int(np.count_nonzero(found))
@@ -260,10 +241,9 @@ class WeightedRandomSampler(RowSampler):
         self._ends = np.cumsum(found)
         self._last = int(np.flatnonzero(found)[-1])
         self._order: tuple[int, IntArray] | None = None
-        self._guide: IntArray | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_order": None, "_guide": None}
+        return {**vars(self), "_order": None}
 
     def length(self, rows: int) -> int:
         return self.num_samples
@@ -271,30 +251,11 @@ class WeightedRandomSampler(RowSampler):
     def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
         if not self.replacement:
             return self._without(epoch)[start:stop]
-        return self._looked_up(uniform(start, stop, self.seed, "weighted", epoch))
-
-    def _looked_up(self, draws: npt.NDArray[np.float64]) -> IntArray:
-        """``searchsorted(ends, draws * total, side="right")`` by a guide table (Chen and Asau, 1974), up to
-        the last possible row.
-        """
-        if self._guide is None:
-            # A power of two, so that no rounding puts a draw outside of its own stretch.
-            parts = 1 << max(1, len(self.weights) - 1).bit_length()
-            edges = np.arange(parts + 1) / parts * self._ends[-1]
-            self._guide = np.searchsorted(self._ends, edges, side="right").astype(np.int64)
-        guide = self._guide
-        stretch = (draws * (len(guide) - 1)).astype(np.int64)
-        low, high = guide[stretch], guide[stretch + 1]
-        wanted = draws * self._ends[-1]
-        open_ = np.flatnonzero(low < high)
-        while len(open_):
-            middle = (low[open_] + high[open_]) // 2
-            above = self._ends[middle] <= wanted[open_]
-            low[open_[above]] = middle[above] + 1
-            high[open_[~above]] = middle[~above]
-            open_ = open_[low[open_] < high[open_]]
-        np.minimum(low, self._last, out=low)
-        return low
+        draws = uniform(start, stop, self.seed, "weighted", epoch) * self._ends[-1]
+        order, found = np.argsort(draws), np.empty(len(draws), dtype=np.int64)
+        # In order, which is several times as fast.
+        found[order] = np.searchsorted(self._ends, draws[order], side="right")
+        return np.minimum(found, self._last)
 
     def _without(self, epoch: int) -> IntArray:
         """By exponential keys: Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006."""
@@ -309,5 +270,4 @@ class WeightedRandomSampler(RowSampler):
         return order[1]
 
     def fingerprint(self) -> dict[str, Any]:
-        known = {"weights": len(self.weights), "digest": digest(self.weights)}
-        return {**self._named(), **known, **self._named("num_samples", "replacement", "seed")}
+        return self._named("weights", self.weights)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator, Sized
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch.utils.data import Sampler
 
 from trainpipes._internal.checks import flag, require, whole_number
+from trainpipes.columns.content import short_digest
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, StateError
 
@@ -28,6 +28,8 @@ class RowSampler(Sampler[int]):
     Args:
         rows: number of rows to choose from; a pipeline needs none.
     """
+
+    _options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, rows: Sized | int | None = None) -> None:
         option = f"{type(self).__name__}(data_source)"
@@ -50,11 +52,13 @@ class RowSampler(Sampler[int]):
 
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the sampler in a state, of JSON types."""
-        return {"sampler": type(self).__name__}
+        options = {name: getattr(self, name) for name in self._options}
+        return {"sampler": type(self).__name__, **options}
 
-    def _named(self, *options: str) -> dict[str, Any]:
-        """The sampler's name and the values of some options."""
-        return {"sampler": type(self).__name__, **{name: getattr(self, name) for name in options}}
+    def _named(self, what: str, values: np.ndarray[Any, Any]) -> dict[str, Any]:
+        """The same with how many numbers it was given, and their digest."""
+        found = {"sampler": "", what: len(values), "digest": short_digest(values.tobytes())}
+        return found | RowSampler.fingerprint(self)
 
     def check(self, rows: int) -> None:
         """Raise unless it can sample from ``rows`` rows.
@@ -191,7 +195,3 @@ class _Batches(Iterator[list[int]]):
         if not batch or (self._drop_last and len(batch) < self._size):
             raise StopIteration
         return batch
-
-
-def digest(values: np.ndarray[Any, Any]) -> str:
-    return hashlib.sha256(values.tobytes()).hexdigest()[:16]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,31 +14,32 @@ from trainpipes.columns.columns import table_of
 from trainpipes.columns.joined import unlike
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.row_types import NoColumn, fixed_shape, unite
+from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.value_column import UnfitRow, table_of_rows
 from trainpipes.engine.planning.as_columns import gives_objects, known_columns
 from trainpipes.engine.planning.first_rows import UnfitRows, find_schema, first_rows
 from trainpipes.engine.planning.inputs import Inputs, searching
 from trainpipes.errors import SchemaError, TrainpipesError
+from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage, is_ours
+from trainpipes.kinds.stage_kinds import RunStage
 
 #: What a state knows the schema of a pipeline's rows by.
 KEY = "common"
-#: Rows that are Python objects, and rows that can be read only once, of which no first one can be looked at.
-OBJECTS, ONCE = "Python objects", "once"
+OBJECTS = "Python objects"
 
 
-@dataclass(eq=False)
 class CommonColumns:
-    """The columns that rows of several pipelines have alike or, if ``beside``, side by side."""
+    """The columns that rows of several pipelines have alike or, if ``beside``, side by side.
 
-    caller: str
-    stage: str
-    parts: Mapping[Any, tuple[Inputs, Sequence[Stage]]]
-    beside: bool = False
+    ``parts``: of each pipeline what it reads, and the stages below these columns.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, stage: Stage, beside: bool = False) -> None:
+        self.stage, self._beside = stage, beside
+        self.parts: dict[Any, tuple[Inputs, Sequence[Stage]]] = {}
         self._found: tuple[Mapping[Any, pa.Schema] | None] | None = None
 
     @property
@@ -51,101 +51,34 @@ class CommonColumns:
                     self._found = (self._find(),)
         return self._found[0]
 
-    def of(self, name: Any, block: Block) -> Block:
-        if not len(block) or self.wanted is None:
-            return block
-        schema, data = self.wanted.get(name), block.within
-        if schema is None:  # no row of it was found when others were looked at
-            return block
-        if isinstance(data, list):
-            return block.with_data(self._of_rows(name, block, schema))
-        if isinstance(data, TensorRows):
-            block = block.with_data(table_of(block.data, self.caller))
-            data = block.within
-        assert isinstance(data, pa.Table)
-        if data.schema.equals(schema, check_metadata=True):
-            return block
-        if difference(schema, columns_of(data), names_only=True) is not None:
-            raise unlike(schema, data.schema)
-        try:
-            return block.with_columns(lambda table: _in_columns(table, schema))
-        except pa.ArrowException as error:
-            raise self._unfit(name, block, schema, error) from error
-
-    def _of_rows(self, name: Any, block: Block, schema: pa.Schema) -> pa.Table:
-        rows: Any = block.data
-        try:
-            return table_of_rows(rows, schema)
-        except UnfitRow as unfit:
-            raise self._marked(
-                f"rows of {_named(name)} become columns, as those of other sources are, and a row {unfit}: "
-                "give all rows the same columns with map()",
-                int(block.ids[unfit.number]),
-            ) from unfit.__cause__
-
-    def _unfit(self, name: Any, block: Block, schema: pa.Schema, error: Exception) -> SchemaError:
-
-        def fails(start: int, stop: int) -> bool:
-            try:
-                _in_columns(block.slice(start, stop).data, schema)
-            except pa.ArrowException:
-                return True
-            return False
-
-        becomes, has = difference(schema, columns_of(block.within)) or ("", "")
-        return self._marked(
-            f"{_named(name)} has {has}, which becomes {becomes}, as the other sources ask for, and a value "
-            f"does not fit: {error}; convert them by map_batches()",
-            int(block.ids[first_bad(len(block), fails)]),
-        )
-
-    def _marked(self, problem: str, row: int) -> SchemaError:
-        error = SchemaError(f"{self.caller}(): {problem}", stage=self.stage)
-        error._trainpipes = self.stage, row
-        return error
-
-    # What is wanted
-
     def _find(self) -> Mapping[Any, pa.Schema] | None:
         if all(_is_python(inputs) for inputs, _ in self.parts.values()):
             return None
         found = {name: self._kind(*part) for name, part in self.parts.items()}
         kinds = {name: kind for name, kind in found.items() if kind is not None}
         schemas = {name: kind for name, kind in kinds.items() if isinstance(kind, pa.Schema)}
-        if kinds and not schemas and self._stay(list(kinds.values())):
+        if not schemas and self._stay(list(kinds.values())):
             return None
         schemas |= {n: self._of_tensors(n, kinds) for n, k in kinds.items() if isinstance(k, tuple)}
-        typed = set() if self.beside else {name for own in schemas.values() for name in own.names}
-        for name in (name for name, kind in kinds.items() if kind == OBJECTS):
-            inputs = self.parts[name][0]
-            schema = inputs.schemas.get(KEY, partial(self._of_objects, name, typed, kinds))
-            assert schema is not None
-            schemas[name] = schema
-        for name in (name for name, kind in kinds.items() if kind == ONCE):
-            if self.beside or not schemas:
-                raise SchemaError(
-                    f"{self.caller}(): {_named(name)} gives Python objects that can't be read twice to "
-                    "find their columns: give those by schema= of a map() in between, "
-                    "schema=pa.schema([...])",
-                    stage=self.stage,
-                )
-        schemas = {name: schemas[name] for name in kinds if name in schemas}
-        if self.beside or not schemas:
+        typed = set() if self._beside else {name for own in schemas.values() for name in own.names}
+        for name in [name for name in kinds if name not in schemas]:
+            find = partial(self._of_objects, name, typed, kinds)
+            schemas[name] = self.parts[name][0].schemas.get(KEY, find)
+        schemas = {name: schemas[name] for name in kinds}
+        if self._beside:
             return schemas
-        return dict.fromkeys(self.parts, united(schemas, f"{self.caller}()", self.stage))
+        return dict.fromkeys(self.parts, united(schemas, f"{self.stage.name}()", str(self.stage)))
 
     def _kind(self, inputs: Inputs, steps: Sequence[Stage]) -> Any:
-        """``columns_of``, ``ONCE``, or None for no rows."""
+        """``columns_of`` the rows, or None for no rows."""
         known = known_columns(inputs, steps)
         if known is not None:
             empty = isinstance(inputs.source, RowSource) and not inputs.blocks.rows
             return None if empty else known
-        if _is_python(inputs):
+        if _is_python(inputs) or inputs.chain.opener.read_once:
             return OBJECTS
-        if inputs.chain.opener.read_once:
-            return ONCE
         try:
-            data = first_rows(inputs, steps, self.stage)
+            data = first_rows(inputs, steps, str(self.stage))
         except Exception as error:
             if isinstance(error, TrainpipesError) and not hasattr(error, "_trainpipes"):
                 raise
@@ -153,32 +86,94 @@ class CommonColumns:
         return None if data is None else columns_of(data)
 
     def _stay(self, kinds: Sequence[Any]) -> bool:
+        alike = all(kind == kinds[0] for kind in kinds)
         if OBJECTS not in kinds:
-            return all(kind == kinds[0] or self.beside for kind in kinds)
+            return alike or self._beside
         # Stages above count on columns if a source without rows has them.
-        maybe = all(gives_objects(inputs.chain.stages) for inputs, _ in self.parts.values())
-        return maybe and all(isinstance(kind, str) for kind in kinds)
+        return alike and all(
+            gives_objects(inputs.chain.stages) for inputs, _ in self.parts.values()
+        )
 
     def _of_tensors(self, name: Any, kinds: Mapping[Any, Any]) -> pa.Schema:
-        data = first_rows(*self.parts[name], self.stage)
-        assert isinstance(data, TensorRows)
-        other = next(own for own in kinds if own != name)
-        if data.names is None or kinds[name][0] is None:
+        if kinds[name][0] is None:
+            other = next(own for own in kinds if own != name)
             pair = name, said(kinds[name]), other, said(kinds[other])
-            raise _unlike(*pair, f"{self.caller}()", self.stage, self.beside)
+            raise _unlike(*pair, f"{self.stage.name}()", str(self.stage), self._beside)
+        data = first_rows(*self.parts[name], str(self.stage))
+        assert data is not None
         return table_of(data, self.stage).schema.remove_metadata()
 
     def _of_objects(self, name: Any, typed: set[str], kinds: Mapping[Any, Any]) -> pa.Schema:
+        caller = f"{self.stage.name}()"
         try:
-            return find_schema(*self.parts[name], f"{self.caller}()", typed=typed)
+            return find_schema(*self.parts[name], caller, typed=typed)
         except UnfitRows as error:
             other = next((own for own, kind in kinds.items() if kind != OBJECTS), name)
             raise SchemaError(
-                f"{self.caller}(): {_rule(self.beside)} {_named(other)} has {said(kinds[other])}, "
+                f"{caller}: {_rule(self._beside)} {_named(other)} has {said(kinds[other])}, "
                 f"{_named(name)} Python objects that make no columns: {error.message}; or have all "
                 "give Python objects, by map()",
-                path=error.path, row_group=error.row_group, row=error.row, stage=self.stage,
+                path=error.path, row_group=error.row_group, row=error.row, stage=str(self.stage),
             ) from error  # fmt: skip
+
+
+class Alike(RunStage):
+    """Gives one pipeline's rows the common columns."""
+
+    thread_safe = True
+    holds_data = True
+
+    columns: Any
+    part: Any
+
+    def process(self, run: Run) -> Run:
+        wanted = self.columns.wanted
+        schema = None if wanted is None else wanted.get(self.part)
+        if schema is None or not len(
+            run.block
+        ):  # or no row of it was found when others were looked at
+            return run
+        return run.with_block(self._fitted(run.block, schema))
+
+    def _fitted(self, block: Block, schema: pa.Schema) -> Block:
+        data: Any = block.within
+        if isinstance(data, list):
+            return block.with_data(self._of_rows(block, schema))
+        if isinstance(data, TensorRows):
+            data = table_of(block.data, self)
+            block = block.with_data(data)
+        own = data.schema
+        if own.equals(schema, check_metadata=True):
+            return block
+        if difference(schema, own, names_only=True) is not None:
+            raise unlike(schema, own)
+        try:
+            return block.with_columns(partial(_in_columns, schema))
+        except pa.ArrowException as error:
+            becomes, has = difference(schema, own) or ("", "")
+            raise self._refusal(
+                f"{_named(self.part)} has {has}, which becomes {becomes}, as the other sources ask for, and "
+                f"a value does not fit: {error}; convert them by map_batches()",
+                int(block.ids[first_bad(len(block), partial(_fails, block, schema))]),
+            ) from error
+
+    def _of_rows(self, block: Block, schema: pa.Schema) -> pa.Table:
+        rows: Any = block.data
+        try:
+            return table_of_rows(rows, schema)
+        except UnfitRow as unfit:
+            raise self._refusal(
+                f"rows of {_named(self.part)} become columns, as those of other sources are, and a row "
+                f"{unfit}: give all rows the same columns with map()",
+                int(block.ids[unfit.number]),
+            ) from unfit.__cause__
+
+    def _refusal(self, problem: str, row: int) -> Exception:
+        stage = self.columns.stage
+        return at_row(f"{stage.name}(): {problem}", stage, row, SchemaError)
+
+    def __repr__(self) -> str:
+        return str(self.columns.stage)
 
 
 def united(
@@ -196,7 +191,7 @@ def united(
             try:
                 fields[field.name] = _wider(known, field, shaped), whose
             except NoColumn:
-                has, other = (f"column {f.name!r} as {f.type}" for f in (field, known))
+                has, other = (_typed(f.name, f.type) for f in (field, known))
                 raise _unlike(name, has, whose, other, caller, stage) from None
     return pa.schema([field for field, _ in fields.values()])
 
@@ -213,8 +208,7 @@ def columns_of(data: Payload) -> Any:
     if isinstance(data, pa.Table):
         return data.schema.remove_metadata()
     if isinstance(data, TensorRows):
-        some = data.slice(0, 0).tensors
-        return data.names, tuple((t.dtype, tuple(t.shape[1:])) for t in some)
+        return data.names, tuple((t.dtype, tuple(t.shape[1:])) for t in data.slice(0, 0).tensors)
     return OBJECTS
 
 
@@ -237,14 +231,21 @@ def said(kind: Any) -> str:
     if isinstance(kind, str):
         return kind
     names, shapes = kind
-    return f"tensors {', '.join(f'{dtype}{list(shape)}' for dtype, shape in shapes)}" + (
-        "" if names is None else f" named {', '.join(names)}"
-    )
+    text = f"tensors {', '.join(f'{dtype}{list(shape)}' for dtype, shape in shapes)}"
+    return text if names is None else f"{text} named {', '.join(names)}"
 
 
-def _in_columns(table: Any, wanted: pa.Schema) -> pa.Table:
+def _in_columns(wanted: pa.Schema, table: pa.Table) -> pa.Table:
     same = table.schema.remove_metadata().equals(wanted, check_metadata=True)
     return table if same else table.select(wanted.names).cast(wanted)
+
+
+def _fails(block: Block, wanted: pa.Schema, start: int, stop: int) -> bool:
+    try:
+        _in_columns(wanted, block.slice(start, stop).data)
+    except pa.ArrowException:
+        return True
+    return False
 
 
 def _is_python(inputs: Inputs) -> bool:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from trainpipes._internal.checks import require
 from trainpipes.engine.planning.as_columns import gives_objects
-from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RandomAccessSource, RowSource
 from trainpipes.kinds.stage import Stage
@@ -53,13 +52,9 @@ class JoiningSource(CombiningSource):
         return self.opened([None] * len(self.chains))
 
     def opened(self, sources: Sequence[RowSource | None]) -> RowSource:
-        chains: dict[int, tuple[Inputs, Sequence[Stage]]] = {}
-        columns = CommonColumns(self.name, str(self), chains, self.beside)
-        parts = [
-            Part(number, chain, source, columns)
-            for number, (chain, source) in enumerate(zip(self.chains, sources, strict=True))
-        ]
-        chains.update((part.number, (part.inputs, part.inputs.chain.steps)) for part in parts)
+        columns = CommonColumns(self, self.beside)
+        chains = enumerate(zip(self.chains, sources, strict=True))
+        parts = [Part(number, chain, source, columns) for number, (chain, source) in chains]
         lanes = [Lane([part]) for part in parts] if self.beside else [Lane(parts)]
         by_number = all(isinstance(part.source, RandomAccessSource) for part in parts)
         return (JoinedByNumber if by_number else JoinedRows)(self, lanes)

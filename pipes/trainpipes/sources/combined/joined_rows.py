@@ -24,11 +24,12 @@ from trainpipes.kinds.source import (
     RandomAccessSource,
     Reader,
     RowSource,
+    Taker,
     read_rows,
 )
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import put_through
-from trainpipes.sources.combined.common_columns import CommonColumns
+from trainpipes.sources.combined.common_columns import Alike, CommonColumns
 from trainpipes.sources.files.row_names import file_names
 from trainpipes.storage.caching.contents import cache_key
 
@@ -43,14 +44,17 @@ class Part:
     def __init__(
         self, number: int, stages: Sequence[Stage], source: RowSource | None, columns: CommonColumns
     ) -> None:
-        self.number, self.columns = number, columns
+        self.number, self._columns = number, columns
         self.inputs = Inputs(arrange([stage.fresh() for stage in stages]), source)
         if not isinstance(self.inputs.source, RowSource):
             raise ConfigError(
-                f"{columns.caller}(...) takes sources whose rows are counted before they are read, and "
+                f"{columns.stage.name}(...) takes sources whose rows are counted before they are read, and "
                 f"source {number}, {self.inputs.chain.stages[0]}, is a stream: write its rows to files "
                 "first, by write_parquet()"
             )
+        steps = self.inputs.chain.steps
+        columns.parts[number] = self.inputs, steps
+        self._steps = *steps, Alike(columns, number)
         self.source, blocks = self.inputs.source, self.inputs.blocks
         # Of each block, rows that are used: all, but for ``take`` and ``skip``.
         self._begins, self.lengths, self.rows = blocks.begins, blocks.lengths, blocks.rows
@@ -66,15 +70,13 @@ class Part:
         data = read_rows(self.source, reader, block, begin + start, begin + stop)
         return self._finished(data, np.arange(own + start, own + stop, dtype=np.int64))
 
-    def take(self, index: IntArray) -> Payload:
-        assert isinstance(self.source, RandomAccessSource)
+    def take(self, taker: Taker, index: IntArray) -> Payload:
         own = index + self.skipped
-        return self._finished(self.source.take(own), own)
+        return self._finished(taker.take(own), own)
 
     def _finished(self, data: Payload, rows: IntArray) -> Payload:
         try:
-            block = put_through(self.inputs.chain.steps, Block(data, rows))
-            return self.columns.of(self.number, block).data
+            return put_through(self._steps, Block(data, rows)).data
         except Exception as error:
             mark = getattr(error, "_trainpipes", None)
             if mark is not None and mark[1] is not None:
@@ -91,8 +93,8 @@ class Part:
             chain = self.inputs.chain
             stages = chain.stages[chain.stages.index(chain.opener) :]
             types = self.inputs.first_keys() if any(stage.finds_types for stage in stages) else []
-            self._key = [*cache_key(stages, self.columns.caller), types]
-        return [key, self._key, str((self.columns.wanted or {}).get(self.number))]
+            self._key = [*cache_key(stages, self._columns.stage.name), types]
+        return [key, self._key, str((self._columns.wanted or {}).get(self.number))]
 
 
 class Lane:
@@ -108,7 +110,7 @@ class Lane:
         self._blocks = np.cumsum([0, *(len(part.lengths) for part in parts)])
         self.by_number = all(isinstance(part.source, RandomAccessSource) for part in parts)
         sizes = [part.source.row_bytes for part in parts]
-        self.row_bytes = sizes[0]
+        self.row_bytes: Any = sizes[0]
         if len(parts) > 1:
             known = None not in sizes and self.firsts[-1]
             total = sum(part.rows * (size or 0) for part, size in zip(parts, sizes, strict=True))
@@ -133,11 +135,16 @@ class Lane:
                 found.append((self.parts[number], own, low, max(low, high)))
         return found
 
-    def take(self, index: IntArray) -> Payload:
+    def split(self, index: IntArray) -> tuple[list[tuple[Part, IntArray]], IntArray | None]:
+        """Rows by part, numbered there; and where each then stands, unless they are in order."""
         if len(self.parts) == 1:
-            return self.parts[0].take(index)
+            return [(self.parts[0], index)], None
         parts, back = parts_of(self.firsts, index)
-        found = [self.parts[n].take(rows) for n, rows in parts]
+        return [(self.parts[n], rows) for n, rows in parts], back
+
+    def take(self, takers: Mapping[Part, Taker], index: IntArray) -> Payload:
+        parts, back = self.split(index)
+        found = [part.take(takers[part], rows) for part, rows in parts]
         if back is None:
             return found[0]
         return take_payload(join_payloads(found), back) if found else []
@@ -153,13 +160,13 @@ class JoinedRows(RowSource):
         self.stage, self.lanes = stage, lanes
         self.parts = [part for lane in lanes for part in lane.parts]
         self.joined_inputs = [part.inputs for part in self.parts]
+        self.is_local = all(getattr(part.source, "is_local", True) for part in self.parts)
         if stage.beside:
             self._check_counts()
         cuts = _best(lanes)
         self.edges, self.lengths = cuts.edges, cuts.lengths
         sizes = [lane.row_bytes for lane in lanes]
-        if None not in sizes:
-            self.row_bytes = sum(size for size in sizes if size is not None)
+        self.row_bytes = None if None in sizes else sum(sizes)
         self.block_bytes = self._block_bytes()
         if stage.beside:
             self.named_by = self.parts[0].inputs, self.parts[0].skipped
@@ -256,11 +263,9 @@ class JoinedRows(RowSource):
         for lane in self.lanes:
             if lane.block_bytes is None:
                 found += self.lengths * (lane.row_bytes or 0.0)
-                continue
-            before = np.concatenate([[0.0], np.cumsum(lane.block_bytes)])
-            ends, first = np.unique(lane.edges, return_index=True)
-            last = np.append(first[1:], len(lane.edges)) - 1
-            found += np.diff(np.interp(self.edges, ends, before[last]))
+            else:
+                before = np.append(0.0, np.cumsum(lane.block_bytes))
+                found += np.diff(np.interp(self.edges, lane.edges, before))
         return found
 
     # What is refused
@@ -305,12 +310,34 @@ class JoinedByNumber(JoinedRows, RandomAccessSource):
         self.holds_numbers = stage.beside and all(source.holds_numbers for source in sources)
 
     def take(self, index: IntArray) -> Payload:
-        return self.joined([lane.take(index) for lane in self.lanes])
+        return self.taker().take(index)
+
+    def taker(self) -> Taker:
+        return _JoinedTaker(self)
 
     def will_need(self, start: int, stop: int) -> None:
         for part in self.parts if self.by_number else ():
             assert isinstance(part.source, RandomAccessSource)
             part.source.will_need(start + part.skipped, stop + part.skipped)
+
+
+class _JoinedTaker:
+    """Takes rows by number, of all sources at the same time where they are on other machines."""
+
+    def __init__(self, source: JoinedByNumber) -> None:
+        sources: list[Any] = [part.source for part in source.parts]
+        self._source = source
+        self._takers = {p: s.taker() for p, s in zip(source.parts, sources, strict=True)}
+
+    def take(self, index: IntArray) -> Payload:
+        if not self._source.is_local:
+            self.coming(index)
+        return self._source.joined([lane.take(self._takers, index) for lane in self._source.lanes])
+
+    def coming(self, index: IntArray) -> None:
+        for lane in self._source.lanes:
+            for part, rows in lane.split(index)[0]:
+                self._takers[part].coming(rows + part.skipped)
 
 
 class _JoinedReader:

@@ -68,10 +68,9 @@ class FromDataset(Source):
                     f"{type(one).__name__} is of rows by number: write "
                     "from_dataset(dataset, sampler=...), or shuffle(sampler=...) after it"
                 )
-        keys = self.keys
-        sized = keys is not None or isinstance(dataset, Sized)
+        sized = self.keys is not None or isinstance(dataset, Sized)
         self._require(sized, "dataset", "an object with a length", "else give a sampler")
-        good = keys is None or isinstance(keys, Iterable)
+        good = self.keys is None or isinstance(self.keys, Iterable)
         self._require(good, "sampler", "an iterable of indices")
         if self.schema is not None and batch_sampler is not None:
             raise ConfigError(
@@ -141,20 +140,21 @@ class Fetch(RunStage):
     def process(self, run: Run) -> Run:
         keys = run.block.data
         assert isinstance(keys, list)
-        many: Any = None if self.batched else getattr(self.dataset, "__getitems__", None)
-        item = self._batch if self.batched else self.dataset.__getitem__
         left = iter(keys)
         try:
-            rows = [item(key) for key in left] if many is None else list(many(keys))
+            if self.batched:
+                rows: list[Any] = [self._rows(batch, batch) for batch in map(list, left)]
+            else:
+                rows = self._rows(keys, left)
         except Exception as error:
             begun = len(keys) - length_hint(left)  # 0 where all are asked for at once
             blame(error, self, int(run.block.ids[max(0, begun - 1)]))
             raise
         return run.with_block(run.block.with_data(rows))
 
-    def _batch(self, keys: Any) -> list[Any]:
+    def _rows(self, keys: list[Any], one_by_one: Iterable[Any]) -> list[Any]:
         many = getattr(self.dataset, "__getitems__", None)
-        return [self.dataset[key] for key in keys] if many is None else list(many(list(keys)))
+        return list(map(self.dataset.__getitem__, one_by_one)) if many is None else list(many(keys))
 
     def __repr__(self) -> str:
         return f"{type(self.dataset).__name__}[…]"
@@ -218,14 +218,13 @@ class PackedList(Sequence[Any]):
     """
 
     def __init__(self, items: Sequence[Any]) -> None:
-        content = bytearray()
-        ends = [0]
+        content, ends = bytearray(), [0]
         for item in items:
             content += pickle.dumps(item, protocol=pickle.HIGHEST_PROTOCOL)
             ends.append(len(content))
         # Tensors in shared memory: spawned workers get them without a copy too.
-        self._content = _shared(np.frombuffer(content, dtype=np.uint8))
-        self._ends = _shared(np.array(ends, dtype=np.int64))
+        self._content = torch.from_numpy(np.frombuffer(content, dtype=np.uint8)).share_memory_()
+        self._ends = torch.tensor(ends).share_memory_()
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -236,13 +235,6 @@ class PackedList(Sequence[Any]):
         place = range(len(self))[index]
         start, stop = self._ends[place : place + 2].tolist()
         return pickle.loads(self._content[start:stop].numpy().data)
-
-
-def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    found = torch.empty(len(array), dtype=torch.from_numpy(array[:0]).dtype)
-    found.share_memory_()
-    found.numpy()[:] = array
-    return found
 
 
 def packed(stage: Stage) -> Stage:

@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from torchdata.nodes import BaseNode
 
 _KINDS = ("__tuple__", "__bytes__", "__items__", "__array__", "__tensor__")
-#: The keys of the states of torchdata's nodes, and that of the state of what is below them. Iterables and
-#: samplers with a state of their own have one key more, and are not known.
-_KNOWN = {
-    frozenset({"_num_yielded"}): "",
-    frozenset({"_num_yielded", "_epoch"}): "",
-    frozenset({"source"}): "source",
-    frozenset({"source", "batch_idx"}): "source",
-    frozenset({"it_state"}): "it_state",
-    frozenset({"snapshot", "steps_since_snapshot"}): "snapshot",
-    frozenset({"datasets_exhausted", "dataset_node_states", "epoch", "num_yielded",
-               "weighted_sampler_state"}): "dataset_node_states",
-}  # fmt: skip
 
 
 def plain(value: Any) -> Any:
@@ -47,19 +35,14 @@ def plain(value: Any) -> Any:
         return {"__tuple__": [plain(inner) for inner in value]}
     if isinstance(value, bytes):
         return {"__bytes__": _text(value)}
-    shape: tuple[int, ...] = ()
-    kind, dtype = "__array__", ""
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        kind, dtype, shape = (
-            "__tensor__",
-            str(value.dtype).removeprefix("torch."),
-            tuple(value.shape),
-        )
         # Of one dimension at least, to be viewed as bytes.
-        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        dtype, shape = value.dtype.str, value.shape
-    return {kind: [dtype, list(shape), _text(value.tobytes())]} if dtype else value
+        content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"__tensor__": [dtype, list(value.shape), _text(content)]}
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        return {"__array__": [value.dtype.str, list(value.shape), _text(value.tobytes())]}
+    return value
 
 
 def restored(value: Any) -> Any:
@@ -92,22 +75,12 @@ def is_wrapped(value: Any) -> bool:
     return isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in _KINDS
 
 
-def _text(data: bytes) -> str:
+def _text(data: Any) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def tells_start(state: Any) -> bool:
-    """Whether the state after ``reset()`` leads to that epoch's start: an iterable's may not."""
-    if not isinstance(state, dict) or "trainpipes" in state:
-        return True
-    below = _KNOWN.get(frozenset(state))
-    if below == "dataset_node_states":
-        return all(map(tells_start, state[below].values()))
-    return below is not None and (not below or tells_start(state[below]))
-
-
-#: Keys of a position that is given by the start of epoch 0, and by how many epochs follow.
-FIRST, EPOCHS = "first", "epochs"
+#: Keys of a position at an epoch's start, given by one in an epoch before, and by how many epochs follow.
+BEFORE, EPOCHS = "trainpipes_before", "trainpipes_epochs"
 _places: weakref.WeakKeyDictionary[BaseNode[Any], NodePlace] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
@@ -166,11 +139,13 @@ class TorchdataStream(RowStream):
     seekable = True
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> NodeReader:
-        place = place_of(self.node)
-        first = place.start(0)  # before the node goes anywhere else
-        if state is None:
-            state = place.start(epoch) if epoch else first
-        return NodeReader(place, state)
+        with _making:
+            if self.node not in _places:
+                _places[self.node] = NodePlace(self.node)
+            place = _places[self.node]
+        first = place.first()
+        start = {BEFORE: first, EPOCHS: epoch} if epoch else first
+        return NodeReader(place, start if state is None else state)
 
     def fingerprint(self) -> dict[str, Any]:
         return {"node": type(self.node).__qualname__}
@@ -180,20 +155,13 @@ class TorchdataStream(RowStream):
         return [("rows", f"items of {name}: their number is unknown; resumed by its state")]
 
 
-def place_of(node: BaseNode[Any]) -> NodePlace:
-    with _making:
-        if node not in _places:
-            _places[node] = NodePlace(node)
-        return _places[node]
-
-
 class NodePlace:
-    """Where a node stands, and where its epochs start."""
+    """Where a node stands, which has one place for all that read it, and where its first epoch starts."""
 
     def __init__(self, node: BaseNode[Any]) -> None:
         self._node = weakref.ref(node)
         self._reader: weakref.ref[NodeReader] | None = None  # whose turn it is
-        self._starts: dict[int, dict[str, Any]] = {}
+        self._first: dict[str, Any] | None = None
         self.lock = threading.RLock()
 
     @property
@@ -202,34 +170,22 @@ class NodePlace:
         assert node is not None  # who reads it holds it
         return node
 
-    def start(self, epoch: int) -> dict[str, Any]:
+    def first(self) -> dict[str, Any]:
         with self.lock:
-            if not self._starts:
+            if self._first is None:
                 self.node.reset(None)
-                self._starts[0] = self.state()
-            if epoch not in self._starts:
-                known = max(number for number in self._starts if number <= epoch)
-                self._leave()
-                self.go(self._starts[known])
-                for _ in range(known, epoch):
-                    self._next_epoch()
-                first, now = self._starts[0], self.state()
-                reported = now if tells_start(now) else {FIRST: first, EPOCHS: epoch}
-                self._starts = {0: first, epoch: reported}
-            return self._starts[epoch]
+                self._first = self.state()
+            return self._first
 
     def turn(self, reader: NodeReader) -> None:
         """Have the node stand where a reader stands."""
-        if self._reader is None or self._reader() is not reader:
-            self._leave()
-            self.go(reader.state())
+        before = None if self._reader is None else self._reader()
+        if before is not reader:
+            if before is not None:
+                before.leave()
+            self._reader = None
+            go_to(self.node, reader.state())
             self._reader = weakref.ref(reader)
-
-    def _leave(self) -> None:
-        reader = None if self._reader is None else self._reader()
-        if reader is not None:
-            reader.leave()
-        self._reader = None
 
     def state(self) -> dict[str, Any]:
         found = plain(self.node.state_dict())
@@ -243,37 +199,41 @@ class NodePlace:
             ) from error
         return dict(found)
 
-    def go(self, state: dict[str, Any]) -> None:
-        try:
-            self.node.reset(restored(state.get(FIRST, state)))
-        except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
-            raise StateError(
-                f"{type(self.node).__name__} cannot go to the position in the state ({str(error)[:80]}); "
-                "load it as it was saved, into the same node"
-            ) from error
-        for _ in range(int(state.get(EPOCHS, 0)) if FIRST in state else 0):
-            self._next_epoch()
 
-    def _next_epoch(self) -> None:
-        """Go from an epoch's start to the next one's, which takes reading an item."""
-        with suppress(StopIteration):
-            next(self.node)
-        self.node.reset(None)
+def go_to(node: BaseNode[Any], state: dict[str, Any]) -> None:
+    try:
+        node.reset(restored(state.get(BEFORE, state)))
+        epochs = int(state[EPOCHS]) if BEFORE in state else 0
+    except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
+        raise StateError(
+            f"{type(node).__name__} cannot go to the position in the state ({str(error)[:80]}); "
+            "load it as it was saved, into the same node"
+        ) from error
+    for _ in range(epochs):
+        next_epoch(node)
+
+
+def next_epoch(node: BaseNode[Any]) -> None:
+    """Go to the next epoch's start, which takes reading an item."""
+    with suppress(StopIteration):
+        next(node)
+    node.reset(None)
 
 
 class NodeReader(StreamReader):
-    def __init__(self, place: NodePlace, start: dict[str, Any]) -> None:
-        self._place = place
-        self._node = place.node
+    """A pass over a node from a state on; ``place`` lets it read when its turn comes."""
+
+    def __init__(self, place: Any, start: dict[str, Any], epoch: int = 0) -> None:
+        self._place, self._node, self.epoch = place, place.node, epoch
         self._kept: dict[str, Any] | None = start  # where it stands, unless the node says
-        self._ended = False
+        self.has_read = self._ended = False
 
     def read(self, rows: int) -> Payload | None:
         found: list[Any] = []
         with self._place.lock:
             if not self._ended:
                 self._place.turn(self)
-                self._kept = None
+                self.has_read, self._kept = True, None
             while len(found) < rows and not self._ended:
                 try:
                     found.append(next(self._node))
@@ -283,7 +243,10 @@ class NodeReader(StreamReader):
 
     def state(self) -> dict[str, Any]:
         with self._place.lock:
-            return self._place.state() if self._kept is None else self._kept
+            found: dict[str, Any] = self._place.state() if self._kept is None else self._kept
+            return found
 
-    def leave(self) -> None:
+    def leave(self) -> dict[str, Any]:
+        """Where it stands, kept until its next turn."""
         self._kept = self.state()
+        return self._kept

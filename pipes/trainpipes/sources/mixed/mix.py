@@ -6,25 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, fields
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Literal
-
-import numpy as np
 
 from trainpipes._internal.checks import ColumnName, require, whole_number
 from trainpipes._internal.text import cut
-from trainpipes.columns.block import Block
-from trainpipes.columns.run import Run, innermost, levels
-from trainpipes.engine.layout import IntArray
+from trainpipes.columns.run import innermost, levels
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.as_columns import gives_objects
-from trainpipes.engine.planning.inputs import Inputs, Schemas
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, DataError, StateError, TrainpipesError
-from trainpipes.kinds.options import identify, show
+from trainpipes.kinds.options import show
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import MixingSource, RunStage
-from trainpipes.sources.combined.common_columns import CommonColumns
+from trainpipes.kinds.stage_kinds import MixingSource
+from trainpipes.sources.combined.common_columns import Alike, CommonColumns
 from trainpipes.sources.mixed.fair_queue import common_total, whole_weights
 from trainpipes.sources.mixed.mix_weights import (
     Schedule,
@@ -34,9 +30,8 @@ from trainpipes.sources.mixed.mix_weights import (
     is_number,
     steps_of,
 )
-from trainpipes.sources.mixed.mixture import Mixture
+from trainpipes.sources.mixed.mixture import Mixture, rows_of
 from trainpipes.stages.order import Repeat
-from trainpipes.stages.read_columns import lengths_of
 from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import Position
 from trainpipes.state.identity import first_difference, said
@@ -90,6 +85,7 @@ class Mix(MixingSource):
     'abc1de2fg3abc4de5'
     """
 
+    free = frozenset({"sources", "column"})
     example: ClassVar[str] = 'mix({"a": a, "b": b}, weights={"a": 0.7, "b": 0.3})'
 
     sources: Mapping[str, Any]
@@ -161,37 +157,35 @@ class Mix(MixingSource):
     # The sources
 
     def open(self) -> Mixture:
-        sources, sizes, data = {}, {}, {}
+        return self.opened(dict.fromkeys(self.sources))
+
+    def opened(self, sources: Mapping[str, Any]) -> Mixture:
+        plans = {}
         for name, pipeline in self.sources.items():
             with _named(name):
-                plan = Plan.of([stage.fresh() for stage in pipeline.stages])
-                size = plan.counts.batches_in_epoch if plan.counts.known else None
-                if size == 0 or plan.inputs.epoch_rows == 0:
+                stages = [stage.fresh() for stage in pipeline.stages]
+                plans[name] = plan = Plan.of(stages, sources[name])
+                if 0 in (plan.inputs.epoch_rows, rows_of(plan)):
                     raise DataError(f"{plan.chain.stages[0]} has no rows: leave it out of the mix")
-                data[name] = plan.inputs.source.fingerprint()
-            sources[name], sizes[name] = plan.inputs.source, size
-        lengths = partial(_tokens, self.column, self) if self.weight_by == "tokens" else None
-        return Mixture(self, sources, sizes, data, *self._steps(sizes), lengths)
+        return Mixture(self, plans)
 
     def parts(self, mixed: Inputs) -> dict[str, Inputs]:
-        above: list[Stage] = [Repeat()]
-        if mixed.chain.shard is not None:
-            above.insert(0, mixed.chain.shard.replaced(tail="even"))
+        shard, shards = mixed.chain.shard, mixed.chain.num_shards
+        above: list[Stage] = [] if shard is None else [shard.replaced(tail="even")]
         mixture = mixed.source
         assert isinstance(mixture, Mixture)
         found: dict[str, Inputs] = {}
-        chains: dict[str, tuple[Inputs, Sequence[Stage]]] = {}
-        columns = CommonColumns("mix", str(self), chains)
+        columns = CommonColumns(self)
         for name, pipeline in sorted(self.sources.items()):
-            alike = _Alike(columns, name)
+            alike = Alike(columns, name)
             with _named(name):
-                stages = [stage.fresh() for stage in pipeline.stages]
-                stages += [alike, *(stage.fresh() for stage in above)]
-                found[name] = part = Inputs(arrange(stages), mixture.sources[name])
+                stages = [alike, *above, Repeat()]
+                stages = [stage.fresh() for stage in (*pipeline.stages, *stages)]
+                found[name] = part = Inputs(arrange(stages), mixture.plans[name].inputs.source)
             steps = part.chain.steps
-            chains[name] = part, steps[: steps.index(alike)]
+            below = next(n for n, stage in enumerate(steps) if isinstance(stage, Alike))
+            columns.parts[name] = part, steps[:below]
             size = mixture.sizes[name]
-            shards = mixed.chain.num_shards
             if self.stop == "first_exhausted" and (size or math.inf) < shards:
                 raise DataError(
                     f"{self}: source {name!r} has {size} rows, so that some of {shards} shards "
@@ -229,7 +223,7 @@ class Mix(MixingSource):
 
     # Weights
 
-    def _steps(self, sizes: Mapping[str, int | None]) -> tuple[list[int], list[tuple[int, ...]]]:
+    def steps(self, sizes: Mapping[str, int | None]) -> tuple[list[int], list[tuple[int, ...]]]:
         """Where steps begin, and the whole weights of each, in the order of the names."""
         points = list(self._schedule)
         if not points or points[0][0] > 0:
@@ -254,21 +248,12 @@ class Mix(MixingSource):
     # The record
 
     def identity(self) -> dict[str, Any]:
-        found = {k: identify(v) for k, v in self.options.items() if k != "sources"}
-        column = found.pop("column")
+        found = super().identity()
         if self.weight_by == "tokens":
-            found["weight_by"] = f"tokens of {column}"
-        found = {k: v for k, v in found.items() if v is not None}
-        return {"stage": self.name, **found, "sources": self._identities}
-
-    @cached_property
-    def _identities(self) -> dict[str, Any]:
-        opened = self.plan_inputs.source.sources
-        plans = {
-            name: Plan.of([stage.fresh() for stage in p.stages], opened[name], Schemas())
-            for name, p in self.sources.items()
-        }
-        return {name: json.loads(plan.identity)["stages"] for name, plan in plans.items()}
+            found["weight_by"] = f"tokens of {self.column}"
+        plans = self.plan_inputs.source.plans.items()
+        sources = {name: json.loads(plan.identity)["stages"] for name, plan in plans}
+        return {**found, "sources": sources}
 
     def __repr__(self) -> str:
         shown = []
@@ -281,24 +266,6 @@ class Mix(MixingSource):
             if field.name != "sources" and getattr(self, field.name) != field.default
         ]
         return f"mix({', '.join(['{' + ', '.join(shown) + '}', *said])})"
-
-
-class _Alike(RunStage):
-    thread_safe = True
-    holds_data = True
-
-    columns: Any
-    part: str
-
-    def process(self, run: Run) -> Run:
-        return run.with_block(self.columns.of(self.part, run.block))
-
-    def __repr__(self) -> str:
-        return str(self.columns._stage)
-
-
-def _tokens(column: str, mix: Mix, block: Block) -> IntArray:
-    return np.maximum(1, lengths_of(block, column, mix))
 
 
 def _limits(max_epochs: Any, names: Sequence[str]) -> dict[str, int | None]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
-from numbers import Rational, Real
+from numbers import Integral, Rational, Real
 from typing import Any
 
 from trainpipes._internal.checks import require, several
@@ -49,9 +49,9 @@ def checked_schedule(schedule: Any, names: Sequence[str]) -> Schedule:
     for step in schedule:
         check(several(step) and len(step) == 2, step)
         start, weights = step
-        whole = isinstance(start, int) and not isinstance(start, bool)
+        whole = isinstance(start, Integral) and not isinstance(start, bool)
         check(whole and start > (found[-1][0] if found else -1), [one[0] for one in schedule])
-        found.append((start, checked_weights(weights, names, f"mix(schedule) at {start}")))
+        found.append((int(start), checked_weights(weights, names, f"mix(schedule) at {start}")))
     return found
 
 

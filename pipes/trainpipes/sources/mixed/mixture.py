@@ -3,9 +3,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +19,12 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool
 from trainpipes.engine.shards.shard_rows import RUN_ROWS, ShardOpener, open_windows
 from trainpipes.engine.shards.shard_runs import ShardRuns
-from trainpipes.errors import SchemaError
-from trainpipes.kinds.source import MixedWindows, RowMixture, RowSource, RowStream
+from trainpipes.kinds.blame import refused
+from trainpipes.kinds.source import MixedWindows, RowMixture
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.sources.combined.common_columns import columns_of, said, united
 from trainpipes.sources.mixed.mix_runs import MixRuns
+from trainpipes.stages.read_columns import lengths_of
 
 #: Bits of a row's number that are its own, and that tell its source.
 ROW_BITS = 40
@@ -42,42 +43,49 @@ _ENDS = {
 }
 
 
-@dataclass(eq=False)
+def rows_of(plan: Plan) -> int | None:
+    """Rows in an epoch; None where they are not counted."""
+    return plan.counts.batches_in_epoch if plan.counts.known else None
+
+
 class Mixture(RowMixture):
     """Rows of sources, mixed by steps of whole weights from ``starts`` on: rows or, by ``lengths``, tokens.
     The sources have numbers in the order of their names.
     """
 
-    mix: Any
-    sources: Mapping[str, RowSource | RowStream]
-    sizes: Mapping[str, int | None]
-    data: Mapping[str, Any]
-    starts: Sequence[int]
-    steps: Sequence[tuple[int, ...]]
-    lengths: Callable[[Block], IntArray] | None
+    def __init__(self, mix: Any, plans: Mapping[str, Plan]) -> None:
+        self.mix, self.plans = mix, plans
+        self.names = tuple(sorted(plans))
+        self.sizes = {name: rows_of(plan) for name, plan in plans.items()}
+        steps: tuple[list[int], list[tuple[int, ...]]] = mix.steps(self.sizes)
+        self.starts, self.steps = steps
+        self.lengths = partial(_lengths, mix) if mix.weight_by == "tokens" else None
+        self.max_epochs: list[int | None] = [mix.limits[name] for name in self.names]
+        sources = {name: plan.inputs.source for name, plan in plans.items()}
+        self.ids: MixedIds = MixedIds(
+            {n: s.ids if isinstance(s, Mixture) else None for n, s in sources.items()}
+        )
 
-    def __post_init__(self) -> None:
-        self.names = tuple(sorted(self.sources))
-        self.max_epochs = [self.mix.limits[name] for name in self.names]
-        below = {n: s.ids if isinstance(s, Mixture) else None for n, s in self.sources.items()}
-        self.ids: MixedIds = MixedIds(below)
+    def __reduce__(self) -> Any:
+        return self.mix.opened, ({name: plan.inputs.source for name, plan in self.plans.items()},)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"sources": dict(self.data)}
+        data = {name: plan.inputs.source.fingerprint() for name, plan in self.plans.items()}
+        return {"sources": data}
 
     def describe(self) -> list[tuple[str, str]]:
         rows, mix = self._epoch_rows(), self.mix
         lines = [("mix", f"{len(self.names)} sources by {mix.weight_by}; {_ENDS[mix.stop]}")]
-        for name, source in self.sources.items():
+        for name, plan in self.plans.items():
             i, size = self.names.index(name), self.sizes[name]
             shares = [step[i] / sum(step) for step in self.steps]
-            said = f"{shares[0]:.1%}" + (f" to {shares[-1]:.1%}" if len(shares) > 1 else "")
-            said += " with an unknown number of rows" if size is None else f", {size:,} rows"
+            text = f"{shares[0]:.1%}" + (f" to {shares[-1]:.1%}" if len(shares) > 1 else "")
+            text += " with an unknown number of rows" if size is None else f", {size:,} rows"
             if rows is not None and size:
                 times = min(rows * shares[0] / size, self.max_epochs[i] or math.inf)
-                said += f", gone through {times:.2f} times in an epoch of the mix"
-            lines.append((f"  {name}", said))
-            lines += [(f"    {label}", text) for label, text in source.describe()]
+                text += f", gone through {times:.2f} times in an epoch of the mix"
+            lines.append((f"  {name}", text))
+            lines += [(f"    {label}", line) for label, line in plan.inputs.source.describe()]
         return lines
 
     def _epoch_rows(self) -> float | None:
@@ -91,25 +99,22 @@ class Mixture(RowMixture):
         return min(ends) if first else max(ends)
 
     def with_names(self, block: Block, source: IntArray) -> Block:
-        column, data = self.mix.output_column, block.data
+        column, data = self.mix.output_column, cast(Any, block.data)
         if column is None:
             return block
-        if isinstance(data, pa.Table):
-            names = set(data.column_names)
-        elif isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
-            names = {name for row in data for name in row}
-        else:
-            raise SchemaError(
-                f"{self.mix}: output_column={column!r} needs rows with columns, got "
-                f"{said(columns_of(data))}; make dicts with map() in the sources",
-                stage=str(self.mix),
+        table = isinstance(data, pa.Table)
+        if not table and not (isinstance(data, list) and all(isinstance(r, Mapping) for r in data)):
+            raise refused(
+                self.mix,
+                f": output_column={column!r} needs rows with columns, got {said(columns_of(data))}; make "
+                "dicts with map() in the sources",
             )
-        if column in names:
-            raise SchemaError(
-                f"{self.mix}: the rows have a column {column!r} already; give output_column another name",
-                stage=str(self.mix),
+        if column in data.column_names if table else any(column in row for row in data):
+            raise refused(
+                self.mix,
+                f": the rows have a column {column!r} already; give output_column another name",
             )
-        if isinstance(data, pa.Table):
+        if table:
             added = python_to_arrow(self.names, pa.string()).take(to_arrow(source))
             return block.with_data(data.append_column(column, added))
         rows = zip(data, source.tolist(), strict=True)
@@ -130,6 +135,10 @@ class Mixture(RowMixture):
         for name in path:
             inputs = inputs.mixed[name]
         return inputs, int(own), "/".join(path)
+
+
+def _lengths(mix: Any, block: Block) -> IntArray:
+    return np.maximum(1, lengths_of(block, mix.column, mix))
 
 
 class _Named(RunStage):
@@ -201,27 +210,25 @@ class MixedIds:
     """
 
     def __init__(self, below: Mapping[str, MixedIds | None]) -> None:
-        inner = {name: {} if ids is None else ids._paths for name, ids in below.items()}
-        paths = [(name, *path) for name in inner for path in (inner[name].values() or [()])]
-        self._paths: dict[int, Path] = {}
-        for path in sorted(paths):
+        self._below = below
+        self._paths: dict[int, Path] = {}  # by the upper bits of a number
+        inner = {name: [()] if ids is None else ids._paths.values() for name, ids in below.items()}
+        for path in sorted((name, *path) for name, paths in inner.items() for path in paths):
             digest = hashlib.sha256(json.dumps(path).encode()).digest()
             tag = int.from_bytes(digest[:8], "big") % (1 << TAG_BITS)
             while tag in self._paths:
                 tag = (tag + 1) % (1 << TAG_BITS)
             self._paths[tag] = path
-        tags = {path: tag for tag, path in self._paths.items()}
-        #: Of each source the tags of its own numbers, ascending, and those that they become.
-        self._tags: dict[str, tuple[IntArray, IntArray]] = {}
-        for name, own in inner.items():
-            pairs = sorted((tag, tags[name, *path]) for tag, path in own.items())
-            before, after = np.array(pairs or [(0, tags.get((name,), 0))], dtype=np.int64).T
-            self._tags[name] = before, after
+        self._tags = {path: tag for tag, path in self._paths.items()}
 
     def of(self, name: str, rows: IntArray) -> IntArray:
-        before, after = self._tags[name]
-        tags = after[np.searchsorted(before, rows >> ROW_BITS)]
-        found: IntArray = (tags << ROW_BITS) | (rows & ROW_MASK)
+        """The numbers of one source's rows."""
+        below = self._below[name]
+        if below is None:
+            return rows | (self._tags[name,] << ROW_BITS)
+        found = np.empty_like(rows)
+        for path, places, own in below.split(rows):
+            found[places] = own | (self._tags[name, *path] << ROW_BITS)
         return found
 
     def split(self, rows: IntArray) -> Iterator[tuple[Path, IntArray, IntArray]]:

@@ -1,1 +1,0 @@
-"""Datasets of Hugging Face's ``datasets``."""
