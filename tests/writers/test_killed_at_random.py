@@ -65,7 +65,7 @@ def test_after_kills_the_files_are_those_of_one_that_was_not_killed(
     expected = contents(tmp_path / "whole")
     for _ in range(kills):
         process = start(2, out)
-        wait_for_files(out, random.randrange(FILES - 1), process)
+        wait_for_files(out, random.randrange(1, FILES - 1), process)
         children = []
         with suppress(psutil.NoSuchProcess):  # it has ended by itself
             killed = psutil.Process(pid_of(process))
