@@ -31,9 +31,9 @@ from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.layout import Layout, even_cuts, segments
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
+from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.index_store import IndexStore
-from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.parquet.footers import RowGroupLayout
 from trainpipes.sources.parquet.row_groups import RowGroups
 from trainpipes.state.format import Position

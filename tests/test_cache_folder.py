@@ -15,8 +15,9 @@ import pytest
 
 import trainpipes as tp
 from trainpipes import cache
-from trainpipes.storage.caching import checked_file
-from trainpipes.storage.caching.private_file import locked
+from trainpipes.storage.cache import make_room, path_of
+from trainpipes.storage.caching import kept_file
+from trainpipes.storage.caching.kept_file import locked
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_info_counts_what_is_on_disk(kept: Path) -> None:
     assert (found.indexes, found.index_bytes) == (1, sum(sizes.values()) - sum(rows))
     assert str(found) == (
         f"{kept}: 3 blocks of rows ({found.block_bytes:,} bytes), 1 footer indexes "
-        f"({found.index_bytes:,} bytes), 0 data sets (0 bytes)"
+        f"({found.index_bytes:,} bytes), 0 data sets (0 bytes), 0 remote chunks (0 bytes)"
     )
 
 
@@ -110,10 +111,10 @@ def test_room_is_made_by_the_time_of_use(kept: Path) -> None:
     for age, path in enumerate(entries):
         os.utime(path, (100 - age, 100 - age))
     sizes = [path.stat().st_size for path in entries]
-    assert cache.make_room(kept, sum(sizes)) == sum(sizes)
-    assert cache.make_room(kept, sum(sizes) - 1) == sum(sizes[:2])
+    assert make_room(kept, sum(sizes), "rows") == sum(sizes)
+    assert make_room(kept, sum(sizes) - 1, "rows") == sum(sizes[:2])
     assert [path.exists() for path in entries] == [True, True, False]
-    assert cache.make_room(kept, 0) == 0
+    assert make_room(kept, 0, "rows") == 0
     assert cache.info().indexes == 1
 
 
@@ -121,7 +122,7 @@ def test_room_is_made_by_the_time_of_use(kept: Path) -> None:
 
 
 def put(path: Path, table: pa.Table, about: dict[str, Any]) -> None:
-    checked_file.write(path, [table], about)
+    kept_file.write(path, [table], about)
 
 
 def test_a_table_comes_back_with_its_schema_metadata_and_types(tmp_path: Path) -> None:
@@ -141,14 +142,12 @@ def test_a_table_comes_back_with_its_schema_metadata_and_types(tmp_path: Path) -
         pa.concat_tables([table] * 3),
     ):
         put(tmp_path / "x.arrow", given, {"what": 1})
-        found = checked_file.read(tmp_path / "x.arrow", {"what": 1})
+        found = kept_file.read(tmp_path / "x.arrow", {"what": 1})
         assert found is not None
         assert found.equals(given)
         assert found.schema.equals(given.schema, check_metadata=True)
-        size = (tmp_path / "x.arrow").stat().st_size
-        assert checked_file.size_of(given, {"what": 1}) == size
-    assert checked_file.read(tmp_path / "x.arrow", {"what": 2}) is None
-    assert checked_file.read(tmp_path / "y.arrow", {"what": 1}) is None
+    assert kept_file.read(tmp_path / "x.arrow", {"what": 2}) is None
+    assert kept_file.read(tmp_path / "y.arrow", {"what": 1}) is None
 
 
 def test_no_byte_of_the_rows_can_change_unnoticed(tmp_path: Path) -> None:
@@ -166,7 +165,7 @@ def test_no_byte_of_the_rows_can_change_unnoticed(tmp_path: Path) -> None:
         path.chmod(0o600)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it was damaged
-            found = checked_file.read(path, {})
+            found = kept_file.read(path, {})
         assert found is None or found.equals(table), place
 
 
@@ -183,7 +182,7 @@ def test_writers_at_once_leave_one_whole_file(tmp_path: Path) -> None:
     seen = 0
     while any(thread.is_alive() for thread in threads):
         if (tmp_path / "x.arrow").exists():
-            found = checked_file.read(tmp_path / "x.arrow", {})
+            found = kept_file.read(tmp_path / "x.arrow", {})
             assert found is not None
             assert len(set(found.column("x")[::9999])) == 1
             seen += 1
@@ -202,8 +201,8 @@ def test_a_file_is_put_and_a_lock_taken_while_others_clear(tmp_path: Path) -> No
     thread.start()
     try:
         for n in range(200):
-            put(cache.entry_path(tmp_path, f"ab{n}"), pa.table({"x": [n]}), {})
-            with locked(cache.entry_path(tmp_path, f"cd{n}").with_suffix(".lock")):
+            put(path_of(tmp_path, "rows", f"ab{n}"), pa.table({"x": [n]}), {})
+            with locked(path_of(tmp_path, "rows", f"cd{n}").with_suffix(".lock")):
                 pass
     finally:
         done.set()

@@ -32,10 +32,8 @@ def begun_again(folder: Path, files: int) -> None:
     about = json.loads((folder / "_manifest.json").read_text())
     work = folder / "_unfinished"
     work.mkdir()
-    known = {"file", "rows", "bytes", "crc32"}
     for entry in about["files"][:files]:
-        info = {name: entry[name] for name in known} | {"columns": about["columns"]}
-        info["notes"] = {name: value for name, value in entry.items() if name not in known}
+        info = {**entry, "columns": about["columns"]}
         (work / f"{entry['file']}.done.json").write_text(json.dumps(info))
     begun = {name: about[name] for name in about.keys() - {"files", "rows", "columns", "notes"}}
     begun.pop("trainpipes_files")

@@ -28,7 +28,7 @@ import pyarrow.types as types
 import trainpipes as tp
 from trainpipes.columns.arrays import is_text
 from trainpipes.prepare import tokenized_rows
-from trainpipes.sources.files.file_rows import ends_of_names, reader_by_name
+from trainpipes.sources.files.file_reader import ends_of_names, reader_by_name
 from trainpipes.sources.memmap.manifest import is_memmap
 
 __all__ = [

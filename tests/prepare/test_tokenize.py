@@ -173,8 +173,8 @@ def test_a_large_file_becomes_several_and_the_batches_stay(tmp_path: Path) -> No
     assert done.rows == whole.rows == 97
     check_same(done.pipeline, whole.pipeline)
     entries = json.loads((tmp_path / "out" / "_manifest.json").read_text())["files"]
-    assert {entry["source"] for entry in entries} == {"text-0.parquet", "text-1.parquet"}
-    assert sum(entry["tokens"] for entry in entries) == done.tokens
+    assert {entry["notes"]["source"] for entry in entries} == {"text-0.parquet", "text-1.parquet"}
+    assert sum(entry["notes"]["tokens"] for entry in entries) == done.tokens
 
 
 def packed(rows: tp.Pipeline) -> tp.Pipeline:

@@ -20,8 +20,11 @@ import trainpipes as tp
 from faulty_server import FaultyServer, serving
 from interpreters import python
 from s3_store import address_of, s3_store
-from trainpipes.sources.files import cached_bytes
-from trainpipes.sources.files.cached_bytes import CHUNK, DiskCache
+from trainpipes._internal import messages
+from trainpipes.sources.files import remote_bytes
+from trainpipes.sources.files.remote_bytes import CHUNK, open_bytes
+from trainpipes.storage.caching import kept_file
+from trainpipes.storage.caching.store import Store
 from trainpipes.testing import digest
 
 pytest.importorskip("aiohttp")
@@ -48,8 +51,8 @@ def server(folder: Path) -> Iterator[FaultyServer]:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cached_bytes, "CHUNK", 10_000)
-    monkeypatch.setattr(cached_bytes, "_full", set())
+    monkeypatch.setattr(remote_bytes, "CHUNK", 10_000)
+    monkeypatch.setattr(messages, "_warned", set())
 
 
 def rows(server: FaultyServer, cache: Path | None, **options: Any) -> tp.Pipeline:
@@ -90,6 +93,11 @@ def test_later_epochs_and_runs_fetch_nothing(
     modes = {stat.S_IMODE(path.stat().st_mode) for path in chunks(cache)}
     assert modes == {0o600}
     assert stat.S_IMODE((cache / "bytes").stat().st_mode) == 0o700
+    found = tp.cache.info(cache)
+    assert (found.chunks, found.chunk_bytes) == (len(chunks(cache)), kept(cache))
+    assert str(found).endswith(f"{found.chunks} remote chunks ({found.chunk_bytes:,} bytes)")
+    assert tp.cache.clear(cache) == found
+    assert not [path for path in cache.rglob("*") if path.is_file()]
 
 
 def test_a_folder_on_s3_is_fetched_once(folder: Path, tmp_path: Path) -> None:
@@ -153,7 +161,9 @@ def test_a_chunk_that_is_damaged_is_fetched_again(
     for path in chunks(cache):
         path.write_bytes(damage(path.read_bytes()))
     gets(server)
-    assert [digest(b) for b in rows(server, cache)] == wanted
+    with pytest.warns(UserWarning, match=r"\.chunk was damaged: .* made again") as said:
+        assert [digest(b) for b in rows(server, cache)] == wanted
+    assert len(said) == 1
     assert gets(server)
     assert [digest(b) for b in rows(server, cache)] == wanted
     assert gets(server) == 0
@@ -166,33 +176,45 @@ def test_a_limit_holds_and_the_least_recently_used_goes_first(
     wanted = [digest(b) for b in rows(server, None)]
     assert [digest(b) for b in rows(server, cache, cache_bytes=45_000)] == wanted
     assert 20_000 < kept(cache) <= 45_000
-    store = DiskCache(str(tmp_path / "own"), 10 * 1004)
-    paths = [store.path(f"{n:064}", n) for n in range(12)]
+    store, size = Store(tmp_path / "own", "bytes", 10 * 1012, "most", "own", "none"), 1000
+
+    def put(path: Path, size: int) -> None:
+        def fill(file: Any) -> None:
+            file.write(bytes(size))
+            kept_file.add_checksum(file)
+
+        store.make(path, fill)
+
+    paths = [store.path(f"{n:064}") for n in range(12)]
     for n, path in enumerate(paths[:10]):
-        store.put(path, memoryview(bytes(1000)))
+        put(path, size)
         os.utime(path, (n, n))
-    assert store.get(paths[0], 1000) is not None  # and so it was used now
-    store.put(paths[10], memoryview(bytes(1000)))
+    assert kept_file.read_content(paths[0], len) == size  # and so it was used now
+    put(paths[10], size)
     there = [n for n, path in enumerate(paths) if path.exists()]
     assert 0 in there
     assert 10 in there
     assert 1 not in there
-    assert kept(tmp_path / "own") <= 10 * 1004
-    store.put(paths[11], memoryview(bytes(20_000)))  # more than all that is allowed
+    assert kept(tmp_path / "own") <= 10 * 1012
+    with pytest.warns(UserWarning, match=r"most must be at least the size of an entry, got 10,120"):
+        put(paths[11], 20_000)
     assert not paths[11].exists()
+    assert store.is_off(paths[11])
 
 
 PUT = """
 import os, sys
-from trainpipes.sources.files.cached_bytes import DiskCache
-store = DiskCache(sys.argv[1], 100_000)
+from pathlib import Path
+from trainpipes.storage.caching.store import Store
+store = Store(Path(sys.argv[1]), "bytes", 100_000, "most", "own", "none")
 def size(path):
     try:
         return os.stat(path).st_size
     except FileNotFoundError:  # it was just removed
         return 0
 for n in range(60):
-    store.put(store.path(f"{int(sys.argv[2]) * 1000 + n:064}", 0), memoryview(os.urandom(5000)))
+    path = store.path(f"{int(sys.argv[2]) * 1000 + n:064}")
+    store.make(path, lambda file: file.write(os.urandom(5000)))
     total = sum(size(os.path.join(at, name))
                 for at, _, names in os.walk(sys.argv[1]) for name in names if name.endswith("chunk"))
     assert total <= 100_000, total
@@ -212,11 +234,11 @@ def test_a_full_disk_costs_no_row_and_is_said_once(
 ) -> None:
     wanted = [digest(b) for b in rows(server, None)]
 
-    def full(*_: Any, **__: Any) -> None:
+    def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cached_bytes, "make_file", full)
-    with pytest.warns(UserWarning, match="nothing more can be kept there") as said:
+    monkeypatch.setattr(kept_file.os, "replace", full)
+    with pytest.warns(UserWarning, match=r"bytes cannot be kept in .*No space.*cache_dir") as said:
         assert [digest(b) for b in rows(server, tmp_path / "cache")] == wanted
     assert len(said) == 1
 
@@ -225,8 +247,6 @@ def test_threads_that_want_the_same_fetch_it_once(server: FaultyServer, tmp_path
     files = tp.list_files(f"{server.url}/0.parquet", cache_dir=tmp_path / "cache")
     stage: Any = files.stages[0]
     listed = stage.files()
-    from trainpipes.sources.files.file_bytes import open_bytes
-
     content = (server.folder / "0.parquet").read_bytes()
     found: list[bytes] = []
     gets(server)
@@ -251,5 +271,6 @@ def test_threads_that_want_the_same_fetch_it_once(server: FaultyServer, tmp_path
 def test_what_is_no_number_of_bytes_is_refused(option: str, value: Any) -> None:
     with pytest.raises(tp.ConfigError, match=rf"list_files\({option}\) must be a number of bytes"):
         tp.list_files("x", **{option: value})
-    with pytest.raises(tp.ConfigError, match=r"list_files\(cache_dir\) must be a path"):
-        tp.list_files("x", cache_dir="s3://bucket")
+    for folder in ("s3://bucket", ""):
+        with pytest.raises(tp.ConfigError, match=r"list_files\(cache_dir\) must be a path"):
+            tp.list_files("x", cache_dir=folder)

@@ -27,7 +27,7 @@ from sources.every_format import opened
 from trainpipes._internal import messages
 from trainpipes.sources.files import index_store
 from trainpipes.sources.files.index_store import IndexStore
-from trainpipes.storage.caching import checked_file
+from trainpipes.storage.caching import kept_file
 
 context = multiprocessing.get_context("fork")
 
@@ -323,7 +323,7 @@ def test_a_file_that_is_not_whole_is_made_again(kind, how, data, kept, scans):
     table = pa.table({"path": ["x"], "stamp": ["1"]})
     half = len(content) // 2
     if how == "old":
-        checked_file.write(path, [table], {"layouts": 0, "format": "Parquet", "key": ""})
+        kept_file.write(path, [table], {"layouts": 0, "format": "Parquet", "key": ""})
     else:
         bad = {"empty": b"", "cut": content[:half], "foreign": b"PAR1 and so on" * 99}
         flipped = content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]

@@ -27,7 +27,7 @@ from trainpipes.errors import (
 )
 from trainpipes.prepare import repack
 from trainpipes.sources.files import listing
-from trainpipes.sources.files.file_rows import READERS, reader_by_name, suffixes_of
+from trainpipes.sources.files.file_reader import READERS, reader_by_name, suffixes_of
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.listing import natural
 from trainpipes.sources.parquet.read_parquet import ReadParquet

@@ -104,6 +104,8 @@ def test_files_of_other_folders_are_not_opened(tmp_path: Path) -> None:
         ((pc.field("lang") == "en") & (pc.field("x") > 5), ["2023/en", "2024/en"], 6),
         ((pc.field("year") > 2023) & pc.field("x").is_valid(), ["2024/de", "2024/en"], 8),
         ((pc.field("year") > 2023) & pc.starts_with(pc.field("lang"), "e"), ["2024/en"], 4),
+        ((pc.field("lang") == "de") & (pc.utf8_length(pc.field("text")) > 5),
+         ["2023/de", "2024/de"], 2),
         ((pc.field("lang") == "en") | (pc.field("x") == 0),
          ["2023/de", "2023/en", "2024/de", "2024/en"], 9),
     ],

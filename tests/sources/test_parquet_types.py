@@ -14,7 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
+from sources.every_format import opened
 from trainpipes import Pipeline
+from trainpipes.sources.files.schema import plain
 
 ROWS = 60
 
@@ -131,7 +133,9 @@ def test_rows_are_those_that_pyarrow_reads(tmp_path: Path, name: str) -> None:
     for number, start in enumerate((0, 33)):
         part = table.slice(start, 33)
         pq.write_table(part, tmp_path / f"{number}.parquet", row_group_size=7, **options)
-    wanted = rows_of(pq.read_table(tmp_path))
+    whole = pq.read_table(tmp_path)
+    wanted, kind = rows_of(whole), plain(whole.schema.field("value")).type
+    assert opened(tp.read_parquet(tmp_path)).schema.field("value").type == kind
     rows = tp.read_parquet(tmp_path).map_batches(as_text, format="arrow")
     assert [row["row"] for row in rows] == wanted
     shuffled = rows.sharding_filter(2).shuffle(16, seed=1).batch(4)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from decimal import Decimal
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -118,45 +117,6 @@ def test_reading_on_decodes_nothing_twice_and_reading_back_opens_anew(
 def test_only_the_chosen_columns_are_read_in_their_order(uneven: Path) -> None:
     rows = source(uneven, ["tokens", "id"]).reader().read(0, 2, 4)
     assert rows.to_pylist() == [{"tokens": [0, 1], "id": 2}, {"tokens": [0, 1, 2], "id": 3}]
-
-
-def test_types_come_as_they_are_and_dictionaries_as_their_values(tmp_path: Path) -> None:
-    columns = {
-        "null": pa.nulls(2),
-        "large": pa.array(["a", None], pa.large_string()),
-        "view": pa.array(["a", None], pa.string_view()),
-        "bytes": pa.array([b"\x00\xff", b""]),
-        "struct": pa.array([{"a": 1, "b": [1.5]}, None]),
-        "fixed": pa.array([[1, 2], [3, 4]], pa.list_(pa.int16(), 2)),
-        "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int64())),
-        "decimal": pa.array([Decimal("1.50"), None], pa.decimal128(9, 2)),
-        "time": pa.array([1, 2], pa.timestamp("us", "UTC")),
-        "bool": pa.array([True, None]),
-    }
-    coded = {
-        "word": pa.array(["x", "y"]).dictionary_encode(),
-        "words": pa.array([["x"], ["y", "x"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
-    }
-    pq.write_table(pa.table({**columns, **coded}), tmp_path / "1.parquet")
-    rows = source(tmp_path).reader().read(0, 0, 2)
-    for name, column in columns.items():
-        assert rows.column(name).type == column.type, name
-        assert rows.column(name).to_pylist() == column.to_pylist(), name
-    assert rows.column("word").type == pa.string()
-    assert rows.column("words").type == pa.list_(pa.string())
-    assert rows.select(list(coded)).to_pylist() == [
-        {"word": "x", "words": ["x"]},
-        {"word": "y", "words": ["y", "x"]},
-    ]
-
-
-def test_partition_folders_are_read_and_make_no_columns(tmp_path: Path) -> None:
-    for lang in ("en", "de"):
-        (tmp_path / f"lang={lang}").mkdir()
-        pq.write_table(pa.table({"x": [lang]}), tmp_path / f"lang={lang}" / "0.parquet")
-    found = source(tmp_path)
-    assert found.schema.names == ["x"]
-    assert [found.reader().read(n, 0, 1).to_pylist()[0]["x"] for n in range(2)] == ["de", "en"]
 
 
 def test_a_filter_on_paths_leaves_files_out(uneven: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainpipes.sources.files import file_bytes, range_file
-from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
+from trainpipes.sources.files import range_file, remote_bytes
+from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.range_file import RangeFile
+from trainpipes.sources.files.remote_bytes import open_bytes
 
 DATA = random.Random(0).randbytes(50_000)
 
@@ -28,8 +29,8 @@ def remote() -> Iterator[FileBytes]:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_bytes, "PART_BYTES", 2000)
-    monkeypatch.setattr(file_bytes, "GAP", 32)
+    monkeypatch.setattr(remote_bytes, "PART_BYTES", 2000)
+    monkeypatch.setattr(remote_bytes, "GAP", 32)
     monkeypatch.setattr(range_file, "LEAST_BYTES", 64)
 
 
@@ -61,7 +62,7 @@ def test_any_ranges_and_any_read_give_the_bytes_of_that_place(
 def test_columns_read_in_turn_are_fetched_together_and_little_is_held(
     remote: FileBytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_bytes, "GAP", 0)
+    monkeypatch.setattr(remote_bytes, "GAP", 0)
     rounds: list[int] = []
     read = type(remote).read
 

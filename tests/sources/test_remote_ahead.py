@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
 from faulty_server import serving
-from trainpipes.sources.files import file_bytes
+from trainpipes.sources.files import remote_bytes
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.remote.ahead import MAX_THREADS
 from trainpipes.testing import digest
@@ -221,10 +221,10 @@ def test_parts_of_a_large_range_are_fetched_side_by_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("aiohttp")
-    monkeypatch.setattr(file_bytes, "PART_BYTES", 20_000)
+    monkeypatch.setattr(remote_bytes, "PART_BYTES", 20_000)
     (tmp_path / "a.bin").write_bytes(bytes(200_000))
     with serving(tmp_path) as server:
-        data = file_bytes.open_bytes(ListFiles(urls=f"{server.url}/a.bin").files(), 0)
+        data = remote_bytes.open_bytes(ListFiles(urls=f"{server.url}/a.bin").files(), 0)
         arrived: list[float] = []
 
         def slow(*_: Any) -> None:

@@ -26,8 +26,8 @@ import trainpipes as tp
 from trainpipes import ConfigError, Pipeline, SchemaError
 from trainpipes._internal import messages as warn_once
 from trainpipes.kinds.stage_kinds import Rows, TableStage
-from trainpipes.storage.caching import block_cache, checked_file, private_file
-from trainpipes.storage.caching.private_file import locked
+from trainpipes.storage.caching import block_cache, kept_file
+from trainpipes.storage.caching.kept_file import locked
 from trainpipes.testing import digest
 
 ROWS = 330
@@ -608,35 +608,27 @@ def test_nan_tuples_and_none_come_back(data: Path) -> None:
 # Files that are not what they were
 
 
-def damage(path: Path, how: str) -> None:
-    content = path.read_bytes()
-    changed = {
-        "empty": b"",
-        "cut short": content[: len(content) // 2],
-        "cut by a byte": content[:-1],
-        "other": b"something else entirely" * 9,
-        "a byte changed": content[: len(content) // 2] + b"\xa5" + content[len(content) // 2 + 1 :],
-        "zeros": content[:600] + bytes(400) + content[1000:],
-        "longer": content + b"more",
-    }[how]
-    path.unlink()
-    path.write_bytes(changed)
+#: What an entry may become; tests/test_cache_damage.py damages them at random.
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "cut by a byte": lambda content: content[:-1],
+    "longer": lambda content: content + b"more",
+    "zeros": lambda content: content[:600] + bytes(400) + content[1000:],
+}
 
 
-@pytest.mark.parametrize(
-    "how", ["empty", "cut short", "cut by a byte", "other", "a byte changed", "zeros", "longer"]
-)
+@pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_entry_is_made_again(how: str, data: Path, kept: Path) -> None:
     want = digests(batches(text(data).cache()).pad_collate())
     for path in entries(kept)[::3]:
-        damage(path, how)
-    with pytest.warns(UserWarning, match=r"was damaged: .* made again") as caught:
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(DAMAGES[how](content))
+    with pytest.warns(UserWarning, match=r"was damaged: .* made again.*check the disk") as caught:
         assert digests(batches(text(data).cache()).pad_collate()) == want
     assert len(caught) == 1
     assert tp.cache.info().blocks == 15
-    about = [
-        checked_file.read(path, {"rows": path.parent.name + path.stem}) for path in entries(kept)
-    ]
+    about = [kept_file.read(path, {"rows": path.parent.name + path.stem}) for path in entries(kept)]
     assert all(table is not None for table in about)
 
 
@@ -683,7 +675,7 @@ def test_the_least_recently_used_go_first(data: Path, kept: Path) -> None:
 def test_room_is_kept_under_max_bytes_at_every_moment(data: Path) -> None:
     most = 6000
     want = digests(batches(text(data)).pad_collate(), 2)
-    pipe, found = batches(text(data).cache(max_bytes=most)).pad_collate(), []
+    pipe, found = batches(text(data).cache(max_bytes="6 kB")).pad_collate(), []
     for _ in range(2):
         found.append([])
         # No threads: what info() says is of no one moment where others write meanwhile.
@@ -697,7 +689,7 @@ def test_room_is_kept_under_max_bytes_at_every_moment(data: Path) -> None:
 def test_an_entry_that_is_too_large_is_said_once(data: Path, kept: Path) -> None:
     want = digests(batches(text(data)).pad_collate(), 2)
     with pytest.warns(
-        UserWarning, match=r"max_bytes is at least the size of a row group, got 100"
+        UserWarning, match=r"max_bytes must be at least the size of an entry, got 100"
     ) as caught:
         assert digests(batches(text(data).cache(max_bytes=100)).pad_collate(), 2) == want
     assert len(caught) == 1
@@ -782,7 +774,10 @@ MISPLACED: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"a path on this machine.*s3://bucket/x",
     ),
     "nowhere": (lambda d: rows(d).cache(""), "must be a path, got ''"),
-    "in no room": (lambda d: rows(d).cache(max_bytes=0), "max_bytes.* of 1 or more.*got 0"),
+    "in no room": (
+        lambda d: rows(d).cache(max_bytes=0),
+        r"\(max_bytes\) must be a number of bytes.*got 0",
+    ),
     "of a version that is a number": (
         lambda d: rows(d).cache(version=2),
         "version.* must be text, got 2",
@@ -841,7 +836,7 @@ def test_a_process_killed_while_writing_leaves_nothing_that_is_taken_for_an_entr
             say("written")
             time.sleep(60)
 
-        monkeypatch.setattr(private_file.os, "replace", stop)
+        monkeypatch.setattr(kept_file.os, "replace", stop)
         list(text(data).cache())
 
     with Child(child) as process:

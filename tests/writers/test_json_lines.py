@@ -86,13 +86,6 @@ def test_each_type_has_its_text(array: pa.Array, expected: list[str]) -> None:
     assert found == "".join(f'{{"x":{text}}}\n' for text in expected)
 
 
-def test_orjson_gives_the_same_values() -> None:
-    orjson = pytest.importorskip("orjson")
-    table = pa.table({"x": [1.0, -0.0, 1e300, None], "t": ["é\u2028\x00", '"\\', "", None]})
-    each = [orjson.loads(line) for line in lines_of(table).split(b"\n")[:-1]]
-    assert each == table.to_pylist()
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_json_has_no_number_for_is_refused_with_its_row(value: float, tmp_path: Path) -> None:
     rows = tp.from_arrow(pa.table({"x": [[0.5]] * 40 + [[1.0, value]] + [[]] * 3}))

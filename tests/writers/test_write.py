@@ -236,9 +236,13 @@ def test_a_file_that_has_changed_is_found_when_a_run_goes_on(tmp_path: Path) -> 
         rows().write_json(tmp_path / "out", num_files=2)
 
 
-def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["{", "[]", '{"trainpipes_files": 1, "files": [{"odd": 1}]}'])
+def test_a_damaged_manifest_is_refused(text: str, tmp_path: Path) -> None:
     rows().write_json(tmp_path / "out")
-    (tmp_path / "out" / "_manifest.json").write_text("{")
+    about = json.loads((tmp_path / "out" / "_manifest.json").read_text())
+    if "odd" in text:
+        text = json.dumps(about | json.loads(text))
+    (tmp_path / "out" / "_manifest.json").write_text(text)
     with pytest.raises(tp.UnreadableError, match=r"_manifest.json is damaged"):
         rows().write_json(tmp_path / "out")
 
@@ -444,3 +448,32 @@ def test_a_memory_map_is_written_as_by_the_function(tmp_path: Path) -> None:
     assert contents(tmp_path / "a.memmap") == contents(tmp_path / "b.memmap")
     assert [int(x) for x in data[:5]["x"]] == [row["x"] for row in pipe.take(5)]
     assert len(rows().select("x").batch(3).write_memmap(tmp_path / "c.memmap")) == 1000
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_files_that_end_by_their_bytes_are_cut_alike_when_a_run_goes_on(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in {
+        "FILE_BYTES": 30_000,
+        "GROUP_BYTES": 9_000,
+        "OTHER_GROUP_BYTES": 9_000,
+    }.items():
+        monkeypatch.setattr(f"trainpipes.storage.writers.formats.{name}", size)
+    pipe = rows().shuffle(90, seed=1).filter(pc.field("x") > 30)
+    whole = write(pipe, format, tmp_path / "whole")
+    assert len(whole.files) > 2
+    replace = os.replace
+    for stop in Path(whole.files[1]).name, Path(whole.files[-1]).name:
+
+        def failing(before: Any, after: Any, stop: str = stop) -> None:
+            if str(after).endswith(stop):
+                raise KeyboardInterrupt
+            replace(before, after)
+
+        monkeypatch.setattr(os, "replace", failing)
+        with pytest.raises(KeyboardInterrupt):
+            write(pipe, format, tmp_path / stop)
+        monkeypatch.setattr(os, "replace", replace)
+        assert write(pipe, format, tmp_path / stop).kept in (1, len(whole.files) - 1)
+        assert contents(tmp_path / stop) == contents(tmp_path / "whole")

@@ -69,7 +69,7 @@ class PipelineOptions:
         of_others = ("tokenizer", "options", "changes", "allow_imports")
         self._refuse("files alone are read and cut into batches", *of_others)
         from trainpipes import list_files
-        from trainpipes.sources.files.file_rows import ends_of_names, reader_by_name
+        from trainpipes.sources.files.file_reader import ends_of_names, reader_by_name
 
         storage = self.storage_options
         listed = list_files(list(files), suffix=ends_of_names(), storage_options=storage)

@@ -30,8 +30,9 @@ from trainpipes.kinds.source import RowSource
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.arrow.saved_dataset import saved_files
 from trainpipes.sources.files.each_file import each_file, reason
-from trainpipes.sources.files.file_rows import COMPRESSED, ends_of_names, reader_by_name
-from trainpipes.sources.files.list_files import FileList, ListFiles
+from trainpipes.sources.files.file_list import FileList
+from trainpipes.sources.files.file_reader import COMPRESSED, ends_of_names, reader_by_name
+from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.memmap.from_memmap import FromMemmap
 from trainpipes.sources.memmap.manifest import is_memmap

@@ -235,8 +235,8 @@ class Cache(stage_kinds.CacheStage):
     Args:
         path: the folder; by default that of the environment variable ``TRAINPIPES_CACHE``, else
             ``~/.cache/trainpipes`` on Linux.
-        max_bytes: the most bytes in the folder, over all pipelines; least recently used rows go
-            first.
+        max_bytes: the most bytes in the folder, such as ``"50GB"``, over all pipelines; least
+            recently used rows go first.
         version: changes the key: for functions that use files or services that changed, or objects
             that do not say what they hold.
         enabled: False turns the cache off. ``TRAINPIPES_CACHE=off`` turns all caches off.
@@ -256,13 +256,15 @@ class Cache(stage_kinds.CacheStage):
 
     path: str | os.PathLike[str] | None = None
     _: KW_ONLY
-    max_bytes: checks.Count | None = None
+    max_bytes: int | str | None = None
     version: checks.Text | None = None
     enabled: bool = True
 
     def check(self) -> None:
         if self.path is not None:
             self._set(path=checks.local_path(self.path, "cache(path)"))
+        if self.max_bytes is not None:
+            self._set(max_bytes=checks.byte_count(self.max_bytes, "cache(max_bytes)"))
 
     @property
     def on(self) -> bool:

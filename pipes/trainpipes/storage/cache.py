@@ -5,7 +5,7 @@ else ``~/.cache/trainpipes`` on Linux; ``TRAINPIPES_CACHE=off`` keeps nothing.
 
 >>> import tempfile, trainpipes as tp
 >>> print(tp.cache.info(tempfile.mkdtemp()))  # doctest: +ELLIPSIS
-/...: 0 blocks of rows (0 bytes), 0 footer indexes (0 bytes), 0 data sets (0 bytes)
+/...: 0 blocks of rows (0 bytes), 0 footer indexes (0 bytes), 0 data sets (0 bytes), 0 remote chunks (0 bytes)
 """
 
 from __future__ import annotations
@@ -21,28 +21,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainpipes._internal.checks import local_path, require
 from trainpipes.errors import ConfigError
 
-__all__ = [
-    "CacheInfo",
-    "clear",
-    "dataset_path",
-    "entry_path",
-    "folder",
-    "index_path",
-    "info",
-    "make_room",
-    "owner",
-    "remove_leftovers",
-    "schema_path",
-]
+__all__ = ["CacheInfo", "clear", "folder", "info"]
 
 VARIABLE = "TRAINPIPES_CACHE"
 #: What the variable may say instead of a folder.
 OFF = ("off", "0", "no", "false", "none", "disabled")
-ROWS, FOOTERS, DATASETS, SCHEMAS = "rows", "footers", "datasets", "schemas"
-#: Ends of names: of an entry, of a chunk of a remote file, of what is being made, and of locks.
-SUFFIX, CHUNK, PART, LOCK = ".arrow", ".chunk", ".part", ".lock"
+ROWS, FOOTERS, DATASETS, SCHEMAS, BYTES = "rows", "footers", "datasets", "schemas", "bytes"
+#: Ends of names: of an entry, of a chunk of a remote file, of what is being made, of locks, and of counters.
+SUFFIX, CHUNK, PART, LOCK, USED = ".arrow", ".chunk", ".part", ".lock", ".used"
 #: Seconds after which a part that nobody renamed was left by a process that ended.
 PART_AGE = 600.0
 _OUR_PART = re.compile(r".+\.\d+\.[0-9a-f]{8}" + re.escape(PART))
@@ -57,6 +46,7 @@ class CacheInfo:
         blocks, block_bytes: entries with rows, each a row group or a part of a large one.
         indexes, index_bytes: layouts of files, each of one data set.
         datasets, dataset_bytes: files of ``to_map_dataset()``.
+        chunks, chunk_bytes: parts of remote files, of ``list_files(cache_dir=...)``.
     """
 
     folder: Path | None
@@ -66,13 +56,16 @@ class CacheInfo:
     index_bytes: int = 0
     datasets: int = 0
     dataset_bytes: int = 0
+    chunks: int = 0
+    chunk_bytes: int = 0
 
     def __str__(self) -> str:
         where = "off" if self.folder is None else str(self.folder)
         return (
             f"{where}: {self.blocks:,} blocks of rows ({self.block_bytes:,} bytes), "
             f"{self.indexes:,} footer indexes ({self.index_bytes:,} bytes), "
-            f"{self.datasets:,} data sets ({self.dataset_bytes:,} bytes)"
+            f"{self.datasets:,} data sets ({self.dataset_bytes:,} bytes), "
+            f"{self.chunks:,} remote chunks ({self.chunk_bytes:,} bytes)"
         )
 
 
@@ -88,14 +81,11 @@ def folder(path: str | os.PathLike[str] | None = None) -> Path | None:
     named = os.environ.get(VARIABLE, "").strip()
     if named.lower() in OFF:
         return None
-    chosen = os.fspath(path) if path is not None else named
+    chosen = local_path(path, "the folder for caches") if path is not None else named
     if not chosen:
         return _users()
-    if "://" in chosen:
-        raise ConfigError(
-            f"{VARIABLE} is a folder of this machine, since its files are memory-mapped, got {chosen!r}; "
-            f"name another, or set it to {OFF[0]!r}"
-        )
+    rule = "a folder of this machine, since its files are memory-mapped"
+    require("://" not in chosen, VARIABLE, rule, chosen, f"name another, or set it to {OFF[0]!r}")
     try:
         return Path(os.path.abspath(os.path.expanduser(chosen)))
     except OSError as error:
@@ -121,20 +111,11 @@ def owner() -> int | None:
     return os.geteuid() if hasattr(os, "geteuid") else None
 
 
-def entry_path(root: Path, digest: str) -> Path:
-    return root / ROWS / digest[:2] / f"{digest[2:]}{SUFFIX}"
-
-
-def index_path(root: Path, digest: str) -> Path:
-    return root / FOOTERS / f"{digest}{SUFFIX}"
-
-
-def dataset_path(root: Path, digest: str) -> Path:
-    return root / DATASETS / f"{digest}{SUFFIX}"
-
-
-def schema_path(root: Path, digest: str) -> Path:
-    return root / SCHEMAS / f"{digest}{SUFFIX}"
+def path_of(root: Path, kind: str, digest: str) -> Path:
+    if kind in (ROWS, BYTES):  # many: they are spread over folders
+        end = SUFFIX if kind == ROWS else CHUNK
+        return root / kind / digest[:2] / f"{digest[2:]}{end}"
+    return root / kind / f"{digest}{SUFFIX}"
 
 
 def info(path: str | os.PathLike[str] | None = None) -> CacheInfo:
@@ -142,7 +123,8 @@ def info(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     root = folder(path)
     if root is None:
         return CacheInfo(None)
-    sizes = [[size for _, size, _ in _entries(root / kind)] for kind in (ROWS, FOOTERS, DATASETS)]
+    kinds = (ROWS, FOOTERS, DATASETS, BYTES)
+    sizes = [[size for _, size, _ in _entries(root / kind)] for kind in kinds]
     return CacheInfo(root, *(count for each in sizes for count in (len(each), sum(each))))
 
 
@@ -152,19 +134,17 @@ def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     Only files that a cache made are removed; others may read and write meanwhile.
     """
     found = info(path)
-    if found.folder is None:
-        return found
-    for below in (found.folder / kind for kind in (ROWS, FOOTERS, DATASETS, SCHEMAS)):
-        for name in list(_files(below)):
-            if name.endswith((SUFFIX, LOCK)):
-                with suppress(FileNotFoundError):
-                    os.unlink(name)
-        for one in _folders(below):
-            remove_leftovers(one)
+    for kind in (ROWS, FOOTERS, DATASETS, SCHEMAS, BYTES):
+        for below in () if found.folder is None else _folders(found.folder / kind):
+            for name in _files(below):
+                if name.endswith((SUFFIX, CHUNK, LOCK, USED)):
+                    with suppress(FileNotFoundError):
+                        os.unlink(name)
+            remove_leftovers(below)
     return found
 
 
-def make_room(root: Path, most: int, kind: str = ROWS) -> int:
+def make_room(root: Path, most: int, kind: str) -> int:
     """Remove leftovers, and entries used least recently until ``most`` bytes are left."""
     for below in _folders(root / kind):
         remove_leftovers(below)
@@ -190,17 +170,17 @@ def remove_leftovers(below: str | os.PathLike[str]) -> None:
 
 
 def _entries(below: Path) -> Iterator[tuple[str, int, int]]:
-    for name in _files(below):
+    for name in (name for place in _folders(below) for name in _files(place)):
         if name.endswith((SUFFIX, CHUNK)):
             with suppress(OSError):
                 found = os.lstat(name)
                 yield name, found.st_size, found.st_atime_ns
 
 
-def _files(below: Path) -> Iterator[str]:
-    for place in _folders(below):
-        with suppress(OSError), os.scandir(place) as found:
-            yield from [entry.path for entry in found if entry.is_file(follow_symlinks=False)]
+def _files(folder: str) -> list[str]:
+    with suppress(OSError), os.scandir(folder) as found:
+        return [entry.path for entry in found if entry.is_file(follow_symlinks=False)]
+    return []
 
 
 def _folders(below: Path) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, nullcontext
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
 from trainpipes.kinds.source import RowSource
 from trainpipes.pipeline import Pipeline
-from trainpipes.storage.cache import LOCK, VARIABLE, dataset_path, folder
-from trainpipes.storage.caching import checked_file
+from trainpipes.storage.cache import DATASETS, LOCK, VARIABLE, folder, path_of
+from trainpipes.storage.caching import kept_file
 from trainpipes.storage.caching.contents import cache_key, digest_of
-from trainpipes.storage.caching.private_file import locked
+from trainpipes.storage.caching.kept_file import locked
 from trainpipes.storage.writers.epoch_rows import EpochRows
 
 CALLER = "to_map_dataset"
@@ -44,45 +44,34 @@ class MapDataset(Dataset[dict[str, Any]]):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        self._table: pa.Table | None = None
-        self._about: dict[str, Any] | None = None
+        self.path, self._table, self._is_kept = os.fspath(path), None, False
 
     @staticmethod
     def _kept(path: Path, about: dict[str, Any]) -> MapDataset | None:
-        table = checked_file.read(path, about)
-        if table is None:
-            return None
         found = MapDataset(path)
-        found._table, found._about = table, about
-        return found
+        found._table, found._is_kept = kept_file.read(path, about), True
+        return None if found._table is None else found
 
     @property
     def table(self) -> pa.Table:
         """The rows as a table that lies in the file."""
         if self._table is None:
-            self._table = self._open()
-        return self._table
-
-    def _open(self) -> pa.Table:
-        again = "make it again by to_map_dataset()"
-        if self._about is not None:  # the process that pickled it has read all of it
-            table = checked_file.read(Path(self.path), self._about, trusted=True)
-            if table is not None:
-                return table
-        elif os.path.exists(self.path):
+            again = "make it again by to_map_dataset()"
+            opened = pa.ipc.open_stream if self._is_kept else pa.ipc.open_file
             try:
                 with pa.memory_map(self.path) as source:
-                    return pa.ipc.open_file(source).read_all()
+                    self._table = opened(source).read_all()
+            except FileNotFoundError as error:
+                raise MissingFilesError(
+                    f"{self.path}: the rows of this data set were there, and are gone; {again}, or keep it "
+                    "in a file of your own by to_map_dataset(path)",
+                    path=self.path,
+                ) from error
             except (OSError, pa.ArrowException) as error:
                 raise UnreadableError(
                     f"{self.path} is no Arrow file, or damaged: {error}; {again}", path=self.path
                 ) from error
-        raise MissingFilesError(
-            f"{self.path}: the rows of this data set were there, and are gone; {again}, or keep it in a file "
-            "of your own by to_map_dataset(path)",
-            path=self.path,
-        )
+        return self._table
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -118,24 +107,14 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
     """
     rows = EpochRows(pipeline, CALLER)
     if path is not None:
-        _write(rows, Path(path).absolute(), None)
-        return MapDataset(path)
+        return _write(rows, Path(path).absolute(), None)
     root = folder()
     if root is None:
         raise ConfigError(f"{VARIABLE} says that nothing is kept: use to_map_dataset(path)")
     digest = digest_of(CALLER, _known_by(rows.plan))
-    target, about = dataset_path(root, digest[:32]), {"dataset": digest}
+    target, about = path_of(root, DATASETS, digest[:32]), {"dataset": digest}
     found = MapDataset._kept(target, about)
-    with ExitStack() as stack:
-        if found is None:
-            with _unwritten(target):
-                stack.enter_context(locked(target.with_suffix(LOCK), PATIENCE))
-            found = MapDataset._kept(target, about)
-        if found is None:
-            _write(rows, target, about)
-            found = MapDataset._kept(target, about)
-    assert found is not None, f"{target} was removed as it was written"
-    return found
+    return _write(rows, target, about) if found is None else found
 
 
 def _known_by(plan: Plan) -> list[Any]:
@@ -159,7 +138,7 @@ def _known_by(plan: Plan) -> list[Any]:
     return [*known, keys]
 
 
-def _write(rows: EpochRows, target: Path, about: dict[str, Any] | None) -> None:
+def _write(rows: EpochRows, target: Path, about: dict[str, Any] | None) -> MapDataset:
     failed: list[Exception] = []  # in making rows, which is not about the file
 
     def tables() -> Iterator[pa.Table]:
@@ -170,20 +149,22 @@ def _write(rows: EpochRows, target: Path, about: dict[str, Any] | None) -> None:
             failed.append(error)
             raise
 
-    with closing(rows), _unwritten(target, failed):
-        if not checked_file.write(target, tables(), about, own=about is not None):
-            raise ConfigError("to_map_dataset(): the pipeline has no rows")
-
-
-@contextmanager
-def _unwritten(target: Path, others: Sequence[Exception] = ()) -> Iterator[None]:
+    lock = nullcontext() if about is None else locked(target.with_suffix(LOCK), PATIENCE)
     try:
-        yield
+        with closing(rows), lock:
+            # Another process may have made it since.
+            found = None if about is None else MapDataset._kept(target, about)
+            if found is None:
+                if not kept_file.write(target, tables(), about, own=about is not None):
+                    raise ConfigError("to_map_dataset(): the pipeline has no rows")
+                found = MapDataset(target) if about is None else MapDataset._kept(target, about)
     except OSError as error:
-        if error in others:
+        if error in failed:
             raise
         raise ConfigError(
             f"to_map_dataset(): {target} cannot be written ({error.strerror or error}): make room there, or "
             "keep the rows elsewhere by to_map_dataset(path)",
             path=str(target),
         ) from error
+    assert found is not None, f"{target} was removed as it was written"
+    return found

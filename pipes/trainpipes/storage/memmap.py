@@ -35,7 +35,7 @@ read_memmap = MemmapDataset
 #: Bytes of rows after which a part ends, where neither rows nor parts are counted.
 PART_BYTES = 1 << 30
 #: Rows that are written together, and their bytes, at most.
-GROUP_ROWS, GROUP_BYTES = 16_384, 4 << 20
+GROUP_ROWS, GROUP_BYTES = 16_384, 1 << 20
 CALLER = "write_memmap"
 
 
@@ -113,18 +113,10 @@ def write_memmap(
 
 
 def _form(layout: Layout, dtypes: Any, ragged: list[str]) -> Format:
-    options = {"dtype": _said(dtypes), "ragged": sorted(ragged)}
+    options = {"dtype": dtypes, "ragged": sorted(ragged)}
     opened = partial(PartFile, layout, dtypes, ragged)
-    return Format(
-        CALLER,
-        HEADER,
-        opened,
-        options,
-        GROUP_ROWS,
-        min(GROUP_BYTES, PART_BYTES),
-        PART_BYTES,
-        ".x.npy",
-    )
+    sizes = GROUP_ROWS, min(GROUP_BYTES, PART_BYTES), PART_BYTES
+    return Format(CALLER, HEADER, opened, options, *sizes, ".x.npy")
 
 
 def _makes_batches(pipe: Pipeline) -> bool:
@@ -142,16 +134,10 @@ def _check_alone(executor: Executor | None) -> None:
         )
 
 
-def _said(dtypes: Any) -> Any:
-    if isinstance(dtypes, Mapping):
-        return {name: dtype.name for name, dtype in sorted(dtypes.items())}
-    return dtypes and dtypes.name
-
-
 def _dtypes(dtype: Any) -> Any:
     try:
         if isinstance(dtype, Mapping):
-            return {str(name): _dtype(one) for name, one in dtype.items()}
+            return {str(name): _dtype(one) for name, one in sorted(dtype.items())}
         return None if dtype is None else _dtype(dtype)
     except TypeError as error:
         raise ConfigError(
@@ -160,11 +146,11 @@ def _dtypes(dtype: Any) -> Any:
         ) from error
 
 
-def _dtype(dtype: Any) -> np.dtype[Any]:
+def _dtype(dtype: Any) -> str:
     found = np.dtype(str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype)
-    if (found := found.newbyteorder("=")).name not in DTYPES:
+    if found.name not in DTYPES:
         raise TypeError
-    return found
+    return found.name
 
 
 def _tables(

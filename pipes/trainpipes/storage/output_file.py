@@ -17,26 +17,27 @@ from trainpipes.storage.executor import check_stop
 class OutputFile:
     #: Opens a further file of the same task, by what its name ends with.
     beside: Callable[[str], OutputFile]
+    closed = False
 
-    def __init__(self, path: Path, caller: str, show: Callable[[int], None]) -> None:
+    def __init__(self, path: Path, caller: str, show: Callable[[int], None] | None) -> None:
         self._path, self._caller, self._show = path, caller, show
         self.size = self.check = 0
-        self.closed = False
         with writing(path, caller):
             self._file = open(path, "wb")  # noqa: SIM115  (``close`` does)
 
     def advance(self, rows: int) -> None:
         """Show that so many more rows are done."""
         check_stop()
-        self._show(rows)
+        if self._show is not None:
+            self._show(rows)
 
     def write(self, data: Any) -> int:
         check_stop()
         with writing(self._path, self._caller):
             self._file.write(data)
-        self.check = crc32(data, self.check)
-        self.size += memoryview(data).nbytes
-        return memoryview(data).nbytes
+        count = memoryview(data).nbytes
+        self.check, self.size = crc32(data, self.check), self.size + count
+        return count
 
     def write_beginning(self, data: bytes) -> None:
         """Write the first bytes again, of which ``check`` is as it was."""
@@ -53,18 +54,12 @@ class OutputFile:
             self._file.flush()
 
     def sync(self) -> None:
+        self.flush()
         with writing(self._path, self._caller):
-            self._file.flush()
             os.fsync(self._file.fileno())
-
-    def readable(self) -> bool:
-        return False
 
     def writable(self) -> bool:
         return True
-
-    def seekable(self) -> bool:
-        return False
 
     def close(self) -> None:
         self.closed = True

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 from zlib import crc32
 
@@ -31,9 +32,9 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
-from trainpipes.sources.files.patterns import MANIFEST, OURS, WORK
+from trainpipes.sources.files.folders import MANIFEST, OURS, WORK
 from trainpipes.state.identity import check_identity, first_difference, said
-from trainpipes.storage.executor import Executor
+from trainpipes.storage.executor import Executor, Threads
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.places import LOCK_NAME, Place, place_at
 
@@ -131,32 +132,30 @@ class OutputFolder:
         self._overwrite = flag(overwrite, f"{self.caller}(overwrite)")
         #: Rows of a pipeline can be distinguished from others, and what was written of them goes on.
         self._goes_on = self.about.get("pipeline", "") is not None
-        self._stack = ExitStack()
 
     @property
     def columns(self) -> dict[str, str] | None:
         return next((info.columns for info in self.files.values()), None)
 
     def __enter__(self) -> OutputFolder:
-        try:
-            if self._overwrite or not self._is_finished() or WORK in self.place.sizes():
-                self._stack.enter_context(self.place.locked())
+        with ExitStack() as stack:
+            names = self.place.sizes()
+            if not self._is_finished(names) or WORK in names:
+                stack.enter_context(self.place.locked())
                 self._open()
-        except BaseException:
-            self._stack.close()
-            raise
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         server_is_gone = isinstance(error, UnreachableError) and (error.attempts or 0) > 1
-        if self.finished is None and not server_is_gone:
-            with suppress(OSError, TrainpipesError):
-                if not self._goes_on:
-                    self._clear()
-                self._sweep()  # which makes room on a disk that is full
-                if not self.place.sizes(WORK).keys() - KEPT:
-                    self.place.remove(ABOUT)
-        self._stack.close()
+        with self._stack:
+            if self.finished is None and not server_is_gone:
+                with suppress(OSError, TrainpipesError):
+                    if not self._goes_on:
+                        self._clear()
+                    self._sweep()  # which makes room on a disk that is full
+                    if self.place.sizes(WORK).keys() <= KEPT:
+                        self.place.remove(ABOUT)
 
     def note(self, info: FileInfo) -> None:
         if self.columns is not None and info.columns != self.columns:
@@ -168,7 +167,9 @@ class OutputFolder:
         self.files[info.file] = info
 
     def finish(self, notes: Mapping[str, Any], kept: int) -> Manifest:
-        files = [_entry(info) for info in sorted(self.files.values(), key=_in_order)]
+        files = [asdict(info) for info in sorted(self.files.values(), key=_in_order)]
+        for entry in files:
+            del entry["columns"], entry["cursor"]
         content: dict[str, Any] = {
             "trainpipes_files": FORM, "columns": self.columns or {},
             "rows": sum(info.rows for info in self.files.values()), "files": files,
@@ -180,17 +181,16 @@ class OutputFolder:
         return self._end(content, kept)
 
     def _end(self, content: Mapping[str, Any], kept: int) -> Manifest:
-        place = self.place
-        entries = tuple(_info(one, content["columns"]) for one in content["files"])
-        files, size = tuple(place.at(one.file) for one in entries), sum(e.bytes for e in entries)
+        place, columns = self.place, content["columns"]
+        entries = tuple(FileInfo(columns=columns, **entry) for entry in content["files"])
         self.finished = Manifest(
-            place.root, files, content["rows"], size, content["columns"], kept, entries,
-            content.get("notes", {}), _place=place,
+            place.root, tuple(place.at(one.file) for one in entries), content["rows"],
+            sum(one.bytes for one in entries), columns, kept, entries, content["notes"], _place=place,
         )  # fmt: skip
         return self.finished
 
-    def _is_finished(self) -> bool:
-        if MANIFEST not in self.place.sizes():
+    def _is_finished(self, names: Collection[str]) -> bool:
+        if MANIFEST not in names or self._overwrite:
             return False
         if not self._goes_on:
             raise ConfigError(
@@ -199,28 +199,31 @@ class OutputFolder:
                 path=self.place.root,
             )
         found = self._read(MANIFEST)
-        if not isinstance(found, dict) or found.get("trainpipes_files") != FORM:
+        if found.get("trainpipes_files") != FORM:
             raise _damaged(self.place.at(MANIFEST))
         self._check_same(found)
-        _check_there(self.place, self._end(found, len(found["files"])).entries)
+        try:
+            finished = self._end(found, len(found["files"]))
+        except (KeyError, TypeError) as error:
+            raise _damaged(self.place.at(MANIFEST)) from error
+        _check_there(self.place, finished.entries)
         return True
 
     def _open(self) -> None:
         names, work = self.place.sizes(), self.place.sizes(WORK)
-        if MANIFEST in names and not self._overwrite and self._is_finished():
+        if self._is_finished(names):
             self._clear()  # another one has finished it, or was killed thereafter
             return
         begun = "about.json" in work
-        others = [name for name in names if name != WORK and not name.startswith(".")]
-        if MANIFEST not in names and not begun and others:
+        if MANIFEST in names:  # what is there is a writer's, also without the manifest
+            write_json(self.place, ABOUT, {})
+            self.place.remove(MANIFEST)
+        elif not begun and any(name != WORK and not name.startswith(".") for name in names):
             raise ConfigError(
                 f"{self.caller}(): {self.place.root} holds files that no writer has written: give a folder "
                 "that is empty, or not there yet",
                 path=self.place.root,
             )
-        if MANIFEST in names:  # what is there is a writer's, also without the manifest
-            write_json(self.place, ABOUT, {})
-            self.place.remove(MANIFEST)
         before = self._read(ABOUT) if begun and not self._overwrite else {}
         if not (self._goes_on or before.get("pipeline")):
             before = {}
@@ -242,18 +245,20 @@ class OutputFolder:
             except (ValueError, TypeError) as error:
                 raise _damaged(self.place.at(name)) from error
         self.files = {info.file: info for info in sorted(infos, key=_in_order)}
-        _check_there(self.place, self.files.values())
+        _check_there(self.place, infos)
 
-    def _read(self, name: str) -> Any:
-        try:
-            return json.loads(self.place.read(name))
-        except ValueError as error:
-            raise _damaged(self.place.at(name)) from error
+    def _read(self, name: str) -> dict[str, Any]:
+        with suppress(ValueError):
+            if isinstance(found := json.loads(self.place.read(name)), dict):
+                return found
+        raise _damaged(self.place.at(name))
 
     def _clear(self) -> None:
-        work = self.place.sizes(WORK).items()
-        self.place.remove(*(f"{WORK}/{n}" for n, size in work if size >= 0 and n != LOCK_NAME))
-        for folder in [name for name, size in work if size < 0]:
+        work = self.place.sizes(WORK)
+        self.place.remove(
+            *(f"{WORK}/{n}" for n, size in work.items() if size >= 0 and n != LOCK_NAME)
+        )
+        for folder in [name for name, size in work.items() if size < 0]:
             self.place.remove(f"{WORK}/{folder}", recursive=True)
 
     def _sweep(self) -> None:
@@ -289,16 +294,13 @@ class OutputFolder:
             )
 
 
-def _no_state() -> None: ...
-
-
 def run(
     tasks: Iterable[T],
     make: Callable[[T, OutputFile, Any], FileInfo],
     folder: OutputFolder,
     executor: Executor,
     *,
-    open_state: Callable[[], Any] = _no_state,
+    open_state: Callable[[], Any] = object,
     total: int | None = None,
     job: str = "writing",
     notes: Mapping[str, Any] | None = None,
@@ -312,16 +314,17 @@ def run(
     """
     if folder.finished is not None:
         return folder.finished
-    kept = len(folder.files)
-    with Progress(f"{job} {folder.place.root.rpartition('/')[2]}", total, "rows") as progress:
+    kept, place = len(folder.files), folder.place
+    with Progress(f"{job} {place.root.rpartition('/')[2]}", total, "rows") as progress:
         progress.skip(sum(info.rows for info in folder.files.values()))
-        work = _Work(make, folder.place, progress)
+        here = isinstance(executor, Threads)  # others tell of rows when their file is whole
+        work = partial(make_file, make, place, progress.advance if here else None)
         missing = (task for task in tasks if task.name not in folder.files)
-        done = executor.map_unordered(work.make_file, missing, open_state)
-        with closing(done):  # type: ignore[type-var]
-            for _, (info, shown) in done:
+        with closing(executor.map_unordered(work, missing, open_state)) as done:  # type: ignore[type-var]
+            for _, info in done:
                 folder.note(info)
-                progress.advance(info.rows - shown)
+                if not here:
+                    progress.advance(info.rows)
     if not folder.files:
         raise ConfigError(
             f"{folder.caller}(): the pipeline has no rows, and nothing was written: check what filters it"
@@ -329,69 +332,41 @@ def run(
     return folder.finish(notes or {}, kept)
 
 
-@dataclass
-class _Work:
-    """What workers do. A copy in another process shows no rows."""
+def make_file(
+    make: Callable[[Any, OutputFile, Any], FileInfo], place: Place, show: Callable[[int], None] | None,
+    task: Task, state: Any,
+) -> FileInfo:  # fmt: skip
+    """Write the files of a task, and then its sidecar."""
+    name, beside = task.name, dict[str, OutputFile]()
 
-    make: Callable[[Any, OutputFile, Any], FileInfo]
-    place: Place
-    progress: Progress | None
+    def open_beside(ending: str) -> OutputFile:
+        other = f"{_stem(name)}{ending}"
+        beside[other] = files.enter_context(place.file(other))
+        return beside[other]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "progress": None}
-
-    def make_file(self, task: Task, state: Any) -> tuple[FileInfo, int]:
-        """Write the files of a task; gives also how many rows were shown."""
-        name, shown = task.name, 0
-        beside: dict[str, OutputFile] = {}
-
-        def show(rows: int) -> None:
-            nonlocal shown
-            if self.progress is not None:
-                shown += rows
-                self.progress.advance(rows)
-
-        def open_beside(ending: str) -> OutputFile:
-            other = f"{_stem(name)}{ending}"
-            beside[other] = files.enter_context(self.place.file(other))
-            return beside[other]
-
-        try:
-            with ExitStack() as files:
-                file = files.enter_context(self.place.file(name, show))
-                file.beside = open_beside
-                info = self.make(task, file, state)
-            sizes = {other: beside[other].size for other in sorted(beside)}
-            check = f"{file.check:08x}"
-            info = replace(info, file=name, bytes=file.size, crc32=check, beside=sizes)
-            write_json(self.place, f"{WORK}/{name}{SIDECAR}", asdict(info))
-        except TrainpipesError as error:
-            if error.path is None:
-                error.message = f"{error.message} (while making {task})"
-            raise
-        except Exception as error:
-            error.add_note(f"while making {task}")
-            raise
-        return info, shown
+    try:
+        with ExitStack() as files:
+            file = files.enter_context(place.file(name, show))
+            file.beside = open_beside
+            info = make(task, file, state)
+        info = replace(
+            info, file=name, bytes=file.size, crc32=f"{file.check:08x}",
+            beside={other: beside[other].size for other in sorted(beside)},
+        )  # fmt: skip
+        write_json(place, f"{WORK}/{name}{SIDECAR}", asdict(info))
+    except TrainpipesError as error:
+        if error.path is None:
+            error.message = f"{error.message} (while making {task})"
+        raise
+    except Exception as error:
+        error.add_note(f"while making {task}")
+        raise
+    return info
 
 
 def write_json(place: Place, name: str, content: Any) -> None:
     with place.file(name) as file:
         file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
-
-
-def _entry(info: FileInfo) -> dict[str, Any]:
-    beside = {"beside": info.beside} if info.beside else {}
-    return {
-        "file": info.file, "rows": info.rows, "bytes": info.bytes, "crc32": info.crc32, **beside,
-        **info.notes,
-    }  # fmt: skip
-
-
-def _info(entry: Mapping[str, Any], columns: dict[str, str]) -> FileInfo:
-    known = {"beside": {}, **entry}
-    ours = {name: known.pop(name) for name in ("file", "rows", "bytes", "crc32", "beside")}
-    return FileInfo(columns=columns, notes=known, **ours)
 
 
 def _check_there(place: Place, files: Collection[FileInfo]) -> None:

@@ -14,7 +14,6 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,8 +22,8 @@ from typing import Any
 from trainpipes._internal.checks import local_path
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
+from trainpipes.sources.files.folders import WORK
 from trainpipes.sources.files.listing import is_local, open_system
-from trainpipes.sources.files.patterns import WORK
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.storage.output_file import OutputFile, writing
 
@@ -41,24 +40,20 @@ REQUESTS = 16
 BEAT, LEASE = 5.0, 15.0
 
 
-def _ignore(rows: int) -> None: ...
-
-
 def place_at(
     folder: str | os.PathLike[str], caller: str, storage_options: Mapping[str, Any] | None = None
 ) -> Place:
+    url = str(folder).rstrip("/")
     scheme, _, rest = str(folder).partition("://")
     if not rest or scheme in ("file", "local"):
-        path = os.path.abspath(local_path(rest or folder, f"{caller}(folder)"))
-        return Place(path, caller, *open_system(path, {}))
-    url = str(folder)
-    if "::" in url:
+        url = os.path.abspath(local_path(rest or folder, f"{caller}(folder)"))
+    elif "::" in url:
         raise ConfigError(
             f"{caller}(folder) must be a path, or the URL of one file system, got {shown(url)}: leave out "
             "what stands before '::'"
         )
     system, path = open_system(url, storage_options or {})
-    return Place(url.rstrip("/"), caller, system, path.rstrip("/"))
+    return Place(url, caller, system, path)
 
 
 @dataclass(frozen=True)
@@ -73,7 +68,7 @@ class Place:
         return is_local(self.system)
 
     @property
-    def is_object_store(self) -> bool:
+    def _is_object_store(self) -> bool:
         protocol = self.system.protocol
         return bool(OBJECT_STORES & ({protocol} if isinstance(protocol, str) else {*protocol}))
 
@@ -92,10 +87,10 @@ class Place:
         except (FileNotFoundError, NotADirectoryError):
             return {}
         there = {entry["name"].strip("/"): entry for entry in found}
+        there.pop(path.strip("/"), None)
         return {
             name.rpartition("/")[2]: -1 if one["type"] == "directory" else int(one["size"] or 0)
             for name, one in there.items()
-            if name != path.strip("/")
         }
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
@@ -104,15 +99,13 @@ class Place:
 
     def read_all(self, ranges: Sequence[tuple[str, int | None, int | None]]) -> Iterator[bytes]:
         """Several names with ranges; of a server some at once."""
-        if self.is_local:
-            yield from (self.read(*one) for one in ranges)
-            return
-        with ThreadPoolExecutor(REQUESTS, "trainpipes-requests") as pool:
-            for first in range(0, len(ranges), REQUESTS):
-                yield from pool.map(self.read, *zip(*ranges[first : first + REQUESTS], strict=True))
+        most = 1 if self.is_local else REQUESTS
+        for first in range(0, len(ranges), most):
+            some = ranges[first : first + most]
+            yield from Requests().map(lambda one: self.read(*one), some, most)
 
     @contextmanager
-    def file(self, name: str, show: Callable[[int], None] = _ignore) -> Iterator[OutputFile]:
+    def file(self, name: str, show: Callable[[int], None] | None = None) -> Iterator[OutputFile]:
         """A file to be written; it gets its name when it is whole."""
         part = f"{WORK}/{name.rpartition('/')[2]}.{secrets.token_hex(4)}.part"
         with ExitStack() as stack:
@@ -134,15 +127,16 @@ class Place:
                     os.fsync(folder)
                 finally:
                     os.close(folder)
-        elif self.is_object_store:
-            self._send(made, path)
-        else:
-            self.system.makedirs(f"{self.path}/{WORK}", exist_ok=True)
-            self._send(made, f"{self.path}/{part}")
-            self.system.mv(f"{self.path}/{part}", path)
+            return
+        sent = path if self._is_object_store else f"{self.path}/{part}"
+        self._make_work()
+        self._call("put_file", str(made), sent, size=made.stat().st_size)
+        if sent != path:
+            self.system.mv(sent, path)
 
-    def _send(self, made: Path, path: str) -> None:
-        Requests().call(self.system, "put_file", str(made), path, size=made.stat().st_size)
+    def _make_work(self) -> None:
+        if not self._is_object_store:
+            self.system.makedirs(f"{self.path}/{WORK}", exist_ok=True)
 
     def remove(self, *names: str, recursive: bool = False) -> None:
         paths = [f"{self.path}/{name}".rstrip("/") for name in names]
@@ -161,51 +155,47 @@ class Place:
 
     @contextmanager
     def _locked_here(self) -> Iterator[None]:
-        path = Path(self.at(WORK))
-        missing: list[Path] = []
-        while True:
-            with writing(self.root, self.caller):
-                missing = missing or [one for one in (path, *path.parents) if not one.exists()]
-                path.mkdir(parents=True, exist_ok=True)
-                handle = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
+        work = Path(self.at(WORK))
+        made = [one for one in (work, *work.parents) if not one.exists()]
+        with writing(self.root, self.caller):
+            work.mkdir(parents=True, exist_ok=True)
+            lock = open(work / LOCK_NAME, "ab")  # noqa: SIM115
+        with lock:
+            with suppress(OSError):  # a file system without locks
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    taken = not os.fstat(lock.fileno()).st_nlink  # and has just been removed
+                except BlockingIOError:
+                    taken = True
+                if taken:
+                    raise self.taken("another process")
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                os.close(handle)
-                raise self._taken("another process") from error
-            except OSError:  # a file system without locks
-                break
-            if os.fstat(handle).st_nlink:
-                break
-            os.close(handle)  # its holder has removed it meanwhile
-        try:
-            yield
-        finally:
-            if not self.sizes(WORK).keys() - {LOCK_NAME}:
-                with suppress(OSError):  # they hold something
-                    os.unlink(path / LOCK_NAME)
-                    for folder in missing or [path]:
-                        folder.rmdir()
-            os.close(handle)
+                yield
+            finally:
+                if self.sizes(WORK).keys() <= {LOCK_NAME}:
+                    with suppress(OSError):  # they hold something
+                        os.unlink(lock.name)
+                        for folder in made or [work]:
+                            folder.rmdir()
 
-    def _taken(self, who: str) -> ConfigError:
+    def taken(self, who: str) -> ConfigError:
         return ConfigError(
             f"{self.caller}(): {who} writes to {self.root}: let one process write, one rank of several, or "
             "give each a folder of its own",
             path=self.root,
         )
 
-    def _call(self, method: str, path: str, **options: Any) -> Any:
+    def _call(self, method: str, *paths: str, **options: Any) -> Any:
         if self.is_local:
-            return getattr(self.system, method)(path, **options)
-        return Requests().call(self.system, method, path, **options)
+            return getattr(self.system, method)(*paths, **options)
+        return Requests().call(self.system, method, *paths, **options)
 
 
 class _Lease:
     """Who writes to a URL, as an object there says; its number goes up while its holder lives."""
 
     def __init__(self, place: Place) -> None:
-        self._place, self._path = place, f"{place.path}/{LOCK}"
+        self._place = place
         self._me: dict[str, Any] = {
             "host": socket.gethostname(), "pid": os.getpid(), "token": secrets.token_hex(8), "beat": 0
         }  # fmt: skip
@@ -213,12 +203,12 @@ class _Lease:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        found = self._read()
-        if found is not None and self._is_over(found):
+        place, found = self._place, self._read()
+        if found is not None:
+            if not self._is_over(found):
+                raise self._taken(found)
             self._remove()
-        elif found is not None:
-            raise self._taken(found)
-        with writing(self._place.at(LOCK), self._place.caller), suppress(FileExistsError):
+        with writing(place.at(LOCK), place.caller), suppress(FileExistsError):
             self._write("create")
         self._check_own()
         thread = threading.Thread(target=self._renew, name="trainpipes-lease", daemon=True)
@@ -242,13 +232,12 @@ class _Lease:
         """Whether its process is gone from this machine, or gives no sign of life: another container's
         process may have the same number.
         """
-        try:
-            if found["host"] == self._me["host"]:
-                os.kill(int(found["pid"]), 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:  # it is another user's
-            pass
+        if found["host"] == self._me["host"]:
+            with suppress(PermissionError):  # it is another user's
+                try:
+                    os.kill(int(found["pid"]), 0)
+                except ProcessLookupError:
+                    return True
         self._ended.wait(LEASE)
         return self._read() in (found, None)
 
@@ -258,7 +247,7 @@ class _Lease:
             raise self._taken(found)
 
     def _taken(self, found: dict[str, Any]) -> ConfigError:
-        return self._place._taken(f"process {found['pid']} of {found['host']}")
+        return self._place.taken(f"process {found['pid']} of {found['host']}")
 
     def _read(self) -> dict[str, Any] | None:
         self._place.system.invalidate_cache()
@@ -269,20 +258,19 @@ class _Lease:
             return None
 
     def _write(self, mode: str) -> None:
-        place, data = self._place, json.dumps(self._me).encode()
-        if not place.is_object_store:
-            place.system.makedirs(f"{place.path}/{WORK}", exist_ok=True)
+        self._place._make_work()
+        path, data = f"{self._place.path}/{LOCK}", json.dumps(self._me).encode()
         try:
-            place.system.pipe_file(self._path, data, mode=mode)
+            self._place.system.pipe_file(path, data, mode=mode)
         except (TypeError, ValueError, NotImplementedError):  # it knows no modes
-            place.system.pipe_file(self._path, data)
+            self._place.system.pipe_file(path, data)
 
     def _remove(self) -> None:
-        with suppress(FileNotFoundError):
-            self._place.system.rm_file(self._path)
-        if not self._place.is_object_store:
-            with suppress(OSError):  # it holds something
-                self._place.system.rmdir(f"{self._place.path}/{WORK}")
+        place = self._place
+        with suppress(OSError):  # it is gone, or the folder holds something
+            place.system.rm_file(f"{place.path}/{LOCK}")
+            if not place._is_object_store:
+                place.system.rmdir(f"{place.path}/{WORK}")
 
 
 @contextmanager

@@ -49,10 +49,8 @@ RETRIES = 3
 #: Tasks in flight for each core: more than one, so that a worker need not wait for the driver, and an
 #: autoscaler sees that more nodes are wanted; and at least, for a cluster without nodes before there is work.
 IN_FLIGHT, LEAST_IN_FLIGHT = 2, 8
-#: Seconds between two looks at how many cores there are.
-LOOK = 5.0
-#: Looks a second whether they are to end, of all tasks together, about.
-CALLS = 500
+#: Seconds between two looks at how many cores there are, and of a task at whether it is to end.
+LOOK, LOOK_FOR_END = 5.0, 2.0
 #: Seconds that the machine of an address has to take a connection.
 KNOCK = 10.0
 #: Seconds that tasks which are asked to end are waited for before they are cancelled, and then before their
@@ -78,9 +76,10 @@ class Ray:
 
     def __post_init__(self) -> None:
         flag(self.shared_filesystem, "Ray(shared_filesystem)")
-        good = self.address is None or (isinstance(self.address, str) and self.address)
-        rule = 'that of a cluster, such as "10.0.0.1:6379" or "ray://10.0.0.1:10001"'
-        require(good, "Ray(address)", rule, self.address)
+        if self.address is not None:
+            rule = 'that of a cluster, such as "10.0.0.1:6379" or "ray://10.0.0.1:10001"'
+            good = isinstance(self.address, str) and self.address
+            require(good, "Ray(address)", rule, self.address)
 
     def __enter__(self) -> Ray:
         need("ray", "executor=Ray()")
@@ -111,19 +110,18 @@ class Ray:
     def _connect(self) -> None:
         import ray
 
-        given = self.address or os.environ.get("RAY_ADDRESS")
-        env: dict[str, Any] = {}
+        given = self.address or os.environ.get("RAY_ADDRESS") or ""
+        options: dict[str, Any] = {"log_to_driver": False}
         # A job that was submitted with modules of its own may give no others.
         if '"py_modules"' not in os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", ""):
             found = [spec.origin for spec in map(find_spec, SHIPPED) if spec and spec.origin]
-            env["py_modules"] = [os.path.dirname(path) for path in found]
-        options: dict[str, Any] = {"log_to_driver": False, "runtime_env": env}
-        if given is None or "://" not in given:
+            options["runtime_env"] = {"py_modules": [os.path.dirname(path) for path in found]}
+        if "://" not in given:
             options |= {"include_dashboard": False, "configure_logging": False}
         logging.getLogger("ray").setLevel(logging.ERROR)  # what matters to a user comes as an error
         try:
-            host, colon, port = (given or "").rpartition("://")[2].rpartition(":")
-            if colon and port.isdigit():  # where nobody listens, Ray tries for minutes
+            host, _, port = given.rpartition("://")[2].rpartition(":")
+            if host and port.isdigit():  # where nobody listens, Ray tries for minutes
                 socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
             with _own_sigterm(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Ray's, of its own future
@@ -173,20 +171,16 @@ class Ray:
 
             here = ray.get_runtime_context().get_node_id()
             given["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
-        remote, look, most = ray.remote(**given)(do_task), 0.0, 0
-        every = max(1.0, max(LEAST_IN_FLIGHT, IN_FLIGHT * self.workers) / CALLS)
-        job = Job(secrets.token_hex(8), [_put((fn, open_state))], every)
+        remote = ray.remote(**given)(do_task)
+        job = Job(secrets.token_hex(8), [_put((fn, open_state))])
         running: dict[Any, T] = {}
         waiting = iter(tasks)
+
+        def most() -> int:  # a cluster may grow
+            return max(LEAST_IN_FLIGHT, IN_FLIGHT * self.workers)
+
         try:
-            while True:
-                if time.monotonic() >= look:  # a cluster may grow
-                    most, look = (
-                        max(LEAST_IN_FLIGHT, IN_FLIGHT * self.workers),
-                        time.monotonic() + LOOK,
-                    )
-                if not feed(waiting, running, most, lambda task: remote.remote(task, job)):
-                    break
+            while feed(waiting, running, most(), lambda task: remote.remote(task, job)):
                 for reference in ray.wait([*running], num_returns=1, timeout=LOOK)[0]:
                     task = running.pop(reference)
                     done = _result(reference, str(task))
@@ -261,7 +255,6 @@ def _own_sigterm() -> Iterator[None]:
 class Job:
     token: str
     shared: list[Any]
-    every: float
     version: str = __version__
 
     @property
@@ -281,14 +274,14 @@ class StopFlag:
 
 
 def do_task(task: Any, job: Job) -> Any:
+    import ray
+
     next_look = 0.0
 
     def look() -> None:
         nonlocal next_look
         if time.monotonic() >= next_look:
-            import ray
-
-            next_look = time.monotonic() + job.every
+            next_look = time.monotonic() + LOOK_FOR_END
             with suppress(Exception):  # there is no such actor
                 ray.get_actor(job.flag)
                 raise Stopped
@@ -343,7 +336,7 @@ def end_tasks(job: Job, references: list[Any]) -> None:
     flag = None
     with suppress(Exception):
         flag = ray.remote(num_cpus=0)(StopFlag).options(name=job.flag).remote()
-    timeout = job.every + PATIENCE if flag else 0
+    timeout = LOOK_FOR_END + PATIENCE if flag else 0
     _, references = ray.wait(references, num_returns=len(references), timeout=timeout)
     for force in (False, True):
         for reference in references:

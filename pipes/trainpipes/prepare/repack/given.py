@@ -14,13 +14,13 @@ from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.arrow.read_arrow import ReadArrow
-from trainpipes.sources.files.file_rows import (
+from trainpipes.sources.files.file_list import FileList
+from trainpipes.sources.files.file_reader import (
     READERS,
     ends_of_names,
     reader_by_name,
     suffixes_of,
 )
-from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.memmap.manifest import is_memmap
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.start import from_memmap, list_files

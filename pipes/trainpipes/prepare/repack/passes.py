@@ -42,7 +42,7 @@ from trainpipes.prepare.repack.pieces import (
     read_pieces,
     size_of,
 )
-from trainpipes.sources.files.patterns import WORK
+from trainpipes.sources.files.folders import WORK
 from trainpipes.start import list_files
 from trainpipes.state.cursor import checksum
 from trainpipes.storage.executor import Executor, Threads

@@ -16,8 +16,8 @@ from trainpipes.prepare.repack.given import given_rows, kept_metadata
 from trainpipes.prepare.repack.keys import Order
 from trainpipes.prepare.repack.passes import Shuffle, temporary_place
 from trainpipes.prepare.repack.pieces import CALLER
-from trainpipes.sources.files.file_rows import ends_of_names
-from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.file_list import FileList
+from trainpipes.sources.files.file_reader import ends_of_names
 from trainpipes.storage.executor import Executor, Threads, checked_executor
 from trainpipes.storage.output_folder import Manifest
 from trainpipes.storage.ray_cluster import Ray

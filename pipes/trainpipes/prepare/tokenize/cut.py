@@ -16,7 +16,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import MixingSource, RegroupStage, RunStage
 from trainpipes.pipeline import Pipeline
-from trainpipes.sources.files.file_rows import FileBlocks
+from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.stages.labels import EncodeLabels
 from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
 from trainpipes.storage.writers.epoch_rows import AsColumns

@@ -157,12 +157,10 @@ def rows_of(plan: Plan, reader: Reader, block: int, begin: int, end: int) -> pa.
     try:
         data = read_rows(inputs.listed, reader, block, begin, end)
         made = put_through(plan.chain.steps, Block(data, ids, epoch=0))
-        table = decoded(table_of(made.data, CALLER))
+        return compact(decoded(table_of(made.data, CALLER)).replace_schema_metadata())
     except Exception as error:
         say_where(error, plan)
         raise
-    schema = table.schema.remove_metadata()
-    return pa.Table.from_arrays([compact(column) for column in table.columns], schema=schema)
 
 
 def first_rows(plan: Plan) -> pa.Table:

@@ -10,8 +10,8 @@ from typing import Any
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.pipeline import Pipeline
-from trainpipes.sources.files.file_rows import FileBlocks
-from trainpipes.sources.files.patterns import MANIFEST
+from trainpipes.sources.files.file_reader import FileBlocks
+from trainpipes.sources.files.folders import MANIFEST
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.targets import OnError

@@ -1,7 +1,8 @@
 """Where the record batches of an Arrow file or stream lie, and their row counts, by their headers.
 
-A flipped bit can hide a flatbuffer's field. So what the format says twice is compared: messages lie side by
-side up to the footer, schemas are equal, and each batch counts its rows for each column, too
+A file is read as the stream that it holds: message follows message up to the footer, so that a damaged
+footer hides none. A flipped bit can hide a flatbuffer's field. So what the format says twice is compared: the
+schema, and each batch's rows, which it counts for each column, too
 (https://arrow.apache.org/docs/format/Columnar.html).
 """
 
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,29 +25,15 @@ Fetch = Callable[[list[tuple[int, int]]], list[bytes]]
 
 MAGIC = b"ARROW1"
 #: What a message starts with.
-CONTINUED = 0xFFFFFFFF
+CONTINUED = b"\xff\xff\xff\xff"
 #: What the headers of messages are about.
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
 #: Bytes that are read of a message's header at first.
 HEAD = 4096
 #: Bytes between two messages at most: writers let them begin at multiples of up to 64.
 PADDING = 63
-#: Bytes that end a stream, also within a file.
-END = 8
 #: A footer's message: its start, and the bytes of header and body. A batch's column: its rows.
 BLOCK, NODE = struct.Struct("<qi4xq"), struct.Struct("<q8x")
-
-
-class Message(NamedTuple):
-    """An Arrow file's message at bytes ``start`` to ``stop``; a ``delta`` adds to a dictionary."""
-
-    start: int
-    stop: int
-    kind: int
-    rows: int = 0
-    compressed: bool = False
-    dictionary: int = -1
-    delta: bool = False
 
 
 def spans_before(about: dict[str, Any], batch: int) -> list[tuple[int, int]]:
@@ -63,7 +51,7 @@ def read_layout(fetch: Fetch, size: int) -> Layout:
     """The record batches of an Arrow file of ``size`` bytes."""
     if size == 0:
         raise BadFileError("empty: 0 bytes")
-    head = fetch([(0, min(size, 8 + PADDING))])[0]
+    head, footer = fetch([(0, min(size, 8))])[0], b""
     if head.startswith(b"FEA1"):
         raise BadFileError(
             "Feather of version 1, which is no Arrow file: write it anew with "
@@ -71,108 +59,38 @@ def read_layout(fetch: Fetch, size: int) -> Layout:
         )
     if head.startswith(b"PAR1"):
         raise BadFileError("a Parquet file: use read_parquet()")
+    if head.startswith(MAGIC):
+        footer = _footer(fetch, size)
+    elif head[:4] != CONTINUED:
+        raise BadFileError(f"not an Arrow file (starts with {head!r})")
     try:
-        if head.startswith(MAGIC):
-            return _kept(*_file(fetch, size, head))
-        if head[:4] == b"\xff\xff\xff\xff":
-            return _kept(*_stream(fetch, size))
+        messages = _messages(fetch, len(head) if footer else 0, size - len(footer), footer)
+        first = messages[0] if messages else None
+        if first is None or first[2].number(1, "<B") != SCHEMA or first[2].table(2) is None:
+            raise BadFileError("damaged: it does not begin with a schema")
+        schema = _parsed(pa.ipc.read_schema, fetch([first[:2]])[0], "schema")
+        batches, dictionaries, compressed = _parts(messages[1:], len(schema), bool(footer))
     except (struct.error, IndexError) as error:
         raise BadFileError(f"damaged: a header cannot be understood ({error})") from error
-    raise BadFileError(f"not an Arrow file (starts with {head[:8]!r})")
-
-
-def _kept(messages: list[Message], schema: pa.Schema) -> Layout:
-    batches: list[tuple[int, int, int]] = []
-    dictionaries = []
-    for one in messages[1:]:
-        if one.kind == DICTIONARY:
-            dictionaries.append([len(batches), one.start, one.stop, one.dictionary, one.delta])
-        elif one.kind != BATCH:
-            raise BadFileError(f"damaged: a message of kind {one.kind} at byte {one.start:,}")
-        elif one.rows:
-            batches.append((one.rows, one.start, one.stop))
-    rows, start, stop = np.array(batches, dtype=np.int64).reshape(-1, 3).T
+    if footer:  # read as a file of nothing else
+        reader = _parsed(pa.ipc.open_file, MAGIC + b"\0\0" + footer, "footer")
+        if not reader.schema.equals(schema, check_metadata=True):
+            raise BadFileError("damaged: its footer and its first message have different schemas")
     encoded = any(_encoded(field.type) for field in schema)
     if dictionaries and not encoded:
         raise BadFileError(f"damaged: a dictionary of no column at byte {dictionaries[0][1]:,}")
     extra = packed(
-        schema=[messages[0].start, messages[0].stop],
-        compressed=any(one.compressed for one in messages),
-        dictionaries=dictionaries if encoded else None,
+        schema=first[:2], compressed=compressed, dictionaries=dictionaries if encoded else None
     )
+    rows, start, stop = np.array(batches, dtype=np.int64).reshape(-1, 3).T
     return Layout(rows, start, stop, pa.schema([plain(field) for field in schema]), extra)
 
 
-def _stream(fetch: Fetch, size: int) -> tuple[list[Message], pa.Schema]:
-    first, schema = _begun(fetch, 0, size)
-    found = [first]
-    while (at := found[-1].stop) < size and (message := _message(fetch, at, size)) is not None:
-        found.append(message)
-    at += END
-    if at < size and any(fetch([(at, min(size, at + END))])[0]):
-        raise BadFileError(
-            f"it goes on behind its end, at byte {at:,}, as streams do that were put together by cat: read "
-            "them one by one"
-        )
-    return found, schema
-
-
-def _file(fetch: Fetch, size: int, head: bytes) -> tuple[list[Message], pa.Schema]:
-    tail = fetch([(max(0, size - 10), size)])[0]
-    if size < 30 or tail[-6:] != MAGIC:
-        raise BadFileError(f"cut short: {size:,} bytes, its footer is missing")
-    (length,) = struct.unpack("<i", tail[:4])
-    if not 0 < length <= size - 18:
-        raise BadFileError(f"damaged: {size:,} bytes long, and its footer would have {length:,}")
-    end = size - 10 - length
-    footer = fetch([(end, size - 10)])[0]
-    begin = len(head) - len(head[len(MAGIC) :].lstrip(b"\0"))
-    first, schema = _begun(fetch, begin, size)
-    if not _schema_of(footer, tail).equals(schema, check_metadata=True):
-        raise BadFileError("damaged: its footer and its first message have different schemas")
-    table = _Table.root(footer)
-    blocks = [*table.vector(2, BLOCK), *table.vector(3, BLOCK)]  # dictionaries, record batches
-    if any(start < 0 or header < 8 or start + header > size for start, header, _ in blocks):
-        raise BadFileError("damaged: its footer names bytes that it does not have")
-    heads = fetch([(start, start + header) for start, header, _ in blocks])
-    found = [first]
-    for (start, header, body), said in zip(blocks, heads, strict=True):
-        message = _message(fetch, start, size, said)
-        if message is None or message.stop != start + header + body:
-            raise BadFileError(f"damaged: its footer and its message at byte {start:,} differ")
-        found.append(message)
-    _check_side_by_side([(one.start, one.stop) for one in found], end)
-    return found, schema
-
-
-def _schema_of(footer: bytes, tail: bytes) -> pa.Schema:
-    """The schema in a footer, read as a file of nothing else."""
-    alone = pa.py_buffer(MAGIC + b"\0\0" + footer + tail)
+def _parsed(parse: Callable[[pa.Buffer], Any], content: bytes, what: str) -> Any:
     try:
-        return pa.ipc.open_file(alone).schema
+        return parse(pa.py_buffer(content))
     except (pa.ArrowException, OSError) as error:
-        raise BadFileError(f"damaged footer: {one_line(error)}") from error
-
-
-def _check_side_by_side(spans: list[tuple[int, int]], end: int) -> None:
-    """Raise unless messages lie side by side: this finds those that a damaged footer leaves out."""
-    spans = sorted(spans)
-    starts = [start for start, _ in spans[1:]]
-    starts.append(end if spans[-1][1] == end else end - END)
-    for (_, stop), start in zip(spans, starts, strict=True):
-        if not 0 <= start - stop <= PADDING:
-            what = f"no message from byte {stop:,} to" if stop < start else "two messages at byte"
-            raise BadFileError(f"damaged: its footer lists {what} {start:,}")
-
-
-def _begun(fetch: Fetch, at: int, size: int) -> tuple[Message, pa.Schema]:
-    first = _message(fetch, at, size)
-    if first is None or first.kind != SCHEMA:
-        raise BadFileError("damaged: it does not begin with a schema")
-    try:
-        return first, pa.ipc.read_schema(pa.py_buffer(fetch([(first.start, first.stop)])[0]))
-    except (pa.ArrowException, OSError) as error:
-        raise BadFileError(f"damaged schema: {one_line(error)}") from error
+        raise BadFileError(f"damaged {what}: {one_line(error)}") from error
 
 
 def _encoded(kind: pa.DataType) -> bool:
@@ -182,54 +100,103 @@ def _encoded(kind: pa.DataType) -> bool:
     return bool(pa.types.is_dictionary(kind)) or any(map(_encoded, inner))
 
 
-def _message(fetch: Fetch, at: int, size: int, head: bytes | None = None) -> Message | None:
-    """The message at a byte; None for the end of a stream."""
-    head = head or fetch([(at, min(size, at + HEAD))])[0]
-    if len(head) < 8:
-        raise BadFileError(f"cut short: {size:,} bytes, and a message begins at byte {at:,}")
-    mark, length = struct.unpack_from("<Ii", head)
-    if mark != CONTINUED:
-        raise BadFileError(f"damaged: no message at byte {at:,}")
-    if not length:
-        return None
-    if length < 0 or at + 8 + length > size:
+def _footer(fetch: Fetch, size: int) -> bytes:
+    """The footer with what follows it."""
+    tail = fetch([(max(0, size - 10), size)])[0]
+    if size < 30 or tail[-6:] != MAGIC:
+        raise BadFileError(f"cut short: {size:,} bytes, its footer is missing")
+    (length,) = struct.unpack("<i", tail[:4])
+    if not 0 < length <= size - 18:
+        raise BadFileError(f"damaged: {size:,} bytes long, and its footer would have {length:,}")
+    return fetch([(size - 10 - length, size)])[0]
+
+
+def _heads(fetch: Fetch, footer: bytes, end: int) -> dict[int, bytes]:
+    """Headers of messages where the footer says that they are, so that they are fetched at once."""
+    with suppress(struct.error, IndexError):
+        table = _Table(footer)
+        blocks = [*table.vector(2, BLOCK), *table.vector(3, BLOCK)]  # dictionaries, record batches
+        spans = [(start, start + header) for start, header, _ in blocks]
+        spans = [(start, stop) for start, stop in spans if 0 <= start < stop <= end]
+        return {start: head for (start, _), head in zip(spans, fetch(spans), strict=True)}
+    return {}
+
+
+def _messages(fetch: Fetch, at: int, end: int, footer: bytes) -> list[tuple[int, int, _Table]]:
+    """Where messages begin and end, which lie side by side, and their headers."""
+    found: list[tuple[int, int, _Table]] = []
+    heads, stop = _heads(fetch, footer, end), at
+    while at < end:
+        head = heads.get(at) or fetch([(at, min(end, at + HEAD))])[0]
+        if head.startswith(b"\0") and at - stop < PADDING:
+            at = min(at + len(head) - len(head.lstrip(b"\0")), stop + PADDING)
+            continue
+        if len(head) < 8:
+            raise BadFileError(f"cut short: {end:,} bytes, and a message begins at byte {at:,}")
+        if not head.startswith(CONTINUED):
+            raise BadFileError(f"damaged: no message at byte {at:,}")
+        (length,) = struct.unpack_from("<i", head, 4)
+        start, at = at, at + 8 + length
+        if not length:
+            break
+        if length < 0 or at > end:
+            raise BadFileError(
+                f"cut short or damaged: the header at byte {start:,} would have {length:,} bytes"
+            )
+        if len(head) < 8 + length:
+            head = fetch([(start, at)])[0]
+        header = _Table(head[8 : 8 + length])
+        body = header.number(3, "<q")
+        at = stop = at + body
+        if body < 0 or stop > end:
+            raise BadFileError(
+                f"cut short: {end:,} bytes, and the message at byte {start:,} goes to {stop:,}"
+            )
+        found.append((start, stop, header))
+    if footer and end - at > PADDING:
+        raise BadFileError(f"damaged: no message from byte {at:,} to {end:,}")
+    if not footer and any(fetch([(at, min(end, at + 8))])[0]):
         raise BadFileError(
-            f"cut short or damaged: the header at byte {at:,} would have {length:,} bytes"
+            f"it goes on behind its end, at byte {at:,}, as streams do that were put together by cat: read "
+            "them one by one"
         )
-    if len(head) < 8 + length:
-        head = fetch([(at, at + 8 + length)])[0]
-    root = _Table.root(head[8 : 8 + length])
-    kind, body, content = root.number(1, "<B"), root.number(3, "<q"), root.table(2)
-    stop = at + 8 + length + body
-    if body < 0 or stop > size:
-        raise BadFileError(
-            f"cut short: {size:,} bytes, and the message at byte {at:,} goes to {stop:,}"
-        )
-    if content is None:
-        raise BadFileError(f"damaged: a message without a header at byte {at:,}")
-    if kind == DICTIONARY:
-        delta = bool(content.number(2, "<B"))
-        return Message(at, stop, kind, dictionary=content.number(0, "<q"), delta=delta)
-    if kind != BATCH:
-        return Message(at, stop, kind)
-    rows, columns = content.number(0, "<q"), content.vector(1, NODE)
-    # They are counted for each column, too; the parts of nested ones follow it.
-    good = columns[0][0] == rows if columns else not body
-    if not good or not 0 <= rows < 1 << 40:
-        raise BadFileError(f"damaged: a record batch of {rows:,} rows at byte {at:,}")
-    return Message(at, stop, kind, rows, content.table(3) is not None)
+    return found
+
+
+def _parts(
+    messages: list[tuple[int, int, _Table]], fields: int, is_file: bool
+) -> tuple[list[tuple[int, int, int]], list[list[int]], bool]:
+    """Rows, start and stop of record batches, the dictionaries, and whether any is compressed."""
+    batches: list[tuple[int, int, int]] = []
+    dictionaries, compressed = [], False
+    for start, stop, header in messages:
+        kind, content = header.number(1, "<B"), header.table(2)
+        if content is None or kind not in (DICTIONARY, BATCH):
+            raise BadFileError(f"damaged: a message of kind {kind} at byte {start:,}")
+        if kind == DICTIONARY:
+            # Those of a file may stand behind the batches that need them.
+            before, delta = 0 if is_file else len(batches), content.number(2, "<B")
+            dictionaries.append([before, start, stop, content.number(0, "<q"), delta])
+            continue
+        rows, columns = content.number(0, "<q"), content.vector(1, NODE)
+        # They are counted for each column, too; the parts of nested ones follow it.
+        good = len(columns) >= fields > 0 and columns[0][0] == rows
+        good = good or not (fields or columns or header.number(3, "<q"))
+        if not good or not 0 <= rows < 1 << 40:
+            raise BadFileError(f"damaged: a record batch of {rows:,} rows at byte {start:,}")
+        compressed |= content.table(3) is not None
+        if rows:
+            batches.append((rows, start, stop))
+    return batches, dictionaries, compressed
 
 
 class _Table:
-    """A table of flatbuffers: fields by number."""
+    """A table of flatbuffers, to which the offset at a byte leads: fields by number."""
 
-    def __init__(self, data: bytes, at: int) -> None:
-        self._data, self._at = data, at
-        self._slots = at - self._get("<i", at)
-
-    @staticmethod
-    def root(data: bytes) -> _Table:
-        return _Table(data, *struct.unpack_from("<I", data))
+    def __init__(self, data: bytes, offset: int = 0) -> None:
+        self._data = data
+        self._at = offset + self._get("<I", offset)
+        self._slots = self._at - self._get("<i", self._at)
 
     def _get(self, kind: str, at: int) -> int:
         if at < 0:  # which is no error for struct
@@ -245,17 +212,16 @@ class _Table:
         place = self._place(field)
         return self._get(kind, place) if place else 0
 
-    def _leads_to(self, field: int) -> int:
-        place = self._place(field)
-        return place + self._get("<I", place) if place else 0
-
     def table(self, field: int) -> _Table | None:
-        at = self._leads_to(field)
-        return _Table(self._data, at) if at else None
+        place = self._place(field)
+        return _Table(self._data, place) if place else None
 
     def vector(self, field: int, item: struct.Struct) -> list[tuple[int, ...]]:
-        at = self._leads_to(field)
-        stop = at + 4 + self._get("<I", at) * item.size if at else 0
+        place = self._place(field)
+        if not place:
+            return []
+        start = place + self._get("<I", place) + 4
+        stop = start + self._get("<I", start - 4) * item.size
         if stop > len(self._data):
             raise IndexError(f"byte {stop} of {len(self._data)}")
-        return list(item.iter_unpack(self._data[at + 4 : stop])) if at else []
+        return list(item.iter_unpack(self._data[start:stop]))

@@ -16,8 +16,7 @@ from trainpipes.sources.arrow.layout import read_layout, spans_before
 from trainpipes.sources.arrow.saved_dataset import saved_files
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes
-from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_rows import cut_evenly
+from trainpipes.sources.files.file_reader import FileReader, cut_evenly
 from trainpipes.sources.files.file_source import NumberedFiles
 from trainpipes.sources.files.format import Format, Layout, unpacked
 from trainpipes.sources.files.index_store import IndexStore

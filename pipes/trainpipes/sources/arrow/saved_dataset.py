@@ -8,7 +8,7 @@ import numpy as np
 
 from trainpipes._internal.checks import refuse_special
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
-from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.retry import Requests
 
@@ -16,30 +16,27 @@ from trainpipes.sources.remote.retry import Requests
 def saved_files(files: FileList, caller: str) -> FileList:
     """The files that ``save_to_disk`` names; all of other folders."""
     requests = Requests(files.retry_seconds)
-
-    def about(file: int, path: str) -> Any:
-        return _json(files, file, path, requests)
-
     folders: dict[tuple[int, str], list[int]] = {}  # by file system and path
     for file, path in enumerate(files.paths):
         folder = posixpath.dirname(path.partition("?")[0] if _has_query(path) else path)
         folders.setdefault((int(files.system_of[file]), folder), []).append(file)
-    states = {key: about(own[0], f"{key[1]}/state.json") for key, own in folders.items()}
-    splits: dict[tuple[int, str], list[str]] = {}  # by the folder above
-    for (system, path), state in states.items():
-        if state is not None:
-            above, name = posixpath.split(path)
-            splits.setdefault((system, above), []).append(name)
-    for (system, path), names in splits.items():
-        first = folders[system, f"{path}/{names[0]}"][0]
-        if len(names) > 1 and about(first, f"{path}/dataset_dict.json") is not None:
-            has = f"has several splits, {', '.join(map(repr, names))}"
-            raise ConfigError(
-                f"{caller}: {path} {has}: read one of them, such as {path}/{names[0]}", path=path
-            )
     kept: list[int] = []
-    for key, own in folders.items():
-        kept += own if states[key] is None else _named(files, own, key[1], states[key])
+    splits: dict[tuple[int, str], list[str]] = {}  # by the folder above
+    for (system, folder), own in folders.items():
+        state = _json(files, own[0], f"{folder}/state.json", requests)
+        if state is None:
+            kept += own
+            continue
+        above, name = posixpath.split(folder)
+        names = splits.setdefault((system, above), [])
+        names.append(name)
+        if len(names) == 2 and _json(files, own[0], f"{above}/dataset_dict.json", requests):
+            raise ConfigError(
+                f"{caller}: {above} has several splits, such as {names[0]!r} and {name!r}: read one of them, "
+                f"such as {above}/{names[0]}",
+                path=above,
+            )
+        kept += _named(files, own, folder, state)
     return files.pick(np.array(kept, dtype=np.int64))
 
 

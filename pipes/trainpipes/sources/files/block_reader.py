@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from trainpipes.errors import DataChangedError, DataError, TrainpipesError, Unre
 from trainpipes.kinds.source import Place
 from trainpipes.sources.files.each_file import BadFileError, reason
 from trainpipes.sources.files.file_errors import changed, gone, located, unreadable
-from trainpipes.sources.files.format import Columns, Layout, OtherBytesError
+from trainpipes.sources.files.format import OtherBytesError
 from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
@@ -33,6 +34,15 @@ SMALL, TOGETHER = 1 << 20, 4 << 20
 FETCHED = 16 << 20
 
 
+@dataclass(eq=False)
+class _Fetch:
+    """The format's blocks of a file that are fetched at once."""
+
+    file: int
+    numbers: list[int]
+    size: float
+
+
 class BlockReader:
     """One place in files; for one thread."""
 
@@ -40,25 +50,16 @@ class BlockReader:
         self._source = source
         requests = self._requests = Requests(source.files.retry_seconds)
         weakref.finalize(self, requests.stop)
-        wanted: dict[int, list[int]] = {}
 
-        # These do not refer to the reader: it goes, with what it has open, when nobody else does.
-        def about(first: int) -> tuple[Layout, list[int], Columns]:
-            layout = source.layouts[int(source.file_of_block[first])]
-            return layout, wanted.get(first, []), source.columns
-
-        def fetch(first: int) -> Any:
-            data = source.data(int(source.file_of_block[first]), requests)
-            return source.format.fetch(data, *about(first))
-
-        def size(first: int) -> float:
-            return source.format.fetched_bytes(*about(first))
+        # This does not refer to the reader: it goes, with what it has open, when nobody else does.
+        def fetch(one: _Fetch) -> Any:
+            data, layout = source.data(one.file, requests), source.layouts[one.file]
+            return source.format.fetch(data, layout, one.numbers, source.columns)
 
         most = source.files.prefetch_bytes
         self._largest = max(FETCHED, most // 4)
-        #: The format's blocks that are fetched at once, by the first block that needs them.
-        self._wanted, self._ahead = wanted, Ahead(fetch, size, most)
-        self._first: dict[int, int] = {}  # of blocks that are fetched at once, for each
+        self._ahead = Ahead(fetch, lambda one: one.size, most)
+        self._fetches: dict[int, _Fetch] = {}  # for each block that is fetched ahead
         self._block = self._file = -1
         self._opened: Any = None  # the file, as the format has it
         self._ends: IntArray = np.zeros(0, dtype=np.int64)  # of the format's blocks in it
@@ -72,17 +73,15 @@ class BlockReader:
         source, form = self._source, self._source.format
         if source.is_local:
             return
-        fetched = {b: first for b, first in self._first.items() if first in self._ahead}
-        wanted: dict[int, list[int]] = {}
-        self._first = {}
-        file, last, before, total = -1, -1, -2, 0.0
+        known = {b: one for b, one in self._fetches.items() if one in self._ahead}
+        self._fetches = {}
+        file, last, before = -1, -1, -2
         for block in dict.fromkeys(blocks):
             own = int(source.file_of_block[block])
             if source.is_here(own):
                 continue
-            if block in fetched:
-                first = self._first[block] = fetched[block]
-                wanted[first] = self._wanted[first]
+            if block in known:
+                self._fetches[block] = known[block]
                 continue
             if own != file:
                 file, last, before = own, -1, -2
@@ -92,16 +91,17 @@ class BlockReader:
             large = size > self._largest and not form.fetches_parts
             if block == self._block or not size or large:
                 continue
-            together = block - 1 == before and size < SMALL and total + size <= TOGETHER
-            first, total = (self._first[before], total + size) if together else (block, size)
-            wanted.setdefault(first, []).extend(numbers)
-            self._first[block], before = first, block
-        if form.fetches_parts and [len(one) for one in wanted.values()] == [1]:
+            one = self._fetches[before] if block - 1 == before else None
+            if one is not None and size < SMALL and one.size + size <= TOGETHER:
+                one.numbers, one.size = [*one.numbers, *numbers], one.size + size
+            else:
+                one = _Fetch(own, numbers, size)
+            self._fetches[block], before = one, block
+        fetches = list(dict.fromkeys(self._fetches.values()))
+        if form.fetches_parts and [len(one.numbers) for one in fetches] == [1]:
             # Nothing is read meanwhile, and less is held of it as it is read.
-            wanted = {first: one for first, one in wanted.items() if first in self._ahead}
-        self._wanted.clear()
-        self._wanted.update(wanted)
-        self._ahead.expect(list(wanted))
+            fetches = [one for one in fetches if one in self._ahead]
+        self._ahead.expect(fetches)
 
     def read(self, block: int, start: int, stop: int) -> Payload:
         source = self._source
@@ -148,7 +148,7 @@ class BlockReader:
         if block == self._block:
             return
         source, file = self._source, int(self._source.file_of_block[block])
-        opened = self._ahead.take(self._first[block]) if block in self._first else None
+        opened = self._ahead.take(self._fetches[block]) if block in self._fetches else None
         if file != self._file:
             self.close()
             self._ends = np.cumsum(source.layouts[file].rows)

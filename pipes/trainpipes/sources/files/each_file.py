@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from time import perf_counter
 from typing import TypeVar
 
 from fsspec.implementations.cached import CachingFileSystem
@@ -16,17 +15,14 @@ from trainpipes.errors import (
     UnreadableError,
 )
 from trainpipes.sources.files.file_errors import without
-from trainpipes.sources.files.file_rows import reader_by_name
-from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.file_list import FileList
+from trainpipes.sources.files.file_reader import reader_by_name
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.retry import Requests, Stopped
 
 T = TypeVar("T")
 #: Threads that wait for disks, and for servers, at most.
 MAX_THREADS, MAX_REQUESTS = 16, 64
-#: Seconds below which a file of this machine is looked at by one thread: to pass Python's lock around among
-#: several would take longer.
-QUICK = 1e-3
 #: What files are to be, where a file of another kind is known by its name.
 KINDS = ("Parquet", "Arrow", "JSON", "CSV", "NumPy", "tar archives")
 #: Unreadable files that a message names.
@@ -74,33 +70,11 @@ def each_file(
         most = most or (MAX_THREADS if here else MAX_REQUESTS)
         if any(isinstance(system, CachingFileSystem) for system in files.systems):
             most = 1  # what it notes of its files is not made for several threads
-        _in_threads(work, numbers, requests, most)
+        requests.map(work, numbers, most)
     if failures:
         plain = (one for _, one in sorted(failures.items()) if isinstance(one, DataError))
         raise next(plain, None) or failed(files, failures, caller, kind)
     return dict(sorted(found.items()))
-
-
-def _in_threads(
-    work: Callable[[int], None], numbers: Sequence[int], requests: Requests, most: int
-) -> None:
-    """``work`` for each number; in this thread while it is quick."""
-    first, quick = 0, True
-    while quick and first < len(numbers):
-        began = perf_counter()
-        work(numbers[first])
-        first += 1
-        quick = most == 1 or perf_counter() - began < QUICK
-    left = numbers[first:]
-    if not left:
-        return
-    share = max(1, min(64, len(left) // (4 * most)))
-
-    def several(start: int) -> None:
-        for number in left[start : start + share]:
-            work(number)
-
-    requests.map(several, range(0, len(left), share), most)
 
 
 def failed(files: FileList, failures: dict[int, Exception], caller: str, what: str) -> Exception:

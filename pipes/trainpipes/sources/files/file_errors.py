@@ -11,20 +11,6 @@ from trainpipes.kinds.source import Place
 MOUNTS = "/proc/self/mountinfo"
 
 
-def check_unchanged(place: Place, listed: tuple[int, str, int]) -> None:
-    """Raise unless a local file has the inode (0 if unknown), time of change and size that were listed."""
-    try:
-        now = os.stat(place.path or "")
-    except FileNotFoundError as error:
-        raise gone(place) from error
-    inode, stamp, size = listed
-    if now.st_size != size:
-        raise changed(place, f"it had {size:,} bytes, and has {now.st_size:,}")
-    moved = now.st_ino != (inode or now.st_ino) and keeps_inodes(now.st_dev)
-    if moved or str(now.st_mtime_ns) != stamp:
-        raise changed(place, "it has been written since")
-
-
 def keeps_inodes(device: int) -> bool:
     """Whether a device keeps inodes: some network file systems make them up again."""
     number = f"{os.major(device)}:{os.minor(device)}"

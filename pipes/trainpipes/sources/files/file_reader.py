@@ -4,17 +4,21 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from trainpipes._internal.checks import checked_schema, column_names, require, whole_number
+from trainpipes._internal.text import amount
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.sources.files.file_rows import suffixes_of
-from trainpipes.sources.files.list_files import FileList, ListFiles, checked_options
+from trainpipes.sources.files.file_list import FileList, digests
+from trainpipes.sources.files.list_files import ListFiles, checked_options
+from trainpipes.sources.files.listing import is_local
 from trainpipes.storage.cache import SUFFIX
 
 
@@ -89,3 +93,109 @@ CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "index": _index,
     "storage_options": checked_options,
 }
+
+
+def cut_evenly(rows: int, block_rows: int) -> IntArray:
+    """First rows of blocks, and the number of rows, int64 ``[blocks + 1]``.
+
+    >>> cut_evenly(10, 4).tolist(), cut_evenly(0, 4).tolist()
+    ([0, 4, 8, 10], [0])
+    """
+    return np.append(np.arange(0, rows, block_rows, dtype=np.int64), rows)
+
+
+def cut_by_bytes(sizes: IntArray, most: int) -> IntArray:
+    """Edges of ranges of rows with at most so many bytes, or one row."""
+    edges, total = [0], 0
+    for row, size in enumerate(sizes.tolist()):
+        if total and total + size > most:
+            edges.append(row)
+            total = 0
+        total += size
+    return np.unique(np.array([*edges, len(sizes)], dtype=np.int64))
+
+
+class FileBlocks(RowSource):
+    """Rows of files in blocks; ``file_of_block`` is None where blocks are of several files."""
+
+    files: FileList
+    sizes: IntArray
+    file_of_block: IntArray
+    blocks_called = "blocks"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_relative_names"}
+
+    @cached_property
+    def _relative_names(self) -> list[str]:
+        return self.files.relative_names()
+
+    @cached_property
+    def is_local(self) -> bool:
+        return all(map(is_local, self.files.systems))
+
+    def fingerprint_of(self, lines: Sequence[str]) -> dict[str, Any]:
+        return {
+            "files": len(lines),
+            "rows": int(self.lengths.sum()),
+            "bytes": int(self.sizes.sum()),
+            "digests": digests(lines),
+        }
+
+    def describe(self) -> list[tuple[str, str]]:
+        rows = self.lengths
+        blocks = f"{len(rows):,}"
+        if len(rows):
+            least, middle, most = rows.min(), int(np.median(rows)), rows.max()
+            each = f"{least:,}" if least == most else f"{least:,} to {most:,} (median {middle:,})"
+            blocks += f" of {each} rows each" if least == most else f", rows in each: {each}"
+        lines = [("files", f"{len(self.files):,}, {amount(self.sizes.sum())} in all")]
+        lines += [(self.blocks_called, blocks), ("rows", f"{rows.sum():,}")]
+        if self.row_bytes is not None:
+            whole = amount(self.row_bytes * float(rows.sum()))
+            lines.append(("in memory", f"{amount(self.row_bytes)} a row, {whole} in all"))
+        return lines
+
+
+#: What reads files, by the ends of their names.
+READERS = {
+    "read_parquet": (".parquet", ".pq"),
+    "read_json": (".jsonl", ".json", ".ndjson"),
+    "read_csv": (".csv", ".tsv", ".tab"),
+    "read_arrow": (".arrow", ".arrows", ".feather", ".ipc"),
+    "read_text": (".txt", ".text", ".md"),
+    "read_webdataset": (".tar", ".tgz"),
+    "read_numpy": (".npy", ".npz"),
+    "read_images": (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"),
+}
+#: Ends of the names of compressed files, after those of the format, and what reads such ones.
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+DECOMPRESS = ("read_json", "read_csv", "read_text", "read_webdataset")
+
+
+def suffixes_of(reader: str) -> tuple[str, ...]:
+    """Ends of the names of a reader's files, compressed ones too.
+
+    >>> suffixes_of("read_parquet"), suffixes_of("read_text")[:3]
+    (('.parquet', '.pq'), ('.txt', '.txt.gz', '.txt.zst'))
+    """
+    ends = READERS[reader]
+    more = COMPRESSED if reader in DECOMPRESS else ()
+    return tuple(
+        end + packed for end in ends for packed in ("", *more) if end != ".tgz" or not packed
+    )
+
+
+def ends_of_names() -> list[str]:
+    """Endings that some reader reads, without .md, which describes other files."""
+    return [end for reader in READERS for end in suffixes_of(reader) if ".md" not in end]
+
+
+def reader_by_name(path: str) -> str:
+    """The reader for a file's name; "" if unknown.
+
+    >>> reader_by_name("data/chats.jsonl.gz"), reader_by_name("README"), reader_by_name("a.parquet.gz")
+    ('read_json', '', '')
+    """
+    name = path.split("?")[0].lower()
+    return next((reader for reader in READERS if name.endswith(suffixes_of(reader))), "")

@@ -18,13 +18,14 @@ from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.source import Place, RandomAccessSource, Reader
 from trainpipes.kinds.stage import is_ours
 from trainpipes.sources.files.block_reader import BlockReader, explained
-from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
+from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_errors import unreadable
-from trainpipes.sources.files.file_rows import FileBlocks
+from trainpipes.sources.files.file_list import FileList
+from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.sources.files.format import Columns, Format, Layout
 from trainpipes.sources.files.index_store import IndexStore
-from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.remote_bytes import open_bytes
 from trainpipes.sources.files.schema import cast_to, chosen, different_schemas, one_schema
 from trainpipes.sources.remote.retry import Requests
 
@@ -67,11 +68,10 @@ class FileSource(FileBlocks):
         ends = np.append(0, np.cumsum(self.lengths))
         self.first_row: IntArray = ends[self.first_block]
         self.begins: IntArray = ends[:-1] - self.first_row[self.file_of_block]
-        self.block_bytes = block_bytes
         if block_bytes is None:
-            spread = map(_spread, blocks, self.layouts)
-            self.block_bytes = np.concatenate([np.empty(0), *spread])
-            self.block_bytes = self.block_bytes if self.block_bytes.any() else None
+            spread = np.concatenate([np.empty(0), *map(_spread, blocks, self.layouts)])
+            block_bytes = spread if spread.any() else None
+        self.block_bytes = block_bytes
 
     def reader(self) -> Reader:
         return BlockReader(self)

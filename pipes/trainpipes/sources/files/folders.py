@@ -1,4 +1,4 @@
-"""The contents of folders, here and in stores.
+"""Which files of a folder are meant, and what folders hold, here and in stores.
 
 Stores are asked by ``info``, ``ls`` and ``find``: fsspec's ``glob`` and walking ``find`` skip errors
 silently.
@@ -6,8 +6,14 @@ silently.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import fsspec
@@ -15,9 +21,122 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes._internal.checks import refuse_special
-from trainpipes.errors import MissingFilesError
-from trainpipes.sources.files.patterns import has_magic
+from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.sources.remote.retry import Requests
+
+log = logging.getLogger("trainpipes")
+
+#: Of a folder that is written: what appears last, the folder of what is not finished, and names of its files.
+MANIFEST, WORK = "_manifest.json", "_unfinished"
+OURS = re.compile(r"part-\d{5,}\.[\w.]+")
+#: Where a name is that is below a folder that is meant as a whole.
+BELOW = -1
+
+
+def hidden(name: str) -> bool:
+    """Whether a name says that it is no data: ``.cache``, ``_SUCCESS``, ``_delta_log``; not the partition
+    ``_lang=en``.
+    """
+    return (
+        name.startswith(".") or (name.startswith("_") and "=" not in name) or name == "lost+found"
+    )
+
+
+def check_outputs(folder: str, files: Iterable[str], marks: Collection[str]) -> None:
+    placed = [file.rpartition("/") for file in files]
+    counts = {place for place, _, _ in placed}
+    written = Counter(place for place, _, name in placed if OURS.fullmatch(name))
+    unfinished = {place for place in written if f"{place}/{WORK}" in marks}
+    outputs = unfinished | {place for place in written if f"{place}/{MANIFEST}" in marks}
+    inner = sorted(outputs - {folder.rstrip("/")})
+    if inner and outputs < counts and folder.rstrip("/") not in outputs:
+        raise ConfigError(
+            f"list_files: below the folder {folder} are files, and output of trainpipes in {inner[0]}: list "
+            "the one that is meant, such as the files by a glob, or both in a list",
+            path=folder,
+        )
+    for place in sorted(unfinished):
+        log.warning(
+            "%s is not finished: %d files are there so far; its writer is at work, or was killed and makes "
+            "the rest when it is called again",
+            place,
+            written[place],
+        )
+
+
+def wild(path: str) -> str:
+    return "*" if path.startswith(("http://", "https://")) else "*?["
+
+
+@lru_cache
+def has_magic(path: str) -> bool:
+    return any(c in path for c in wild(path))
+
+
+def names_in(path: str) -> list[str]:
+    path = path.strip("/")
+    return path.split("/") if path else []
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The files of a folder (without ``parts``) or a pattern, by the parts matched so far.
+
+    >>> pattern = Wanted("d", ("*.txt",), (".txt",))
+    >>> [pattern.stands_for(path) for path in ("d/a.txt", "d/out/a.txt", "d/out.txt/a.txt")]
+    [True, False, True]
+    """
+
+    root: str
+    parts: tuple[str, ...]
+    suffixes: tuple[str, ...]
+
+    def start(self) -> frozenset[int]:
+        return self._without_folders({0})
+
+    def after(self, reached: frozenset[int], name: str) -> frozenset[int]:
+        found: set[int] = set()
+        for n in reached:
+            part = self.parts[n] if 0 <= n < len(self.parts) else None
+            if part is not None and part != "**":
+                found |= {n + 1} if _fits(name, part) else set()
+            elif not hidden(name):
+                found |= {BELOW} if part is None else {n, n + 1}
+        return self._without_folders(found)
+
+    def _without_folders(self, reached: set[int]) -> frozenset[int]:
+        """Also what follows a ``**``, which may stand for no folder."""
+        for n, part in enumerate(self.parts[:-1]):
+            if n in reached and part == "**":
+                reached.add(n + 1)
+        return frozenset(reached)
+
+    def is_whole(self, reached: frozenset[int]) -> bool:
+        return len(self.parts) in reached and self.parts[-1:] != ("**",)
+
+    def all_below(self, reached: frozenset[int]) -> bool:
+        return any(n in (BELOW, len(self.parts)) or self.parts[n] == "**" for n in reached)
+
+    def holds(self, reached: frozenset[int], path: str) -> bool:
+        return len(self.parts) in reached or (
+            BELOW in reached and path.lower().endswith(self.suffixes)
+        )
+
+    def stands_for(self, path: str) -> bool:
+        names, root = names_in(path), names_in(self.root)
+        if names[: len(root)] != root or len(names) == len(root):
+            return False
+        reached = self.start()
+        for name in names[len(root) :]:
+            reached = self.after(reached, name)
+        return self.holds(reached, path)
+
+
+def _fits(name: str, part: str) -> bool:
+    if not has_magic(part):
+        return name == part
+    return fnmatchcase(name, part) and (part[0] in "._" or not hidden(name))
+
 
 T = TypeVar("T")
 
@@ -87,7 +206,6 @@ class StoreFolders:
             system = system.fs
         #: Others have one connection, which is for one request at a time.
         self.many = MAX_THREADS if system.async_impl else 1
-        self._known: dict[str, list[Entry]] = {}
 
     def look_up(self, path: str) -> Entry | None:
         if has_magic(path):
@@ -98,29 +216,14 @@ class StoreFolders:
         return Entry(info.get("name", path), False, info)
 
     def entries(self, folder: str, all_below: bool = False) -> list[Entry]:
-        if all_below and self._finds and folder not in self._known:
-            self._find(folder)
-        if folder in self._known:
-            return self._known[folder]
-        infos = self._requests.call(self._system, "ls", folder, detail=True)
-        found = map(_entry, infos)
+        """What is in a folder; the files at all levels below it if all are wanted, and are had at once."""
+        if all_below and self._finds:
+            infos = self._requests.call(self._system, "find", folder, detail=True).values()
+            above = folder and f"{folder}/"
+            found = [_entry(info) for info in infos if info["name"].startswith(above)]
+            return [one for one in found if not one.is_folder]
+        found = [*map(_entry, self._requests.call(self._system, "ls", folder, detail=True))]
         return [one for one in found if not one.is_folder or one.path != folder.rstrip("/")]
-
-    def _find(self, folder: str) -> None:
-        found = self._requests.call(self._system, "find", folder, detail=True)
-        above = folder and f"{folder}/"
-        known: dict[str, list[Entry]] = {folder: []}
-        for info in found.values():
-            entry = _entry(info)
-            if entry.is_folder or not entry.path.startswith(above):
-                continue
-            while (
-                place := entry.path.rpartition("/")[0]
-            ) not in known:  # the folders that it is in
-                known[place] = [entry]
-                entry = Entry(place, True)
-            known[place].append(entry)
-        self._known |= known
 
     def reported(self, file: Entry) -> Reported:
         return reported(file.info)

@@ -20,14 +20,15 @@ from trainpipes.columns.arrays import one_chunk, python_to_arrow, to_arrow, to_n
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.sources.files.each_file import MAX_REQUESTS, each_file
-from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles, fetch_small, open_bytes
+from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles
+from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.format import Layout, checked_layout
-from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.remote_bytes import fetch_small, open_bytes
 from trainpipes.sources.remote.retry import Requests
-from trainpipes.storage.cache import LOCK, SUFFIX, folder, index_path
-from trainpipes.storage.caching import checked_file
-from trainpipes.storage.caching.private_file import locked
+from trainpipes.storage.cache import FOOTERS, LOCK, SUFFIX, folder, path_of
+from trainpipes.storage.caching import kept_file
+from trainpipes.storage.caching.kept_file import locked
 
 log = logging.getLogger("trainpipes")
 
@@ -72,7 +73,7 @@ class IndexStore:
         least_bytes: float = float("inf"),
     ) -> None:
         self.files, self._reader, self._format = files, reader, format
-        self._about = {"layouts": 4, "format": format, "key": key}
+        self._about = {"layouts": 5, "format": format, "key": key}
         self._own = not isinstance(index, str)
         self.path = self._path(index, key, least_bytes)
         self.sizes: IntArray = files.sizes.copy()
@@ -92,7 +93,7 @@ class IndexStore:
         small = len(files) < FEW and int(files.sizes.sum()) < least_bytes
         if index is None and small and all(map(is_local, files.systems)):
             return None
-        return index_path(root, digest)
+        return path_of(root, FOOTERS, digest)
 
     @property
     def kept_in(self) -> str | None:
@@ -122,10 +123,8 @@ class IndexStore:
             return [n for n in numbers if n not in found or not good(n, found[n])]
 
         self._find()
-        missing = lacking()
-        alone = alone and any(map(self._can_be_kept, missing))
-        with self._alone() if alone else nullcontext():
-            missing = lacking() if alone else missing
+        with self._alone(alone and any(map(self._can_be_kept, lacking()))):
+            missing = lacking()
             if not missing:
                 return
             read = 0 if self.path is None else _settled(self.files, missing)
@@ -163,8 +162,8 @@ class IndexStore:
         if self.path is None:
             return None
         try:
-            return checked_file.read(self.path, self._about, own=self._own)
-        except checked_file.ForeignError as error:
+            return kept_file.read(self.path, self._about, own=self._own)
+        except kept_file.ForeignError as error:
             raise ConfigError(
                 f"{self._reader}(index={str(self.path)!r}) names a file that exists, but is not an index of "
                 "trainpipes: name another one, or remove it",
@@ -172,13 +171,13 @@ class IndexStore:
             ) from error
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self, alone: bool) -> Iterator[None]:
         root = folder()
         with ExitStack() as stack:
-            if self.path is not None and root is not None:
+            if alone and self.path is not None and root is not None:
                 digest = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:32]
                 with suppress(OSError):  # nothing depends on it
-                    path = index_path(root, digest).with_suffix(LOCK)
+                    path = path_of(root, FOOTERS, digest).with_suffix(LOCK)
                     stack.enter_context(locked(path, PATIENCE))
                 self._find()
             yield
@@ -202,7 +201,7 @@ class IndexStore:
             parts.append(earlier.take(to_arrow(np.array(others[-most:], dtype=np.int64))))
         try:
             whole = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
-            checked_file.write(self.path, [whole], self._about, own=self._own)
+            kept_file.write(self.path, [whole], self._about, own=self._own)
         except OSError as error:
             log.info("the index cannot be kept in %s: %s", self.path, error)
 

@@ -1,116 +1,32 @@
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import platform
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from functools import cache as once
 from typing import Any, ClassVar
 
 import numpy as np
 
 from trainpipes._internal.checks import byte_count, local_path, require, several
-from trainpipes._internal.secrets import hidden, kept_name, known_name
-from trainpipes.engine.layout import IntArray
+from trainpipes._internal.secrets import hidden
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import Place, RowSource
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.sources.files.cached_bytes import DiskCache
-from trainpipes.sources.files.folders import Reported
+from trainpipes.sources.files.file_list import FileList, Listed, digests
+from trainpipes.sources.files.folders import Found, Reported, Wanted
 from trainpipes.sources.files.listing import expand, is_local, open_system
-from trainpipes.sources.files.patterns import Wanted
 from trainpipes.sources.remote.ahead import PREFETCH_BYTES
-from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, Retry
+from trainpipes.sources.remote.retry import Requests, Retry
 from trainpipes.storage import cache
+from trainpipes.storage.caching.store import Store
 
 log = logging.getLogger("trainpipes")
-_told: set[str] = set()
 
 #: Ends of names that are Parquet in a folder.
 SUFFIXES = (".parquet", ".pq")
-#: Digests in a fingerprint, at most.
-MAX_DIGESTS = 16
-
-
-@dataclass(frozen=True)
-class Listed:
-    url: str
-    system: Any
-    wanted: Wanted
-
-
-@dataclass(eq=False)
-class FileList:
-    """Files in order, int64 ``[files]``: ``sizes`` (-1 unknown), ``stamps`` (time of change in ns, or etag),
-    ``inodes`` (0 remote). Pickles hold credentials.
-    """
-
-    names: list[str] = field(repr=False)
-    paths: list[str] = field(repr=False)
-    sizes: IntArray
-    system_of: IntArray
-    systems: tuple[Any, ...]
-    stamps: list[str]
-    inodes: IntArray
-    retry_seconds: float = RETRY_SECONDS
-    cache: DiskCache | None = None
-    prefetch_bytes: int = PREFETCH_BYTES
-    listed: tuple[Listed, ...] = ()
-    _process: int = field(default_factory=os.getpid, repr=False)
-    _machine: str = field(default_factory=platform.node, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def pick(self, index: IntArray) -> FileList:
-        which = index.tolist()
-        texts = ("names", "paths", "stamps")
-        chosen: dict[str, Any] = {name: [getattr(self, name)[i] for i in which] for name in texts}
-        chosen |= {name: getattr(self, name)[index] for name in ("sizes", "system_of", "inodes")}
-        return replace(self, **chosen)
-
-    def local(self, which: Iterable[int]) -> list[int]:
-        """Those that are on this machine."""
-        here = [is_local(system) for system in self.systems]
-        return [n for n in which if here[int(self.system_of[n])]]
-
-    def inode(self, file: int) -> int:
-        return int(self.inodes[file]) if self._machine == platform.node() else 0
-
-    def system(self, file: int) -> Any:
-        """A forked child makes its own file system: connections do not survive a fork."""
-        if self._process != os.getpid():
-            self.systems = tuple(map(_made_again, self.systems))
-            self._process = os.getpid()
-        return self.systems[int(self.system_of[file])]
-
-    def known_names(self) -> list[str]:
-        """The names for a state: URLs without users and signatures."""
-        found = list(map(known_name, self.names))
-        if len(set(found)) == len(found):
-            return found
-        return self.kept_names()  # only what may be a secret tells them apart
-
-    def kept_names(self) -> list[str]:
-        """The names for files on this machine, without secrets of URLs."""
-        return list(map(kept_name, self.names))
-
-    def relative_names(self) -> list[str]:
-        """Names below the lowest common folder, wherever that is."""
-        parts = [name.split("://", 1)[-1].split("/") for name in self.known_names()]
-        if not parts:
-            return []
-        low, high = min(parts), max(parts)
-        depth = min(len(p) for p in parts) - 1
-        shared = next((n for n in range(depth) if low[n] != high[n]), depth)
-        return ["/".join(p[shared:]) for p in parts]
-
-
-def _made_again(system: Any) -> Any:
-    return type(system)(*system.storage_args, **system.storage_options)
 
 
 class ListFiles(Source):
@@ -174,8 +90,9 @@ class ListFiles(Source):
         self._set(
             urls=_checked_urls(self.urls),
             retry=Retry.of(self.retry, "list_files(retry)"),
-            cache_dir=self.cache_dir and local_path(self.cache_dir, "list_files(cache_dir)"),
         )
+        if self.cache_dir is not None:
+            self._set(cache_dir=local_path(self.cache_dir, "list_files(cache_dir)"))
         for name in ("cache_bytes", "prefetch_bytes"):
             byte_count(getattr(self, name), f"list_files({name})")
         if self.storage_options is not None:
@@ -207,23 +124,28 @@ class ListFiles(Source):
         ends = self._ends(suffixes)
         key = repr((sorted(options.items()), list(ends)))
         if key not in self._listed:
-            self._listed[key] = self._list(options, ends)
+            self._listed[key] = self._list(options, tuple(end.lower() for end in ends))
         return self._listed[key]
 
-    def _list(self, options: Mapping[str, Any], ends: Sequence[str]) -> FileList:
+    def _list(self, options: Mapping[str, Any], suffixes: tuple[str, ...]) -> FileList:
         seconds = Retry.of(self.retry, "list_files(retry)").deadline
-        urls = [self.urls] if isinstance(self.urls, str) else self.urls
         requests = Requests(seconds)
+        urls = [self.urls] if isinstance(self.urls, str) else self.urls
         opened = [open_system(url, options) for url in urls]
-        suffixes = tuple(end.lower() for end in ends)
-        found = requests.map(
-            lambda one: expand(*one, suffixes, requests), [*zip(urls, opened, strict=True)], 16
-        )
-        systems = list({id(system): system for system, _ in opened}.values())
+
+        def find(which: int) -> tuple[Found, Wanted | None]:
+            return expand(urls[which], opened[which], suffixes, requests)
+
+        found = requests.map(find, range(len(urls)), 16)
+        systems: list[Any] = []
         rows: dict[str, tuple[str, str, int, Reported]] = {}
-        for url, (system, _), (files, _) in zip(urls, opened, found, strict=True):
+        listed = []
+        for url, (system, _), (files, wanted) in zip(urls, opened, found, strict=True):
+            if not any(system is one for one in systems):
+                systems.append(system)
             number = next(n for n, one in enumerate(systems) if one is system)
-            for path, reported in files.items():
+            listed += [Listed(url, system, wanted)] if wanted is not None else []
+            for path, about in files.items():
                 name = path if is_local(system) else str(system.unstrip_protocol(path))
                 if name in rows:
                     raise ConfigError(
@@ -231,42 +153,39 @@ class ListFiles(Source):
                         "file once. To see rows more often, mix() pipelines with weights",
                         path=name,
                     )
-                rows[name] = url, path, number, reported
-        _, paths, system_of, about = zip(*rows.values(), strict=True)
-        _say_versions(rows, about)
-        rules = zip(urls, opened, found, strict=True)
+                rows[name] = url, path, number, about
+                if about.stamp.startswith("Last-Modified="):
+                    _say_no_etag("/".join(name.split("/")[:3]))
+        _, paths, system_of, reported = zip(*rows.values(), strict=True)
         return FileList(
             list(rows),
             list(paths),
-            np.array([-1 if one.size is None else one.size for one in about], dtype=np.int64),
+            np.array([-1 if one.size is None else one.size for one in reported], dtype=np.int64),
             np.array(system_of, dtype=np.int64),
             tuple(systems),
-            [one.stamp for one in about],
-            np.array([one.inode for one in about], dtype=np.int64),
+            [one.stamp for one in reported],
+            np.array([one.inode for one in reported], dtype=np.int64),
             seconds,
             self._cache(),
             byte_count(self.prefetch_bytes, "list_files(prefetch_bytes)"),
-            tuple(Listed(url, one[0], wanted) for url, one, (_, wanted) in rules if wanted),
+            tuple(listed),
         )
 
-    def _cache(self) -> DiskCache | None:
+    def _cache(self) -> Store | None:
         root = cache.folder(self.cache_dir) if self.cache_dir is not None else None
         if root is None:
             return None
-        return DiskCache(str(root), byte_count(self.cache_bytes, "list_files(cache_bytes)"))
+        most = byte_count(self.cache_bytes, "list_files(cache_bytes)")
+        caller = f"list_files(cache_dir={str(root)!r})"
+        return Store(root, cache.BYTES, most, "cache_bytes", caller, "name another cache_dir")
 
     def open(self) -> PathSource:
         return PathSource(self.files())
 
 
-def _say_versions(names: Iterable[str], about: Sequence[Reported]) -> None:
-    for name, one in zip(names, about, strict=True):
-        server = "/".join(name.split("/")[:3])
-        if one.stamp.startswith("Last-Modified=") and server not in _told:
-            _told.add(server)
-            log.warning(
-                "%s gives no ETag: changes are seen by Last-Modified and size", hidden(server)
-            )
+@once
+def _say_no_etag(server: str) -> None:
+    log.warning("%s gives no ETag: changes are seen by Last-Modified and size", hidden(server))
 
 
 class PathSource(RowSource):
@@ -289,13 +208,6 @@ class PathSource(RowSource):
 
     def describe(self) -> list[tuple[str, str]]:
         return [("files", f"{len(self._files):,}")]
-
-
-def digests(lines: Sequence[str]) -> list[str]:
-    """Up to 16 short SHA-256 digests, each of a contiguous group of lines."""
-    edges = np.linspace(0, len(lines), min(MAX_DIGESTS, len(lines)) + 1).astype(int).tolist()
-    groups = ("\n".join(lines[a:b]) for a, b in pairwise(edges))
-    return [hashlib.sha256(os.fsencode(group)).hexdigest()[:16] for group in groups]
 
 
 class StorageOptions(dict[str, Any]):

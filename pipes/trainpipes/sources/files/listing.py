@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import reduce
 from typing import Any
 
 import fsspec
@@ -12,20 +11,30 @@ from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
-from trainpipes import errors
 from trainpipes._internal.checks import pip_install
 from trainpipes._internal.clean_errors import clean
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.progress import Progress
-from trainpipes.errors import ConfigError, MissingFilesError, UnreachableError, UnreadableError
-from trainpipes.sources.files.folders import Entry, Found, LocalFolders, StoreFolders, reported
-from trainpipes.sources.files.patterns import (
+from trainpipes.errors import (
+    ConfigError,
+    MissingExtraError,
+    MissingFilesError,
+    TrainpipesError,
+    UnreachableError,
+    UnreadableError,
+)
+from trainpipes.sources.files.folders import (
     MANIFEST,
     WORK,
+    Entry,
+    Found,
+    LocalFolders,
+    StoreFolders,
     Wanted,
     check_outputs,
     has_magic,
     names_in,
+    reported,
     wild,
 )
 from trainpipes.sources.remote.request import try_once
@@ -70,7 +79,7 @@ def open_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
         package = (cause.name or "").split(".")[0]
         said = pip_install(package) if package else str(error)
-        raise errors.MissingExtraError(
+        raise MissingExtraError(
             f"{url} needs the package {package or '?'}, which is not installed: {said}", path=url
         ) from clean(error)
     except (TypeError, ValueError) as error:
@@ -109,21 +118,26 @@ def expand(
     folders = LocalFolders() if is_local(system) else StoreFolders(system, requests)
     found: Found = {}
     wanted = None
+
+    def ask(name: str) -> None:
+        with suppress(FileNotFoundError):  # whoever reads it says so
+            found[name] = reported(requests.call(system, "info", name))
+
     try:
         there = folders.look_up(path)
-        if there is not None and not there.is_folder:
-            found = {there.path: folders.reported(there)}
+        if there is None:
+            first = min(path.index(c) for c in wild(path) if c in path)
+            cut = path.rfind("/", 0, first) + 1
+            parts = tuple(path[cut:].split("/"))
+            wanted = Wanted(system._strip_protocol(path[:cut]), parts, suffixes)
+        elif there.is_folder:
+            wanted = Wanted(path, (), suffixes)
         else:
-            wanted = _wanted(system, path, there, suffixes)
-            found = _walk(folders, wanted, requests)
-
-        def ask(name: str) -> None:
-            with suppress(FileNotFoundError):  # whoever reads it says so
-                found[name] = reported(requests.call(system, "info", name))
-
+            found = {there.path: folders.reported(there)}
+        found = found if wanted is None else _walk(folders, wanted, requests)
         unknown = [name for name, one in found.items() if one.size is None]  # of index pages
         requests.map(ask, unknown, folders.many)
-    except errors.TrainpipesError:
+    except TrainpipesError:
         raise
     except FileNotFoundError:
         found = {}
@@ -134,20 +148,11 @@ def expand(
     return {name: found[name] for name in sorted(found, key=natural)}, wanted
 
 
-def _wanted(system: Any, path: str, folder: Entry | None, suffixes: tuple[str, ...]) -> Wanted:
-    if folder is not None:
-        return Wanted(path, (), suffixes)
-    first = min(path.index(c) for c in wild(path) if c in path)
-    cut = path.rfind("/", 0, first) + 1
-    return Wanted(system._strip_protocol(path[:cut]), tuple(path[cut:].split("/")), suffixes)
-
-
 def _walk(folders: Folders, wanted: Wanted, requests: Requests) -> Found:
     found: Found = {}
     marks: set[str] = set()
     in_whole: dict[str, list[str]] = {}  # files by the folder that was named or matched
-    start = wanted.start()
-    level = [(wanted.root, start, wanted.root if wanted.is_whole(start) else None)]
+    level: list[tuple[str, frozenset[int], str | None]] = [(wanted.root, wanted.start(), None)]
 
     def entries(step: tuple[str, frozenset[int], str | None]) -> list[Entry]:
         folder, reached, _ = step
@@ -160,25 +165,29 @@ def _walk(folders: Folders, wanted: Wanted, requests: Requests) -> Found:
 
     with Progress("listing", None, "files") as progress:
         while level:
-            below = []
-            looked = requests.map(entries, level, folders.many)
-            for (folder, before, whole), inside in zip(level, looked, strict=True):
-                above, so_far = len(names_in(folder)), len(found)
+            below, so_far = [], len(found)
+            for step, inside in zip(level, requests.map(entries, level, folders.many), strict=True):
+                above = len(names_in(step[0]))
                 for entry in inside:
-                    names = names_in(entry.path)[above:]
-                    if not names:  # a store lists a file as what is in it
-                        continue
-                    if names[-1] in (MANIFEST, WORK):
-                        marks.add(entry.path)
-                    reached = reduce(wanted.after, names, before)
-                    if entry.is_folder and reached:
-                        its = entry.path if wanted.is_whole(reached) else None
-                        below.append((entry.path, reached, whole or its))
-                    elif not entry.is_folder and wanted.holds(reached, entry.path):
+                    place, reached, whole = step
+                    names = names_in(entry.path)[
+                        above:
+                    ]  # none if a store lists a file as what is in it
+                    for left, name in zip(range(len(names))[::-1], names, strict=True):
+                        whole = place if whole is None and wanted.is_whole(reached) else whole
+                        place, reached = (
+                            entry.path.rsplit("/", left)[0],
+                            wanted.after(reached, name),
+                        )
+                        if name in (MANIFEST, WORK):
+                            marks.add(place)
+                    if entry.is_folder and reached and names:
+                        below.append((entry.path, reached, whole))
+                    elif not entry.is_folder and names and wanted.holds(reached, entry.path):
                         found[entry.path] = folders.reported(entry)
                         if whole is not None:
                             in_whole.setdefault(whole, []).append(entry.path)
-                progress.advance(len(found) - so_far)
+            progress.advance(len(found) - so_far)
             level = below
     for folder, files in in_whole.items():
         check_outputs(folder, files, marks)
@@ -189,53 +198,44 @@ def _walk(folders: Folders, wanted: Wanted, requests: Requests) -> Found:
 
 
 def _unlistable(url: str, error: Exception) -> UnreadableError:
+    cure = "credentials given (environment, or storage_options={...})?"
+    said = f"{url} cannot be listed: {type(error).__name__}: {error}; is the address right, and are"
     if isinstance(error, PermissionError):
         url = str(getattr(error, "filename", None) or url)
-        said = f"permission to list {url} is denied ({error}); change it, or give credentials by "
-        return UnreadableError(f"{said}storage_options={{...}}", path=url)
-    said = (
-        f"{url} cannot be listed: {type(error).__name__}: {error}; is the address right, and are "
-    )
-    return UnreadableError(
-        f"{said}credentials given (environment, or storage_options={{...}})?", path=url
-    )
+        said = f"permission to list {url} is denied ({error}): change it; or are"
+    return UnreadableError(f"{said} {cure}", path=url)
 
 
 def _nothing(
     url: str, system: Any, path: str, suffixes: Sequence[str], folders: Folders
 ) -> MissingFilesError:
     folder, names = _nearest_folder(folders, path)
+    more = f", … ({len(names):,} in all)" if len(names) > SHOWN else ""
+    shown = ", ".join(names[:SHOWN]) + more
     if folder == path:
-        there = "it is empty"
-        if names:
-            glob = f"{url.rstrip('/')}/*"
-            there = f"there are: {_shown(names)}. Name another suffix=, or a glob such as {glob!r}"
-        return MissingFilesError(
-            f"no file{_that_ends(suffixes)} in the folder {url!r} or below it; {there}", path=url
+        # Those of compressed files need no mention of their own.
+        plain = [
+            end for end in suffixes if not end.startswith(tuple(f"{one}." for one in suffixes))
+        ]
+        ends = (
+            f" that ends in {' or '.join(', '.join(plain).rsplit(', ', 1))}" if any(plain) else ""
         )
-    what = "no file matches" if has_magic(path) else "there is no file or folder"
+        ends += ", compressed or not," if len(plain) < len(suffixes) else ""
+        there = f"there are: {shown}. Name another suffix=, or a glob such as '{url.rstrip('/')}/*'"
+        said = (
+            f"no file{ends} in the folder {url!r} or below it; {there if names else 'it is empty'}"
+        )
+        return MissingFilesError(said, path=url)
+    what = f"{'no file matches' if has_magic(path) else 'there is no file or folder'} {url!r}"
     if folder is None:
-        return MissingFilesError(f"{what} {url!r}, and nothing above it can be listed", path=url)
+        return MissingFilesError(f"{what}, and nothing above it can be listed", path=url)
     missing = path[len(folder) :].strip("/").split("/")[0]
     hint = "" if has_magic(missing) else nearest(missing, [name.rstrip("/") for name in names])
-    shown = folder if is_local(system) else system.unstrip_protocol(folder)
+    where = folder if is_local(system) else system.unstrip_protocol(folder)
     return MissingFilesError(
-        f"{what} {url!r}{hint}; the nearest folder that exists is {shown}, with: {_shown(names)}",
+        f"{what}{hint}; the nearest folder that exists is {where}, with: {shown or 'nothing'}",
         path=url,
     )
-
-
-def _that_ends(suffixes: Sequence[str]) -> str:
-    """Which files are looked for.
-
-    >>> _that_ends([".csv", ".csv.gz", ".csv.zst", ".tsv", ".tsv.gz"])
-    ' that ends in .csv or .tsv, compressed or not,'
-    """
-    plain = [end for end in suffixes if not any(end.startswith(f"{other}.") for other in suffixes)]
-    if plain == [""]:
-        return ""
-    said = f"{', '.join(plain[:-1])} or {plain[-1]}" if plain[1:] else plain[0]
-    return f" that ends in {said}" + (", compressed or not," if len(plain) < len(suffixes) else "")
 
 
 def _nearest_folder(folders: Folders, path: str) -> tuple[str | None, list[str]]:
@@ -253,10 +253,3 @@ def _nearest_folder(folders: Folders, path: str) -> tuple[str | None, list[str]]
         above = folder.rpartition("/")[0]
         folder = above or ("/" if folder != "/" and folder.startswith("/") else "")
     return None, []
-
-
-def _shown(names: Sequence[str]) -> str:
-    if not names:
-        return "nothing"
-    more = f", … ({len(names):,} in all)" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

@@ -78,10 +78,7 @@ def names_below(urls: Sequence[str], names: Sequence[str]) -> list[str] | None:
         else:
             roots.append(whole)
     parts = [root.split("/") for root in roots]
-    depth = 0
-    while all(len(p) > depth and p[depth] == parts[0][depth] for p in parts):
-        depth += 1
-    root = "/".join(parts[0][:depth]) + "/"
+    root = "/".join(os.path.commonprefix(parts)) + "/"  # noqa: RUF071  (of lists)
     if not all(name.startswith(root) for name in names):
         return None
     return [name[len(root) :] for name in names]

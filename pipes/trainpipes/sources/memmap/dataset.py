@@ -12,51 +12,16 @@ import torch
 from torch.utils.data import Dataset
 
 from trainpipes._internal.checks import column_names, require, whole_number
+from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import parts_of
-from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataChangedError, SchemaError
+from trainpipes.sources.files.folders import MANIFEST
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.patterns import MANIFEST
-from trainpipes.sources.memmap.manifest import Array, damaged, is_memmap, refuse_file
+from trainpipes.sources.memmap.manifest import Array, damaged, is_memmap, no_memmap
 from trainpipes.sources.memmap.mapped_rows import MappedRows, open_bare, open_folder, values_at
 from trainpipes.stages.read_columns import Ragged
-
-
-class TokenRows(TensorRows):
-    """int64 ``[rows, length]`` when they are looked at; until then as narrow as in their file."""
-
-    packed: Array
-    labels: bool
-
-    def __init__(self, packed: Array, labels: bool) -> None:
-        vars(self).update(packed=packed, labels=labels)
-        vars(self).update(names=("input_ids", "labels") if labels else ("input_ids",))
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.part(0, len(self))
-
-    def __len__(self) -> int:
-        return len(self.packed)
-
-    @property
-    def nbytes(self) -> int:
-        length = int(self.packed.shape[1]) - self.labels
-        return len(self) * length * (1 + self.labels) * 8
-
-    def take(self, index: IntArray) -> TensorRows:
-        return TokenRows(self.packed[index], self.labels)
-
-    def slice(self, start: int, stop: int) -> TensorRows:
-        return TokenRows(self.packed[start:stop], self.labels)
-
-    def part(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
-        rows: Any = self.packed[start:stop]
-        parts = (rows[:, :-1], rows[:, 1:]) if self.labels else (rows,)
-        return tuple(torch.from_numpy(part.astype(np.int64, order="C")) for part in parts)
-
 
 #: What files of token ids hold.
 BARE_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
@@ -98,8 +63,9 @@ class MemmapDataset(Dataset[Any]):
         labels: bool = False,
     ) -> None:
         self.options = check_options(path, columns, dtype, length, labels)
-        self.labels, self.bare = labels, dtype is not None
-        self._found, self._folder = _found(path, self.bare)
+        columns = self.options["columns"]
+        self._bare = dtype is not None
+        self._found, self._folder = _found(path, self._bare)
         first, *others = files = self._files = self._open()
         for file in others:
             if file.kinds != first.kinds or file.layout != first.layout:
@@ -109,23 +75,19 @@ class MemmapDataset(Dataset[Any]):
                     path=file.path,
                 )
         names = [column.about.name for column in first.columns]
-        if missing := [name for name in columns or () if name not in names]:
-            raise SchemaError(
-                f"{first.path} has no column {missing[0]!r}; it has {', '.join(names)}",
-                path=first.path,
-            )
-        self._known = [_contents(file) for file in files]
+        need_columns(names, columns or (), "read_memmap()", first.path)
+        self._known = [file.identity for file in files]
         self.paths, self.layout = [file.path for file in files], first.layout
         self.chosen = [names.index(name) for name in columns or names]
         self.columns = [first.columns[number].about for number in self.chosen]
         self.firsts = np.cumsum([0, *(file.rows for file in files)], dtype=np.int64)
-        if self.bare:  # which is looked at again when it is read: it may have grown
+        if self._bare:  # which is looked at again when it is read: it may have grown
             self._files = []
 
     def _open(self) -> list[MappedRows]:
-        if self.bare:
-            kind, length = self.options["dtype"], self.options["length"]
-            return [open_bare(path, kind, length, int(self.labels)) for path in self._found]
+        if self._bare:
+            how = [self.options[name] for name in ("dtype", "length", "labels")]
+            return [open_bare(path, *how) for path in self._found]
         return [part for path in self._found for part in open_folder(path)]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -137,7 +99,7 @@ class MemmapDataset(Dataset[Any]):
         if not self._files:
             found = self._open()
             for file, known in zip_longest(found, self._known):
-                if file is None or _contents(file) != known:
+                if file is None or file.identity != known:
                     path = self._found[0] if file is None else file.path
                     raise DataChangedError(
                         f"{path} was written anew, or has grown, since it was opened: open it again",
@@ -165,8 +127,6 @@ class MemmapDataset(Dataset[Any]):
         return list(map(self._named, zip(*self._columns(indices), strict=True)))
 
     def _named(self, values: Iterable[Any]) -> Any:
-        if self.bare:
-            return dict(zip(("input_ids", "labels"), values, strict=False))
         if self.layout == "tuple":
             return tuple(values)
         return {c.name: value for c, value in zip(self.columns, values, strict=True)}
@@ -183,10 +143,9 @@ class MemmapDataset(Dataset[Any]):
             raise IndexError(f"row {bad[0]} of {rows:,}")
         index = np.where(index < 0, index + rows, index)
         found = [self.column_at(number, index) for number in self.chosen]
-        if self.bare:
-            assert isinstance(found[0], np.ndarray)
-            return list(TokenRows(found[0], self.labels).tensors)
-        return [_tensors(column) for column in found]
+        return [
+            _tensors(each, about.dtype) for each, about in zip(found, self.columns, strict=True)
+        ]
 
     def column_at(self, number: int, index: IntArray) -> Array | Ragged:
         """The rows at ``index`` of a column as it is stored, copied."""
@@ -206,7 +165,7 @@ class MemmapDataset(Dataset[Any]):
         """Compare all data with its checksums, of which bare files have none; raises UnreadableError, which
         names what differs.
         """
-        for file in () if self.bare else self.files:
+        for file in () if self._bare else self.files:
             for column in file.columns:
                 if not column.is_as_written():
                     raise damaged(
@@ -225,13 +184,8 @@ class MemmapDataset(Dataset[Any]):
         return f"MemmapDataset({what!r}, {len(self):,} rows of {', '.join(map(str, self.columns))})"
 
 
-def _contents(file: MappedRows) -> Any:
-    """What a file must hold when it is mapped again; bare numbers may be others."""
-    return file.rows, [column.about for column in file.columns]
-
-
 def _found(path: Any, bare: bool) -> tuple[list[str], str]:
-    """Maps or bare files, and their folder. A file beside maps is kept: it may lack its manifest."""
+    """Maps or bare files, and their folder."""
     one = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
     if one and os.path.isfile(one if bare else os.path.join(one, MANIFEST)):
         return [one], os.path.dirname(one)
@@ -249,7 +203,7 @@ def _found(path: Any, bare: bool) -> tuple[list[str], str]:
         no_maps = {folder for folder in folders if not is_memmap(folder)}
         for name in names:
             if os.path.dirname(name) in no_maps:
-                refuse_file(name)
+                raise no_memmap(name)
         names = list(folders)
     within = os.path.commonpath([os.path.dirname(name) for name in names])
     return names, one if os.path.isdir(one) else within
@@ -267,7 +221,6 @@ def check_options(path: Any, columns: Any, dtype: Any, length: Any, labels: Any)
             dtype = np.dtype(dtype).name
         known = f"what a file of token ids holds ({', '.join(BARE_DTYPES)})"
         require(dtype in BARE_DTYPES, "read_memmap(dtype)", known, dtype)
-        require(columns is None, "read_memmap(columns)", "None for bare numbers", columns)
         whole_number(length, 1, "read_memmap(length)", "numbers in a row of a file of bare numbers")
     several = isinstance(path, list | tuple)
     good = all(isinstance(one, str | os.PathLike) for one in (path if several else [path]))
@@ -277,8 +230,8 @@ def check_options(path: Any, columns: Any, dtype: Any, length: Any, labels: Any)
     return {**options, "labels": bool(labels)}
 
 
-def _tensors(column: Array | Ragged) -> Any:
+def _tensors(column: Array | Ragged, dtype: str) -> Any:
     if not isinstance(column, Ragged):
-        return torch.from_numpy(np.ascontiguousarray(column))
+        return torch.from_numpy(column.astype(dtype, order="C", copy=False))
     cells = np.split(column.values, np.cumsum(column.lengths))[:-1]
     return [torch.from_numpy(np.array(cell)) for cell in cells]

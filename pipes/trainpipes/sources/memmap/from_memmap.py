@@ -18,14 +18,44 @@ from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.source import Place, RandomAccessSource, even_blocks
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.sources.files.list_files import digests
-from trainpipes.sources.memmap.dataset import MemmapDataset, TokenRows, check_options
+from trainpipes.sources.files.file_list import digests
+from trainpipes.sources.memmap.dataset import MemmapDataset, check_options
 from trainpipes.sources.memmap.manifest import Array
 from trainpipes.stages.read_columns import Ragged
 
 #: Bytes and rows of a block, at most: pieces that a shuffle within a buffer puts in another order.
 BLOCK_BYTES = 1 << 20
 BLOCK_ROWS = 8192
+
+
+class NarrowRows(TensorRows):
+    """int64 when they are looked at; until then as narrow as in their file."""
+
+    arrays: list[Array]
+
+    def __init__(self, arrays: list[Array], names: tuple[str, ...]) -> None:
+        vars(self).update(arrays=arrays, names=names)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.part(0, len(self))
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    @property
+    def nbytes(self) -> int:
+        return 8 * sum(array.size for array in self.arrays)
+
+    def take(self, index: IntArray) -> TensorRows:
+        return NarrowRows([array[index] for array in self.arrays], self.names or ())
+
+    def slice(self, start: int, stop: int) -> TensorRows:
+        return NarrowRows([array[start:stop] for array in self.arrays], self.names or ())
+
+    def part(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
+        parts = [array[start:stop].astype(np.int64, order="C") for array in self.arrays]
+        return tuple(map(torch.from_numpy, parts))
 
 
 class FromMemmap(Source):
@@ -93,8 +123,8 @@ class MemmapSource(RandomAccessSource):
             return from_columns(dict(zip(names, map(self._arrow, columns), strict=True)), self)
         # What is mapped cannot be written, and a tensor can: a copy.
         own: list[Array] = [np.require(column, requirements=("C", "W")) for column in columns]
-        if dataset.bare:
-            return TokenRows(own[0], dataset.labels)
+        if own[0].dtype != dataset.columns[0].dtype:
+            return NarrowRows(own, names)
         tensors = tuple(map(torch.from_numpy, own))
         return TensorRows(tensors, None if dataset.layout == "tuple" else names)
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from trainpipes._internal.checks import refuse_special
 from trainpipes.errors import UnreadableError
-from trainpipes.sources.files.patterns import MANIFEST
+from trainpipes.sources.files.folders import MANIFEST
 
 #: What the names of headers end with.
 HEADER = ".json"
@@ -99,43 +99,36 @@ def is_memmap(folder: str) -> bool:
 
 
 def read_headers(folder: str) -> dict[str, Header]:
-    path = os.path.join(folder, MANIFEST)
-    refuse_special(path)
+    """The headers of all parts by path."""
+    found: dict[str, Header] = {}
+    manifest = path = os.path.join(folder, MANIFEST)
     try:
-        found = json.loads(_content(path))
-        if found["options"]["format"] != "memmap":
-            raise ValueError(f"it is of files of {found['options']['format']!r:.40}")
-        files = [(str(one["file"]), one["rows"], one["crc32"]) for one in found["files"]]
-        if any(not re.fullmatch(r"part-\d+\.json", name) for name, *_ in files):
-            raise ValueError("it names other files")
+        about = json.loads(_content(path))
+        if about["options"]["format"] != "memmap":
+            raise ValueError(f"it is of files of {about['options']['format']!r:.40}")
+        for part in about["files"]:
+            if not re.fullmatch(r"part-\d+\.json", part["file"]):
+                raise ValueError(f"it names other files, such as {part['file']!r:.80}")
+            path = os.path.join(folder, part["file"])
+            text = _content(path)
+            if f"{zlib.crc32(text):08x}" != part["crc32"]:
+                raise ValueError("its checksum differs")
+            header = json.loads(text)
+            columns = tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in header["columns"])
+            found[path] = Header(header["rows"], header["layout"], columns)
+            path = manifest
     except FileNotFoundError as error:
-        raise damaged(folder, f"it has no {MANIFEST}, which write_memmap() writes last") from error
-    except NotADirectoryError:
-        refuse_file(folder)
-        raise
+        if path != manifest:
+            raise damaged(path, "it is missing") from error
+        what = f"it has no {MANIFEST}, which write_memmap() writes last"
+        raise damaged(folder, f"{what}") from error
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise damaged(path, f"no manifest: {error!r:.200}") from error
-    headers = {os.path.join(folder, name): (rows, crc32) for name, rows, crc32 in files}
-    return {path: _header(path, rows, crc32) for path, (rows, crc32) in headers.items()}
-
-
-def _header(path: str, rows: int, crc32: str) -> Header:
-    try:
-        text = _content(path)
-        if f"{zlib.crc32(text):08x}" != crc32:
-            raise ValueError("its checksum differs")
-        found = json.loads(text)
-        columns = tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in found["columns"])
-        if found["rows"] != rows:
-            raise ValueError(f"it has {found['rows']} rows, and {rows} by the manifest")
-        return Header(rows, found["layout"], columns)
-    except FileNotFoundError as error:
-        raise damaged(path, "it is missing") from error
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise damaged(path, f"no header of a part: {error!r:.200}") from error
+        raise damaged(path, f"it cannot be understood: {error!r:.200}") from error
+    return found
 
 
 def _content(path: str) -> bytes:
+    refuse_special(path)
     with open(path, "rb") as file:
         return file.read()
 
@@ -147,12 +140,10 @@ def damaged(path: str, what: str) -> UnreadableError:
     )
 
 
-def refuse_file(path: str) -> None:
-    if not os.path.isfile(path):
-        return
+def no_memmap(path: str) -> UnreadableError:
     with open(path, "rb") as file:
         magic = file.read(8)
-    raise UnreadableError(
+    return UnreadableError(
         f"{path} is not a memory map, a folder that write_memmap() writes: it is a file that starts with "
         f"{magic!r}. A file of bare numbers is read with read_memmap(path, dtype=..., length=...)",
         path=path,

@@ -4,7 +4,6 @@ import hashlib
 import math
 import mmap
 import os
-import stat
 import sys
 import zlib
 from dataclasses import dataclass
@@ -37,21 +36,15 @@ CHECK_ROWS = 1 << 20
 UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
-def mapped(
-    file: BinaryIO, dtype: Any, shape: tuple[int, ...], start: int = 0, step: int = 0
-) -> Array:
-    """A plain array: rows of ``np.memmap`` cost more than twice as much."""
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **UNTRACKED)
-    return np.ndarray(
-        shape, dtype, whole, start, (step, np.dtype(dtype).itemsize) if step else None
-    )
+def mapped(file: BinaryIO) -> mmap.mmap:
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **UNTRACKED)
 
 
 @dataclass(frozen=True)
 class MappedColumn:
-    """Values ``[rows, ...]``; of a ragged column ``[values, ...]``, with ``offsets`` ``[rows + 1]``."""
+    """Values ``[rows, ...]``, which may be narrower than the rows that they give; of a ragged column
+    ``[values, ...]``, with ``offsets`` ``[rows + 1]``.
+    """
 
     about: Column
     values: Array
@@ -109,21 +102,21 @@ def values_at(values: Array, starts: IntArray, lengths: IntArray) -> Array:
     return np.concatenate([values[a:b] for a, b in zip(starts.tolist(), ends, strict=True)])
 
 
-def open_bare(path: str, dtype: str, length: int, more: int) -> MappedRows:
-    """A file of bare numbers, cut in rows; each is read with ``more`` numbers of the next."""
+def open_bare(path: str, dtype: str, length: int, labels: bool) -> MappedRows:
+    """A file of bare numbers, cut in rows; ``labels`` are the same numbers, one later."""
     stored = np.dtype(dtype).newbyteorder("<")
     refuse_special(path)
     with open(path, "rb") as file:
         magic, size = file.read(8), os.fstat(file.fileno()).st_size
-        rows = max(0, size // stored.itemsize - more) // length
-        values = mapped(file, stored, (rows, length + more), step=length * stored.itemsize)
+        numbers, rest = divmod(size, stored.itemsize)
+        rows = max(0, numbers - labels) // length
+        content = mapped(file) if rows else b""
     if magic.startswith(b"\x93NUMPY"):
         raise UnreadableError(
             f"{path} is not a file of bare numbers, for it has a header. A memory map is read without dtype "
             "and length; to write the array of another .npy file bare, call its .tofile()",
             path=path,
         )
-    numbers, rest = divmod(size, stored.itemsize)
     if rest:
         raise UnreadableError(
             f"{path} has {size:,} bytes, which is no whole number of {dtype}: give the dtype it was written "
@@ -132,17 +125,18 @@ def open_bare(path: str, dtype: str, length: int, more: int) -> MappedRows:
         )
     if numbers and not rows:
         raise DataError(
-            f"{path} holds {numbers:,} numbers, fewer than the {length + more:,} of one row: give a smaller "
-            "length, or leave the file out",
+            f"{path} holds {numbers:,} numbers, fewer than the {length + labels:,} of one row: give a "
+            "smaller length, or leave the file out",
             path=path,
         )
-    column = Column("input_ids", dtype, (length + more,), False, numbers)
-    digest = hashlib.sha256()
-    for row in (0, rows // 2, rows - 1) if rows else ():
-        digest.update(values[row].tobytes())
-    identity = [str(column), numbers, digest.hexdigest()[:16]]
-    row_bytes = float(length * stored.itemsize)
-    return MappedRows(path, rows, "dict", [MappedColumn(column, values)], row_bytes, identity)
+    columns, digest = [], hashlib.sha256()
+    for place, name in enumerate(("input_ids", "labels")[: 1 + labels]):
+        values = np.ndarray((rows, length), stored, content, place * stored.itemsize * bool(rows))
+        columns.append(MappedColumn(Column(name, "int64", (length,), False), values))
+        for row in (0, rows // 2, rows - 1) if rows else ():
+            digest.update(values[row].tobytes())
+    identity = [dtype, length, labels, numbers, digest.hexdigest()[:16]]
+    return MappedRows(path, rows, "dict", columns, float(length * stored.itemsize), identity)
 
 
 def open_folder(path: str) -> list[MappedRows]:
@@ -172,18 +166,17 @@ def _opened(name: str, part: str, header: Header) -> MappedRows:
 def _check_offsets(path: str, offsets: IntArray, values: int) -> None:
     bad = [n for n, must in ((0, 0), (len(offsets) - 1, values)) if offsets[n] != must]
     for start in range(0, len(offsets), CHECK_ROWS):
-        part = offsets[start : start + CHECK_ROWS + 1]
-        if not bad and (down := part[1:] < part[:-1]).any():
+        down = np.diff(offsets[start : start + CHECK_ROWS + 1]) < 0
+        if not bad and down.any():
             bad = [start + int(np.argmax(down)) + 1]
     if bad:
         raise damaged(path, f"offset {bad[0]} is {offsets[bad[0]]}; they go up from 0 to {values}")
 
 
 def _npy(path: str, dtype: str, shape: tuple[int, ...]) -> Array:
+    must = npy_header(dtype, shape)
     try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            raise damaged(path, "it is a link or a folder, and must be a file")
-        must = npy_header(dtype, shape)
+        refuse_special(path)
         with open(path, "rb") as file:
             if (head := file.read(len(must))) != must:
                 raise damaged(
@@ -193,6 +186,7 @@ def _npy(path: str, dtype: str, shape: tuple[int, ...]) -> Array:
             if size != (whole := len(must) + np.dtype(dtype).itemsize * math.prod(shape)):
                 what = "has grown" if size > whole else "was cut short"
                 raise damaged(path, f"it {what}: it has {size:,} bytes of {whole:,}")
-            return mapped(file, dtype, shape, len(must))
-    except FileNotFoundError as error:
-        raise damaged(path, "it is missing") from error
+            # A plain array: rows of np.memmap cost more than twice as much.
+            return np.ndarray(shape, dtype, mapped(file), len(must))
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise damaged(path, "it is missing, or a folder") from error

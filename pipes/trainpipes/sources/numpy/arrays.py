@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import io
 import struct
 import threading
@@ -8,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
 from typing import Any, BinaryIO
 
@@ -17,6 +16,7 @@ import numpy as np
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import cut
 from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.format import packed, unpacked
 
 MAGIC = b"\x93NUMPY"
 #: Bytes of a header, at most.
@@ -25,94 +25,88 @@ MOST = 1 << 20
 MOST_DIMENSIONS, MOST_EMPTY = 64, 1 << 31
 #: Numbers that tensors do not hold.
 WIDE = ("float96", "float128", "complex192", "complex256")
-#: Bytes of which the checksum is computed at once.
-SUMMED = 1 << 20
 #: Python 3.11 fails with a SystemError where two threads parse at once: python/cpython issue 106905.
 _parsing = threading.Lock()
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a file, or a field of one; ``start`` is None if compressed, ``stored`` has bytes and
-    CRC-32.
+    """An array in a file, or a field of one; ``start`` is in its member, if that is compressed. ``stored``
+    has the bytes and CRC-32 of a member that is not.
     """
 
-    dtype: np.dtype[Any]
+    dtype: str
     shape: tuple[int, ...]
-    fortran: bool
-    start: int | None
+    strides: tuple[int, ...]
+    start: int
     member: str | None = None
-    field: str | None = None
     stored: tuple[int, int, int] | None = None
 
     @property
     def rows(self) -> int:
         return self.shape[0]
 
-    def span(self, start: int, stop: int) -> tuple[int, int]:
-        assert self.start is not None
-        size = prod(self.shape[1:]) * self.dtype.itemsize
-        return self.start + start * size, self.start + stop * size
-
-    @cached_property
-    def row_dtype(self) -> np.dtype[Any]:
-        own = self.dtype if self.field is None else self.dtype[self.field]
-        return own.base.newbyteorder("=")
-
     @property
-    def row_shape(self) -> tuple[int, ...]:
-        inner = () if self.field is None else self.dtype[self.field].shape
-        return (*self.shape[1:], *inner)
+    def row_dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.dtype).newbyteorder("=")
 
     @property
     def kind(self) -> str:
-        return f"{self.row_dtype}{list(self.row_shape)}"
+        return f"{self.row_dtype}{list(self.shape[1:])}"
 
     @property
     def row_bytes(self) -> int:
-        return prod(self.row_shape) * self.row_dtype.itemsize
+        return prod(self.shape[1:]) * self.row_dtype.itemsize
+
+    @property
+    def compressed(self) -> bool:
+        return self.member is not None and self.stored is None
+
+    @property
+    def _extent(self) -> int:
+        steps = zip(self.shape[1:], self.strides[1:], strict=True)
+        return self.row_dtype.itemsize + sum((count - 1) * step for count, step in steps)
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether a row's numbers lie between those of others, as in Fortran's order."""
+        return self._extent > self.strides[0]
+
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """Where the bytes of some rows lie."""
+        begin = self.start + start * self.strides[0]
+        return begin, begin + (stop - start - 1) * self.strides[0] + self._extent
 
     def view(self, content: Any, rows: int, start: int = 0) -> Any:
-        shape = (rows, *self.shape[1:])
-        whole = np.ndarray(shape, self.dtype, content, start, order="F" if self.fortran else "C")
-        return whole if self.field is None else whole[self.field]
+        return np.ndarray((rows, *self.shape[1:]), self.dtype, content, start, self.strides)
 
-    def unpacked(self, content: BinaryIO) -> Any:
-        if self.member is not None:
-            with zipfile.ZipFile(content) as archive:
-                content = io.BytesIO(archive.read(f"{self.member}.npy"))
-        content.seek(0)
-        with _parsing:
-            whole = np.lib.format.read_array(content, allow_pickle=False)
-        if whole.shape != self.shape or whole.dtype != self.dtype:
-            raise BadFileError("it holds another array than it did")
-        return whole if self.field is None else whole[self.field]
+    def unpacked(self, content: memoryview) -> Any:
+        if self.compressed:
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                content = memoryview(archive.read(f"{self.member}.npy"))
+        self.check_sum(content)
+        return self.view(content, self.rows, self.start)
 
     def check_sum(self, content: memoryview) -> None:
         start, stop, reported = self.stored or (0, 0, 0)
-        found = 0
-        for place in range(start, stop, SUMMED):
-            found = zlib.crc32(content[place : min(stop, place + SUMMED)], found)
-        if found != reported:
+        if zlib.crc32(content[start:stop]) != reported:
             raise BadFileError(
                 f"array {self.member!r}: its bytes have changed since it was written: their checksum differs"
             )
 
 
 def kept(size: int, arrays: Mapping[str, StoredArray]) -> bytes:
-    each = {name: astuple(array) for name, array in arrays.items()}
-    plain = {n: (np.lib.format.dtype_to_descr(dtype), *rest) for n, (dtype, *rest) in each.items()}
-    return repr((size, plain)).encode()
+    return packed(size=size, arrays={name: astuple(array) for name, array in arrays.items()})
 
 
 @lru_cache(maxsize=4096)
 def arrays_of(content: bytes) -> tuple[int, dict[str, StoredArray]]:
-    with _parsing:
-        size, each = ast.literal_eval(content.decode())
-    to_dtype = np.lib.format.descr_to_dtype
-    return size, {
-        name: StoredArray(to_dtype(descr), *rest) for name, (descr, *rest) in each.items()
+    found = unpacked(content)
+    each = {
+        name: StoredArray(dtype, tuple(shape), tuple(strides), *rest)
+        for name, (dtype, shape, strides, *rest) in found["arrays"].items()
     }
+    return found["size"], each
 
 
 def read_arrays(
@@ -130,11 +124,9 @@ def read_arrays(
     head = file.read(6)
     file.seek(0)
     if head == MAGIC:
-        array = _header(file, size, None)
-        fields = array.dtype.names
-        if fields is None:
-            return {name: _checked(name, array) for name in wanted([column])}
-        return {name: _checked(name, replace(array, field=name)) for name in wanted(fields)}
+        header = _Header(file, size)
+        fields = header.dtype.names
+        return {name: header.array(name, bool(fields)) for name in wanted(fields or [column])}
     if head[:2] == b"PK":
         return _of_zip(file, size, wanted)
     if head[:1] == b"\x80":
@@ -159,50 +151,78 @@ def _of_zip(
             for name in wanted(list(named)):
                 member = named[name]
                 with archive.open(member) as inner:
-                    array = _header(inner, member.file_size, name)
+                    array = _Header(inner, member.file_size, f"array {name!r}: ").array(name)
+                found[name] = replace(array, member=name)
                 if member.compress_type == zipfile.ZIP_STORED:
-                    file.seek(member.header_offset)
-                    lengths = struct.unpack_from("<HH", file.read(30), 26)  # of the name and more
-                    start = member.header_offset + 30 + sum(lengths)
+                    file.seek(member.header_offset + 26)
+                    start = file.tell() + 4 + sum(struct.unpack("<HH", file.read(4)))  # name, more
                     stored = start, start + member.file_size, member.CRC
                     if stored[1] > size:
                         raise BadFileError("damaged: an array would lie behind the file's end")
-                    array = replace(array, start=start + (array.start or 0), stored=stored)
-                else:
-                    array = replace(array, start=None)
-                found[name] = _checked(name, array)
+                    found[name] = replace(found[name], start=start + array.start, stored=stored)
     except (zipfile.BadZipFile, struct.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise BadFileError(f"damaged, or no .npz: {error}") from error
     return found
 
 
-def _header(file: Any, size: int, member: str | None) -> StoredArray:
-    where = "" if member is None else f"array {member!r}: "
-    try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0
-        if version > (1, 0):
-            read = np.lib.format.read_array_header_2_0
-        header = file if version < (3, 0) else _as_latin(file)
-        with _parsing:
-            shape, fortran, dtype = read(header, max_header_size=MOST)
-        begin = file.tell()
-    except Exception as error:
-        raise BadFileError(
-            f"{where}damaged header, or cut short: {cut(str(error), 200)}"
-        ) from error
-    said = cut(str(list(shape)), 80)
-    if not shape:
-        raise BadFileError(f"{where}a single value, and rows need a first dimension")
-    odd = {*map(type, shape)} != {int} or min(shape) < 0 or len(shape) > MOST_DIMENSIONS
-    if odd or (shape[0] > MOST_EMPTY and not prod(shape[1:])):
-        raise BadFileError(f"{where}damaged header: no array has the shape {said}")
-    needed = begin + prod(shape) * dtype.itemsize
-    if needed > size:
-        raise BadFileError(
-            f"{where}cut short: an array of shape {said} needs {needed:,} bytes, and there are {size:,}"
+class _Header:
+    """What the header of a file of ``size`` bytes, or of a member, says of its array."""
+
+    def __init__(self, file: Any, size: int, where: str = "") -> None:
+        try:
+            form = np.lib.format
+            version = form.read_magic(file)
+            header = file if version < (3, 0) else _as_latin(file)
+            read = form.read_array_header_2_0 if version > (1, 0) else form.read_array_header_1_0
+            with _parsing:
+                shape, self._fortran, self.dtype = read(header, max_header_size=MOST)
+            self._begin = file.tell()
+        except Exception as error:
+            raise BadFileError(
+                f"{where}damaged header, or cut short: {cut(str(error), 200)}"
+            ) from error
+        said = cut(str(list(shape)), 80)
+        if not shape:
+            raise BadFileError(f"{where}a single value, and rows need a first dimension")
+        odd = {*map(type, shape)} != {int} or min(shape) < 0 or len(shape) > MOST_DIMENSIONS
+        if odd or (shape[0] > MOST_EMPTY and not prod(shape[1:])):
+            raise BadFileError(f"{where}damaged header: no array has the shape {said}")
+        needed = self._begin + prod(shape) * self.dtype.itemsize
+        if needed > size:
+            raise BadFileError(
+                f"{where}cut short: an array of shape {said} needs {needed:,} bytes, and there are {size:,}"
+            )
+        self._shape = shape
+
+    def array(self, name: str, is_field: bool = False) -> StoredArray:
+        dtype, offset = self.dtype, 0
+        if is_field:
+            assert self.dtype.fields is not None
+            dtype, offset = self.dtype.fields[name][:2]
+        if self.dtype.hasobject:
+            raise BadFileError(
+                f"array {name!r} holds Python objects, pickled, which are not read, since loading them runs "
+                "code: save numbers"
+            )
+        base = dtype.base
+        if base.kind not in "biufc" or base.newbyteorder("=").name in WIDE:
+            raise BadFileError(
+                f"array {name!r} is of {base.newbyteorder('=')}, and rows are of integers, floats, complex "
+                "numbers or bools: save it as one of these, leave it out by columns=[...], or write text to "
+                "Parquet"
+            )
+        strides = _strides(self._shape, self.dtype.itemsize, self._fortran)
+        inner = _strides(dtype.shape, base.itemsize)
+        return StoredArray(
+            base.str, (*self._shape, *dtype.shape), (*strides, *inner), self._begin + offset
         )
-    return StoredArray(dtype, shape, fortran and len(shape) > 1, begin, member)
+
+
+def _strides(shape: tuple[int, ...], size: int, fortran: bool = False) -> tuple[int, ...]:
+    """Bytes from one element to the next in each dimension."""
+    if fortran:
+        return _strides(shape[::-1], size)[::-1]
+    return tuple(size * prod(shape[n + 1 :]) for n in range(len(shape)))
 
 
 def _as_latin(file: Any) -> BinaryIO:
@@ -210,17 +230,3 @@ def _as_latin(file: Any) -> BinaryIO:
     (length,) = struct.unpack("<I", file.read(4))
     text = file.read(min(length, MOST)).decode().encode("latin-1", "backslashreplace")
     return io.BytesIO(struct.pack("<I", len(text)) + text)
-
-
-def _checked(name: str, array: StoredArray) -> StoredArray:
-    if array.dtype.hasobject:
-        raise BadFileError(
-            f"array {name!r} holds Python objects, pickled, which are not read, since loading them runs "
-            "code: save numbers"
-        )
-    if array.row_dtype.kind not in "biufc" or array.row_dtype.name in WIDE:
-        raise BadFileError(
-            f"array {name!r} is of {array.row_dtype}, and rows are of integers, floats, complex numbers or "
-            "bools: save it as one of these, leave it out by columns=[...], or write text to Parquet"
-        )
-    return array

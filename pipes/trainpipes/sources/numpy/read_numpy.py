@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,12 +17,11 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_bytes import FileBytes
-from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_rows import cut_evenly
+from trainpipes.sources.files.file_list import FileList
+from trainpipes.sources.files.file_reader import FileReader, cut_evenly
 from trainpipes.sources.files.file_source import NumberedFiles
 from trainpipes.sources.files.format import Format, Layout
 from trainpipes.sources.files.index_store import IndexStore
-from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import same_names
 from trainpipes.sources.numpy.arrays import StoredArray, arrays_of, kept, read_arrays
 
@@ -67,7 +65,7 @@ class ReadNumpy(FileReader):
     index: str | os.PathLike[str] | bool | None = None
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
-        format = NumpyFormat(self.output_column, self.columns, self.block_rows, str(self))
+        format = NumpyFormat(self)
         listed = self.listed(files)
         key = json.dumps([self.output_column, self.columns, self.block_rows])
         store = IndexStore(listed, self.name, format.name, key, self.options["index"])
@@ -95,18 +93,17 @@ class NumpyFormat(Format):
     fit = "NumPy files that are on this machine and not compressed"
     otherwise = "write it with np.savez, or shuffle within a buffer"
 
-    _output_column: str
-    _columns: Sequence[str] | None
-    _block_rows: int | None
-    _asker: str
+    stage: ReadNumpy
 
     def rows_of_block(self, arrays: Mapping[str, StoredArray]) -> int:
         row_bytes = sum(array.row_bytes for array in arrays.values())
-        return self._block_rows or min(BLOCK_ROWS, max(1, BLOCK_BYTES // max(1, row_bytes)))
+        return self.stage.block_rows or min(BLOCK_ROWS, max(1, BLOCK_BYTES // max(1, row_bytes)))
 
     def scan(self, file: FileBytes) -> Layout:
         with file.stream() as opened:
-            arrays = read_arrays(opened, file.size, self._output_column, self._columns, self._asker)
+            stage = self.stage
+            about = opened, file.size, stage.output_column, stage.columns, str(stage)
+            arrays = read_arrays(*about)
         rows = max((array.rows for array in arrays.values()), default=0)
         whole = _is_whole(arrays.values(), file.local)
         edges = cut_evenly(rows, max(1, rows) if whole else self.rows_of_block(arrays))
@@ -127,7 +124,7 @@ class NumpyFormat(Format):
         size, arrays = _wanted(layout, columns)
         start, stop = _rows(layout, block)
         if _is_whole(arrays, data.local):
-            content = io.BytesIO(data.read([(0, size)])[0])
+            content = data.read([(0, size)])[0]
             yield _as_tensors([array.unpacked(content) for array in arrays], arrays, columns)
         elif data.local:  # beside others that are not
             yield self.take(data, layout, slice(start, stop), columns)
@@ -147,7 +144,9 @@ class NumpyFormat(Format):
 
     def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
         _, arrays = arrays_of(layouts[0].extra)
-        return [("arrays", ", ".join(f"{n} {arrays[n].kind}" for n in self._columns or arrays))]
+        return [
+            ("arrays", ", ".join(f"{n} {arrays[n].kind}" for n in self.stage.columns or arrays))
+        ]
 
 
 def _wanted(layout: Layout, columns: Sequence[str] | None) -> tuple[int, list[StoredArray]]:
@@ -161,7 +160,7 @@ def _rows(layout: Layout, block: int) -> tuple[int, int]:
 
 
 def _is_whole(arrays: Iterable[StoredArray], local: bool) -> bool:
-    return any(array.start is None or (array.fortran and not local) for array in arrays)
+    return any(array.compressed or (array.interleaved and not local) for array in arrays)
 
 
 def _mapped(data: FileBytes, arrays: Sequence[StoredArray]) -> list[Any]:
@@ -170,7 +169,7 @@ def _mapped(data: FileBytes, arrays: Sequence[StoredArray]) -> list[Any]:
     for array in arrays:
         if array.stored is not None:
             data.once(array.member, partial(array.check_sum, memoryview(content)))
-    return [array.view(content, array.rows, array.start or 0) for array in arrays]
+    return [array.view(content, array.rows, array.start) for array in arrays]
 
 
 def _as_tensors(
@@ -192,23 +191,22 @@ def _check_alike(
     caller: str,
 ) -> None:
     first, first_path = arrays[0], files.names[0]
-    names = list(first if columns is None else columns)
+    names = list(columns or first)
     for path, found in zip(files.names, arrays, strict=True):
         if columns is None:
             same_names(first_path, names, path, list(found), caller)
-        odd = next((name for name in names if first[name].kind != found[name].kind), None)
-        lengths = {name: found[name].rows for name in names}
-        if odd is not None:
-            said = (
-                f"rows of {odd!r} are {first[odd].kind} in {first_path} and {found[odd].kind} in {path}; "
-                "save them alike, leave the array out by columns=[...], or read the files in pipelines of "
-                "their own"
-            )
-        elif len(set(lengths.values())) > 1:
+        lengths, said = {name: found[name].rows for name in names}, ""
+        if len(set(lengths.values())) > 1:
             said = (
                 f"arrays of a file have as many rows as each other, and {path} has {lengths}; choose some by "
                 "columns=[...]"
             )
-        else:
-            continue
-        raise SchemaError(f"{caller}: {said}", path=path, stage=caller)
+        for name in names:
+            if first[name].kind != found[name].kind:
+                said = (
+                    f"rows of {name!r} are {first[name].kind} in {first_path} and {found[name].kind} in "
+                    f"{path}; save them alike, leave the array out by columns=[...], or read the files in "
+                    "pipelines of their own"
+                )
+        if said:
+            raise SchemaError(f"{caller}: {said}", path=path, stage=caller)

@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes.sources.files.each_file import is_encrypted
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.range_file import RangeFile
 
@@ -43,26 +42,14 @@ class Probe:
             return False
         return True
 
-    def encrypted(self, metadata: Any, leaves: Sequence[int]) -> list[str]:
-        groups = range(metadata.num_row_groups)
-        filled = [n for n in groups if metadata.row_group(n).num_rows]
-        found = []
-        for leaf in leaves if filled else ():
-            try:
-                self.check(filled[0], [leaf])
-            except (OSError, pa.ArrowException) as error:
-                if is_encrypted(error):
-                    found.append(metadata.schema.column(leaf).path)
-        return found
-
 
 WIDTHS = {"BOOLEAN": 0.125, "INT32": 4.0, "INT64": 8.0, "INT96": 8.0, "FLOAT": 4.0, "DOUBLE": 8.0}
-#: Bits of an index into a dictionary beyond which most values were written without it.
-MAX_INDEX_BITS = 20
 #: Rows in a page, at most, as Arrow writes them.
 PAGE_ROWS = 20_000
 #: Bytes of a page's header and of its levels, about, without statistics.
 PAGE_HEADER = 64
+#: Bits of an index into a dictionary beyond which most values were written without it.
+MAX_INDEX_BITS = 20
 
 
 def leaves_of(metadata: Any, columns: Sequence[str] | None) -> list[int]:
@@ -108,7 +95,10 @@ def _text_bytes(chunk: Any, values: float) -> float:
     as_written = max(0.0, size - 4.0 * values)
     if not chunk.has_dictionary_page or chunk.dictionary_page_offset is None:
         return as_written
-    ends = _ends(statistics)
+    ends = []
+    if statistics is not None and statistics.has_min_max:
+        # As they are: to be text, they would have to be UTF-8.
+        ends = [len(end) for end in (statistics.min_raw, statistics.max_raw)]
     dictionary: int = chunk.data_page_offset - chunk.dictionary_page_offset
     indices: float = chunk.total_compressed_size - dictionary
     if ends:  # each page's header notes them, too
@@ -121,10 +111,3 @@ def _text_bytes(chunk: Any, values: float) -> float:
     if ends:
         length = min(max(length, float(min(ends))), 2.0 * max(ends))
     return max(as_written, values * length)
-
-
-def _ends(statistics: Any) -> list[int]:
-    if statistics is None or not statistics.has_min_max:
-        return []
-    # As they are: to be text, they would have to be UTF-8.
-    return [len(end) for end in (statistics.min_raw, statistics.max_raw) if isinstance(end, bytes)]

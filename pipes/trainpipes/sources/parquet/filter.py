@@ -241,7 +241,7 @@ def may_hold(
 
 
 def may_hold_in_folders(filter: pc.Expression, folders: pa.Table) -> IntArray | None:
-    """The files of which a row may pass, by folders' names; None if that needs types."""
+    """The files of which a row may pass, by folders' names; None if that needs other columns' types."""
     schema = folders.schema
     while (problem := _problem(filter, schema)) is not None:
         missing = _missing(problem)

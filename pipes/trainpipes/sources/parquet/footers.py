@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
-from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.each_file import BadFileError, is_encrypted, one_line
 from trainpipes.sources.files.file_bytes import FileBytes
+from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.format import Layout, packed, unpacked
 from trainpipes.sources.files.index_store import IndexStore, Scan
-from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import different_schemas, one_schema
 from trainpipes.sources.parquet.column_chunks import Probe, arrow_bytes, leaves_of
 
@@ -29,6 +29,7 @@ SAMPLED_FILES, SAMPLED_GROUPS = 64, 8
 FOOTER_BYTES = 8 << 20
 #: Bytes that a row group is taken to have at most; its footer may say more.
 MOST_BYTES = 1 << 48
+NO_FOLDERS = pa.table({})
 #: What follows the metadata in a footer: their length, and the magic number.
 END = b"....PAR1"
 
@@ -71,17 +72,14 @@ class ParsedFooters:
     def known(self, name: str) -> Any:
         return self._parsed.get(name, (None, 0))[0]
 
-    def of(self, name: str, read: Callable[[], bytes], certain: bool) -> Any:
-        """The parsed footer of a file. ``read`` raises if the file has changed; not called if that is
-        ``certain`` to be known.
-        """
+    def of(self, name: str, read: Callable[[], bytes]) -> Any:
+        """The parsed footer of a file; ``read`` raises if the file has changed."""
         with self._reading.setdefault(name, threading.Lock()):
             found = self.known(name)
-            if found is None or not certain:
+            if found is None:
                 footer = read()
-                if found is None:
-                    found = parse_footer(footer)
-                    self.add(name, found, len(footer))
+                found = parse_footer(footer)
+                self.add(name, found, len(footer))
             return found
 
     def add(self, name: str, metadata: Any, size: int) -> None:
@@ -98,7 +96,7 @@ class Footers:
     layouts: list[RowGroupLayout]
     schema: pa.Schema
     row_bytes: float | None
-    folders: list[str]
+    folders: pa.Table
     parsed: ParsedFooters
 
 
@@ -108,7 +106,7 @@ def read_footers(
     caller: str,
     index: str | bool | None = None,
     *,
-    folders: Sequence[pa.Field] = (),
+    folders: pa.Table = NO_FOLDERS,
     both: bool = False,
     look: Callable[[int, Any, FileBytes], None] | None = None,
 ) -> Footers:
@@ -136,8 +134,9 @@ def read_footers(
     store.complete(scan, caller, enough=enough, alone=look is None, job="reading Parquet footers")
     names, layouts = files.names, store.layouts()
     different = different_schemas(names, [layout.schema for layout in layouts])
-    folders = _not_in_files(folders, different, both, caller)
-    different = [(name, pa.schema([*schema, *folders])) for name, schema in different]
+    folders = _beside(folders, different, both, caller)
+    different = [(name, pa.schema([*schema, *folders.schema])) for name, schema in different]
+    schema = one_schema(different, columns, caller)
     found = [
         RowGroupLayout(
             one.rows, one.start, one.start, one.schema, footer_numbers(one).tobytes(), size=size
@@ -149,8 +148,9 @@ def read_footers(
     if not rows:  # no row group could be asked
         rows = sum(int(one.rows.sum()) for one in layouts)
         nbytes = sum(float(one.group_bytes.sum()) for one in found)
-    schema, own = one_schema(different, columns, caller), [field.name for field in folders]
-    return Footers(store, found, schema, nbytes / rows if rows else None, own, parsed)
+    chosen = [name for name in folders.column_names if name in schema.names]
+    row_bytes = nbytes / rows if rows else None
+    return Footers(store, found, schema, row_bytes, folders.select(chosen), parsed)
 
 
 def footer_numbers(layout: Layout) -> IntArray:
@@ -221,13 +221,16 @@ def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layo
             f"damaged footer: {metadata.num_rows:,} rows, and {rows.sum():,} in its row groups"
         )
     if metadata.serialized_size + len(END) != len(footer):  # it may be signed
-        leaves = leaves_of(metadata, columns)
-        names = Probe.of(metadata, data).encrypted(metadata, leaves)
-        if names:
-            cure = "" if len(names) == len(leaves) else "; choose others by columns=[...]"
-            raise BadFileError(
-                f"its column {names[0]!r} is encrypted, which is not supported{cure}"
-            )
+        probe = Probe.of(metadata, data)
+        for leaf in leaves_of(metadata, columns) if rows.any() else ():
+            try:
+                probe.check(int(np.argmax(rows > 0)), [leaf])
+            except (OSError, pa.ArrowException) as error:
+                if is_encrypted(error):
+                    raise BadFileError(
+                        f"its column {metadata.schema.column(leaf).path!r} is encrypted, which is not "
+                        "supported; choose others by columns=[...]"
+                    ) from error
     sizes = [min(max(0, group.total_byte_size), MOST_BYTES) for group in groups]
     extra = _numbers([len(footer), zlib.crc32(footer), *sizes])
     # Where a row group lies is known by its columns, of which not all may be asked.
@@ -235,19 +238,18 @@ def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layo
     return metadata, Layout(rows, nowhere, nowhere, schema, extra)
 
 
-def _not_in_files(
-    folders: Sequence[pa.Field], different: Sequence[tuple[str, pa.Schema]], both: bool, caller: str
-) -> list[pa.Field]:
-    left = []
-    for field in folders:
-        path = next((path for path, schema in different if field.name in schema.names), None)
-        if path is None:
-            left.append(field)
-        elif both:
+def _beside(
+    folders: pa.Table, different: Sequence[tuple[str, pa.Schema]], both: bool, caller: str
+) -> pa.Table:
+    """The columns of folders that files do not have; ``both`` refuses others."""
+    for name in folders.column_names:
+        path = next((path for path, schema in different if name in schema.names), None)
+        if path is not None and both:
             raise SchemaError(
-                f'{caller}: partitioning="hive" makes a column {field.name!r} of the folders\' names, and '
-                f"{path} has one of that name: leave partitioning out to read the file's",
+                f'{caller}: partitioning="hive" makes a column {name!r} of the folders\' names, and {path} '
+                "has one of that name: leave partitioning out to read the file's",
                 path=path,
                 stage=caller,
             )
-    return left
+        folders = folders if path is None else folders.drop_columns(name)
+    return folders

@@ -23,7 +23,7 @@ from trainpipes.sources.parquet.filter import (
 )
 from trainpipes.sources.parquet.footers import RowGroupLayout, read_footers
 from trainpipes.sources.parquet.row_groups import RowGroups
-from trainpipes.sources.parquet.wanted import ChosenColumns, only, wanted_files
+from trainpipes.sources.parquet.wanted import ChosenColumns, wanted_files
 from trainpipes.stages.filter import Filter
 
 
@@ -99,14 +99,13 @@ class ReadParquet(FileReader):
             bounds[file] = bounds_of(metadata, data, filter)
 
         found = read_footers(
-            listed, columns, caller, self.options["index"], folders=wanted.folders.schema, both=hive,
+            listed, columns, caller, self.options["index"], folders=wanted.folders, both=hive,
             look=look if wanted.by_footers else None,
         )  # fmt: skip
-        folders = only(only(wanted.folders, found.schema.names), found.folders)
         unread, besides, described = None, {}, []
         if filter is not None:
             check_fits(filter, found.schema, caller)
-            facts = facts_of(folders) or [[] for _ in listed.names]
+            facts = facts_of(found.folders) or [[] for _ in listed.names]
             known = [facts[n] for n, each in enumerate(found.layouts) for _ in each.rows]
             own = [group for file in sorted(bounds) for group in bounds[file]]
             unread = np.ones(len(known), dtype=np.bool_)
@@ -123,7 +122,7 @@ class ReadParquet(FileReader):
         source = FileSource(
             found.store,
             format,
-            layouts=_noted(found.layouts, folders, unread),
+            layouts=_noted(found.layouts, found.folders, unread),
             columns=columns,
             schema=found.schema,
             row_bytes=found.row_bytes,

@@ -110,10 +110,8 @@ class ParquetFile:
     def __init__(
         self, format: RowGroups, data: FileBytes, layout: RowGroupLayout, held: int | None = None
     ) -> None:
-        #: Whether all is of the file that was listed.
-        self._is_certain = data.checked and not data.local
-        known = format.parsed.known(data.name) if self._is_certain else None
-        if known is None and not data.local and data.size <= WHOLE_BYTES:
+        known = format.parsed.known(data.name) is not None
+        if not data.local and data.size <= WHOLE_BYTES and not (known and data.checked):
             data = FetchedBytes(data, [(0, data.size)])  # its footer and rows by one request
         self._data, self._layout, self._columns, self.name = data, layout, format.columns, data.name
         self._remote = None if data.local else RangeFile(data, held)
@@ -121,7 +119,7 @@ class ParquetFile:
         self._handle: Any = opened
         self._expected: Sequence[int] = ()  # row groups that a remote file was asked to fetch
         try:
-            metadata = known or format.parsed.of(self.name, self._read_footer, self._is_certain)
+            metadata = format.parsed.of(self.name, self._read_footer)
             if metadata.num_row_groups != len(layout.rows):
                 raise OtherBytesError(CHANGED)  # what was kept of its footer is wrong
             self._leaves = leaves_of(metadata, self._columns)
@@ -146,6 +144,7 @@ class ParquetFile:
         self._remote.fetch()
 
     def batches(self, row_group: int) -> Iterator[pa.RecordBatch]:
+        self._data.check()
         metadata, rows = self._parquet.metadata, int(self._layout.rows[row_group])
         if self._remote is not None and row_group not in self._expected:
             self._expect([row_group])
@@ -159,17 +158,18 @@ class ParquetFile:
             yield batch
 
     def _expect(self, row_groups: Sequence[int]) -> None:
-        """Tell a remote file the row groups to come, and after some time the footer, to see that it is the
-        same.
+        """Tell a remote file the row groups to come; and the footer, unless each reply says that it is of the
+        same file.
         """
         assert self._remote is not None
         for number in row_groups:
             self._probe.check(number, self._leaves)
-        metadata, again = self._parquet.metadata, bool(self._expected) and not self._is_certain
+        metadata, self._expected = self._parquet.metadata, row_groups
         ranges = [one for n in row_groups for one in _ranges(metadata, n, self._leaves)]
-        self._expected = row_groups
-        self._remote.expect([*ranges, self._layout.footer_range] if again else ranges)
-        if again:
+        if not self._data.checked:
+            ranges.append(self._layout.footer_range)
+        self._remote.expect(ranges)
+        if not self._data.checked:
             self._read_footer()
 
     def _read_footer(self) -> bytes:

@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.errors import SchemaError
 from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.files.file_bytes import open_bytes
-from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.file_list import FileList
+from trainpipes.sources.files.remote_bytes import open_bytes
 from trainpipes.sources.files.schema import inner_paths, plain
 from trainpipes.sources.parquet.filter import (
+    check_fits,
     facts_of,
     may_hold,
     may_hold_in_folders,
@@ -51,37 +52,36 @@ def wanted_files(
     if hive or columns is not None or filter is not None:
         folders = folder_columns(files.names, caller, hive)
     found = None if columns is None else list(columns)
+    everything = WantedFiles(files, found, folders)
     if filter is None or not len(files):
-        return WantedFiles(files, found, folders)
-    named = only(folders, [name for name in folders.column_names if name in str(filter)])
+        return everything
+    named = folders.select([name for name in folders.column_names if name in str(filter)])
     kept = may_hold_in_folders(filter, named) if named.num_columns else None
-    own = _schema_of(files, 0 if kept is None or not len(kept) else int(kept[0]))
-    if own is None:
-        return WantedFiles(files, found, folders)
-    beside = [field for field in folders.schema if field.name not in own.names]
+    try:
+        first = int(kept[0]) if kept is not None and len(kept) else 0
+        footer = parse_footer(read_footer(open_bytes(files, first)))
+        own = [plain(field) for field in footer.schema.to_arrow_schema()]
+    except (OSError, pa.ArrowException, BadFileError, TypeError, ValueError):
+        return everything  # the file is named when all footers are read
+    own_names = [field.name for field in own]
+    beside = [field for field in folders.schema if field.name not in own_names]
     schema = pa.schema([*own, *beside])
     needed = needed_columns(filter, schema, caller)
+    if kept is None or not {*named.column_names}.isdisjoint(own_names):
+        named = named.select([field.name for field in beside if field.name in named.column_names])
+        kept = np.arange(len(files))
+        if named.num_columns:
+            check_fits(filter, schema, caller)
+            kept = may_hold(filter, schema, facts_of(named))
     if found is not None:
         found += [name for name in needed if name not in inner_paths(found, schema.names)]
     elif not hive:
-        folders = only(folders, needed)
-    named_by_folders = only(folders, [field.name for field in beside if field.name in needed])
-    by_footers = any(name not in named_by_folders.column_names for name in needed)
-    if not named_by_folders.num_columns:
-        return WantedFiles(files, found, folders, 0, by_footers)
-    if kept is None or not {*named.column_names}.isdisjoint(own.names):
-        kept = may_hold(filter, schema, facts_of(named_by_folders))
+        folders = folders.select([name for name in folders.column_names if name in needed])
+    by_footers = not {*needed} <= {field.name for field in beside}
+    left_out = len(files) - max(1, len(kept))
     kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
-    left_out = len(files) - len(kept)
-    return WantedFiles(files.pick(kept), found, folders.take(to_arrow(kept)), left_out, by_footers)
-
-
-def _schema_of(files: FileList, file: int) -> pa.Schema | None:
-    try:
-        schema = parse_footer(read_footer(open_bytes(files, file))).schema.to_arrow_schema()
-    except (OSError, pa.ArrowException, BadFileError, TypeError, ValueError):
-        return None
-    return pa.schema([plain(field) for field in schema])
+    files = files.pick(kept) if left_out else files
+    return WantedFiles(files, found, folders.take(to_arrow(kept)), left_out, by_footers)
 
 
 def folder_columns(names: Sequence[str], caller: str, needed: bool) -> pa.Table:
@@ -108,10 +108,6 @@ def folder_columns(names: Sequence[str], caller: str, needed: bool) -> pa.Table:
             stage=caller,
         )
     return pa.table({key: _column([own[key] for own in pairs]) for key in first})
-
-
-def only(folders: pa.Table, names: Sequence[str]) -> pa.Table:
-    return folders.select([name for name in folders.column_names if name in names])
 
 
 def _pairs(name: str) -> dict[str, str | None]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from trainpipes.engine.interrupts import InterruptibleLock
@@ -16,32 +16,30 @@ MAX_THREADS, BUSY = 32, 16
 PREFETCH_BYTES = 256 << 20
 #: What one reader has fetched ahead at most, however small each is: all of it is looked at for each one more.
 MOST_HELD = 4 * MAX_THREADS
-_waiting: list[Pool] = []
 #: Bytes that each reader has fetched ahead, by its process and itself.
 _held: dict[tuple[int, int], float] = {}
 
 
+@cache
 def waiting() -> Pool:
     """The threads that wait for servers, shared by all readers of the process."""
-    if not _waiting:
-        _waiting.append(Pool(MAX_THREADS))
-    return _waiting[0]
+    return Pool(MAX_THREADS)
 
 
 class Ahead:
     """What is opened ahead, in the order in which it will be needed. Any thread may ask."""
 
     def __init__(
-        self, open_block: Callable[[int], Any], size: Callable[[int], float], most: int
+        self, open_block: Callable[[Any], Any], size: Callable[[Any], float], most: int
     ) -> None:
         self._open, self._size, self._most = open_block, size, most
         weakref.finalize(self, _held.pop, (os.getpid(), id(self)), None)
-        self._upcoming: dict[int, None] = {}
-        self._futures: dict[int, Future] = {}
-        self._busy: set[int] = set()  # those that a thread opens, or will
+        self._upcoming: dict[Any, None] = {}
+        self._futures: dict[Any, Future] = {}
+        self._busy: set[Any] = set()  # those that a thread opens, or will
         self._lock = InterruptibleLock()
 
-    def expect(self, blocks: Iterable[int], more: bool = False) -> None:
+    def expect(self, blocks: Iterable[Any], more: bool = False) -> None:
         """Say what will be read next, in order; others are forgotten, or come after ``more``."""
         with self._lock:
             wanted = dict.fromkeys(blocks)
@@ -53,7 +51,7 @@ class Ahead:
             self._upcoming = {n: None for n in wanted if n not in self._futures}
             self._go_on()
 
-    def __contains__(self, block: int) -> bool:
+    def __contains__(self, block: Any) -> bool:
         return block in self._futures
 
     def _go_on(self) -> None:
@@ -72,12 +70,12 @@ class Ahead:
             self._futures[block] = waiting().submit(work)
         _held[key] = own
 
-    def is_open(self, block: int) -> None:
+    def is_open(self, block: Any) -> None:
         with self._lock:
             self._busy.discard(block)
             self._go_on()
 
-    def take(self, block: int) -> Any:
+    def take(self, block: Any) -> Any:
         """What was opened ahead; None if it was not, or was out of reach."""
         with self._lock:
             self._upcoming.pop(block, None)
@@ -92,7 +90,7 @@ class Ahead:
             return None  # who reads it says so, and where
 
 
-def _opened(open_block: Callable[[int], Any], block: int, ahead: weakref.ref[Ahead]) -> Any:
+def _opened(open_block: Callable[[Any], Any], block: Any, ahead: weakref.ref[Ahead]) -> Any:
     try:
         return open_block(block)
     finally:

@@ -21,8 +21,15 @@ from trainpipes._internal.secrets import hidden
 from trainpipes.engine.interrupts import result_of
 from trainpipes.engine.pool import waits
 from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
-from trainpipes.sources.remote.network_errors import Failure, OtherVersionError, understand
-from trainpipes.sources.remote.request import Ranges, begin, begin_files, begin_ranges
+from trainpipes.sources.remote.request import (
+    Failure,
+    OtherVersionError,
+    Ranges,
+    Wanted,
+    begin,
+    begin_ranges,
+    understand,
+)
 
 log = logging.getLogger("trainpipes")
 T = TypeVar("T")
@@ -113,9 +120,15 @@ class Requests:
         """``work`` for each item, so many side by side; after an error nobody waits for the others."""
         if most < 2 or len(items) < 2:
             return [work(item) for item in items]
+        share = max(1, min(64, len(items) // (4 * most)))
+
+        def several(first: int) -> list[R]:
+            return [work(item) for item in items[first : first + share]]
+
         with ThreadPoolExecutor(min(most, len(items)), "trainpipes-files") as pool:
             try:
-                return [result_of(one) for one in [pool.submit(work, item) for item in items]]
+                parts = [pool.submit(several, n) for n in range(0, len(items), share)]
+                return [found for part in parts for found in result_of(part)]
             except BaseException:
                 self.stop()
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -123,16 +136,12 @@ class Requests:
 
     def call(self, system: Any, method: str, *paths: str, size: int = 0, **options: Any) -> Any:
         """What a method of a file system returns for paths; ``size`` bytes go to the server."""
-        long = method in LONG_CALLS
-        limit = LONG * self._seconds if long else try_seconds(self._seconds)
-        found, _ = self._until_done(
-            _name(system, paths[-1]),
-            lambda left: self._result(begin(system, method, *paths, **options), left),
-            limit + size / SLOWEST,
-            long=long,
-            changes=method == "cat_file",
-        )
-        return found
+        name, changes = _name(system, paths[-1]), method == "cat_file"
+
+        def work(left: float) -> Any:
+            return self._result(begin(system, method, *paths, **options), left)
+
+        return self._until_done(name, work, size, method in LONG_CALLS, changes)[0]
 
     def ranges(
         self, system: Any, path: str, ranges: Ranges, size: int, version: str = ""
@@ -142,7 +151,8 @@ class Requests:
 
         def fetch(left: float) -> None:
             missing = [one for one in ranges if one not in parts]
-            found = self._result(begin_ranges(system, path, missing, version, size), left)
+            wanted = [(path, one, version, size) for one in missing]
+            found = self._result(begin_ranges(system, wanted), left)
             failed: list[Exception] = []
             for (start, stop), part in zip(missing, found, strict=True):
                 if isinstance(part, Exception):
@@ -155,18 +165,18 @@ class Requests:
                 raise next((e for e in failed if understand(e).kind != "passing"), failed[0])
 
         whole = isinstance(system, CachingFileSystem)  # which fetches more than it is asked for
-        amount = (size if whole else sum(stop - start for start, stop in ranges)) / SLOWEST
-        limit, name = try_seconds(self._seconds) + amount, _name(system, path)
-        _, tries = self._until_done(name, fetch, limit, amount, changes=True)
+        amount = size if whole else sum(stop - start for start, stop in ranges)
+        name = _name(system, path)
+        _, tries = self._until_done(name, fetch, amount, changes=True)
         return [_checked(parts[one], one[1] - one[0], name) for one in ranges], tries
 
-    def files(self, system: Any, files: Sequence[tuple[str, str, int]], most: int) -> list[Any]:
-        """Small files by path, version and size, or errors; without retries."""
-        limit = try_seconds(self._seconds) + sum(size for _, _, size in files) / SLOWEST
+    def small_files(self, system: Any, wanted: Sequence[Wanted], most: int) -> list[Any]:
+        """Whole files, or errors; without retries."""
+        limit = try_seconds(self._seconds) + sum(size for *_, size in wanted) / SLOWEST
         try:
-            found: list[Any] = self._result(begin_files(system, files, most), limit)
+            found: list[Any] = self._result(begin_ranges(system, wanted, most), limit)
         except TimeoutError as error:
-            return [error] * len(files)
+            return [error] * len(wanted)
         return found
 
     def _short(self, system: Any, path: str, size: int, got: int, asked: int) -> Exception:
@@ -181,13 +191,13 @@ class Requests:
         self,
         name: str,
         work: Callable[[float], Any],
-        limit: float,
-        more: float = 0.0,
+        amount: int,
         long: bool = False,
         changes: bool = False,
     ) -> tuple[Any, int]:
-        """What ``work`` returns within ``limit`` seconds of a try, and the number of tries."""
-        began = time.monotonic()
+        """What ``work`` returns, and the number of tries; ``amount`` bytes go one way or the other."""
+        more, began = amount / SLOWEST, time.monotonic()
+        limit = more + (LONG * self._seconds if long else try_seconds(self._seconds))
         end = math.inf if long else began + self._seconds + more
         tries, pause, handled = 0, FIRST_PAUSE, sys.exc_info()[1]
         while True:

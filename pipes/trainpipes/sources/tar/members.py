@@ -14,8 +14,8 @@ import numpy as np
 from trainpipes.errors import UnreachableError, UnreadableError
 from trainpipes.sources.compressed.streams import Forward
 from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.index_store import Scan
-from trainpipes.sources.files.list_files import FileList
 
 #: Bytes of a header, to which all else is rounded up.
 BLOCK = 512

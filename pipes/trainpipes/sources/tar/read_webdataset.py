@@ -22,8 +22,7 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.sources.compressed.streams import Decompressed, ReadAgain, Stream, kind_by_content
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_bytes import FileBytes
-from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_rows import cut_by_bytes, cut_evenly
+from trainpipes.sources.files.file_reader import FileReader, cut_by_bytes, cut_evenly
 from trainpipes.sources.files.file_source import NumberedFiles
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError, packed, unpacked
 from trainpipes.sources.files.index_store import IndexStore

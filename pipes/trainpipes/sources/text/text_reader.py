@@ -16,12 +16,12 @@ from trainpipes.errors import ConfigError, SchemaError, UnreadableError
 from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.block_reader import explained
-from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.format import Layout, OtherBytesError
 from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.remote_bytes import open_bytes
 from trainpipes.sources.files.schema import chosen, same_names, wider
 from trainpipes.sources.text.block_scan import PIECE_BYTES, Start, TextLayout
 from trainpipes.sources.text.format import MOST_ROW_BYTES, TextFormat

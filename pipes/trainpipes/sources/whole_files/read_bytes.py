@@ -19,12 +19,11 @@ from trainpipes.errors import UnreadableError
 from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.block_reader import explained
-from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.file_errors import without
-from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_rows import FileBlocks, cut_by_bytes, cut_evenly
-from trainpipes.sources.files.list_files import FileList, digests
+from trainpipes.sources.files.file_list import FileList, digests
+from trainpipes.sources.files.file_reader import FileBlocks, FileReader, cut_by_bytes, cut_evenly
 from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.remote_bytes import open_bytes
 from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
 

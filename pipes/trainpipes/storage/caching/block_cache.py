@@ -3,14 +3,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.messages import warn_once
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import join_payloads
@@ -20,10 +19,11 @@ from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import LooksAhead, Reader, RowSource, read_rows
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.storage.cache import LOCK, entry_path, folder, make_room, schema_path
-from trainpipes.storage.caching import checked_file
+from trainpipes.storage.cache import LOCK, ROWS, SCHEMAS, folder, path_of
+from trainpipes.storage.caching import kept_file
 from trainpipes.storage.caching.contents import cache_key, digest_of
-from trainpipes.storage.caching.private_file import locked
+from trainpipes.storage.caching.kept_file import locked
+from trainpipes.storage.caching.store import Store
 
 #: A column of ours: whether a row is there.
 THERE = "trainpipes:there"
@@ -63,10 +63,6 @@ FILE_BYTES = 16 << 20
 PAUSE = 0.01
 #: Seconds after which what another process has not finished is made here too.
 PATIENCE = 120.0
-#: After a failure to write, so many files at most are not tried before the next one is.
-MOST_UNTRIED = 256
-#: The share of ``max_bytes`` that is written before the folder is looked at again: others write there too.
-UNSEEN = 1 / 16
 #: A column of ours: which row of its file's stretch of the block each one is.
 NUMBER = "trainpipes:row"
 
@@ -103,8 +99,9 @@ class BlockCache:
             )
         self.holes, self._apply = holes, apply
         self._source, self._firsts = source, firsts
-        self._options, self._root = options, root
-        self._max_bytes: int | None = options.max_bytes
+        self._options = options
+        cure = "name another folder by cache(path=...) or TRAINPIPES_CACHE"
+        self._store = Store(root, ROWS, options.max_bytes, "max_bytes", str(options), cure)
         self._by_place = any(stage.by_place or stage.by_row for stage in stages)
         self._listed = listed if self._by_place else None
         self._stages = digest_of(
@@ -113,9 +110,6 @@ class BlockCache:
             None if source.schema is None else str(source.schema.remove_metadata()),
             first() if any(stage.finds_types for stage in stages) else None,
         )
-        self._room = 0  # bytes that may be written before the folder is looked at again
-        self._failures = self._untried = 0  # to write, in a row; files not tried for that
-        self._too_large: set[str] = set()
 
     def describe(self) -> str:
         found = total = size = 0
@@ -123,20 +117,20 @@ class BlockCache:
             for file in self._files(block, 0, length):
                 total += 1
                 with suppress(OSError):
-                    size += entry_path(self._root, file.digest).stat().st_size
+                    size += self._store.path(file.digest).stat().st_size
                     found += 1
-        return f"{self._root}: {found:,} of {total:,} blocks kept, {size / 1e6:,.1f} MB"
+        return f"{self._store.root}: {found:,} of {total:,} blocks kept, {size / 1e6:,.1f} MB"
 
     def schema(self, key: str, find: Callable[[], pa.Schema]) -> pa.Schema:
         """A schema that is found from the first rows, and kept."""
         digest = digest_of("schema", self._stages, key, self._listed)
-        path, about = schema_path(self._root, digest), {"schema": digest}
-        table = checked_file.read(path, about)
+        path, about = path_of(self._store.root, SCHEMAS, digest), {"schema": digest}
+        table = kept_file.read(path, about)
         if table is not None:
             return table.schema.remove_metadata()
         schema = find()
         with suppress(OSError):  # it is found again
-            checked_file.write(path, [pa.Table.from_batches([], schema)], about)
+            kept_file.write(path, [pa.Table.from_batches([], schema)], about)
         return schema
 
     def read(self, wanted: Iterable[tuple[int, int, int]], reader: Reader) -> Block:
@@ -186,8 +180,7 @@ class BlockCache:
                 yield _File(block, begin, end, max(start, begin), min(stop, end), digest)
 
     def _find(self, file: _File) -> Block | None:
-        path, about = entry_path(self._root, file.digest), {"rows": file.digest}
-        table = checked_file.read(path, about)
+        table = kept_file.read(self._store.path(file.digest), {"rows": file.digest})
         if table is None:
             return None
         first = self._firsts[file.block] + file.begin
@@ -202,72 +195,30 @@ class BlockCache:
         """
         if (found := self._find(file)) is not None:
             return found
-        self._untried -= self._untried > 0
-        if self._untried or file.digest in self._too_large:
+        path = self._store.path(file.digest)
+        if self._store.is_off(path):
             return self._make(file, file.start, file.stop, reader)
-        path = entry_path(self._root, file.digest)
         with ExitStack() as stack:
             lock = locked(path.with_suffix(LOCK), PATIENCE if wait else 0, PAUSE)
             try:
                 alone = stack.enter_context(lock)
             except OSError as error:
-                self._go_without(error)
+                self._store.failed(error)
                 return self._make(file, file.start, file.stop, reader)
             if (found := self._find(file)) is not None or not (alone or wait):
                 return found
-            return self._keep(file, path, reader)
-
-    def _keep(self, file: _File, path: Path, reader: Reader) -> Block:
-        made = self._make(file, file.begin, file.end, reader)
-        assert isinstance(made.data, pa.Table)
-        table = made.data.combine_chunks()
-        if len(table) < file.end - file.begin:
-            numbers = made.ids - self._firsts[file.block] - file.begin
-            table = table.append_column(NUMBER, to_arrow(numbers.astype(np.int32)))
-        about = {"rows": file.digest}
-        try:
-            if self._make_room(file, checked_file.size_of(table, about)):
-                checked_file.write(path, [table], about)
-                self._failures = 0
-        except OSError as error:
-            self._go_without(error)
-        found = self._find(file)  # in the file it takes no memory of ours
-        return made if found is None else found
+            made = self._make(file, file.begin, file.end, reader)
+            assert isinstance(made.data, pa.Table)
+            table = made.data.combine_chunks()
+            if len(table) < file.end - file.begin:
+                numbers = made.ids - self._firsts[file.block] - file.begin
+                table = table.append_column(NUMBER, to_arrow(numbers.astype(np.int32)))
+            fill = partial(kept_file.fill, {"rows": file.digest}, [table], table.schema)
+            self._store.make(path, fill)
+            found = self._find(file)  # in the file it takes no memory of ours
+            return made if found is None else found
 
     def _make(self, file: _File, start: int, stop: int, reader: Reader) -> Block:
         data = read_rows(self._source, reader, file.block, start, stop)
         ids = self._firsts[file.block] + np.arange(start, stop, dtype=np.int64)
         return self._apply(Block(data, ids))
-
-    # Where it cannot be kept
-
-    def _make_room(self, file: _File, size: int) -> bool:
-        most = self._max_bytes
-        if most is None:
-            return True
-        if size > most:
-            self._too_large.add(file.digest)
-            warn_once(
-                f"{self._options}: max_bytes is at least the size of a row group, got {most:,}, and "
-                f"one takes {size:,} here: such row groups are made again in every epoch; raise "
-                "max_bytes",
-                ("too large", str(self._root), most),
-            )
-            return False
-        if size > self._room:
-            kept = make_room(self._root, most - size)
-            self._room = int(min(most - kept, max(size, most * UNSEEN)))
-        self._room -= size
-        return True
-
-    def _go_without(self, error: OSError) -> None:
-        """Keep nothing for a while: what fails, such as a full disk, may pass."""
-        self._failures += 1
-        self._untried = min(2**self._failures, MOST_UNTRIED)
-        said = error.strerror or str(error)
-        warn_once(
-            f"{self._options}: rows cannot be kept in {self._root} ({said}); it goes on without "
-            "the cache, and makes rows again in every epoch until they can be kept. Make room there, or "
-            "name another folder by cache(path=...) or TRAINPIPES_CACHE",
-            ("off", str(self._root)),
-        )

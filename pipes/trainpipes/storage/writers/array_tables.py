@@ -30,9 +30,10 @@ class OnceTables(TableGroups):
     #: Nobody can begin between two rows of these.
     cursor = None
 
+    _begun = False
+
     def __init__(self, tables: Iterator[pa.Table], caller: str) -> None:
-        self.caller = caller
-        self._tables, self._is_first = tables, True
+        self.caller, self._tables = caller, tables
 
     def open(self, cursor: None, row: int) -> None:
         """Begin."""
@@ -40,12 +41,13 @@ class OnceTables(TableGroups):
     def next_run(self) -> pa.Table | None:
         return next(self._tables, None)
 
+    def has_rows(self) -> bool:
+        """Also of columns without rows, at first."""
+        return super().has_rows() or not self._begun
+
     def group(self, most: int, most_bytes: int) -> tuple[pa.Table, int] | None:
-        found, is_first = super().group(most, most_bytes), self._is_first
-        self._is_first = False
-        if found is None and is_first and self._schema is not None:  # columns without rows
-            return self._schema.empty_table(), 0
-        return found
+        self._begun = True
+        return super().group(most, most_bytes)
 
 
 def layout_of(row: Any) -> Layout:

@@ -19,15 +19,12 @@ from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import say_where
 from trainpipes.kinds.source import RowSource
-from trainpipes.kinds.stage import is_ours
+from trainpipes.kinds.stage import Stage, is_ours
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.storage.writers.table_groups import TableGroups
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
-
-#: Attributes that no copy has.
-OPENED = {"plan", "_pool", "_runs", "_placed", "_table"}
 
 
 class AsColumns(RunStage):
@@ -70,39 +67,30 @@ class EpochRows(TableGroups):
     ) -> None:
         chain = pipeline._iteration.plan.chain
         finishing = next((stage for stage in chain.after if stage.role == "finish"), None)
-        in_the_way: Any = chain.batch or chain.repeat or finishing
         opener: Any = chain.stages[0]
-        if in_the_way is None and (getattr(opener, "makes_batches", False) or chain.endless):
-            in_the_way = opener
-        if in_the_way is not None:
+        itself = opener if getattr(opener, "makes_batches", False) or chain.endless else None
+        if in_the_way := chain.batch or chain.repeat or finishing or itself:
             raise ConfigError(
                 f"{caller}() writes the rows of one epoch: call it before batch(), collate() and repeat(), "
                 f"got {in_the_way}"
             )
         left = ("place",) if dealt else ("shard", "place")
-        self.caller = caller
         rows = [stage for stage in pipeline.stages if stage.role not in left]
-        self._stages = [*rows, AsColumns(caller, ragged)]
-        self._begin(None)
+        self._begin([*rows, AsColumns(caller, ragged)], caller, None)
 
-    def _begin(self, source: RowSource | None) -> None:
-        self.plan = Plan.of([stage.fresh() for stage in self._stages], source)
+    def _begin(self, stages: list[Stage], caller: str, source: RowSource | None) -> None:
+        self.caller, self._stages = caller, stages
+        self.plan = Plan.of([stage.fresh() for stage in stages], source)
         self._pool: Pool | None = None
         self._runs: ShardRuns | None = None
         self._placed: PlacedRun | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> Any:
         source = self.plan.inputs.source
         # One of the user's may hold what does not pickle; several put together open theirs again.
         goes = isinstance(source, RowSource) and is_ours(type(source)) and not source.joined_inputs
-        kept = {name: value for name, value in vars(self).items() if name not in OPENED}
         schemas = self.plan.inputs.schemas.known()
-        return {"kept": kept, "source": source if goes else None, "schemas": schemas}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state["kept"])
-        self._begin(state["source"])
-        self.plan.inputs.schemas.adopt(state["schemas"])
+        return _copy, (self._stages, self.caller, source if goes else None, schemas)
 
     def know_columns(self) -> pa.Schema | None:
         """Find the columns before any but the first rows are read."""
@@ -175,3 +163,12 @@ class EpochRows(TableGroups):
             return None
         self._placed, run = found
         return slice_payload(run.block.data, self._placed.first, self._placed.last)
+
+
+def _copy(
+    stages: list[Stage], caller: str, source: RowSource | None, schemas: dict[str, Any]
+) -> EpochRows:
+    rows = EpochRows.__new__(EpochRows)
+    rows._begin(stages, caller, source)
+    rows.plan.inputs.schemas.adopt(schemas)
+    return rows

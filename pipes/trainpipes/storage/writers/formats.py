@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +17,7 @@ from trainpipes.storage.executor import Executor
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import Manifest
 from trainpipes.storage.writers.json_lines import NoJson, lines_of
+from trainpipes.storage.writers.table_groups import compact
 from trainpipes.storage.writers.write import ANY, Format, Output, write
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def write_json(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Write the rows of one epoch to JSON lines, "part-00000.jsonl" and so on. Dates, times and decimals
-    become text. ``orjson`` is used where it is installed.
+    become text.
 
     Args:
         compression: "gzip", "zstd" or None.
@@ -174,41 +175,44 @@ def parquet_form(
     )  # fmt: skip
 
 
-class _TableFile:
-    def __init__(self, schema: pa.Schema) -> None:
-        self.columns = {field.name: str(field.type) for field in schema}
-        self._writer: Any = None
-
-    def write(self, group: pa.Table, first_row: int) -> None:
-        self._writer.write_table(group, max(1, len(group)))
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-class _Parquet(_TableFile):
+class _Parquet:
     def __init__(self, how: Any, metadata: Any, file: Any, schema: pa.Schema) -> None:
-        super().__init__(schema)
+        self.columns = columns_of(schema)
         self._writer = pq.ParquetWriter(file, schema.with_metadata(metadata), **how)
 
+    def write(self, group: pa.Table, first_row: int) -> None:
+        # In one chunk: where others begin, pages may, too.
+        self._writer.write_table(group.combine_chunks(), max(1, len(group)))
 
-class _Arrow(_TableFile):
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Arrow:
     def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
-        super().__init__(schema)
-        options = pa.ipc.IpcWriteOptions(compression=compression)
+        self.columns, options = columns_of(schema), pa.ipc.IpcWriteOptions(compression=compression)
         self._writer = pa.ipc.new_file(file, schema, options=options)
 
+    def write(self, group: pa.Table, first_row: int) -> None:
+        # Of slices it would write what their buffers hold besides.
+        self._writer.write_table(compact(group), max(1, len(group)))
 
-class _Lines(_TableFile):
+    def close(self) -> None:
+        self._writer.close()
+
+
+def columns_of(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: str(field.type) for field in schema}
+
+
+class _Lines:
     """One file. Compressed, each group is a gzip member or zstd frame of its own, to read from."""
 
     def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
-        super().__init__(schema)
-        self._file = file
-        self._codec = (
-            None if compression is None else pa.Codec(compression, JSON_LEVELS[compression])
-        )
+        self.columns, self._file = columns_of(schema), file
+        self._compress: Callable[[bytes], Any] = bytes
+        if compression is not None:
+            self._compress = pa.Codec(compression, JSON_LEVELS[compression]).compress
 
     def write(self, group: pa.Table, first_row: int) -> None:
         try:
@@ -217,4 +221,7 @@ class _Lines(_TableFile):
             row = None if error.row is None else first_row + error.row
             where = "" if row is None else f" (row {row:,} of those written)"
             raise DataError(f"write_json(): column {error}{where}", stage="write_json()") from None
-        self._file.write(lines if self._codec is None else self._codec.compress(lines))
+        self._file.write(self._compress(lines))
+
+    def close(self) -> None:
+        """Nothing follows the last row."""

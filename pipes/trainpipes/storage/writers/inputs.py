@@ -12,7 +12,7 @@ from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
-from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.file_list import FileList
 from trainpipes.state.cursor import checksum
 from trainpipes.storage.executor import Executor
 from trainpipes.storage.output_folder import OutputFolder

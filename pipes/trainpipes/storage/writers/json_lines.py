@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from trainpipes.columns.arrays import holds, is_text
 
 is_ = pa.types
-ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
+ENCODE = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False
+).encode
 
 
 class NoJson(Exception):
@@ -27,20 +26,26 @@ def lines_of(table: pa.Table) -> bytes:
     for field, column in zip(table.schema, table.columns, strict=True):
         kind = _json_type(field.type, field.name)
         columns.append(column if kind == field.type else column.cast(kind))
-        _check_finite(columns[-1], field.name)
     # Much slower, so that it is asked for where there are maps.
     maps = "strict" if any(holds(column.type, is_.is_map) for column in columns) else None
     rows = pa.Table.from_arrays(columns, table.column_names).to_pylist(maps_as_pydicts=maps)
-    return b"".join(map(_encoder(), rows))
-
-
-@cache
-def _encoder() -> Callable[[Any], bytes]:
     try:
-        import orjson
-    except ImportError:
-        return lambda row: f"{ENCODER.encode(row)}\n".encode()
-    return lambda row: bytes(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+        return "".join([f"{ENCODE(row)}\n" for row in rows]).encode()
+    except ValueError:
+        raise next(filter(None, map(_bad_cell, range(len(rows)), rows))) from None
+
+
+def _bad_cell(number: int, row: dict[str, Any]) -> NoJson | None:
+    for name, value in row.items():
+        try:
+            ENCODE(value)
+        except ValueError:
+            return NoJson(
+                number,
+                f"{name!r}: JSON has no NaN and no infinity: fill them, or make them null, in a "
+                "with_columns(), or write Parquet",
+            )
+    return None
 
 
 #: Types whose values JSON has, as they are.
@@ -75,25 +80,3 @@ def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
         f"{column!r}: JSON has no form for {kind}: leave it out with drop_columns(), make text of it with "
         "with_columns(), or write Parquet",
     )
-
-
-def _check_finite(column: pa.ChunkedArray, name: str) -> None:
-    for chunk in column.chunks:
-        if not _is_finite(chunk):
-            raise NoJson(
-                next(n for n in range(len(chunk)) if not _is_finite(chunk.slice(n, 1))),
-                f"{name!r}: JSON has no NaN and no infinity: fill them, or make them null, in a "
-                "with_columns(), or write Parquet",
-            )
-
-
-def _is_finite(array: pa.Array) -> bool:
-    kind = array.type
-    if is_.is_floating(kind):
-        return pc.all(pc.is_finite(array)).as_py() is not False
-    if is_.is_struct(kind):
-        return all(map(_is_finite, array.flatten()))
-    if is_.is_map(kind):
-        start, stop = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        return _is_finite(array.items.slice(start, stop - start))
-    return not is_.is_nested(kind) or _is_finite(array.flatten())

@@ -21,7 +21,7 @@ from trainpipes.sources.memmap.manifest import (
     npy_header,
     offsets_ending,
 )
-from trainpipes.stages.read_columns import Even, Opaque, Ragged, null_cell, of_arrow
+from trainpipes.stages.read_columns import Even, Opaque, Ragged, null_cell, of_arrow, row_at
 from trainpipes.storage.output_file import OutputFile
 
 NO_NUMBERS = (
@@ -81,7 +81,7 @@ class ColumnFile:
     def __init__(
         self, name: str, empty: Ragged | Even, named: Any, part: OutputFile, ending: str
     ) -> None:
-        dtype = (empty.values.dtype if named is None else named).newbyteorder("=").name
+        dtype = named or empty.values.dtype.newbyteorder("=").name
         shape, self.ragged = empty.values.shape[1:], isinstance(empty, Ragged)
         self._column = Column(name, dtype, shape, self.ragged)
         self._values = NpyFile(part.beside(ending), dtype, shape)
@@ -91,25 +91,20 @@ class ColumnFile:
             self._offsets.write(np.zeros(1, np.int64))
 
     def write(self, given: Ragged | Even, row: int) -> None:
-        values, dtype, ends = given.values, np.dtype(self._column.dtype), None
+        values, dtype = given.values, np.dtype(self._column.dtype)
         if isinstance(given, Ragged) and self._offsets:
-            ends = np.cumsum(given.lengths, dtype=np.int64)
-            self._offsets.write(self._values.rows + ends)
+            self._offsets.write(self._values.rows + np.cumsum(given.lengths, dtype=np.int64))
         with np.errstate(invalid="ignore"):  # a float beyond int64
             found: Array = values.astype(dtype, copy=False)
-            if dtype.kind != "f" and dtype != values.dtype:  # floats may be narrowed
-                bad = found.astype(values.dtype) != values
-                if dtype.kind in "iu":
-                    bad |= (values < np.iinfo(dtype).min) | (values > np.iinfo(dtype).max)
-                if bad.any():
-                    place = int(np.argmax(bad.reshape(len(values), -1).any(axis=1)))
-                    value, name = values[place][bad[place]].flat[0], self._column.name
-                    row += place if ends is None else int(np.searchsorted(ends, place, "right"))
-                    raise bad_row(
-                        row, name,
-                        f"is {dtype}, which cannot hold {values.dtype} {value}: pass dtype={{{name!r}: ...}} "
-                        "with one that can, or convert the values",
-                    )  # fmt: skip
+        if dtype.kind != "f" and dtype != values.dtype and (bad := found != values).any():
+            place = np.unravel_index(np.argmax(bad), bad.shape)
+            first, name = int(place[0]), self._column.name
+            row += row_at(first, given.lengths) if isinstance(given, Ragged) else first
+            raise bad_row(
+                row, name,
+                f"is {dtype}, which cannot hold {values.dtype} {values[place]}: pass dtype={{{name!r}: ...}} "
+                "with one that can, or convert the values",
+            )  # fmt: skip
         self._values.write(found)
 
     def close(self) -> Column:
@@ -121,7 +116,7 @@ class PartFile:
     def __init__(
         self,
         layout: Layout,
-        dtypes: Mapping[str, np.dtype[Any]] | np.dtype[Any] | None,
+        dtypes: Mapping[str, str] | str | None,
         ragged: Collection[str],
         file: OutputFile,
         schema: pa.Schema,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.columns.arrays import gathered
+from trainpipes.columns.arrays import dtype_of, gathered
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import SchemaError
@@ -34,11 +34,16 @@ class TableGroups:
     def close(self) -> None:
         self._table = None
 
-    def some(self, most: int = 1 << 62) -> pa.Table | None:
-        """The next rows, as they come, and so many at most."""
+    def has_rows(self) -> bool:
         while self._table is None or self.used == len(self._table):
             if not self._advance():
-                return None
+                return False
+        return True
+
+    def some(self, most: int = 1 << 62) -> pa.Table | None:
+        """The next rows, as they come, and so many at most."""
+        if not self.has_rows() or self._table is None:
+            return None
         found = self._table.slice(self.used, most)
         self.used += len(found)
         return found
@@ -56,30 +61,49 @@ class TableGroups:
 
     def group(self, most: int, most_bytes: int) -> tuple[pa.Table, int] | None:
         """The next rows, at most so many and of about so many bytes; and how many bytes they have."""
-        parts: list[pa.RecordBatch] = []
+        parts: list[pa.Table] = []  # of each table one: rows of the same are not copied
         rows = size = 0
-        step = FIRST_ROWS
-        while rows < most and size < most_bytes and (part := self._take(min(step, most - rows))):
-            parts.append(part)
-            part_size = pa.ipc.get_record_batch_size(part)
-            rows, size = rows + len(part), size + part_size
+        step, table, start = FIRST_ROWS, self._table, self.used
+        while rows < most and size < most_bytes:
+            looked_at: list[pa.Table] = []
+            left = min(step, most - rows)
+            while left and (some := self.some(left)) is not None:
+                looked_at.append(some)
+                left -= len(some)
+                if self._table is not table:
+                    if table is not None:
+                        parts.append(table.slice(start))
+                    table, start = self._table, 0
+            if not looked_at:
+                break
+            part_size = self._size(looked_at)
+            rows, size = rows + sum(map(len, looked_at)), size + part_size
             if part_size < FEW_BYTES:
                 step = min(2 * step, MOST_ROWS)
             elif part_size > MANY_BYTES:
                 step = max(step // 2, 1)
-        if not parts:
+        if table is None or not rows:
             return None
-        return pa.Table.from_batches(parts, self._schema).combine_chunks(), size
+        last = table.slice(start, rows - sum(map(len, parts)))
+        return pa.concat_tables([*parts, last]), size
 
-    def _take(self, rows: int) -> pa.RecordBatch | None:
-        parts = []
-        while rows and (part := self.some(rows)) is not None:
-            parts.append(part)
-            rows -= len(part)
-        if not parts:
-            return None
-        columns = [compact(column) for column in pa.concat_tables(parts).columns]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+    def _size(self, tables: list[pa.Table]) -> int:
+        """Bytes of rows, as these alone say."""
+        widths = [*map(_width, self.schema.types)]
+        size = sum(map(len, tables)) * sum(filter(None, widths))
+        if odd := [number for number, width in enumerate(widths) if width is None]:
+            [batch] = compact(pa.concat_tables([some.select(odd) for some in tables])).to_batches()
+            size += int(pa.ipc.get_record_batch_size(batch))
+        return size
+
+
+def _width(kind: pa.DataType) -> int | None:
+    """Bytes of a number, or of an array of numbers; None of other values."""
+    count = 1
+    while pa.types.is_fixed_size_list(kind):
+        kind, count = kind.value_type, count * kind.list_size
+    dtype = dtype_of(kind)
+    return None if dtype is None else count * dtype.itemsize
 
 
 def check_columns(first: pa.Schema, found: pa.Schema, caller: str, where: str = "") -> None:
@@ -101,10 +125,14 @@ def decoded(table: pa.Table) -> pa.Table:
     return table
 
 
-def compact(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array that holds its rows and nothing besides, nor any bytes where a value is null."""
-    array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
-    return array if _is_plain(array) else gathered(array, np.arange(len(array), dtype=np.int64))
+def compact(table: pa.Table) -> pa.Table:
+    """A copy of rows that holds nothing besides, nor any bytes where a value is null."""
+    columns = []
+    for column in table.columns:
+        array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
+        plain = _is_plain(array)
+        columns.append(array if plain else gathered(array, np.arange(len(array), dtype=np.int64)))
+    return pa.Table.from_arrays(columns, schema=table.schema)
 
 
 def _is_plain(array: pa.Array) -> bool:

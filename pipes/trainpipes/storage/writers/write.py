@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count, pairwise
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -53,7 +53,7 @@ class Format:
     suffix: str
     open: Callable[[Any, Any], FileWriter]
     options: dict[str, Any]
-    #: Rows that are written together, and their bytes, at most; 0 for what a file has room for.
+    #: Rows that are written together, and their bytes, at most.
     group_rows: int
     group_bytes: int
     #: After which a file ends, where neither rows nor files are counted.
@@ -76,8 +76,6 @@ class FileTask:
     length: int | None
     #: Whether these rows must be there; else the file ends with the rows, or with its bytes.
     exact: bool = True
-    #: Its rows; None if there are none.
-    groups: Iterator[Any] | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         if not self.exact or self.length is None:
@@ -178,29 +176,26 @@ def write_once(rows: Rows, reads: Any, count: int | None, form: Format, out: Out
 def _write_in_turn(
     rows: Rows, total: int | None, exact: bool, form: Format, out: Output, folder: OutputFolder
 ) -> Manifest:
-    edges = out.edges(total) if total and out.is_cut else None
+    lengths: Iterable[int | None] = repeat(out.rows_per_file)
+    exact = exact and bool(total) and out.is_cut
+    if total and out.is_cut:
+        lengths = np.diff(out.edges(total)).tolist()
 
     def tasks() -> Iterator[FileTask]:
         """Each is done before the next one is asked for."""
-        start, at, cursor, length = 0, -1, None, out.rows_per_file
-        for number in count():
+        start, at, cursor = 0, -1, None
+        for number, length in enumerate(lengths):
             name = form.name_of(number)
-            if edges is not None and number == len(edges) - 1:
-                return
-            if edges is not None:
-                length = int(edges[number + 1] - edges[number])
             if name not in folder.files:
                 if at != start:
                     rows.open(cursor, start)
-                groups, whole = _groups(form, rows, length), exact and edges is not None
-                if groups is None and not whole:
+                if not exact and not rows.has_rows():
                     return
-                yield FileTask(name, start, length, whole, groups)
-                del groups
+                yield FileTask(name, start, length, exact)
                 at = start + folder.files[name].rows
             start, cursor = start + folder.files[name].rows, folder.files[name].cursor
 
-    def make(task: FileTask, file: OutputFile, _: None) -> FileInfo:
+    def make(task: FileTask, file: OutputFile, _: Any) -> FileInfo:
         return _make(form, task, file, rows)
 
     return run(tasks(), make, folder, Threads(1), total=total)
@@ -210,17 +205,24 @@ def _make_part(form: Format, task: FileTask, file: OutputFile, rows: EpochRows) 
     assert task.length is not None
     rows.open_part(task.start, task.start + task.length)
     with closing(rows):
-        return _make(form, replace(task, groups=_groups(form, rows, task.length)), file, rows)
+        return _make(form, task, file, rows)
 
 
 def _make(form: Format, task: FileTask, file: OutputFile, rows: Rows) -> FileInfo:
+    """Write the rows of a file, so many or as many as it has room for."""
     done, columns = 0, {}
-    if task.groups is not None:
+    left, room = (ANY, form.file_bytes) if task.length is None else (task.length, ANY)
+    if rows.has_rows():
         with closing(form.open(file, rows.schema)) as writer:
-            for group in task.groups:
+            while done < left and room > 0:
+                found = rows.group(min(form.group_rows, left - done), form.group_bytes)
+                if found is None:
+                    break
+                group, size = found
                 writer.write(group, task.start + done)
-                done += len(group)
+                done, room = done + len(group), room - size
                 file.advance(len(group))
+                del found, group  # before the next rows are read
         columns = writer.columns
     if task.exact and done != task.length:
         raise DataChangedError(
@@ -228,28 +230,6 @@ def _make(form: Format, task: FileTask, file: OutputFile, rows: Rows) -> FileInf
             "has changed; begin anew with overwrite=True"
         )
     return FileInfo(done, columns, rows.cursor)
-
-
-def _groups(form: Format, rows: Rows, length: int | None) -> Iterator[Any] | None:
-    """The rows of a file, so many or as many as it has room for; None if there are none."""
-
-    def groups() -> Iterator[Any]:
-        left, room = (ANY, form.file_bytes) if length is None else (length, ANY)
-        while (
-            left
-            and room > 0
-            and (found := rows.group(min(form.group_rows, left), form.group_bytes or room))
-        ):
-            group, size = found
-            left, room = left - len(group), room - size
-            del found
-            yield group
-            del group  # before the next rows are read
-
-    coming = groups()
-    for first in coming:
-        return chain([first], coming)
-    return None
 
 
 def _check_cut(rows: EpochRows, out: Output, executor: Executor) -> None:

@@ -1,0 +1,165 @@
+"""The bytes of files on servers, kept on a local disk in chunks if the user says so."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO
+
+from trainpipes._internal.secrets import known_name
+from trainpipes.engine.interrupts import InterruptibleLock
+from trainpipes.errors import DataChangedError
+from trainpipes.kinds.source import Place
+from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles, LocalBytes, cut, merged
+from trainpipes.sources.files.file_errors import changed, unreadable
+from trainpipes.sources.files.folders import reported
+from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.remote.request import Ranges, is_checked
+from trainpipes.sources.remote.retry import Requests
+from trainpipes.storage.caching.kept_file import add_checksum, read_content
+
+if TYPE_CHECKING:
+    from trainpipes.sources.files.file_list import FileList
+
+#: Bytes of one request at most, so that several connections share the work; ranges closer to each other than
+#: the gap are fetched as one: about what the wait for a request costs in bytes.
+PART_BYTES, GAP = 4 << 20, 64 << 10
+#: Small files that are fetched by one call.
+AT_ONCE = 512
+#: Bytes of a chunk on a local disk; how many of them threads may fetch at the same time, about.
+CHUNK, LOCKS = 4 << 20, 256
+_locks: dict[tuple[int, int], InterruptibleLock] = {}  # by process and chunk
+
+
+def open_bytes(
+    files: FileList, file: int, requests: Requests | None = None, kept: KeptFiles | None = None
+) -> FileBytes:
+    kept = kept or KeptFiles()
+    if is_local(files.system(file)):
+        listed = files.inode(file), files.stamps[file], int(files.sizes[file])
+        return LocalBytes(files.paths[file], listed, file, kept)
+    in_chunks = files.cache is not None and files.stamps[file]
+    kind = CachedBytes if in_chunks else RemoteBytes
+    return kind(files, file, requests or Requests(files.retry_seconds), kept)
+
+
+class RemoteBytes(FileBytes):
+    def __init__(self, files: FileList, file: int, requests: Requests, kept: KeptFiles) -> None:
+        super().__init__(file, kept)
+        self._system, self._path, self._requests = files.system(file), files.paths[file], requests
+        self.name, self.version = files.names[file], files.stamps[file]
+        size = int(files.sizes[file])
+        if size < 0:
+            size = requests.call(self._system, "size", self._path)
+            if size is None:
+                raise unreadable(Place(self.name), "the server does not say how large it is")
+        self.size = size
+        self.checked = is_checked(self._system, self.version)
+
+    def read(self, ranges: Ranges) -> list[memoryview]:
+        whole = self._kept.whole.get(self._file)
+        if whole is not None:
+            return [whole[start:stop] for start, stop in ranges]
+        spans = merged([one for one in ranges if one[0] < one[1]], GAP)
+        asked = [
+            (start, min(start + PART_BYTES, stop))
+            for first, stop in spans
+            for start in range(first, stop, PART_BYTES)
+        ]
+        if not asked:
+            return [memoryview(b"")] * len(ranges)
+        try:
+            about = self._system, self._path, asked, self.size, self.version
+            parts, tries = self._requests.ranges(*about)
+        except DataChangedError as error:
+            how = self._change() or "it changed as it was read"
+            raise changed(Place(self.name), how) from error
+        if tries > 1:
+            self._confirm()
+        if asked == [(0, self.size)]:
+            self._kept.keep(self._file, parts[0])
+        starts = [start for start, _ in asked]
+        return [cut(parts, starts, start, stop) for start, stop in ranges]
+
+    def _confirm(self) -> None:
+        """Raise if the file is another one by now, where replies do not tell."""
+        if not self.checked and (how := self._change()):
+            raise changed(Place(self.name), how)
+
+    def _change(self) -> str:
+        self._system.invalidate_cache()
+        now = reported(self._requests.call(self._system, "info", self._path))
+        if now.size is not None and now.size != self.size:
+            return f"it had {self.size:,} bytes, and has {now.size:,}"
+        if self.version and now.stamp != self.version:
+            return "it has as many bytes as before, and others"
+        return ""
+
+
+class CachedBytes(RemoteBytes):
+    """Chunks by URL, size and version, in a folder that processes share."""
+
+    def __init__(self, files: FileList, file: int, requests: Requests, kept: KeptFiles) -> None:
+        super().__init__(files, file, requests, kept)
+        assert files.cache is not None
+        self._cache = files.cache
+        about = f"{known_name(self.name)}\0{self.version}\0{self.size}"
+        self._digest = hashlib.sha256(os.fsencode(about)).hexdigest()
+        self._last: dict[int, memoryview] = {}  # the chunk that was read last
+
+    def read(self, ranges: Ranges) -> list[memoryview]:
+        numbers = {n for a, b in ranges if a < b for n in range(a // CHUNK, (b - 1) // CHUNK + 1)}
+        chunks = dict(sorted(self._chunks(sorted(numbers)).items()))
+        self._last = {n: chunks[n] for n in list(chunks)[-1:]}
+        parts, starts = list(chunks.values()), [n * CHUNK for n in chunks]
+        return [cut(parts, starts, start, stop) for start, stop in ranges]
+
+    def _chunks(self, numbers: Sequence[int]) -> dict[int, memoryview]:
+        found = {n: self._last[n] for n in numbers if n in self._last}
+        paths = {n: self._cache.path(f"{self._digest}-{n}") for n in numbers if n not in found}
+        with ExitStack() as stack:
+            for at in sorted({(os.getpid(), hash(path) % LOCKS) for path in paths.values()}):
+                stack.enter_context(_locks.setdefault(at, InterruptibleLock()))
+            for n, path in paths.items():
+                if (data := read_content(path, lambda content: memoryview(content))) is not None:
+                    found[n] = data
+            missing = [n for n in paths if n not in found]
+            if missing:
+                spans = [(n * CHUNK, min((n + 1) * CHUNK, self.size)) for n in missing]
+                found |= zip(missing, super().read(spans), strict=True)
+                self._confirm()
+                for n in missing:
+                    if not self._cache.is_off(paths[n]):
+                        self._cache.make(paths[n], partial(_fill, found[n]))
+        return found
+
+
+def _fill(data: memoryview, file: BinaryIO) -> None:
+    file.write(data)
+    add_checksum(file)
+
+
+def fetch_small(
+    files: FileList, numbers: Sequence[int], kept: KeptFiles, requests: Requests, most: int
+) -> None:
+    """Have small remote files in memory, many by one call, which takes half the time."""
+    by_system: dict[int, list[int]] = {}
+    for n in numbers if not all(map(is_local, files.systems)) else ():
+        if 0 < files.sizes[n] <= kept.most and is_checked(files.system(n), files.stamps[n]):
+            by_system.setdefault(int(files.system_of[n]), []).append(n)
+    for some in by_system.values():
+        for at in range(0, len(some), AT_ONCE):
+            which = some[at : at + AT_ONCE]
+            sizes = files.sizes[which].tolist()
+            if sum(sizes) <= kept.left:
+                wanted = [
+                    (files.paths[n], (0, size), files.stamps[n], size)
+                    for n, size in zip(which, sizes, strict=True)
+                ]
+                found = requests.small_files(files.system(which[0]), wanted, most)
+                for n, size, content in zip(which, sizes, found, strict=True):
+                    if isinstance(content, bytes) and len(content) == size:
+                        kept.keep(n, content)
