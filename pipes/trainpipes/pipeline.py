@@ -33,7 +33,7 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.combined.concat import Concat, Zip
 from trainpipes.sources.numpy.read_numpy import ReadNumpy
-from trainpipes.sources.own_format.read_files import ReadFiles
+from trainpipes.sources.own_files import ReadFiles
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.sources.tar.read_webdataset import ReadWebdataset
 from trainpipes.sources.text.read_csv import ReadCsv
@@ -46,11 +46,11 @@ from trainpipes.stages.batch import Batch, BucketByLength
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import DropColumns, Enumerate, Rename, Select
+from trainpipes.stages.decode_image import DecodeImage
 from trainpipes.stages.device import Pin, To
 from trainpipes.stages.filter import Filter, Sample, Split, checked_parts
 from trainpipes.stages.flat_map import FlatMap
-from trainpipes.stages.images.decode_image import DecodeImage
-from trainpipes.stages.images.image_stages import (
+from trainpipes.stages.image_stages import (
     CenterCrop,
     Flip,
     ImageTransform,

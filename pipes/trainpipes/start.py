@@ -29,7 +29,7 @@ from trainpipes.sources.memory.from_tensors import FromTensors
 from trainpipes.sources.memory.from_torchdata import FromTorchdata
 from trainpipes.sources.mixed.mix import Mix
 from trainpipes.sources.numpy.read_numpy import ReadNumpy
-from trainpipes.sources.own_format.read_files import ReadFiles
+from trainpipes.sources.own_files import ReadFiles
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.sources.tar.read_webdataset import ReadWebdataset
 from trainpipes.sources.text.read_csv import ReadCsv

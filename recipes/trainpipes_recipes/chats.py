@@ -102,9 +102,8 @@ class CheckedRows(tp.RowStage):
     def check(self) -> None:
         names = self.roles or {}
         if not isinstance(names, Mapping) or not all(isinstance(r, str) for r in names.values()):
-            raise tp.ConfigError(
-                f"roles must be a dict of names and the roles they stand for, got {names!r}"
-            )
+            rule = "a dict of names and the roles they stand for"
+            raise tp.ConfigError(f"roles must be {rule}, got {names!r}")
 
     def apply(self, row: Any) -> Any:
         if not isinstance(row, dict) or self.column not in row:
@@ -120,14 +119,12 @@ class CheckedRows(tp.RowStage):
             return row
         wrong = f"column {self.column!r}: {wrong}"
         if self.on_error != "skip":
-            raise tp.DataError(
-                f'{wrong}; on_error="skip" leaves such rows out, "keep" takes them as they are'
-            )
+            way = 'on_error="skip" leaves such rows out, "keep" takes them as they are'
+            raise tp.DataError(f"{wrong}; {way}")
         count = next(self._skipped)
         if str(count).strip("0") == "1":  # the first, the 10th, the 100th …
-            log.warning(
-                "rows left out: they have no target (%d so far); the last: %s", count, wrong
-            )
+            said = "rows left out: they have no target (%d so far); the last: %s"
+            log.warning(said, count, wrong)
         return {**row, self.column: None}
 
     def _empty(self, text: Any) -> str | None:
@@ -163,18 +160,15 @@ def to_messages(
     """A conversation as messages with "role", "content", and what else they have."""
     if messages is not None and not isinstance(messages, list | tuple):
         way = ": make lists of it with map(), as by json.loads" if isinstance(messages, str) else ""
-        raise tp.SchemaError(
-            f"column {column!r} holds lists of messages, got {type(messages).__name__}{way}"
-        )
+        got = f"{type(messages).__name__}{way}"
+        raise tp.SchemaError(f"column {column!r} holds lists of messages, got {got}")
     return [_message({} if one is None else one, roles, column) for one in messages or ()]
 
 
 def _message(one: Any, roles: Mapping[str, str], column: str) -> dict[str, Any]:
     if not isinstance(one, Mapping) or (one and not {"role", "from"} & set(one)):
-        raise tp.SchemaError(
-            f'column {column!r} holds lists of messages, dicts with "role" and "content" or with "from" and '
-            f'"value", got {one!r:.80}'
-        )
+        rule = 'lists of messages, dicts with "role" and "content" or with "from" and "value"'
+        raise tp.SchemaError(f"column {column!r} holds {rule}, got {one!r:.80}")
     role, content = (
         next((one[key] for key in keys if one.get(key) is not None), None)
         for keys in (("role", "from"), ("content", "value"))
@@ -183,10 +177,9 @@ def _message(one: Any, roles: Mapping[str, str], column: str) -> dict[str, Any]:
     if not isinstance(role, str | None):
         raise tp.SchemaError(f"column {column!r}: a role is text, got {role!r:.80}")
     if more.get("weight") == 0:
-        raise tp.DataError(
-            f'column {column!r}: a message has "weight" 0, and all that the assistant says is in the loss: '
-            "make such messages part of a prompt, or leave the key out with map()"
-        )
+        why = 'a message has "weight" 0, and all that the assistant says is in the loss'
+        way = "make such messages part of a prompt, or leave the key out with map()"
+        raise tp.DataError(f"column {column!r}: {why}: {way}")
     if isinstance(content, list) and all(
         isinstance(part, Mapping) and set(part) <= {"type", "text"} for part in content
     ):
@@ -249,10 +242,8 @@ def _wrong(message: Mapping[str, Any], before: str | None) -> str | None:
     if role is None:
         return "has no role"
     if role not in KNOWN:
-        return (
-            f"is of role {role!r}, which is none of {', '.join(KNOWN)}: give its role, as in roles="
-            f'{{{role!r}: "user"}}'
-        )
+        way = f'give its role, as in roles={{{role!r}: "user"}}'
+        return f"is of role {role!r}, which is none of {', '.join(KNOWN)}: {way}"
     said = content.strip() if isinstance(content, str) else content
     if not message.get("tool_calls") and role == "assistant" and said in (None, "", []):
         return f"of role {role!r} is an empty response"

@@ -24,10 +24,8 @@ def classes_of(rows: Pipeline, label: str, first: Any = None) -> tuple[int | lis
     if not names:
         raise DataError(f"{of} no label: there are no rows")
     if numbers and len(numbers) < len(names):
-        raise DataError(
-            f"{of} texts and integers, {names[0]!r} and {names[-1]!r} among them: give the class of each by "
-            "classes={label: class}"
-        )
+        both = f"{of} texts and integers, {names[0]!r} and {names[-1]!r} among them"
+        raise DataError(f"{both}: give the class of each by classes={{label: class}}")
     if not numbers:
         return names, list(counts.values())
 
@@ -39,20 +37,16 @@ def classes_of(rows: Pipeline, label: str, first: Any = None) -> tuple[int | lis
         try:
             rows.encode_labels(label, classes=classes).stats(0, labels="labels")  # says which row
         except DataError as error:
-            raise DataError(
-                f"classification: {error}; integers are classes as they are, from 0 on: to number others, "
-                f"pass classes={found}"
-            ) from None
+            rule = "integers are classes as they are, from 0 on"
+            way = f"to number others, pass classes={found}"
+            raise DataError(f"classification: {error}; {rule}: {way}") from None
     if number > max(1000, 10 * len(numbers)):
-        raise DataError(
-            f"{of} integers up to {max(numbers):,}, and only {len(numbers):,} different ones; integers are "
-            f"classes as they are: pass classes={found} to number them, or name another column"
-        )
+        got = f"integers up to {max(numbers):,}, and only {len(numbers):,} different ones"
+        way = f"pass classes={found} to number them, or name another column"
+        raise DataError(f"{of} {got}; integers are classes as they are: {way}")
     if isinstance(first, list) and classes == 2 and len(set(first)) < len(first):
-        raise DataError(
-            f"{of} lists such as {first}, a 1 or 0 for each class, and must hold the numbers or names of a "
-            "row's classes: make these by map(), or say classes="
-        )
+        rule = "must hold the numbers or names of a row's classes: make these by map(), or say classes="
+        raise DataError(f"{of} lists such as {first}, a 1 or 0 for each class, and {rule}")
     return classes, [counts.get(number, 0) for number in range(number)]
 
 

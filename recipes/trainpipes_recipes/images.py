@@ -155,6 +155,5 @@ class Labelled(RowStage):
         known = "numbers from 0 on, or names that classes=[...] lists in the order of their numbers"
         if names:
             known = f"{len(names)}: {', '.join(names[:9])}{', …' if len(names) > 9 else ''}"
-        raise DataError(
-            f"images: column {self.label!r} holds {text!r}, which is no class: the classes are {known}"
-        )
+        said = f"images: column {self.label!r} holds {text!r}, which is no class"
+        raise DataError(f"{said}: the classes are {known}")

@@ -123,21 +123,19 @@ class Input:
         if isinstance(data, tp.Pipeline):
             roles = {stage.role for stage in data.stages}
             if "batch" in roles:
+                way = "leave out its batch() and what follows"
                 raise tp.ConfigError(
-                    f"{recipe} takes a pipeline of rows and batches them itself, got one that batches: "
-                    "leave out its batch() and what follows"
+                    f"{recipe} takes a pipeline of rows, got one that batches: {way}"
                 )
             if "files" in roles and "reader" not in roles:
-                raise tp.ConfigError(
-                    f"{recipe} takes a pipeline of rows, got one of paths: add its reader, such as "
-                    ".read_parquet()"
-                )
+                way = "add its reader, such as .read_parquet()"
+                raise tp.ConfigError(f"{recipe} takes a pipeline of rows, got one of paths: {way}")
         elif not many or not all(isinstance(one, str | os.PathLike) for one in many):
-            raise tp.ConfigError(
-                f"{recipe} takes files (a path, folder, glob, URL, or a list of them) or a pipeline of "
-                f"rows, got {type(data).__name__}: trainpipes.from_hf, from_dataset, from_arrow and others "
-                "make a pipeline of data in memory"
+            rule = "files (a path, folder, glob, URL, or a list of them) or a pipeline of rows"
+            way = (
+                "trainpipes.from_hf, from_dataset and from_arrow make a pipeline of data in memory"
             )
+            raise tp.ConfigError(f"{recipe} takes {rule}, got {type(data).__name__}: {way}")
 
     # Rows
 
@@ -210,11 +208,9 @@ class Input:
             return named[0]
         kinds = ", ".join(reader or "others" for reader in sorted(found))
         usual = next((reader for reader, _ in found.most_common() if reader), "read_json")
-        raise tp.ConfigError(
-            f"{self.recipe}: how to read {self._data!r} is not clear from the names of the "
-            f"files ({kinds}): read them with one of trainpipes' readers, and pass the pipeline, as in "
-            f"{self.recipe}(trainpipes.{usual}(...), ...)"
-        )
+        why = f"how to read {self._data!r} is not clear from the names of the files ({kinds})"
+        way = f"pass a pipeline, as in {self.recipe}(trainpipes.{usual}(...), ...)"
+        raise tp.ConfigError(f"{self.recipe}: {why}: {way}")
 
     # Columns
 
@@ -227,19 +223,16 @@ class Input:
         given = tuple(options.values())
         for option, name in options.items():
             if name is not None and not (isinstance(name, str) and name):
-                raise tp.ConfigError(
-                    f"{self.recipe}({option}) must be the name of a column, got {name!r}; leave it out to "
-                    "have it found by common names"
-                )
+                way = "leave it out to have it found by common names"
+                rule = f"must be the name of a column, got {name!r}"
+                raise tp.ConfigError(f"{self.recipe}({option}) {rule}; {way}")
         if None not in given:
             return tuple(str(name) for name in given)
         for names in sorted(known, key=lambda names: not {*given} & {*names}):  # theirs first
             taken = {option: names[n] for n, option in enumerate(options) if given[n] is None}
             if set(taken.values()) <= set(self.columns):
-                found = ", ".join(
-                    f"{option} from column {name!r}" for option, name in taken.items()
-                )
-                log.info("%s takes %s", self.recipe, found)
+                found = [f"{option} from column {name!r}" for option, name in taken.items()]
+                log.info("%s takes %s", self.recipe, ", ".join(found))
                 return tuple(taken.get(option) or str(own) for option, own in options.items())
         raise self._not_found(options, known)
 
@@ -256,11 +249,11 @@ class Input:
             for names in several
             if recipe != self.recipe and set(names) <= set(self.columns)
         ), "")  # fmt: skip
-        return tp.SchemaError(
-            f"{self.recipe}: no column found for the {what}; the columns are {self.columns}, and names "
-            f"tried were {tried}: {other}name one by {lines}",
-            stage=self.recipe,
+        said = (
+            f"no column found for the {what}; the columns are {self.columns}, and names tried were"
         )
+        way = f"{other}name one by {lines}"
+        return tp.SchemaError(f"{self.recipe}: {said} {tried}: {way}", stage=self.recipe)
 
     def texts(self, text: str | None, text_pair: str | None, label: str) -> list[str]:
         """The column of a text, or two of a pair; see ``find``."""
@@ -271,9 +264,8 @@ class Input:
             texts = [*self.find({"text": text}, (*TEXTS, ("sentence",), ("review",)))]
             texts += [] if text_pair is None else [text_pair]
         if label in texts:
-            raise tp.ConfigError(
-                f"{self.recipe} takes texts and labels from columns of their own, got {label!r} for both"
-            )
+            rule = "takes texts and labels from columns of their own"
+            raise tp.ConfigError(f"{self.recipe} {rule}, got {label!r} for both")
         return texts
 
     # Stages
@@ -311,11 +303,9 @@ class Input:
         if not train:
             for stage in stages:
                 if stage.role in ("shuffle", "shard", "repeat") or stage.name == "mix":
-                    raise tp.ConfigError(
-                        f"{self.recipe}(train=False) gives every row once, in file order, and deals them to "
-                        f"ranks itself; got rows of {stage.name}(): leave it out, or evaluate the sources of "
-                        "a mix one by one"
-                    )
+                    rule = "(train=False) gives every row once, in file order, and deals them to ranks itself"
+                    way = "leave it out, or evaluate the sources of a mix one by one"
+                    raise tp.ConfigError(f"{self.recipe}{rule}; got rows of {stage.name}(): {way}")
             rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
         else:
             if "shard" not in roles:
@@ -347,9 +337,8 @@ class _Joined:
         for name in (self.prompt, self.context):
             kind = table[name].type
             if not (is_text(kind) or types.is_null(kind) or types.is_dictionary(kind)):
-                raise tp.SchemaError(
-                    f"column {name!r} holds {kind}, and prompt and context are text: make it text with map()"
-                )
+                rule = "prompt and context are text: make it text with map()"
+                raise tp.SchemaError(f"column {name!r} holds {kind}, and {rule}")
         texts, more = (table[name].cast(pa.string()) for name in (self.prompt, self.context))
         both = pc.binary_join_element_wise(texts, pc.fill_null(more, ""), "\n\n")
         return {self.prompt: pc.if_else(pc.equal(pc.fill_null(more, ""), ""), texts, both)}

@@ -85,9 +85,8 @@ def preference(
         names = given.find({"chosen": chosen, "rejected": rejected}, PREFERENCES)
         first = given.first(names[0])
         if not isinstance(first, str | list | None):
-            raise SchemaError(
-                f"preference: column {names[0]!r} holds texts or lists of messages, got {first!r:.80}"
-            )
+            said = f"preference: column {names[0]!r} holds texts or lists of messages"
+            raise SchemaError(f"{said}, got {first!r:.80}")
         are_texts = not isinstance(first, list)
         if are_texts:
             (prompt,) = given.find({"prompt": prompt}, PROMPTS)

@@ -70,10 +70,9 @@ def tokens(
     epochs = epochs if train else 1
     if dtype is not None:
         if column is not None or isinstance(files, Pipeline):
-            raise ConfigError(
-                f"tokens(dtype) is for files that hold nothing but ids, got dtype={dtype!r} and "
-                f"{'a pipeline' if column is None else f'column={column!r}'}: leave out one of them"
-            )
+            other = "a pipeline" if column is None else f"column={column!r}"
+            got = f"got dtype={dtype!r} and {other}: leave out one of them"
+            raise ConfigError(f"tokens(dtype) is for files that hold nothing but ids, {got}")
         rows = from_memmap(files, dtype=dtype, length=max_length)
         if train:
             rows = rows.sharding_filter(num_shards).shuffle(scope="global", seed=seed)
@@ -83,10 +82,9 @@ def tokens(
         return batches.collate().then(WithLabels())
     paths = files if isinstance(files, list | tuple) else [files]
     if any(str(path).endswith(".bin") for path in paths):
-        raise ConfigError(
-            f"tokens({files!r}): a .bin file holds nothing but ids, and does not say of which kind: add "
-            "dtype='uint16', or the one it was written with"
-        )
+        why = "a .bin file holds nothing but ids, and does not say of which kind"
+        way = "add dtype='uint16', or the one it was written with"
+        raise ConfigError(f"tokens({files!r}): {why}: {way}")
     given = Input("tokens", files, storage_options)
     (column,) = given.find({"column": column}, TOKENS)
     labels = ["labels"] if "labels" in given.columns else []

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import trainpipes as tp
 from recipes.chats import conversations_of, preferences_of, small_tokenizer
 from recipes.trained import check_training, real_text
-from trainpipes.tokenizers.simple import VOCABULARY as BYTES
+from trainpipes.tokenizers.adapters import VOCABULARY as BYTES
 from trainpipes_recipes.samples import write_functions
 
 SMALL: dict[str, Any] = {"batch_size": 8, "buffer_size": 100}

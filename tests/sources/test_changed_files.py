@@ -23,14 +23,14 @@ import trainpipes as tp
 from faulty_server import FaultyServer, serving
 from s3_store import s3_store
 from trainpipes.sources.files import file_errors, range_file
-from trainpipes.sources.text import block_scan
+from trainpipes.sources.text import pieces
 
 ROWS = 40_000  # more than is read ahead
 
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(block_scan, "PIECE_BYTES", 20_000)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 20_000)
     monkeypatch.setattr(range_file, "HELD_BYTES", 40_000)
     monkeypatch.setattr(range_file, "LEAST_BYTES", 10_000)
     yield

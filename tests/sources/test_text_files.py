@@ -17,7 +17,7 @@ import pytest
 
 import trainpipes as tp
 from sources.every_format import opened
-from trainpipes.sources.text import block_scan
+from trainpipes.sources.text import pieces
 
 GOOD = '{"a":1,"b":"x"}\n'
 CELLS = "id,t\n1,x\n2,y\n"
@@ -35,7 +35,7 @@ def write(tmp_path: Path) -> Callable[[str, str | bytes], str]:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_scan, "PIECE_BYTES", 100)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 100)
 
 
 def rows(pipe: tp.Pipeline) -> list[Any]:
@@ -174,6 +174,7 @@ def test_a_broken_line_is_named(write, small_pieces, line, said, packed):
     [
         ('[{"a":1},\n{"a":2', "cut off: its array has no end"),
         ("[1, 2]", "rows are objects"),
+        (" [ null ] ", "its array has 0 objects"),
         ('[{"a":1}, 2]', "rows are objects"),
         ('[{"a":1}] {"a":2}', "more after the array's end"),
         ("7\n8\n", "rows are objects"),

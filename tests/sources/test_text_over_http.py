@@ -12,7 +12,7 @@ import pytest
 import trainpipes as tp
 from faulty_server import FaultyServer, first, serving
 from trainpipes.sources.remote import retry
-from trainpipes.sources.text import block_scan
+from trainpipes.sources.text import pieces
 from trainpipes.testing import digest
 
 pytest.importorskip("aiohttp")
@@ -21,7 +21,7 @@ pytest.importorskip("aiohttp")
 @pytest.fixture(autouse=True)
 def short_pauses_and_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(block_scan, "PIECE_BYTES", 2000)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 2000)
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_a_template_that_writes_earlier_turns_otherwise_is_refused(tmp_path: Pat
     pq.write_table(table, tmp_path / "x.parquet")
     source = tp.list_files(tmp_path).read_parquet()
     with pytest.raises(
-        tp.DataError, match=r"mark them in the template by \{% generation %\}"
+        tp.DataError, match=r"mark the assistant.s tokens by \{% generation %\}"
     ) as caught:
         list(source.chat_template(chat_tokenizer(), template=FORGETS))
     assert caught.value.row == 1

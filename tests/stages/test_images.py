@@ -284,7 +284,7 @@ def test_a_high_picture_keeps_its_shape() -> None:
     (row,) = tp.from_dataset([{"image": image}]).resize(7)
     assert row["image"].shape == (3, 21, 7)
     with pytest.raises(
-        tp.errors.DataError, match=r"of 1 x 90000 pixels it would become 224 x 20,160,000"
+        tp.errors.DataError, match=r"of 1 x 90000 pixels would become 224 x 20,160,000"
     ):
         list(tp.from_dataset([{"image": np.zeros((1, 1, 90000), np.uint8)}]).resize(224))
 

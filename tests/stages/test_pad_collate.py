@@ -151,7 +151,7 @@ class TestPadValue:
             words, labels=True
         )
         with pytest.raises(
-            ConfigError, match=r"words .* is a function, .*: give pad_collate\(value="
+            ConfigError, match=r"words .*, a function, .*: give pad_collate\(value="
         ) as caught:
             list(rows.batch(2).pad_collate())
         assert "'input_ids'" in str(caught.value)
@@ -160,7 +160,7 @@ class TestPadValue:
         assert batch["labels"].tolist() == [[1, 3, 5], [3, -100, -100]]
         own = rows.batch(2).pad_collate(columns={"input_ids": {"value": 8}})
         assert next(iter(own))["input_ids"][1].tolist() == [3, 8, 8]
-        with pytest.raises(ConfigError, match=r"is a function, .*: give pack\(pad_token_id="):
+        with pytest.raises(ConfigError, match=r", a function, .*: give pack\(pad_token_id="):
             rows.pack(8)
         packed = rows.pack(8, pad_token_id=9).batch(1).pad_collate(pad_to_multiple_of=10)
         assert next(iter(packed))["input_ids"][0, 4:].tolist() == [9] * 4

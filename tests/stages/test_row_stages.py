@@ -165,7 +165,7 @@ def test_one_that_gives_fewer_than_a_state_says_is_refused() -> None:
     fewer = tp.from_dataset([5]).flat_map(lambda n: range(n - 2), version="1")
     fewer.load_state_dict(iterator.state_dict())
     with pytest.raises(
-        tp.StateError, match="after 4 rows made of one row, for which the function now gives 3"
+        tp.StateError, match="after 4 rows made of one row, of which the function now makes 3"
     ):
         next(iter(fewer))
 

@@ -38,7 +38,6 @@ from trainpipes.errors import (
     ConfigError,
     DataError,
     MissingExtraError,
-    SchemaError,
     UnreadableError,
 )
 from trainpipes.stages.tokenize import Tokenize
@@ -548,8 +547,11 @@ class TestRefusals:
             ({"columns": {"a": "x", "b": "x"}}, r"concat=\[\'a\', \'b\'\]"),
             ({"columns": ["a", "b", "c"], "pair": True}, "a list of two columns"),
             ({"pair": True}, "a list of two columns, got 'text'"),
-            ({"template": "no column"}, "at least one column.*got 'no column'"),
-            ({"template": "{"}, "must be a format string"),
+            (
+                {"template": "no column"},
+                "must be text with {column} for one or more.*got 'no column'",
+            ),
+            ({"template": "{"}, "must be text with {column} for one or more"),
             ({"template": "{}"}, "without index, format"),
             ({"template": "{a:>3}"}, "without index, format"),
             ({"template": "{a!r}"}, "without index, format"),
@@ -571,7 +573,7 @@ class TestRefusals:
     def test_a_length_without_room_for_special_tokens(self) -> None:
         for options in ({"columns": "a"}, {"columns": ["a", "b"], "pair": True}):
             stage = Tokenize(tokenizer=bracketed(), max_length=1, **options)
-            with pytest.raises(ConfigError, match=r"with its \d special tokens.*got 1"):
+            with pytest.raises(ConfigError, match=r"counts \d special tokens.*got 1"):
                 stage.process(run_of(pa.table({"a": ["x"], "b": ["y"]})))
 
     def test_a_template_that_writes_the_text_twice(self) -> None:
@@ -606,7 +608,7 @@ class TestRefusals:
         ],
     )
     def test_what_is_no_text(self, rows: Any, message: str) -> None:
-        with pytest.raises(SchemaError, match=message):
+        with pytest.raises(DataError, match=message):
             Tokenize(tokenizer="bytes").process(run_of(rows))
 
     def test_half_a_character(self) -> None:

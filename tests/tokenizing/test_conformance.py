@@ -36,7 +36,7 @@ def assert_same(name: str, batches: Iterator[list[str]], content: Any = None) ->
 
     tokenizer = tokenizer_of(name) if content is None else Tokenizer.from_str(json.dumps(content))
     engine = HuggingFace(tokenizer)
-    reference = HuggingFace(tokenizer, fast=False)
+    reference = HuggingFace(tokenizer, engine="tokenizers")
     assert engine.package() == "gigatoken"
     for texts in batches:
         given = pa.array(texts, pa.large_string())
@@ -165,6 +165,6 @@ def test_without_the_guard_young_code_points_would_differ() -> None:
     engine = HuggingFace(tokenizer_of("qwen 2, nfc"))
     texts = pa.array(["a", "a\u0301\u1ae0\u0323", "é"], pa.large_string())
     assert young_texts(texts).tolist() == [False, True, False]
-    right = HuggingFace(tokenizer_of("qwen 2, nfc"), fast=False).encode(texts)
+    right = HuggingFace(tokenizer_of("qwen 2, nfc"), engine="tokenizers").encode(texts)
     assert not np.array_equal(engine._faster().encode(texts).values, right.values)
     assert np.array_equal(engine.encode(texts).values, right.values)

@@ -51,6 +51,20 @@ def in_column(bad: BadCell, name: str, stage: Stage, ids: IntArray) -> DataError
     return at_row(message, stage, ids[bad.row])
 
 
+class naming:
+    """Bad cells that are met within are errors about a stage's column; see ``in_column``."""
+
+    def __init__(self, name: str, stage: Stage, ids: IntArray) -> None:
+        self._about = name, stage, ids
+
+    def __enter__(self) -> None:
+        """Nothing is to be done before one is met."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, BadCell):
+            raise in_column(error, *self._about) from None
+
+
 def blame(error: BaseException, stage: Stage, row: int | None) -> None:
     if not hasattr(error, "_trainpipes"):
         error._trainpipes = (str(stage), row)  # type: ignore[attr-defined]

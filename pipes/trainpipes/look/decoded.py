@@ -190,14 +190,14 @@ def _starts(begins: Array, there: Array) -> Array:
 
 def _unpadded(ids: Array, engine: Engine | None) -> Array:
     """All but pad tokens at the ends of rows; where they also end texts, the first stays."""
-    pad = None if engine is None else engine.pad_id()
+    pad = None if engine is None else engine.special.pad
     if pad is None or engine is None:
         return np.ones(ids.shape, dtype=np.bool_)
     real = ids != pad
     first = np.logical_or.accumulate(real, axis=1)
     last = np.logical_or.accumulate(real[:, ::-1], axis=1)[:, ::-1]
     there: Array = first & last
-    if pad in engine.ends().values():
+    if pad in engine.special.ends.values():
         there[:, 1:] |= last[:, :-1] & ~last[:, 1:] & first[:, 1:]
     return there
 

@@ -88,7 +88,7 @@ class ChatTemplate(Tokenizes):
         return {k: v for k, v in found.items() if v is not None}
 
     def process(self, run: Run) -> Run:
-        self._targets.refuse_batches(run)
+        self.refuse_batches(run)
         taken = [name for name in (self.column, self.prompt, self.tools) if name is not None]
         block, table = row_table(run, self, taken, ["input_ids", "labels"][: 1 + self.labels])
         given = [table.column(name).to_pylist() for name in taken]
@@ -110,13 +110,13 @@ class ChatTemplate(Tokenizes):
         for place, (messages, *others) in enumerate(zip(*given, strict=True)):
             try:
                 written.append(self._write(messages, others))
+            except ConfigError:
+                raise
             except Exception as error:
-                if isinstance(error, ConfigError):
-                    raise
-                if self.on_error != "skip" or not isinstance(error, DataError):
+                bad[place] = self.on_error == "skip" and isinstance(error, DataError)
+                if not bad[place]:
                     blame(error, self, int(block.ids[place]))
                     raise
-                bad[place] = True
                 written.append(Written("", []))
         return written, bad
 

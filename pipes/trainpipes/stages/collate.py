@@ -32,11 +32,8 @@ NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
 #: What it makes of columns of numbers; uint64 and float16 are taken as Python's.
 WIDE = {"i": np.int64, "u": np.int64, "f": np.float64, "b": np.bool_}
 #: The functions that torch comes with: users may put others in their place.
-TORCHS_OWN = {
-    kind: function
-    for kind, function in default_collate_fn_map.items()
-    if function.__module__ == default_collate.__module__
-}
+OWN = default_collate.__module__
+TORCHS_OWN = {kind: fn for kind, fn in default_collate_fn_map.items() if fn.__module__ == OWN}
 
 
 def stacked(rows: Any) -> Any:
@@ -183,11 +180,11 @@ def rows_of_batches(run: Run) -> Sequence[Any]:
 
 def with_same_keys(rows: Sequence[Any]) -> list[Any]:
     """Rows whose dicts have the same keys: torch drops those that the first row lacks."""
-    if rows and isinstance(rows[0], Mapping):
-        # Of as many keys each, one that lacks a key is found when the rows are stacked.
-        alike = set(map(type, rows)) == {dict} and len(set(map(len, rows))) == 1
+    # Of as many keys each, one that lacks a key is found when the rows are stacked.
+    alike = set(map(type, rows)) == {dict} and len(set(map(len, rows))) == 1
+    if rows and not alike and isinstance(rows[0], Mapping):
         keys = rows[0].keys()
-        if not alike and any(isinstance(row, Mapping) and row.keys() != keys for row in rows):
+        if any(isinstance(row, Mapping) and row.keys() != keys for row in rows):
             raise ValueError("rows have different keys")
     return list(rows)
 
@@ -197,11 +194,8 @@ def unfit(rows: Sequence[Any]) -> BadCell:
     first, row, where = rows[0], rows[number], "a row"
     if isinstance(first, Mapping) and isinstance(row, Mapping):
         if first.keys() != row.keys():
-            return BadCell(
-                number,
-                f"a row has the keys {list(row)} where the first of its batch has {list(first)}: give all "
-                "rows the same, by map()",
-            )
+            said = f"a row has the keys {list(row)} where the first of its batch has {list(first)}"
+            return BadCell(number, f"{said}: give all rows the same, by map()")
         name = next((name for name in first if not collates(first[name], row[name])), None)
         if name is not None:
             first, row, where = first[name], row[name], f"column {name!r}"
@@ -210,10 +204,10 @@ def unfit(rows: Sequence[Any]) -> BadCell:
     if row is None:
         way = "fill it with map(), or drop it with filter()"
         problem = f"is null, which a tensor cannot hold: {way}"
-    elif None not in (size_of(row), size_of(first)) and size_of(row) != size_of(first):
+    elif None not in (sizes := [size_of(row), size_of(first)]) and sizes[0] != sizes[1]:
         rule = "only equal shapes can be stacked: pad_collate() pads lists of numbers"
-        shape = f"has the shape {size_of(row)} where the first row of its batch has"
-        problem = f"{shape} {size_of(first)}, and {rule}"
+        got = f"has the shape {sizes[0]} where the first row of its batch has {sizes[1]}"
+        problem = f"{got}, and {rule}"
     return BadCell(number, f"{where} {problem}")
 
 

@@ -75,13 +75,11 @@ class DropColumns(_ByName):
 
     def _chosen(self, table: pa.Table) -> pa.Table:
         need_columns(table.column_names, self.columns, self)
-        left = [name for name in table.column_names if name not in self.columns]
-        if not left:
+        if len(self.columns) == table.num_columns:
             there = ", ".join(table.column_names)
-            raise ConfigError(
-                f"{self}: rows keep one column at least, and have {there}; leave one in"
-            )
-        return table.select(left)
+            said = f"rows keep one column at least, and have {there}"
+            raise ConfigError(f"{self}: {said}; leave one in")
+        return table.drop_columns(self.columns)
 
 
 class Rename(ChooseStage):
@@ -162,9 +160,8 @@ def refuse_collated(run: Run, caller: Stage) -> None:
 
 
 def unbatched(caller: Stage, row: Any) -> ConfigError:
-    return ConfigError(
-        f"{caller} works on batches, got a row ({type(row).__name__}): put .batch(n) before it"
-    )
+    got = f"a row ({type(row).__name__})"
+    return ConfigError(f"{caller} works on batches, got {got}: put .batch(n) before it")
 
 
 def taken(name: str, caller: Stage) -> DataError:
@@ -197,14 +194,13 @@ class Enumerate(RunStage):
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         for stage in below:
-            why = ""
-            if stage.role in ("shuffle", "pack", "batch", "repeat") or not stage.keeps_rows:
-                why = "or number the batches in the loop, for n, batch in enumerate(loader)"
-            elif isinstance(stage, MixingSource):
-                why = "in each of its sources, which each have a file order of their own"
-            if why:
-                place = f"put it before {stage.name}(), {why}"
-                raise ConfigError(f"{self} numbers rows in file order: {place}")
+            way = "or number the batches in the loop, for n, batch in enumerate(loader)"
+            if isinstance(stage, MixingSource):
+                way = "in each of its sources, which each have a file order of their own"
+            elif stage.keeps_rows and stage.role not in ("shuffle", "pack", "batch", "repeat"):
+                continue
+            place = f"put it before {stage.name}(), {way}"
+            raise ConfigError(f"{self} numbers rows in file order: {place}")
         passed = sum(stage.options["count"] for stage in below if stage.role == "skip")
         return self.resolved(_passed=passed)
 
@@ -220,8 +216,6 @@ class Enumerate(RunStage):
             return run.with_block(block.with_data(data.append_column(name, to_arrow(numbers))))
         if any(isinstance(row, Mapping) and name in row for row in block.rows()):
             raise taken(name, self)
-        rows = [
-            {**row, name: number} if isinstance(row, Mapping) else (number, row)
-            for number, row in zip(numbers.tolist(), block.rows(), strict=True)
-        ]
+        pairs = zip(numbers.tolist(), block.rows(), strict=True)
+        rows = [{**r, name: n} if isinstance(r, Mapping) else (n, r) for n, r in pairs]
         return run.with_block(block.with_data(rows))

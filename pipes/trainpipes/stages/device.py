@@ -61,16 +61,24 @@ def _parts(item: Any) -> dict[Any, Any]:
 
 def recorded(item: Any) -> Iterator[Any]:
     """A batch's tensors, and its objects that pass ``record_stream`` on to theirs."""
-    if isinstance(item, torch.Tensor) or callable(getattr(item, "record_stream", None)):
+    if can(item, "record_stream"):
         yield item
         return
     parts = _parts(item)
-    if not parts and callable(getattr(item, "to", None)) and not isinstance(item, type):
+    if not parts and can(item, "to"):
         nests = (torch.Tensor, Mapping, tuple, *SEQUENCES)
-        held = getattr(item, "__dict__", {})
-        parts = {name: value for name, value in held.items() if isinstance(value, nests)}
+        parts = {k: v for k, v in getattr(item, "__dict__", {}).items() if isinstance(v, nests)}
     for value in parts.values():
         yield from recorded(value)
+
+
+def accelerator() -> str:
+    there = torch.accelerator.is_available()
+    return str(torch.accelerator.current_accelerator()) if there else ""
+
+
+def can(item: Any, method: str) -> bool:
+    return not isinstance(item, type) and callable(getattr(item, method, None))
 
 
 class Pin(DeviceStage):
@@ -82,10 +90,9 @@ class Pin(DeviceStage):
     """
 
     def place(self, item: Any) -> Any:
-        why = "" if torch.accelerator.is_available() else "there is no accelerator to copy to"
-        if not why and str(torch.accelerator.current_accelerator()) == "mps":
-            why = "MPS shares the CPU's memory"
-        if why:
+        kind = accelerator()
+        if kind in ("", "mps"):
+            why = "MPS shares the CPU's memory" if kind else "there is no accelerator to copy to"
             warn_once(f"pin() does nothing here: {why}")
             return item
         return map_tensors(item, _pinned)
@@ -95,8 +102,7 @@ def _pinned(one: Any) -> Any:
     if isinstance(one, torch.Tensor):
         dense = one.layout in (torch.strided, torch.jagged)
         return one.pin_memory() if dense and one.device.type == "cpu" else one
-    own = not isinstance(one, type) and callable(getattr(one, "pin_memory", None))
-    return one.pin_memory() if own else None
+    return one.pin_memory() if can(one, "pin_memory") else None
 
 
 class SideStream:
@@ -137,9 +143,8 @@ class SideStream:
                 if len(self._given) <= self._steps:
                     return
                 ends = self._given.popleft()
-            for event in ends:
-                if event is not None:
-                    event.synchronize()
+            for event in filter(None, ends):
+                event.synchronize()
 
     def _event(self, stream: Any) -> Any:
         # Who waits for a blocking event sleeps, and leaves the core to threads that make batches.
@@ -217,10 +222,9 @@ class To(DeviceStage):
         current, rank = int(module.current_device()), os.environ.get("LOCAL_RANK", "")
         if rank.isdecimal() and current != int(rank) < module.device_count():
             kind = self._device.type
-            warn_once(
-                f"{self} copies to this process's current device, {kind}:{current}, and LOCAL_RANK is "
-                f"{rank}: call torch.{kind}.set_device({rank}) before, or use to('{kind}:{rank}')"
-            )
+            said = f"copies to this process's current device, {kind}:{current}, and LOCAL_RANK is {rank}"
+            way = f"call torch.{kind}.set_device({rank}) before, or use to('{kind}:{rank}')"
+            warn_once(f"{self} {said}: {way}")
         return current
 
     def place(self, item: Any) -> Any:
@@ -228,28 +232,21 @@ class To(DeviceStage):
 
     def begun(self, item: Any) -> Callable[[], Any]:
         copies = self._copies
-        if copies is not None:
-            device = copies.device
-            return copies.begin(lambda: _moved(item, device, self.non_blocking))
-        found = _moved(item, self._device, False)
-        return lambda: found
+        if copies is None:
+            found = _moved(item, self._device, False)
+            return lambda: found
+        return copies.begin(lambda: _moved(item, copies.device, self.non_blocking))
 
     def _missing(self) -> ConfigError:
-        there = "no accelerator"
-        if torch.accelerator.is_available():
-            kind = str(torch.accelerator.current_accelerator())
-            there = f"{torch.accelerator.device_count()} of {kind!r}"
-        return ConfigError(
-            f"{self}: there is no device {str(self._device)!r} here; torch {torch.__version__} finds "
-            f'{there}: leave to() out, or pass device="cpu"',
-            stage=str(self),
-        )
+        kind = accelerator()
+        there = f"{torch.accelerator.device_count()} of {kind!r}" if kind else "no accelerator"
+        said = f"{self}: there is no device {str(self._device)!r} here; torch {torch.__version__} finds"
+        way = 'leave to() out, or pass device="cpu"'
+        return ConfigError(f"{said} {there}: {way}", stage=str(self))
 
 
 def _moved(item: Any, device: torch.device, non_blocking: bool) -> Any:
     def moved(one: Any) -> Any:
-        if isinstance(one, type) or not callable(getattr(one, "to", None)):
-            return None
-        return one.to(device, non_blocking=non_blocking)
+        return one.to(device, non_blocking=non_blocking) if can(one, "to") else None
 
     return map_tensors(item, moved)

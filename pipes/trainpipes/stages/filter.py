@@ -68,10 +68,7 @@ class Filter(RunStage):
     """
 
     keeps_rows = False
-    draws_by = (
-        "draw in a map(fn, rng=True) before it, and look here at the column that it adds; sample(fraction) "
-        "keeps a share of the rows"
-    )
+    draws_by = "draw in a map(fn, rng=True) before it, and look here at its column; or use sample(fraction)"
 
     free = frozenset({"thread_safe"})
 
@@ -83,9 +80,9 @@ class Filter(RunStage):
     def check(self) -> None:
         if isinstance(self.predicate, list | tuple):
             as_expression(self.predicate, "filter(predicate)")
-        elif not isinstance(self.predicate, pc.Expression) and not callable(self.predicate):
-            rule = "a function of one row or a pyarrow.compute expression"
-            raise wrong("filter(predicate)", rule, self.predicate)
+            return
+        good = isinstance(self.predicate, pc.Expression) or callable(self.predicate)
+        self._require(good, "predicate", "a function of one row or a pyarrow.compute expression")
 
     @made_once
     def _expression(self) -> pc.Expression | None:
@@ -137,20 +134,17 @@ class Drawn(RunStage):
     by_place = True
 
     def resolve(self, below: Sequence[Stage]) -> Self:
-        found = next((stage for stage in below if stage.role in ("pack", "batch")), None)
-        if found is not None:
-            raise ConfigError(f"{self} chooses single rows: put it before {found.name}()")
-        if below and getattr(below[0], "makes_batches", False):
-            raise ConfigError(
-                f"{self} chooses single rows, and {below[0]} gives batches: use a sampler of rows"
-            )
+        for stage in below:
+            if stage.role in ("pack", "batch"):
+                raise ConfigError(f"{self} chooses single rows: put it before {stage.name}()")
+            if getattr(stage, "makes_batches", False):
+                way = f"and {stage} gives batches: use a sampler of rows"
+                raise ConfigError(f"{self} chooses single rows, {way}")
         for other in stages_within(below, MixingSource):  # rows keep who they are in a mix
             if isinstance(other, Drawn) and other._draw == self._draw:
                 way = f"give one of the two another seed, such as seed={self.options['seed'] + 1}"
-                raise ConfigError(
-                    f"{self} comes after {other}, which draws the same number for a row: it would find "
-                    f"rows that are chosen already; {way}"
-                )
+                said = f"{self} comes after {other}, which draws the same number for a row"
+                raise ConfigError(f"{said}: it would find rows that are chosen already; {way}")
         return self
 
     @property

@@ -48,10 +48,7 @@ class FlatMap(RegroupStage):
     per_row = True
     makes_objects = True
     versioned = "fn"
-    draws_by = (
-        "draw in a map(fn, rng=True) before it, which adds what was drawn to the row, such as a seed for "
-        "numpy.random.default_rng()"
-    )
+    draws_by = "draw in a map(fn, rng=True) before it, which adds what was drawn to the row"
     free = frozenset({"schema", "thread_safe"})
 
     fn: Function
@@ -97,10 +94,8 @@ class FlatMap(RegroupStage):
         """The rows made of one, after those that a state says are used up."""
         found = self.fn(row)
         if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
-            raise DataError(
-                f"{self}: the function returns rows, as a list or something else that can be iterated, got "
-                f"{type(found).__name__}; for one row return [row], for none []"
-            )
+            got = f"got {type(found).__name__}; for one row return [row], for none []"
+            raise DataError(f"{self}: the function returns rows, in a list or iterable, {got}")
         number = 0
         for number, one in enumerate(found, 1):
             if one is None:
@@ -108,10 +103,9 @@ class FlatMap(RegroupStage):
             if number > skip:
                 yield one
         if number < skip:
-            raise StateError(
-                f"{self}: the state was saved after {skip} rows made of one row, for which the function now "
-                f"gives {number}: use the function as it was, or load the state as it was saved"
-            )
+            said = f"the state was saved after {skip} rows made of one row, of which the function now makes"
+            way = "use the function as it was, or load the state as it was saved"
+            raise StateError(f"{self}: {said} {number}: {way}")
 
 
 def _made_run(run: Run, rows: list[Any], made: list[tuple[int, int]], end: tuple[int, int]) -> Run:

@@ -155,10 +155,9 @@ class Held:
 
     def check_used(self, used: int, most: int) -> None:
         if used and used >= most:
-            raise StateError(
-                f"{self._stage}: the state was saved after {used} rows, batches or tokens of a part of the "
-                "data that has fewer; it was edited or is damaged: load it as it was saved"
-            )
+            said = f"saved after {used} rows, batches or tokens of data that has fewer"
+            way = "it was edited or is damaged: load it as it was saved"
+            raise StateError(f"{self._stage}: the state was {said}; {way}")
 
 
 def _within(ends: tuple[dict[str, Any], ...], items: int, first: int, stop: int) -> Cursors:

@@ -13,16 +13,7 @@ import pyarrow as pa
 from trainpipes._internal import checks
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
-from trainpipes.columns.arrays import (
-    first_null,
-    is_list,
-    is_number,
-    is_text,
-    list_array,
-    one_chunk,
-    to_arrow,
-    to_numpy,
-)
+from trainpipes.columns import arrays
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
@@ -44,28 +35,25 @@ class LabelColumn:
 
     def __init__(self, column: Any, name: str, caller: Stage, ids: IntArray) -> None:
         self.name, self._caller, self._ids = name, caller, ids
-        array, self.lengths = one_chunk(column), None
-        if isinstance(array, pa.ExtensionArray):
-            array = array.storage
+        array, self.lengths = arrays.one_chunk(column), None
+        array = array.storage if isinstance(array, pa.ExtensionArray) else array
         kind = array.type
         if pa.types.is_fixed_size_list(kind):
             array = array.cast(pa.list_(kind.value_type))
-        if is_list(array.type):
+        if arrays.is_list(array.type):
             self._refuse_null(array)
-            self.lengths = to_numpy(array.value_lengths()).astype(np.int64)
+            self.lengths = arrays.to_numpy(array.value_lengths()).astype(np.int64)
             array = array.flatten()
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         self._refuse_null(array)
-        self.values, self.is_text = array, is_text(array.type)
-        if is_number(array.type) or pa.types.is_null(array.type):  # of no row
-            self.values = to_arrow(self._whole(to_numpy(array)))
+        self.values, self.is_text = array, arrays.is_text(array.type)
+        if arrays.is_number(array.type) or pa.types.is_null(array.type):  # of no row
+            self.values = arrays.to_arrow(self._whole(arrays.to_numpy(array)))
         elif not self.is_text:
-            raise refused(
-                caller,
-                f": column {name!r} must hold labels, which are texts, integers, bools or lists of these, "
-                f"got {kind}: make texts of them with map(), or name another column",
-            )
+            rule = "labels, which are texts, integers, bools or lists of these"
+            way = "make texts of them with map(), or name another column"
+            raise refused(caller, f": column {name!r} must hold {rule}, got {kind}: {way}")
 
     def fail(self, place: int, message: str) -> DataError:
         row = place if self.lengths is None else row_at(place, self.lengths)
@@ -74,7 +62,7 @@ class LabelColumn:
     def _refuse_null(self, array: pa.Array) -> None:
         if array.null_count:
             way = "leave such rows out with filter(), or give them a label with map()"
-            raise self.fail(first_null(array), f"holds a null, which is no label: {way}")
+            raise self.fail(arrays.first_null(array), f"holds a null, which is no label: {way}")
 
     def _whole(self, values: Any) -> IntArray:
         with np.errstate(invalid="ignore"):
@@ -129,11 +117,10 @@ class EncodeLabels(RunStage):
     def check(self) -> None:
         given: Any = self.classes
         rule = "encode_labels(classes)"
-        if not isinstance(given, int | Mapping) and not checks.several(given):
-            forms = "a list of labels, a dict of labels and their classes, or a number of classes"
-            raise checks.wrong(
-                rule, forms, given, f"pipe.stats(0, labels={self.column!r}) counts them"
-            )
+        forms = "a list of labels, a dict of labels and their classes, or a number of classes"
+        good = isinstance(given, int | Mapping) or checks.several(given)
+        way = f"pipe.stats(0, labels={self.column!r}) counts them"
+        checks.require(good, rule, forms, given, way)
         if isinstance(given, int):
             checks.whole_number(given, 1, rule, most=2**31)
         else:
@@ -141,22 +128,19 @@ class EncodeLabels(RunStage):
             for name in checks.repeated(names):
                 raise ConfigError(f"{rule} must name each label once, got {name!r} twice")
             if isinstance(given, Mapping):
-                numbers = [
-                    checks.whole_number(number, 0, rule, most=2**31) for number in given.values()
-                ]
+                numbers = (checks.whole_number(n, 0, rule, most=2**31) for n in given.values())
                 names = dict(zip(names, numbers, strict=True))
             checks.require(names, rule, "one or more", given)
             self._set(classes=names)
-        if self.counts is not None:
-            good = len(self.counts) == self.num_classes
-            self._require(good, "counts", f"the rows of each of {self.num_classes:,} classes")
+        good = self.counts is None or len(self.counts) == self.num_classes
+        self._require(good, "counts", f"the rows of each of {self.num_classes:,} classes")
 
     @property
     def num_classes(self) -> int:
         given = self.classes
-        if isinstance(given, int):
-            return int(given)
-        return max(given.values()) + 1 if isinstance(given, Mapping) else len(given)
+        if isinstance(given, Mapping):
+            return max(given.values()) + 1
+        return given if isinstance(given, int) else len(given)
 
     def identity(self) -> dict[str, Any]:
         given = self.classes
@@ -169,11 +153,10 @@ class EncodeLabels(RunStage):
 
     @made_once
     def _numbers(self) -> dict[Label, int]:
-        given = self.classes
+        given = range(self.classes) if isinstance(self.classes, int) else self.classes
         if isinstance(given, Mapping):
             return dict(given)
-        names = range(given) if isinstance(given, int) else given
-        return {name: number for number, name in enumerate(names)}
+        return {name: number for number, name in enumerate(given)}
 
     @cached_property
     def _stay(self) -> bool:
@@ -184,18 +167,20 @@ class EncodeLabels(RunStage):
         block, table = row_table(run, self, [self.column], {self.output_column} - {self.column})
         labels = LabelColumn(table[self.column], self.column, self, block.ids)
         codes = self._encode(labels)
-        made = to_arrow(codes) if labels.lengths is None else list_array(codes, labels.lengths)
+        made = arrays.to_arrow(codes)
+        if labels.lengths is not None:
+            made = arrays.list_array(codes, labels.lengths)
         place = table.column_names.index(self.column)
         return run.with_block(block.with_data(table.set_column(place, self.output_column, made)))
 
     def _encode(self, labels: LabelColumn) -> IntArray:
         if not labels.is_text and self._stay:
-            codes: IntArray = to_numpy(labels.values)
+            codes: IntArray = arrays.to_numpy(labels.values)
             bad = (codes < 0) | (codes >= self.num_classes)
         else:
             coded = labels.values.dictionary_encode()
             numbers = [self._numbers.get(name, -1) for name in coded.dictionary.to_pylist()]
-            codes = np.array(numbers, dtype=np.int64)[to_numpy(coded.indices)]
+            codes = np.array(numbers, dtype=np.int64)[arrays.to_numpy(coded.indices)]
             bad = codes < 0
         if bad.any():
             place = int(np.argmax(bad))
@@ -203,27 +188,27 @@ class EncodeLabels(RunStage):
         return codes
 
     def _unknown(self, labels: LabelColumn, place: int, label: Label) -> DataError:
-        count = self.num_classes
+        count, out = self.num_classes, "leave such rows out with filter()"
         if isinstance(label, int) and self._stay:
-            more = f"classes are 0 to {count - 1}; give more, or leave such rows out with filter()"
-            cure = more if label >= 0 else "rows without a label are left out with filter()"
-            problem = f"{label}, of {count:,} classes: {cure}"
+            known = f"they are 0 to {count - 1}"
+            problem = f"{label}, of {count:,} classes: {known}; give more, or {out}"
         elif isinstance(self.classes, int):
             problem = f"{label!r}, and classes={count} is for labels that are integers: list them"
         else:
             names = list(self._numbers)
             near, known = near_label(label, names), shown(names, 200)
-            way = "add it, or leave such rows out with filter()"
-            problem = f"{label!r}, which classes do not have{near}; they are {known}: {way}"
+            problem = (
+                f"{label!r}, which classes do not have{near}; they are {known}: add it, or {out}"
+            )
         return labels.fail(place, f"holds the label {problem}")
 
 
 def near_label(label: Label, labels: Sequence[Label]) -> str:
     """`` (did you mean 'x'?)`` for a label like another one in ``labels``."""
     text = str(label)
-    same = [one for one in labels if str(one).strip().casefold() == text.strip().casefold()]
-    if same:
-        return f" (did you mean {same[0]!r}?)"
+    for one in labels:
+        if str(one).strip().casefold() == text.strip().casefold():
+            return f" (did you mean {one!r}?)"
     return nearest(text, [one for one in labels if isinstance(one, str)])
 
 

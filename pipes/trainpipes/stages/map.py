@@ -31,10 +31,7 @@ from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import columns_as, with_column
 from trainpipes.storage.caching.contents import digest_of
 
-COLUMNS = (
-    "map() calls the function for one row; map_batches(fn) calls it with the columns of many and replaces "
-    "them, with_columns(fn) adds columns to those that are there, as the map of Hugging Face's datasets does"
-)
+COLUMNS = "map() takes a row; map_batches(fn) takes columns of many and replaces them, with_columns(fn) adds"
 
 #: Rows that a worker is given at a time, at most. Fewer cost more messages; more wait longer for the last.
 CHUNK_ROWS = 64
@@ -42,7 +39,120 @@ CHUNK_ROWS = 64
 CHUNKS = 2
 
 
-class Map(RunStage):
+class RowFunction(RunStage):
+    """A stage that calls a function for each row, perhaps in workers."""
+
+    per_row = True
+    makes_objects = True
+    rng = True
+    seed = 0
+    num_workers = 0
+    method = "process"
+    shares = False  # whether threads that wait for its own may call it, too
+
+    @property
+    def start_method(self) -> str | None:
+        return None
+
+    _turn = 0  # which one it is of several alike
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
+        identity = json.dumps(self.identity())
+        alike = (s for s in below if type(s) is type(self) and json.dumps(s.identity()) == identity)
+        return self.resolved(_turn=sum(1 for _ in alike))
+
+    @property
+    def function(self) -> tuple[Callable[..., Any], Any]:
+        """What is called, and what it is known as, on which draws depend. It must not hold the stage,
+        which closes its workers when it is gone.
+        """
+        raise NotImplementedError
+
+    @property
+    def runs_user_code(self) -> bool:
+        # With workers the function is called elsewhere, so that any thread may wait for it.
+        return not (self.has_workers or self.thread_safe)
+
+    @property
+    def has_workers(self) -> bool:
+        return self.num_workers > 0 and not self.alone
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process may not have the workers that are asked for."""
+        return self.method == "process" and multiprocessing.current_process().daemon
+
+    @made_once
+    def _call(self) -> RowCall:
+        fn, name = self.function
+        key = random_key(self.seed, "map", digest_of(name), self._turn)
+        return RowCall(fn, RowKey(key) if self.rng else None, str(self), self._draw_watch)
+
+    @made_once
+    def _lock(self) -> threading.Lock:
+        return threading.Lock()
+
+    _made: ClassVar[ThreadMap | ProcessMap | None] = None
+
+    def _workers(self) -> ThreadMap | ProcessMap | None:
+        if not self.num_workers:
+            return None
+        if self.alone:
+            way = 'use method="thread", or the workers of map() without those of a DataLoader'
+            why = "a worker process may not start others, so the function is called in this one"
+            warn_once(f"{self}: {why}: {way}")
+            return None
+        with self._lock:
+            workers = self._made
+            if workers is None or workers.pid != os.getpid():
+                if self.method == "process":
+                    workers = ProcessMap(self._call, self.num_workers, self.start_method)
+                else:
+                    workers = ThreadMap(self._call, self.num_workers, self.shares)
+                vars(self)["_made"] = workers
+                finalize(self, workers.close).atexit = False
+            return workers
+
+    def settle(self, threads: int) -> None:
+        workers = self._workers()
+        if isinstance(workers, ProcessMap):
+            workers.start()
+
+    def process(self, run: Run) -> Run:
+        rest = self.submit_run(run)
+        if rest is not None:
+            return rest()
+        with nullcontext() if self.thread_safe else self._lock:
+            return self._with(run, self._call.each(self._items(run), self._words(run)))
+
+    def submit_run(self, run: Run) -> Callable[[], Run] | None:
+        workers = self._workers()
+        if workers is None:
+            return None
+        items, words = self._items(run), self._words(run)
+        rows = min(CHUNK_ROWS, max(1, -(-len(items) // (CHUNKS * self.num_workers))))
+        parts = [slice(n, n + rows) for n in range(0, len(items), rows)]
+        waits = [workers.submit(items[p], None if words is None else words[p]) for p in parts]
+        return lambda: self._with(run, joined(waits))
+
+    def _items(self, run: Run) -> Sequence[Any]:
+        return run.unroll()
+
+    def _words(self, run: Run) -> Any:
+        return words_of(run) if self.rng else None
+
+    def _with(self, run: Run, answer: Answer) -> Run:
+        results, error = answer
+        if error is not None:
+            ids = run.row_ids(len(results))
+            blame(error, self, int(ids[0]) if len(ids) else None)
+            raise error
+        if run.items is None and run.bounds is None:
+            return run.with_block(run.block.with_data(results))
+        return run.with_items(results)
+
+
+class Map(RowFunction):
     """Apply a function to each row; after ``batch`` to each batch.
 
     With ``rng=True`` the function gets a ``numpy.random.Generator`` too: the same for the same row
@@ -83,8 +193,6 @@ class Map(RunStage):
     ([91, 77, 7], [84, 38, 96])
     """
 
-    per_row = True
-    makes_objects = True
     versioned = "fn"
     free = frozenset({"num_workers", "method", "start_method", "schema", "thread_safe"})
     elsewhere = dict.fromkeys(("batched", "batch_size"), COLUMNS) | {
@@ -94,8 +202,7 @@ class Map(RunStage):
     }
 
     draws_by = (
-        "pass rng=True, and the function is called as fn(row, rng), with a generator that is made anew for "
-        "each row"
+        "pass rng=True: the function is called as fn(row, rng), with a generator for each row"
     )
 
     fn: Function
@@ -127,105 +234,14 @@ class Map(RunStage):
             del found["rng"], found["seed"]
         return found
 
-    _turn = 0  # which one it is of several alike
-    _watch: ClassVar[DrawWatch | None] = None  # of the stage that it is part of, if it is
-    _said: ClassVar[str] = ""  # as that stage prints
-
-    def resolve(self, below: Sequence[Stage]) -> Self:
-        return self.resolved(_turn=same_below(self, below))
-
-    def __repr__(self) -> str:
-        return self._said or super().__repr__()
+    @property
+    def function(self) -> tuple[Callable[..., Any], Any]:
+        return self.fn, self.identity()["fn"]
 
     @made_once
     def _draw_watch(self) -> DrawWatch:
-        if self._watch is not None:
-            return self._watch
         cure = "draw from the generator that rng=True gives it" if self.rng else self.draws_by
         return DrawWatch(self.fn, str(self), cure)
-
-    @property
-    def runs_user_code(self) -> bool:
-        # With workers the function is called elsewhere, so that any thread may wait for it.
-        return not (self.has_workers or self.thread_safe)
-
-    @property
-    def has_workers(self) -> bool:
-        return self.num_workers > 0 and not self.alone
-
-    @property
-    def alone(self) -> bool:
-        """Whether this process may not have the workers that are asked for."""
-        return self.method == "process" and multiprocessing.current_process().daemon
-
-    @made_once
-    def _call(self) -> RowCall:
-        key = key_of(self, self._turn) if self.rng else None
-        return RowCall(self.fn, key, str(self), self._draw_watch)
-
-    @made_once
-    def _lock(self) -> threading.Lock:
-        return threading.Lock()
-
-    _made: ClassVar[ThreadMap | ProcessMap | None] = None
-
-    def _workers(self) -> ThreadMap | ProcessMap | None:
-        if not self.num_workers:
-            return None
-        if self.alone:
-            way = 'use method="thread", or the workers of map() without those of a DataLoader'
-            warn_once(
-                f"{self}: a worker process may not start others, so that the function is called in this "
-                f"one: {way}"
-            )
-            return None
-        with self._lock:
-            workers = self._made
-            if workers is None or workers.pid != os.getpid():
-                if self.method == "process":
-                    workers = ProcessMap(self._call, self.num_workers, self.start_method)
-                else:
-                    workers = ThreadMap(self._call, self.num_workers)
-                vars(self)["_made"] = workers
-                finalize(self, workers.close).atexit = False
-            return workers
-
-    def settle(self, threads: int) -> None:
-        workers = self._workers()
-        if isinstance(workers, ProcessMap):
-            workers.start()
-
-    def process(self, run: Run) -> Run:
-        rest = self.submit_run(run)
-        if rest is not None:
-            return rest()
-        with nullcontext() if self.thread_safe else self._lock:
-            return self._with(run, self._call.each(run.unroll(), self._words(run)))
-
-    def submit_run(self, run: Run) -> Callable[[], Run] | None:
-        workers = self._workers()
-        if workers is None:
-            return None
-        items, words = run.unroll(), self._words(run)
-        rows = min(CHUNK_ROWS, max(1, -(-len(items) // (CHUNKS * self.num_workers))))
-        waits = [
-            workers.submit(items[n : n + rows], None if words is None else words[n : n + rows])
-            for n in range(0, len(items), rows)
-        ]
-        return lambda: self._with(run, joined(waits))
-
-    def _words(self, run: Run) -> Any:
-        return words_of(run) if self.rng else None
-
-    def _with(self, run: Run, answer: Answer) -> Run:
-        results, error = answer
-        if error is not None:
-            ids = run.row_ids(len(results))
-            blame(error, self, int(ids[0]) if len(ids) else None)
-            raise error
-        if run.items is None and run.bounds is None:
-            return run.with_block(run.block.with_data(results))
-        return run.with_items(results)
 
 
 def joined(waits: list[Callable[[], Answer]]) -> Answer:
@@ -238,28 +254,13 @@ def joined(waits: list[Callable[[], Answer]]) -> Answer:
     return results, None
 
 
-def key_of(stage: Stage, turn: int) -> RowKey:
-    name = digest_of(stage.identity()["fn"])
-    return RowKey(random_key(stage.options["seed"], stage.name, name, turn))
-
-
-def same_below(stage: Stage, below: Sequence[Stage]) -> int:
-    identity = json.dumps(stage.identity())
-    return sum(
-        type(other) is type(stage) and json.dumps(other.identity()) == identity for other in below
-    )
-
-
 class ColumnFunction(RunStage):
     needs_columns = True
     finds_types = True
     asks_inputs = True
     versioned = "fn"
     free = frozenset({"thread_safe"})
-    draws_by = (
-        "draw in a map(fn, rng=True) before it, or in a TableStage, whose open() gets the numbers and "
-        "epochs of the rows (docs/extend.md has an example)"
-    )
+    draws_by = "draw in a map(fn, rng=True) before it, or in a TableStage (see docs/extend.md)"
 
     fn: Function
     _: KW_ONLY

@@ -55,31 +55,28 @@ class Shuffle(stage_kinds.ShuffleStage):
     sampler: Any = None
 
     def check(self) -> None:
-        option, sampler = "shuffle(sampler)", self.sampler
+        sampler = self.sampler
         plain = (self.buffer_size, self.max_bytes) == (40_960, 1 << 30)
         rule = '"buffer" where buffer_size or max_bytes is given'
         self._require(plain or self.scope == "buffer", "scope", rule)
         if sampler is None:
             return
         alone = plain and self.scope == "buffer" and not self.seed
-        checks.require(
-            alone, option, "given without buffer_size, max_bytes, scope and seed", sampler
-        )
-        batches = isinstance(sampler, Sampler) and hasattr(sampler, "batch_size")
-        batches = batches or isinstance(sampler, BatchSampler)
+        self._require(alone, "sampler", "given without buffer_size, max_bytes, scope and seed")
+        of_torch = isinstance(sampler, Sampler) and hasattr(sampler, "batch_size")
+        rows = not of_torch and not isinstance(sampler, BatchSampler)
         way = "give its sampler here, and .batch(batch_size) after it"
-        checks.require(not batches, option, "a sampler of rows", sampler, way)
+        self._require(rows, "sampler", "a sampler of rows", way)
         good = isinstance(sampler, Sized) and isinstance(sampler, Iterable)
         rule = "one of trainpipes.samplers, or one of torch's that has a length"
-        checks.require(good or isinstance(sampler, RowSampler), option, rule, sampler)
+        self._require(good or isinstance(sampler, RowSampler), "sampler", rule)
 
     @made_once
     def order(self) -> RowSampler | TorchOrder | None:
         """The order of all rows; None where they are shuffled within a buffer."""
-        if self.sampler is not None:
-            ours = isinstance(self.sampler, RowSampler)
-            return self.sampler if ours else TorchOrder(self.sampler)
-        return RandomSampler(seed=self.seed) if self.scope == "global" else None
+        if self.sampler is None:
+            return RandomSampler(seed=self.seed) if self.scope == "global" else None
+        return self.sampler if isinstance(self.sampler, RowSampler) else TorchOrder(self.sampler)
 
     @property
     def reorders(self) -> bool:  # type: ignore[override]
@@ -165,9 +162,9 @@ class _Counted(stage_kinds.RegroupStage):
 
     def _counted(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         # Below, the state before the run at hand; items of the epoch before it, and of it, used up.
-        state, passed, skip = (
-            (at["below"], at["passed"], at["row"]) if "below" in at else (at, 0, 0)
-        )
+        state, passed, skip = at, 0, 0
+        if "below" in at:
+            state, passed, skip = at["below"], at["passed"], at["row"]
         low, high = (0, self.count) if self.role == "take" else (self.count, checks.LARGEST)
         rolls = self.plan_inputs.chain.rolling  # into the next epoch
         epoch = innermost(state)["epoch"]

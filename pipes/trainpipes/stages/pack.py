@@ -18,7 +18,7 @@ from trainpipes.kinds.stage_kinds import OpenBelow, RegroupStage
 from trainpipes.stages import pack_fit
 from trainpipes.stages.held import MOST_EPOCHS, CursorsOf, Held, Runs, opened
 from trainpipes.stages.read_columns import check_beside, ids_of, names_of, numbers_of
-from trainpipes.stages.targets import LeftOut, OnError, Targets, have_target
+from trainpipes.stages.targets import LeftOut, OnError, TargetStage, have_target
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
 
 #: Tokens of a run: rows are made in small lots, so that only token ids wait.
@@ -40,7 +40,7 @@ class _Window(NamedTuple):
     used: int
 
 
-class Pack(TakesTokenizer, RegroupStage):
+class Pack(TakesTokenizer, TargetStage, RegroupStage):
     """Pack documents into rows of one length.
 
     Each row holds one or more documents, in fixed-size lists of int32, ``[max_length]``:
@@ -93,7 +93,7 @@ class Pack(TakesTokenizer, RegroupStage):
     needs_columns = True
     keeps_rows = False
     by_place = True
-    asks_inputs = True
+    item = "packed row"
 
     max_length: Annotated[int, Ge(1, 2**31 - 1)]
     _: KW_ONLY
@@ -137,10 +137,7 @@ class Pack(TakesTokenizer, RegroupStage):
         return self.pad_token_id or 0
 
     def identity(self) -> dict[str, Any]:
-        found = {**super().identity(), "pad_token_id": self.fill_id}
-        if self.on_error != "skip":  # nothing else shapes the rows
-            found.pop("on_error", None)
-        return found
+        return {**super().identity(), "pad_token_id": self.fill_id}
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         at, used = opened(at)
@@ -156,9 +153,8 @@ class Pack(TakesTokenizer, RegroupStage):
         for block, documents, placing, cursors, used in windows:
             for first in range(used, len(placing), lot):
                 stop = min(first + lot, len(placing))
-                table = pack_fit.rows_of(
-                    documents, placing, first, stop, self.max_length, self.fill_id
-                )
+                size, pad = self.max_length, self.fill_id
+                table = pack_fit.rows_of(documents, placing, first, stop, size, pad)
                 # Each row is known by its first piece's document and first token.
                 piece = placing.bounds[first:stop]
                 whose = block.take(placing.document[piece])
@@ -167,8 +163,9 @@ class Pack(TakesTokenizer, RegroupStage):
                 if self.keeps_pieces:
                     rows.made_of = placing.pieces(first, stop, block)
                 run = Run(rows, cursors(first, stop))
-                if "labels" in documents.columns and self._targets.asked_for:
-                    run = self._targets.check(run, have_target(*numbers_of(rows, "labels", self)))
+                if "labels" in documents.columns and self.on_error != "keep":
+                    found = have_target(*numbers_of(rows, "labels", self))
+                    run = self.check_targets(run, found)
                 yield run
                 del run, rows, table  # their memory is free for the next one
 
@@ -202,9 +199,8 @@ class Pack(TakesTokenizer, RegroupStage):
             documents = self._documents(run.block)
             lengths = documents.lengths
             held.check_used(used, lengths[0])
-            found, edges = pack_fit.concat(
-                lengths, used, self.max_length, self.max_documents, held.closed
-            )
+            limits = self.max_length, self.max_documents
+            found, edges = pack_fit.concat(lengths, used, *limits, held.closed)
             spent = held.rows
             needed = spent + 1 + spent // 2  # a row may be of very many documents
             if len(found):
@@ -260,13 +256,8 @@ class Pack(TakesTokenizer, RegroupStage):
             lost = documents.given - documents.lengths
             self._dropped.add(block.ids[:count], lost[:count])
 
-    @made_once
-    def _targets(self) -> Targets:
-        return Targets(self, f"raise max_length={self.max_length}", "packed row")
-
     def report(self) -> str:
-        dropped = str(self._dropped) if self._dropped.documents else ""
-        return "; ".join(filter(None, (dropped, str(self._targets))))
+        return "; ".join(filter(None, (str(self._dropped), super().report())))
 
 
 def _after(run: Run, document: IntArray, tokens: IntArray) -> CursorsOf:

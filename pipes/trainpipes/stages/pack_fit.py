@@ -51,10 +51,8 @@ class Placing:
         pieces = slice(int(bounds[0]), int(bounds[-1]))
         document, epoch = self.document[pieces], documents.epoch
         epochs = np.full_like(document, epoch) if isinstance(epoch, int) else epoch[document]
-        return Pieces(
-            documents.ids[document], epochs, self.start[pieces], self.length[pieces],
-            bounds - bounds[0],
-        )  # fmt: skip
+        whose, bounds = documents.ids[document], bounds - bounds[0]
+        return Pieces(whose, epochs, self.start[pieces], self.length[pieces], bounds)
 
 
 def pieces_of(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, IntArray]:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY
-from functools import cached_property
-from typing import Annotated, Any, ClassVar, NamedTuple, NoReturn, Self
+from functools import cached_property, partial
+from itertools import repeat
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 from weakref import ref
 
 import numpy as np
@@ -20,13 +22,13 @@ from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
-from trainpipes.kinds.blame import at_row, in_column
+from trainpipes.kinds.blame import at_row, in_column, naming, refused
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages import pad_rules
 from trainpipes.stages.columns import refuse_collated, unbatched
 from trainpipes.stages.pack import Pack
-from trainpipes.stages.read_columns import Opaque, Ragged, check_fit, read
+from trainpipes.stages.read_columns import Opaque, Ragged, check_fit, limits, read
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
 
 #: Makes a column of one batch, given its number; or all of them.
@@ -102,7 +104,7 @@ class PadCollate(TakesTokenizer, RunStage):
     truncation_side: Side | None = None
     value: pad_rules.PadValue | None = None
     mask: Mapping[str, str] | bool | None = None
-    columns: Annotated[Mapping[str, Mapping[str, Any]], pad_rules.column_options] | None = None
+    columns: Mapping[str, Mapping[str, Any]] | None = None
     dtype: Annotated[torch.dtype, pad_rules.dtype_of_numbers] = torch.int64
     tokenizer: Any = None
 
@@ -111,12 +113,13 @@ class PadCollate(TakesTokenizer, RunStage):
 
     @cached_property
     def _rule(self) -> pad_rules.Rule:
-        names = ("max_length", "pad_to_multiple_of", "padding_side", "truncation_side", "value")
-        return pad_rules.Rule(**{name: self.options[name] for name in names})
+        asked = self.max_length, self.pad_to_multiple_of, self.padding_side, self.truncation_side
+        return pad_rules.Rule(*asked, self.value)
 
     @cached_property
     def _rules(self) -> dict[str, pad_rules.Rule]:
-        given = self.columns or {}
+        given = {} if self.columns is None else self.columns
+        self._require(isinstance(given, Mapping), "columns", pad_rules.OPTIONS)
         return {name: self._rule.of_column(name, own) for name, own in given.items()}
 
     def _rule_of(self, name: str) -> pad_rules.Rule:
@@ -138,8 +141,7 @@ class PadCollate(TakesTokenizer, RunStage):
             elif stage.name == "rename":
                 names = stage.options["names"]
                 ids = {names.get(name, name): maker for name, maker in ids.items()}
-        if self._own is not None:
-            ids["input_ids"] = self._own
+        ids |= {} if self._own is None else {"input_ids": self._own}
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         return self.resolved(_tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack)
 
@@ -168,85 +170,77 @@ class PadCollate(TakesTokenizer, RunStage):
 
     def _of_tables(self, run: Run, bounds: IntArray) -> MutableSequence[Any]:
         """Batches of Arrow rows; small ones are made when they are taken."""
-        batches: list[tuple[Cut, int]] = []
+        batches: list[Callable[[], dict[str, Any]]] = []
         row_bytes, ids = 0.0, run.block.ids
         for part in run.block.parts(bounds):
-            index, writers = part.index, self._by_table.of(part.data, self._try_writers)
+            index, writers = part.index, self._writers_of(part.data)
             if writers is None:  # something is bad, which need not be in these rows
                 index, writers = None, self._writers(_columns(part.cut[0]), ids)
             cut = self._cut(writers, index, part.bounds)
-            batches += [(cut, k) for k in range(len(part.bounds) - 1)]
+            batches += [partial(cut, k) for k in range(len(part.bounds) - 1)]
             row_bytes = max(row_bytes, sum(writer.row_bytes for writer in writers))
             ids = ids[part.bounds[-1] :]
-
-        def make(k: int) -> dict[str, Any]:
-            cut, number = batches[k]
-            return cut(number)
-
-        return late_if_small(make, len(batches), row_bytes * len(run.block))
+        return late_if_small(lambda k: batches[k](), len(batches), row_bytes * len(run.block))
 
     @made_once
-    def _by_table(self) -> ByTable:
-        return ByTable()
+    def _by_table(self) -> dict[int, tuple[Any, list[Writer] | None]]:
+        return {}
 
-    def _try_writers(self, table: pa.Table) -> list[Writer] | None:
-        """What cuts batches out of all rows of a table; None if each batch must be looked at."""
-        try:
-            return self._writers(_columns(table), np.zeros(len(table), dtype=np.int64))
-        except TrainpipesError:
-            return None
+    def _writers_of(self, table: pa.Table) -> list[Writer] | None:
+        """What cuts batches out of all rows of a table, made once for it; None if something in it is
+        bad.
+        """
+        key, kept = id(table), self._by_table
+        found = kept.get(key)
+        if found is None or found[0]() is not table:
+            writers = None
+            with suppress(TrainpipesError):
+                writers = self._writers(_columns(table), np.zeros(len(table), dtype=np.int64))
+            found = kept[key] = ref(table, lambda _: kept.pop(key, None)), writers
+        return found[1]
 
     def _of_tensors(
         self, run: Run, bounds: IntArray, names: tuple[str, ...]
     ) -> Iterator[tuple[TensorRows, list[int]]]:
         ids = run.block.ids
         need_columns(names, [*self._rules, *self._masks], self)
-        for name in names:
-            if name in self._masks:
-                raise in_column(_no_mask(self._masks[name]), name, self, ids)
+        for name, mask in self._masks.items():
+            raise in_column(_no_mask(mask), name, self, ids)
+        change = self.dtype.is_floating_point or any(rule.dtype for rule in self._rules.values())
         for part in run.block.parts(bounds):
             rows, edges = part.cut
-            none = rows.slice(0, 0).tensors  # all of them may be made when they are looked at
-            dtypes = [self._tensor_dtype(name, one) for name, one in zip(names, none, strict=True)]
-            if dtypes != [one.dtype for one in none]:
-                each = zip(names, rows.tensors, dtypes, strict=True)
-                tensors = tuple(self._converted(name, t, dtype, ids) for name, t, dtype in each)
-                rows = TensorRows(tensors, names)
+            if change:
+                made = map(self._converted, names, rows.tensors, repeat(ids))
+                rows = TensorRows(tuple(made), names)
             yield rows, edges
             ids = ids[edges[-1] :]
 
-    def _tensor_dtype(self, name: str, tensor: torch.Tensor) -> torch.dtype:
-        asked = self.dtype if self.dtype.is_floating_point and tensor.is_floating_point() else None
-        return self._rule_of(name).dtype or asked or tensor.dtype
-
-    def _converted(
-        self, name: str, tensor: torch.Tensor, dtype: torch.dtype, ids: IntArray
-    ) -> torch.Tensor:
-        try:
+    def _converted(self, name: str, tensor: torch.Tensor, ids: IntArray) -> torch.Tensor:
+        both = self.dtype.is_floating_point and tensor.is_floating_point()
+        dtype = self._rule_of(name).dtype or (self.dtype if both else tensor.dtype)
+        if dtype == tensor.dtype:
+            return tensor
+        with naming(name, self, ids):
             check_fit(as_array(tensor), pad_rules.numpy_dtype(dtype, name), None)
-        except BadCell as bad:
-            raise in_column(bad, name, self, ids) from None
         return tensor.to(dtype)
 
     def _of_rows(self, run: Run, k: int, rows: Any) -> dict[str, Any]:
         if not isinstance(rows, list):
             raise unbatched(self, rows)
         ids = np.broadcast_to(run.row_ids(k), len(rows))
-        names = rows[0].keys() if rows and isinstance(rows[0], Mapping) else None
+        names = list(rows[0]) if rows and isinstance(rows[0], Mapping) else []
+        known = dict.fromkeys(names).keys()
         for number, row in enumerate(rows):
-            if names is None or not isinstance(row, Mapping) or row.keys() != names:
-                self._refuse_row(row, names, int(ids[number]))
-        columns = {name: [row[name] for row in rows] for name in names or ()}
+            if isinstance(row, Mapping) and row.keys() == known:
+                continue
+            got = f"{type(row).__name__}; make dicts with map(), or use collate()"
+            if isinstance(row, Mapping):
+                got = f"keys {list(row)} where the first row of its batch has {names}"
+            rule = f"{self}: the rows of a batch must be dicts with the same keys, got {got}"
+            raise at_row(rule, self, ids[number], SchemaError)
+        columns = {name: [row[name] for row in rows] for name in names}
         bounds = np.array([0, len(ids)], dtype=np.int64)
         return self._cut(self._writers(columns, ids), None, bounds)(0)
-
-    def _refuse_row(self, row: Any, names: Any, row_id: int) -> NoReturn:
-        if isinstance(row, Mapping):
-            found = f"keys {list(row)} where the first row of its batch has {list(names)}"
-        else:
-            found = f"{type(row).__name__}; make dicts with map(), or use collate()"
-        message = f"{self}: the rows of a batch must be dicts with the same keys, got {found}"
-        raise at_row(message, self, row_id, SchemaError)
 
     def _cut(self, writers: Sequence[Writer], index: IntArray | None, bounds: IntArray) -> Cut:
         cuts = [writer.cut(index, bounds) for writer in writers]
@@ -269,16 +263,12 @@ class PadCollate(TakesTokenizer, RunStage):
             masks = {"input_ids": "attention_mask"} | masks
         taken = sorted(set(masks.values()) & set(present))
         if taken:
-            raise SchemaError(
-                f"{self}: the rows have a column {taken[0]!r} already; give the mask another name",
-                stage=str(self),
-            )
+            way = "give the mask another name"
+            raise refused(self, f": the rows have a column {taken[0]!r} already; {way}")
         writers: list[Writer] = []
         for name, values in columns.items():
-            try:
+            with naming(name, self, ids):
                 writers.append(self._writer(name, values, masks.get(name), ids))
-            except BadCell as bad:
-                raise in_column(bad, name, self, ids) from None
         return writers
 
     def _writer(self, name: str, values: Any, mask: str | None, ids: IntArray) -> Writer:
@@ -295,17 +285,11 @@ class PadCollate(TakesTokenizer, RunStage):
             return _even_writer(name, column.values, dtype)
         rule = self._rule_of(name)
         rows = RaggedRows(
-            column.values,
-            np.cumsum(lengths) - lengths,
-            lengths,
-            self._pad_value(name, dtype),
-            dtype=dtype,
-            max_length=rule.max_length,
-            multiple=rule.pad_to_multiple_of or 1,
+            column.values, np.cumsum(lengths) - lengths, lengths, self._pad_value(name, dtype),
+            dtype=dtype, max_length=rule.max_length, multiple=rule.pad_to_multiple_of or 1,
             padding_side=rule.padding_side or self._side_below,
-            truncation_side=rule.truncation_side or "right",
-            mask=None if mask is None else np.int64,
-        )
+            truncation_side=rule.truncation_side or "right", mask=None if mask is None else np.int64,
+        )  # fmt: skip
         return _ragged_writer(name, rows, mask)
 
     def _dtype(self, name: str, values: Any, ragged: bool) -> np.dtype[Any]:
@@ -317,9 +301,8 @@ class PadCollate(TakesTokenizer, RunStage):
             return asked
         if found.kind in "iu" and (padded or values.ndim == 1):
             return np.dtype(np.int64) if asked.kind == "f" or not padded else asked
-        return (
-            np.dtype(np.float32) if padded and found.kind == "f" and found.itemsize > 2 else found
-        )
+        wide = padded and found.kind == "f" and found.itemsize > 2
+        return np.dtype(np.float32) if wide else found
 
     def _pad_value(self, name: str, dtype: np.dtype[Any]) -> float:
         own = self._rules[name].value if name in self._rules else None
@@ -329,28 +312,21 @@ class PadCollate(TakesTokenizer, RunStage):
             value = self._pack.fill_id
         elif value is None and tokenize is not None:
             value = tokenize.pads(f"{self}: column {name!r}", "pad_collate(value=...)")
-        if value is None:
-            return 0
-        try:
-            fits = dtype.kind == "f" or np.array(value).astype(dtype).item() == value
-        except (OverflowError, ValueError):
-            fits = False
-        if not fits or (dtype.kind == "u" and value < 0):
-            raise ConfigError(
-                f"{self}: column {name!r} is padded with {value}, which {dtype} cannot hold; give "
-                f"columns={{{name!r}: {{'value': …}}}}"
-            )
+        if value is None or dtype.kind == "f":
+            return value or 0
+        least, most = limits(dtype)
+        if not least <= value <= most or value % 1:
+            said = f"{self}: column {name!r} is padded with {value}, which {dtype} cannot hold"
+            raise ConfigError(f"{said}; give columns={{{name!r}: {{'value': …}}}}")
         return value
 
 
 def _columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
-    return {name: table.column(name) for name in table.column_names}
+    return dict(zip(table.column_names, table.columns, strict=True))
 
 
 def _no_mask(mask: str) -> BadCell:
-    return BadCell(
-        None, f"has no lists to pad, so that it cannot get the mask {mask!r}: leave its mask out"
-    )
+    return BadCell(None, f"has no lists to pad, and so no mask {mask!r}: leave its mask out")
 
 
 def _ragged_writer(name: str, rows: RaggedRows, mask: str | None) -> Writer:
@@ -391,21 +367,6 @@ def _object_writer(name: str, values: list[Any] | pa.Array) -> Writer:
         return lambda k: {name: list(found[edges[k] : edges[k + 1]])}
 
     return Writer(float("inf"), cut)
-
-
-class ByTable:
-    """Writers of tables, each known by itself, not by what it holds."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, tuple[Any, list[Writer] | None]] = {}
-
-    def of(self, table: Any, make: Callable[[Any], list[Writer] | None]) -> list[Writer] | None:
-        key, kept = id(table), self._kept
-        found = kept.get(key)
-        if found is None or found[0]() is not table:
-            gone = ref(table, lambda _: kept.pop(key, None))
-            found = kept[key] = gone, make(table)
-        return found[1]
 
 
 def add_sequences(batch: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from trainpipes.kinds.options import declared_checks
 
 #: Pad values that hold for any ``value``: what is masked must not depend on the pad token.
 FIXED = {"labels": -100, "attention_mask": 0, "token_type_ids": 0}
+OPTIONS = "a dict of column names and dicts of options"
 
 
 def numpy_dtype(dtype: Any, option: str) -> np.dtype[Any]:
@@ -38,9 +39,8 @@ def number(value: Any, option: str) -> None:
 
 
 def mask_name(value: Any, option: str) -> None:
-    require(
-        isinstance(value, str) or value is False, option, "a name for the mask, or False", value
-    )
+    good = isinstance(value, str) or value is False
+    require(good, option, "a name for the mask, or False", value)
 
 
 Cells = Annotated[int, Ge(1, 2**31 - 1)]
@@ -60,24 +60,15 @@ class Rule:
     dtype: Annotated[torch.dtype, numpy_dtype] | None = None
 
     def of_column(self, name: str, own: Mapping[str, Any]) -> Rule:
+        option, known = "pad_collate(columns)", [field.name for field in fields(Rule)]
+        require(isinstance(own, Mapping), option, OPTIONS, {name: own})
+        for one in set(own) - set(known):
+            there = f"{nearest(str(one), known)} for {name!r}; there are {', '.join(known)}"
+            raise ConfigError(f"{option} has no option {one!r}{there}")
         found = replace(self, **{"value": None, **own})
         for option, check in declared_checks(Rule).items():
             check(getattr(found, option), f"pad_collate(columns[{name!r}])({option})")
         return found
-
-
-def column_options(columns: Any, option: str) -> None:
-    rule = "a dict of column names and dicts of options"
-    require(isinstance(columns, Mapping), option, rule, columns)
-    known = [field.name for field in fields(Rule)]
-    for name, own in columns.items():
-        require(isinstance(own, Mapping), option, rule, columns)
-        for one in own:
-            if one not in known:
-                raise ConfigError(
-                    f"{option} has no option {one!r}{nearest(str(one), known)} for {name!r}; there are "
-                    f"{', '.join(known)}"
-                )
 
 
 def asked_masks(mask: Any, rules: Mapping[str, Rule]) -> dict[str, str]:
@@ -88,7 +79,6 @@ def asked_masks(mask: Any, rules: Mapping[str, Rule]) -> dict[str, str]:
     require(good, "pad_collate(mask)", rule, mask)
     masks: dict[str, str] = dict(mask or {})
     masks |= {name: rule.mask for name, rule in rules.items() if isinstance(rule.mask, str)}
-    names = list(masks.values())
-    twice = sorted(repeated(names))
+    twice = sorted(repeated(masks.values()))
     require(not twice, "pad_collate(mask)", "another name for each mask", twice)
     return masks

@@ -9,30 +9,21 @@ from operator import index
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
 from trainpipes._internal.messages import need_columns, no_columns
 from trainpipes._internal.text import shown
-from trainpipes.columns.arrays import (
-    Array,
-    apart,
-    first_null,
-    is_list,
-    is_number,
-    one_chunk,
-    python_to_arrow,
-    to_numpy,
-)
+from trainpipes.columns import arrays
+from trainpipes.columns.arrays import Array
 from trainpipes.columns.bad_text import BadCell, first_bad
 from trainpipes.columns.block import Block
 from trainpipes.columns.row_types import array_of, as_array, fixed_shape
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError
-from trainpipes.kinds.blame import blame, in_column
+from trainpipes.kinds.blame import blame, in_column, naming
 from trainpipes.kinds.stage import Stage
 
 
@@ -60,42 +51,36 @@ class Opaque:
 
 Column: TypeAlias = Ragged | Even | Opaque
 
-TWO_RAGGED = (
-    "holds lists of lists, and only one dimension of different lengths can be padded: flatten it with "
-    "map_batches(), or leave it out with select()"
-)
+TWO_RAGGED = "holds lists of lists: flatten it with map_batches(), or leave it out with select()"
+WIDER = "give a wider dtype"
 NULL_WITHIN = "holds a null within a list of numbers: fill or drop it with map_batches()"
 
 
 def null_cell(row: int, name: str) -> BadCell:
-    return BadCell(
-        row,
-        "is null, which a tensor cannot hold: fill it with map_batches(), or drop such rows "
-        f"with .filter(pc.field({name!r}).is_valid())",
-    )
+    way = f"or drop such rows with .filter(pc.field({name!r}).is_valid())"
+    return BadCell(row, f"is null, which a tensor cannot hold: fill it with map_batches(), {way}")
 
 
 def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
-    array = one_chunk(column)
+    array = arrays.one_chunk(column)
     kind = array.type
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        array = python_to_arrow(array.to_pylist(), pa.large_list(kind.value_type))
-    ragged = is_list(array.type)
+        array = arrays.python_to_arrow(array.to_pylist(), pa.large_list(kind.value_type))
+    ragged = arrays.is_list(array.type)
     inner = array.type.value_type if ragged else array.type
-    is_even = fixed_shape(inner) is not None and not (
-        ragged and isinstance(inner, pa.ExtensionType)
-    )
-    if not is_number(inner) and not is_even:
+    own = ragged and isinstance(inner, pa.ExtensionType)
+    is_even = not own and fixed_shape(inner) is not None
+    if not arrays.is_number(inner) and not is_even:
         while pa.types.is_fixed_size_list(inner):
             inner = inner.value_type
-        while ragged and is_list(inner):
+        while ragged and arrays.is_list(inner):
             inner = inner.value_type
-        if ragged and is_number(inner):
+        if ragged and arrays.is_number(inner):
             raise BadCell(None, TWO_RAGGED)
         return Opaque(array)
     if array.null_count:
-        raise null_cell(first_null(array), name)
-    rows, offsets = apart(array) if ragged else (array, np.arange(len(array) + 1))
+        raise null_cell(arrays.first_null(array), name)
+    rows, offsets = arrays.apart(array) if ragged else (array, np.arange(len(array) + 1))
     values = _numbers(rows)
     if values is None:
         place = first_bad(len(rows), lambda a, b: _numbers(rows.slice(a, b - a)) is None)
@@ -107,7 +92,7 @@ def _numbers(array: pa.Array) -> Array | None:
     """Numbers, or fixed-size lists of them, as an array ``[rows, ...]``; None with a null."""
     if fixed_shape(array.type) is not None:
         return array_of(array)
-    return None if array.null_count else to_numpy(array)
+    return None if array.null_count else arrays.to_numpy(array)
 
 
 def of_list(values: Sequence[Any], name: str) -> Column:
@@ -122,23 +107,18 @@ def of_list(values: Sequence[Any], name: str) -> Column:
         raise null_cell(kinds.index("none"), name)
     if len(known) > 1:
         row = next(k for k, kind in enumerate(kinds) if kind != kinds[0])
-        raise BadCell(
-            row,
-            f"is {shown(values[row], 40)} where the row before it is {shown(values[row - 1], 40)}: within a "
-            "batch all are numbers, all are lists, or none is",
-        )
+        got, before = shown(values[row], 40), shown(values[row - 1], 40)
+        rule = "within a batch all are numbers, all are lists, or none is"
+        raise BadCell(row, f"is {got} where the row before it is {before}: {rule}")
     if lists is not None:
         return lists
-    arrays = [as_array(value) for value in values]
-    shapes = [np.shape(array) for array in arrays]
+    rows = [as_array(value) for value in values]
+    shapes = [np.shape(row) for row in rows]
     odd = next((k for k, shape in enumerate(shapes) if shape != shapes[0]), None)
     if odd is not None:
-        raise BadCell(
-            odd,
-            f"has shape {list(shapes[odd])} where the first of its batch has {list(shapes[0])}: arrays of "
-            "two dimensions or more are stacked, not padded",
-        )
-    return Even(np.array(arrays))
+        got = f"has shape {list(shapes[odd])} where the first of its batch has {list(shapes[0])}"
+        raise BadCell(odd, f"{got}: arrays of two dimensions or more are stacked, not padded")
+    return Even(np.array(rows))
 
 
 def _kind(value: Any) -> str:
@@ -175,19 +155,16 @@ def row_at(place: int, lengths: IntArray) -> int:
     return int(np.searchsorted(np.cumsum(lengths), place, side="right"))
 
 
-def check_fit(
-    values: Array, dtype: npt.DTypeLike, lengths: IntArray | None, way: str = "give a wider dtype"
-) -> None:
+def check_fit(values: Array, dtype: Any, lengths: IntArray | None, way: str = WIDER) -> None:
     """Raise unless a dtype can hold all numbers, of lists of these lengths or of one a row."""
     kind = np.dtype(dtype)
     if values.dtype.kind == "f" and kind.kind in "iub":
-        raise BadCell(
-            None, f"holds {values.dtype}, and {kind} would cut off fractions: give a float dtype"
-        )
+        rule = f"{kind} would cut off fractions: give a float dtype"
+        raise BadCell(None, f"holds {values.dtype}, and {rule}")
     integers = kind.kind in "iub" and values.dtype.kind in "iu" and values.size
     if not integers or np.can_cast(values.dtype, kind, "safe"):
         return
-    least, most = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
+    least, most = limits(kind)
     if int(values.min()) >= least and int(values.max()) <= most:
         return
     flat = values.reshape(-1)
@@ -195,6 +172,10 @@ def check_fit(
     row = place // values[:1].size
     row = row if lengths is None else row_at(row, lengths)
     raise BadCell(row, f"holds {flat[place]}, which {kind} cannot hold{way and f'; {way}'}")
+
+
+def limits(kind: np.dtype[Any]) -> tuple[int, int]:
+    return (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
 
 
 # Columns of a block
@@ -225,35 +206,33 @@ def cells(block: Block, name: str, caller: Stage) -> Any:
 
 
 def names_of(block: Block, caller: Stage) -> list[str]:
-    data = block.data
+    data: Any = block.data
     if isinstance(data, pa.Table):
         return list(data.column_names)
-    if isinstance(data, TensorRows):
-        if data.names is None:
-            raise no_columns("tuple of tensors", caller)
-        return list(data.names)
-    if data and not isinstance(data[0], Mapping):
+    if isinstance(data, TensorRows) and data.names is None:
+        raise no_columns("tuple of tensors", caller)
+    if isinstance(data, list) and data and not isinstance(data[0], Mapping):
         raise no_columns(type(data[0]).__name__, caller)
-    return list(data[0]) if data else []
+    found: Any = data.names if isinstance(data, TensorRows) else data[0] if data else []
+    return list(found)
 
 
 def read(column: Any, name: str, caller: Stage, ids: IntArray) -> Column:
     """A column as numbers: lists, numbers or arrays; or something else."""
-    try:
+    with naming(name, caller, ids):
         if isinstance(column, torch.Tensor):
             return Even(column.numpy())
         return of_list(column, name) if isinstance(column, list) else of_arrow(column, name)
-    except BadCell as bad:
-        raise in_column(bad, name, caller, ids) from None
 
 
 def lengths_of(block: Block, name: str, caller: Stage) -> IntArray:
     """Each row's length, int64 ``[rows]``, by a column of lists or of lengths."""
     column, found = cells(block, name, caller), None
+    of_arrow = isinstance(column, pa.ChunkedArray)
     if isinstance(column, list):  # each row by itself
         found = np.array([_length(value) for value in column], dtype=np.int64)
-    elif isinstance(column, pa.ChunkedArray) and is_list(column.type) and not column.null_count:
-        found = to_numpy(pc.list_value_length(column)).astype(np.int64)
+    elif of_arrow and arrays.is_list(column.type) and not column.null_count:
+        found = arrays.to_numpy(pc.list_value_length(column)).astype(np.int64)
     elif isinstance(numbers := read(column, name, caller, block.ids), Ragged):
         found = numbers.lengths
     elif isinstance(numbers, Even) and numbers.values.ndim > 1:
@@ -265,12 +244,10 @@ def lengths_of(block: Block, name: str, caller: Stage) -> IntArray:
     row, got = None, _said(column)
     if found is not None:
         row = int(np.argmax(found < 0))
-        got = shown(column[row].as_py() if isinstance(column, pa.ChunkedArray) else column[row], 60)
-    problem = (
-        "must tell how long a row is, as a list of numbers or as an integer of 0 or more, got "
-        f"{got}; name another by column=..."
-    )
-    raise in_column(BadCell(row, problem), name, caller, block.ids)
+        got = shown(column[row].as_py() if of_arrow else column[row], 60)
+    rule = "must tell how long a row is, as a list of numbers or as an integer of 0 or more"
+    bad = BadCell(row, f"{rule}, got {got}; name another by column=...")
+    raise in_column(bad, name, caller, block.ids)
 
 
 def _length(value: Any) -> int:
@@ -288,9 +265,9 @@ def numbers_of(block: Block, name: str, caller: Stage) -> tuple[Array, IntArray]
     column = cells(block, name, caller)
     found = lists_of(read(column, name, caller, block.ids))
     if found is None:
-        got = f"got {_said(column)}; tokenize() makes such columns"
-        problem = f"must hold a list of numbers a row, {got}"
-        raise in_column(BadCell(None, problem), name, caller, block.ids)
+        rule = "must hold a list of numbers a row"
+        bad = BadCell(None, f"{rule}, got {_said(column)}; tokenize() makes such columns")
+        raise in_column(bad, name, caller, block.ids)
     return found
 
 
@@ -304,17 +281,13 @@ def lists_of(column: Column) -> tuple[Array, IntArray] | None:
     return None
 
 
-def ids_of(
-    block: Block, name: str, caller: Stage, dtype: npt.DTypeLike = np.int64
-) -> tuple[Array, IntArray]:
+def ids_of(block: Block, name: str, caller: Stage, dtype: Any = np.int64) -> tuple[Array, IntArray]:
     values, lengths = numbers_of(block, name, caller)
-    try:
+    with naming(name, caller, block.ids):
         if values.size and values.dtype.kind not in "iu":
             got = _said(cells(block, name, caller))
             raise BadCell(None, f"must hold lists of token ids, which are integers, got {got}")
         check_fit(values, dtype if values.size else values.dtype, lengths, "")
-    except BadCell as bad:
-        raise in_column(bad, name, caller, block.ids) from None
     return values, lengths
 
 
@@ -323,11 +296,9 @@ def check_beside(
 ) -> None:
     if not np.array_equal(own, lengths):
         row = int(np.argmax(own != lengths))
-        problem = (
-            f"goes with {column!r} and must have as many numbers in each row, got {own[row]} where "
-            f"{column!r} has {lengths[row]}"
-        )
-        raise in_column(BadCell(row, problem), name, caller, block.ids)
+        rule = f"goes with {column!r} and must have as many numbers in each row"
+        bad = BadCell(row, f"{rule}, got {own[row]} where {column!r} has {lengths[row]}")
+        raise in_column(bad, name, caller, block.ids)
 
 
 def label_dtype(ids: Array) -> type[np.int32 | np.int64]:

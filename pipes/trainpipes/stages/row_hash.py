@@ -17,7 +17,7 @@ from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.engine.layout import IntArray
-from trainpipes.kinds.blame import in_column
+from trainpipes.kinds.blame import naming
 from trainpipes.kinds.stage import Stage
 from trainpipes.stages.read_columns import cells
 
@@ -26,6 +26,7 @@ HashArray = npt.NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
+BYTES = (*TEXTS, pa.string_view(), pa.binary_view())
 #: Values of which each may be a single number.
 ONE = (torch.Tensor, np.generic)
 #: The first n bytes of eight.
@@ -80,10 +81,8 @@ def hash_keys(block: Block, names: Sequence[str], caller: Stage) -> HashArray:
         values = cells(block, name, caller)
         if isinstance(values, torch.Tensor):
             values = table_of(block.data, caller).column(name)
-        try:
+        with naming(name, caller, block.ids):
             hashes.append(_hash_values(values) if isinstance(values, list) else hash_column(values))
-        except BadCell as bad:
-            raise in_column(bad, name, caller, block.ids) from None
     return reduce(lambda found, own: mix(found * _GOLDEN + own), hashes)
 
 
@@ -126,15 +125,9 @@ def hash_column(column: Any) -> HashArray:
         return mix(to_numpy(array).astype(np.uint64) + _GOLDEN)
     if pa.types.is_decimal(kind):
         array, kind = array.cast(pa.string()), pa.string()
-    if _is_text(kind):
+    if kind in BYTES or pa.types.is_fixed_size_binary(kind):
         return _hash_bytes(array.cast(pa.large_binary()))
     raise BadCell(None, f"is {kind}, and a key is text, bytes, a number or a time")
-
-
-def _is_text(kind: Any) -> bool:
-    return kind in (*TEXTS, pa.string_view(), pa.binary_view()) or pa.types.is_fixed_size_binary(
-        kind
-    )
 
 
 def _hash_bytes(array: Any) -> HashArray:

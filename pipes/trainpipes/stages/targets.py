@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,7 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row
-from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.kinds.stage import Stage, made_once
 
 #: What torch's ``cross_entropy`` leaves out by default.
 IGNORED = -100
@@ -49,6 +48,9 @@ class LeftOut:
         log.warning("%s: %s; the last one%s%s", self._stage, said, size, where)
 
     def __str__(self) -> str:
+        """What was left out; "" for nothing."""
+        if not self.documents:
+            return ""
         many = "" if self.seen == 1 else "s"
         size = f" ({self.tokens:,} {self._unit})" if self._unit else ""
         return f"{self.documents:,} of {self.seen:,} {self._kind}{many} left out: {self._why}{size}"
@@ -74,74 +76,56 @@ def have_target(labels: npt.NDArray[Any], lengths: IntArray) -> Flags:
     return found
 
 
-class Targets:
-    """What ``on_error`` does with rows that have no target; None warns once and keeps them."""
+class TargetStage(Stage):
+    """A stage that does what its ``on_error`` says with rows that have no target."""
 
-    def __init__(self, stage: Any, cure: str = "", item: str = "row") -> None:
-        self._stage, self._cure, self._item = stage, cure, item
-        self.left_out = LeftOut(stage, "they have no target, or cannot be read", item, unit="")
-
-    @property
-    def asked_for(self) -> bool:
-        return bool(self._stage.on_error != "keep")
-
-    def check(
-        self, run: Run, found: Flags, cut: Flags | None = None, bad: Flags | None = None
-    ) -> Run:
-        stage, asked = self._stage, self._stage.on_error
-        if asked == "skip":
-            found = found if bad is None else found & ~bad
-            self.left_out.add(run.block.ids, (~found).astype(np.int64))
-            return run if found.all() else run.pick(np.flatnonzero(found).astype(np.int64))
-        if asked == "keep" or found.all():
-            return run
-        lacking = np.flatnonzero(~found)
-        rows, ways = (
-            f"{len(lacking):,} of {len(found):,} {self._item}s",
-            '"raise", "skip" or "keep"',
-        )
-        if asked == "raise":
-            lacking, rows, ways = lacking[:1], f"a {self._item}", '"skip" or "keep"'
-        one, cut_off = len(lacking) == 1, 0 if cut is None else int(cut[lacking].sum())
-        who = "it was" if one else f"{cut_off:,} of them were"
-        why = f", since {who} cut before the response" if cut_off else ""
-        cure = f"{self._cure}, or " if self._cure else ""
-        said = (
-            f"{stage}: {rows} {'has' if one else 'have'} no target for the loss{why}: {cure}choose "
-            f"on_error={ways}"
-        )
-        if asked == "raise":
-            raise at_row(said, stage, run.block.ids[lacking[0]])
-        warn_once(said, key=("no target", stage.name, self._cure))
-        return run
-
-    def refuse_batches(self, run: Run) -> None:
-        if self._stage.on_error == "skip" and (run.bounds is not None or run.items is not None):
-            raise ConfigError(
-                f'{self._stage} leaves out rows with on_error="skip": put it before batch()'
-            )
-
-    def __str__(self) -> str:
-        return str(self.left_out) if self.left_out.documents else ""
-
-
-class TargetStage(RunStage):
     asks_inputs = True
+    item: ClassVar[str] = "row"
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
         return bool(self.options["on_error"] != "skip")
 
     @made_once
-    def _targets(self) -> Targets:
-        length = self.options.get("max_length")
-        return Targets(self, f"raise max_length={length}" if length else "")
+    def without_target(self) -> LeftOut:
+        return LeftOut(self, "they have no target, or cannot be read", self.item, unit="")
 
     def report(self) -> str:
-        return str(self._targets)
+        return str(self.without_target)
 
     def identity(self) -> dict[str, Any]:
         found = super().identity()
-        if self.keeps_rows:  # only "skip" shapes the rows
+        if self.options["on_error"] != "skip":  # nothing else shapes the rows
             found.pop("on_error", None)
         return found
+
+    def refuse_batches(self, run: Run) -> None:
+        if self.options["on_error"] == "skip" and (run.bounds is not None or run.items is not None):
+            raise ConfigError(f'{self} leaves out rows with on_error="skip": put it before batch()')
+
+    def check_targets(
+        self, run: Run, found: Flags, cut: Flags | None = None, bad: Flags | None = None
+    ) -> Run:
+        """The run without rows that are ``bad`` or in which no target was ``found``, if these are
+        left out; else raises or warns of the latter, of which ``cut`` were cut.
+        """
+        asked, ids = self.options["on_error"], run.block.ids
+        if asked == "skip":
+            found = found if bad is None else found & ~bad
+            self.without_target.add(ids, (~found).astype(np.int64))
+            return run if found.all() else run.pick(np.flatnonzero(found).astype(np.int64))
+        if asked == "keep" or found.all():
+            return run
+        lacking = np.flatnonzero(~found)
+        rows, ways = f"{len(lacking):,} of {len(found):,} {self.item}s", '"raise", "skip" or "keep"'
+        if asked == "raise":
+            lacking, rows, ways = lacking[:1], f"a {self.item}", '"skip" or "keep"'
+        one, lost = len(lacking) == 1, 0 if cut is None else int(cut[lacking].sum())
+        who, most = "it was" if one else f"{lost:,} of them were", self.options.get("max_length")
+        why = f", since {who} cut before the response" if lost else ""
+        way = f"{f'raise max_length={most}, or ' if most else ''}choose on_error={ways}"
+        said = f"{self}: {rows} {'has' if one else 'have'} no target for the loss{why}: {way}"
+        if asked == "raise":
+            raise at_row(said, self, ids[lacking[0]])
+        warn_once(said, key=("no target", self.name, most))
+        return run

@@ -12,13 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from trainpipes._internal.checks import column_names, require, several, wrong
+from trainpipes._internal.checks import column_names, require, several
 from trainpipes._internal.messages import nearest
-from trainpipes.columns.arrays import is_text, one_chunk, python_to_arrow, to_numpy
+from trainpipes.columns.arrays import first_null, is_text, one_chunk, python_to_arrow, to_numpy
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.blame import at_row, blame, in_column, refused
+from trainpipes.kinds.blame import in_column, naming, refused
 from trainpipes.kinds.stage import Stage
 from trainpipes.stages.read_columns import cells
 
@@ -27,117 +28,88 @@ Texts: TypeAlias = "pa.LargeStringArray"
 
 class Template:
     def __init__(self, text: str) -> None:
-        option = "tokenize(template)"
         try:
             parts = list(string.Formatter().parse(text))
-        except ValueError as error:
-            raise wrong(option, f"a format string ({error})", text) from None
-        fields = [(name, rest, how) for _, name, rest, how in parts if name is not None]
-        good = all(name and not rest and not how for name, rest, how in fields)
-        rule = "text that names columns as {column}, without index, format or conversion"
-        good = good and not any(set(name) & set(".[") for name, _, _ in fields)
-        require(good, option, rule, text, "make another text with map_batches()")
-        self.columns = list(dict.fromkeys(name for name, _, _ in fields))
-        require(self.columns, option, "text with at least one column as {column}", text)
+        except ValueError:
+            parts = [("", "", "", None)]
+        columns = [name for _, name, _, _ in parts if name is not None]
+        plain = not any(rest or how for _, _, rest, how in parts)
+        good = columns and all(name and not set(name) & set(".[") for name in columns) and plain
+        rule = "text with {column} for one or more columns, without index, format or conversion"
+        way = "make another text with map_batches()"
+        require(good, "tokenize(template)", rule, text, way)
+        self.columns = list(dict.fromkeys(columns))
         self._parts = [(literal, name) for literal, name, _, _ in parts]
 
     def fill(self, columns: Mapping[str, Texts]) -> Texts:
-        pieces: list[Any] = []
-        for literal, field in self._parts:
-            if literal:
-                pieces.append(_scalar(literal))
-            if field is not None:
-                pieces.append(columns[field])
-        if len(pieces) == 1:
-            return pieces[0]
-        return one_chunk(pc.binary_join_element_wise(*pieces, _scalar("")))
+        end = _scalar("")
+        pairs = ((_scalar(text), columns.get(name or "", end)) for text, name in self._parts)
+        pieces = [piece for pair in pairs for piece in pair]
+        return one_chunk(pc.binary_join_element_wise(*pieces, end))
 
 
 def _scalar(text: str) -> Any:
     return python_to_arrow([text], pa.large_string())[0]
 
 
-def text_columns(
+def read_texts(
     block: Block, names: Sequence[str], caller: Stage, numbers: bool = False
 ) -> dict[str, Texts]:
-    """Columns of text, or with ``numbers`` of integers, too, as text."""
+    """Columns of text, some of it perhaps null, or with ``numbers`` of integers, too, as text."""
     columns = {}
     for name in names:
         column = cells(block, name, caller)
         if isinstance(column, torch.Tensor):
             raise refused(caller, " works on columns of text, got tensors")
-        nulls = _nulls(column)
-        if nulls.any():
-            message = (
-                f"{caller}: column {name!r} is null, and there is no text to tokenize; drop such rows with "
-                f".filter(pc.field({name!r}).is_valid()) before"
-            )
-            raise at_row(message, caller, block.ids[np.argmax(nulls)])
-        row, found = None, ""
-        if isinstance(column, list):
-            good = (str, int) if numbers else (str,)
-            row = next(
-                (k for k, v in enumerate(column) if type(v) is bool or not isinstance(v, good)),
-                None,
-            )
-            found = "" if row is None else type(column[row]).__name__
-        elif not _is_text(column.type) and not (numbers and pa.types.is_integer(column.type)):
-            found = str(column.type)
-        if found:
-            way = "and only text can be tokenized; make it a string with map_batches()"
-            error = refused(caller, f": column {name!r} holds {found}, {way}")
-            blame(error, caller, None if row is None else int(block.ids[row]))
-            raise error
-        if isinstance(column, list):
-            columns[name] = _written([str(value) for value in column], name, caller, block)
-        else:
-            columns[name] = one_chunk(column.cast(pa.large_string()))
+        with naming(name, caller, block.ids):
+            read = _of_python if isinstance(column, list) else _of_arrow
+            columns[name] = read(column, numbers)
     return columns
 
 
-def null_texts(block: Block, names: Sequence[str], caller: Stage) -> npt.NDArray[np.bool_]:
-    """Which rows have a null in some columns, bool ``[rows]``."""
-    found = np.zeros(len(block), dtype=np.bool_)
-    for name in names:
-        found |= _nulls(cells(block, name, caller))
-    return found
+NO_TEXT = ", and only text can be tokenized; make it a string with map_batches()"
 
 
-def _nulls(column: Any) -> npt.NDArray[np.bool_]:
-    if isinstance(column, list):
-        return np.array([value is None for value in column], dtype=np.bool_)
-    if isinstance(column, torch.Tensor):
-        return np.zeros(len(column), dtype=np.bool_)
-    if pa.types.is_dictionary(column.type):  # which may hold null itself
-        column = column.cast(column.type.value_type)
-    if not column.null_count:
-        return np.zeros(len(column), dtype=np.bool_)
-    return to_numpy(column.is_null())
+def _of_arrow(column: Any, numbers: bool) -> Texts:
+    kind = column.type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (is_text(kind) or pa.types.is_null(kind) or (numbers and pa.types.is_integer(kind))):
+        raise BadCell(None, f"holds {column.type}{NO_TEXT}")
+    return one_chunk(column.cast(pa.large_string()))
 
 
-def _is_text(kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return is_text(kind) or bool(pa.types.is_null(kind))  # of no row
-
-
-def _written(texts: list[str], name: str, caller: Stage, block: Block) -> Texts:
+def _of_python(values: list[Any], numbers: bool) -> Texts:
+    for row, value in enumerate(values):
+        if not isinstance(value, str | None) and not (numbers and type(value) is int):
+            raise BadCell(row, f"holds {type(value).__name__}{NO_TEXT}")
+    texts = [None if value is None else str(value) for value in values]
     try:
         return python_to_arrow(texts, pa.large_string())
     except UnicodeEncodeError as error:
-        bad = next(k for k, text in enumerate(texts) if text == error.object)
         said = "holds a surrogate (half of a character), which UTF-8 cannot write"
-        cell = BadCell(bad, f"{said}; clean it in the map() that makes it")
-        raise in_column(cell, name, caller, block.ids) from error
+        way = "clean it in the map() that makes it"
+        raise BadCell(texts.index(error.object), f"{said}; {way}") from error
+
+
+def without_nulls(
+    texts: dict[str, Texts], caller: Stage, ids: IntArray, skip: bool
+) -> npt.NDArray[np.bool_] | None:
+    """Which rows have no null, bool ``[rows]``; None for all. Raises at the first unless ``skip``."""
+    found = [name for name, column in texts.items() if column.null_count]
+    if found and not skip:
+        way = f"drop such rows with .filter(pc.field({found[0]!r}).is_valid()) before"
+        problem = f"is null, and there is no text to tokenize; {way}"
+        raise in_column(BadCell(first_null(texts[found[0]]), problem), found[0], caller, ids)
+    there = [to_numpy(texts[name].is_valid()) for name in found]
+    return np.logical_and.reduce(there) if there else None
 
 
 def outputs_of(columns: Any, concat: Any, templated: bool, pair: bool) -> dict[str, list[str]]:
     """Columns of ids, and the columns of text that each is made of."""
     named = [columns != "text", concat is not None, templated]
     if sum(named) > 1 or (pair and any(named[1:])):
-        raise ConfigError(
-            "tokenize takes one of columns, concat and template, and pair with a list of two columns"
-        )
+        rule = "one of columns, concat and template, and pair with a list of two columns"
+        raise ConfigError(f"tokenize takes {rule}")
     if templated:
         return {"input_ids": []}
     if concat is not None:
@@ -164,10 +136,9 @@ def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bo
         return None
     option, joined = "tokenize(labels)", outputs.get("input_ids")
     if joined is None:
-        raise ConfigError(
-            f'{option} needs ids in a column "input_ids", and here they are in {list(outputs)}; join '
-            'columns by concat=[...], or name a column of ids "labels" instead'
-        )
+        way = 'join columns by concat=[...], or name a column of ids "labels" instead'
+        there = f'ids in a column "input_ids", and here they are in {list(outputs)}'
+        raise ConfigError(f"{option} needs {there}; {way}")
     if labels is True:
         return True
     names = column_names(labels, option)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ _SECOND = np.uint64(0xD1B54A32D192ED03)
 _THIRD = np.uint64(0xABC98388FB8FAC03)
 
 
-class Truncate(TargetStage):
+class Truncate(TargetStage, RunStage):
     """Cut lists of numbers to a length.
 
     For text use ``tokenize(max_length=...)``, which keeps special tokens.
@@ -68,16 +68,13 @@ class Truncate(TargetStage):
     on_error: OnError | None = None
 
     def process(self, run: Run) -> Run:
-        self._targets.refuse_batches(run)
+        self.refuse_batches(run)
         block, table = row_table(run, self)
         usual = [name for name in USUAL if name in table.column_names] or ["input_ids"]
-        names = (
-            usual
-            if self.columns is None
-            else checks.column_names(self.columns, "truncate(columns)")
-        )
+        if self.columns is not None:
+            usual = checks.column_names(self.columns, "truncate(columns)")
         lost = np.zeros(len(block), dtype=np.bool_)  # rows whose targets are cut off
-        for name in names:
+        for name in usual:
             values, lengths = numbers_of(block, name, self)
             longer = lengths > self.max_length
             if longer.any():
@@ -87,7 +84,7 @@ class Truncate(TargetStage):
                 if name == "labels":
                     lost = longer & ~have_target(values, lengths)
         run = run.with_block(block if table is block.data else block.with_data(table))
-        return self._targets.check(run, ~lost, lost)
+        return self.check_targets(run, ~lost, lost)
 
 
 class AddLabels(RunStage):
@@ -140,6 +137,15 @@ class AddLabels(RunStage):
             labels[np.isin(values, self.ignore)] = IGNORED
         found = table.append_column("labels", list_array(labels, lengths))
         return run.with_block(block.with_data(found))
+
+
+class Known(NamedTuple):
+    """What masking knows of a tokenizer; ``begins``: where words begin, bool ``[tokens]``."""
+
+    mask: int
+    size: int
+    special: IntArray
+    begins: npt.NDArray[np.bool_] | None
 
 
 class MaskTokens(TakesTokenizer, RunStage):
@@ -209,10 +215,8 @@ class MaskTokens(TakesTokenizer, RunStage):
         lacking = [name for name in names if self.options[name] is None]
         lacking += ["whole_words"] if self.whole_words else []
         if found is None and lacking:
-            raise ConfigError(
-                f"{self} needs a tokenizer to tell {', '.join(lacking)}, and there is no tokenize() "
-                "before it: pass tokenizer=..., or give these options"
-            )
+            why = f"a tokenizer to tell {', '.join(lacking)}, and there is no tokenize() before it"
+            raise ConfigError(f"{self} needs {why}: pass tokenizer=..., or give these options")
         return self.resolved(_below=found)
 
     @property
@@ -227,57 +231,35 @@ class MaskTokens(TakesTokenizer, RunStage):
     def identity(self) -> dict[str, Any]:
         found = super().identity()
         found.pop("special_ids", None)
-        known = self._special.tobytes()
-        known += b"" if self._begins is None else np.packbits(self._begins).tobytes()
-        tokens = hashlib.sha256(known).hexdigest()[:16]
-        return {**found, "mask_token_id": self._mask, "vocab_size": self._size, "tokens": tokens}
-
-    # What the tokenizer says
+        mask, size, special, begins = self._known
+        shaping = special.tobytes() + (b"" if begins is None else np.packbits(begins).tobytes())
+        tokens = hashlib.sha256(shaping).hexdigest()[:16]
+        return {**found, "mask_token_id": mask, "vocab_size": size, "tokens": tokens}
 
     @cached_property
-    def _mask(self) -> int:
-        if self.mask_token_id is not None:
-            return int(self.mask_token_id)
-        found: list[int] = [i for i in map(self._engine.token_id, MASKS) if i is not None]
-        if not found:
-            raise ConfigError(
-                f"{self} needs the mask token, and {self._engine} has none of {', '.join(MASKS)}: pass "
-                "mask_token_id=..."
-            )
-        return found[0]
-
-    @cached_property
-    def _pieces(self) -> dict[str, int]:
-        found: dict[str, int] = {} if self._engine is None else self._engine.pieces()
-        if not found:
-            raise ConfigError(
-                f"{self} needs the tokenizer's vocabulary, which {self._engine} does not show: pass "
-                "vocab_size and special_ids, and leave whole_words out"
-            )
-        return found
-
-    @cached_property
-    def _size(self) -> int:
-        given = self.vocab_size
-        return int(given) if given is not None else max(self._pieces.values()) + 1
-
-    @cached_property
-    def _special(self) -> IntArray:
-        given = self.special_ids
-        if given is None:
-            given = self._engine.special_ids()
-        return np.unique(np.array([*given, self._mask], dtype=np.int64))
-
-    @cached_property
-    def _begins(self) -> npt.NDArray[np.bool_] | None:
-        """Whether a word begins with each token; None where that is not asked."""
-        if not self.whole_words:
-            return None
-        found = begins_word(self._pieces)
-        if found is None:
-            why = f"the vocabulary of {self._engine} does not mark where words begin"
-            raise ConfigError(f"{self}: {why}, so that none are found: leave whole_words out")
-        return found
+    def _known(self) -> Known:
+        engine, mask, special = self._engine, self.mask_token_id, self.special_ids
+        if mask is None:
+            mask = next((i for i in map(engine.token_id, MASKS) if i is not None), None)
+        if mask is None:
+            why = f"the mask token, and {engine} has none of {', '.join(MASKS)}"
+            raise ConfigError(f"{self} needs {why}: pass mask_token_id=...")
+        special = engine.special.all_ids() if special is None else special
+        size, begins = self.vocab_size, None
+        pieces: dict[str, int] = {}
+        if size is None or self.whole_words:
+            pieces = (engine and engine.pieces()) or {}
+            if not pieces:
+                why = f"the tokenizer's vocabulary, which {engine} does not show"
+                way = "pass vocab_size and special_ids, and leave whole_words out"
+                raise ConfigError(f"{self} needs {why}: {way}")
+            size = max(pieces.values()) + 1 if size is None else size
+        if self.whole_words:
+            begins = begins_word(pieces)
+            if begins is None:
+                why = f"the vocabulary of {engine} does not mark where words begin"
+                raise ConfigError(f"{self}: {why}, so that none are found: leave whole_words out")
+        return Known(mask, size, np.unique(np.array([*special, mask], dtype=np.int64)), begins)
 
     # The work
 
@@ -290,14 +272,15 @@ class MaskTokens(TakesTokenizer, RunStage):
         return run.with_block(block.with_data(table))
 
     def _hidden(self, block: Block, values: Any, lengths: IntArray) -> tuple[Any, Any]:
-        starts = np.cumsum(lengths) - lengths
-        place = np.arange(len(values), dtype=np.int64)
-        special = np.isin(values, self._special)
-        first = place
-        if self._begins is not None:
-            first = self._word_of(values, special, starts[lengths > 0])
+        (mask, size, hidden, begins), first = self._known, np.arange(len(values), dtype=np.int64)
+        starts, special = np.cumsum(lengths) - lengths, np.isin(values, hidden)
+        place = first - np.repeat(starts, lengths)
+        if begins is not None:
+            first = word_of(
+                begins[np.minimum(values, len(begins) - 1)], special, starts[lengths > 0]
+            )
         key = np.repeat(self._keys(block), lengths)
-        own = (place - np.repeat(starts, lengths) + 1).astype(np.uint64) * _GOLDEN
+        own = (place + 1).astype(np.uint64) * _GOLDEN
         draws = unit(mix(key ^ mix(own[first])))
         chosen = np.flatnonzero((draws < self.mlm_probability) & ~special)
         labels = np.full(len(values), IGNORED, dtype=label_dtype(values))
@@ -305,27 +288,27 @@ class MaskTokens(TakesTokenizer, RunStage):
         hashes = mix(key[chosen] ^ mix(own[chosen] ^ _SECOND))
         kind = unit(hashes)
         # As wide as the mask and every token of the vocabulary need, not as the column was.
-        largest = np.min_scalar_type(max(self._mask, self._size - 1))
+        largest = np.min_scalar_type(max(mask, size - 1))
         found = values.astype(np.promote_types(values.dtype, largest))
-        found[chosen[kind >= 1 - self.mask_replace_prob]] = self._mask
+        found[chosen[kind >= 1 - self.mask_replace_prob]] = mask
         other = kind < self.random_replace_prob
-        drawn = unit(mix(hashes[other] ^ _THIRD)) * self._size
+        drawn = unit(mix(hashes[other] ^ _THIRD)) * size
         found[chosen[other]] = drawn.astype(found.dtype)
         return found, labels
-
-    def _word_of(self, values: Any, special: Any, starts: IntArray) -> IntArray:
-        begins = self._begins
-        assert begins is not None
-        known = np.minimum(values, len(begins) - 1)
-        new = begins[known] | special
-        new[1:] |= special[:-1]
-        new[starts] = True
-        places = np.flatnonzero(new)
-        found: IntArray = places[np.cumsum(new) - 1]
-        return found
 
     def _keys(self, block: Block) -> HashArray:
         rows = block.ids.astype(np.uint64) * _GOLDEN
         for number in (block.epoch, block.part):
             rows = mix(rows + self._salt) ^ np.asarray(number, dtype=np.int64).astype(np.uint64)
         return mix(rows ^ self._salt)
+
+
+def word_of(new: Any, special: Any, starts: IntArray) -> IntArray:
+    """Of each token, the place of the first of its word: ``new`` is where words begin, bool
+    ``[tokens]``, beside special tokens and rows' starts.
+    """
+    new = new | special
+    new[1:] |= special[:-1]
+    new[starts] = True
+    found: IntArray = np.flatnonzero(new)[np.cumsum(new) - 1]
+    return found

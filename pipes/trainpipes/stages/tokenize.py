@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from trainpipes._internal.checks import Count, Text, require, whole_number
+from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.bad_text import first_bad
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
@@ -15,19 +16,13 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.options import identify
+from trainpipes.stages import text_columns
 from trainpipes.stages.columns import taken
 from trainpipes.stages.targets import IGNORED, OnError
-from trainpipes.stages.text_columns import (
-    Template,
-    labelled_of,
-    null_texts,
-    outputs_of,
-    text_columns,
-)
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.tokenizers.engine import Affixes
+from trainpipes.tokenizers.adapters import Function
+from trainpipes.tokenizers.engine import Affixes, Pair
 from trainpipes.tokenizers.ragged import Ragged, assemble
-from trainpipes.tokenizers.simple import Function
 
 
 def end_token(value: Any, option: str) -> None:
@@ -122,24 +117,24 @@ class Tokenize(Tokenizes):
         _ = self._template, self._outputs, self._labelled  # raises for what does not fit
         both = sorted(set(self._texts) & set(self._outputs))
         if self.keep_text and both:
-            raise ConfigError(
-                f"tokenize(keep_text=True) keeps the text column {both[0]!r}, and the ids would have "
-                "that name too; give them another by columns={text: ids}"
-            )
+            why = f"keeps the text column {both[0]!r}, and the ids would have that name too"
+            way = "give them another by columns={text: ids}"
+            raise ConfigError(f"tokenize(keep_text=True) {why}; {way}")
         if isinstance(self.maker, Function):
             self._end()
 
     @cached_property
-    def _template(self) -> Template | None:
-        return None if self.template is None else Template(self.template)
+    def _template(self) -> text_columns.Template | None:
+        return None if self.template is None else text_columns.Template(self.template)
 
     @cached_property
     def _outputs(self) -> dict[str, list[str]]:
-        return outputs_of(self.columns, self.concat, self.template is not None, self.pair)
+        filled = self.template is not None
+        return text_columns.outputs_of(self.columns, self.concat, filled, self.pair)
 
     @cached_property
     def _labelled(self) -> list[str] | bool | None:
-        return labelled_of(self.labels, self._outputs)
+        return text_columns.labelled_of(self.labels, self._outputs)
 
     @cached_property
     def _texts(self) -> list[str]:
@@ -182,14 +177,12 @@ class Tokenize(Tokenizes):
             rule = f"a token that the tokenizer {engine} has"
             require(found is not None, "tokenize(add_eos)", rule, asked, "give another, or its id")
             return found
-        ends = {} if isinstance(engine, Function) else engine.ends()
+        ends = engine.special.ends
         if len(ends) == 1:
             return next(iter(ends.values()))
         said = f"has several ({', '.join(ends)})" if ends else "does not tell which token that is"
-        raise ConfigError(
-            f"tokenize(add_eos=True) needs the end token, and the tokenizer {engine} {said}; give it: "
-            'add_eos="<token>" or add_eos=<id>'
-        )
+        why = f"tokenize(add_eos=True) needs the end token, and the tokenizer {engine} {said}"
+        raise ConfigError(f'{why}; give it: add_eos="<token>" or add_eos=<id>')
 
     @cached_property
     def _affixes(self) -> Affixes:
@@ -203,25 +196,24 @@ class Tokenize(Tokenizes):
     def _check_room(self, special: int) -> None:
         room = self.max_length
         if room is not None and room < special:
-            raise ConfigError(
-                f"{self}: max_length counts the whole sequence, with its {special} special tokens "
-                f"(or the end token), got {room}; raise it, or pass add_special_tokens=False"
-            )
+            rule = f"max_length counts {special} special tokens (or the end token) too, got {room}"
+            raise ConfigError(f"{self}: {rule}; raise it, or pass add_special_tokens=False")
 
     # The work
 
     def process(self, run: Run) -> Run:
         self._check_rows(run)
-        self._targets.refuse_batches(run)
-        if self.on_error == "skip":
-            nulls = null_texts(run.block, self._texts, self)
-            if nulls.any():
-                self._targets.left_out.add(run.block.ids[nulls], nulls[nulls].astype(np.int64))
-                run = run.pick(np.flatnonzero(~nulls))
-        block = run.block
-        if isinstance(block.data, list) and not block.data:
+        self.refuse_batches(run)
+        if isinstance(run.block.data, list) and not run.block.data:
             return run
-        texts = text_columns(block, self._texts, self, numbers=self._template is not None)
+        numbers = self._template is not None
+        texts = text_columns.read_texts(run.block, self._texts, self, numbers)
+        there = text_columns.without_nulls(texts, self, run.block.ids, self.on_error == "skip")
+        if there is not None:
+            self.without_target.add(run.block.ids[~there], (~there)[~there].astype(np.int64))
+            run = run.pick(np.flatnonzero(there))
+            texts = {name: column.filter(to_arrow(there)) for name, column in texts.items()}
+        block = run.block
         _ = self.maker.loaded  # what fails here is about no row
         try:
             columns = self._encode(texts, block.ids)
@@ -235,8 +227,8 @@ class Tokenize(Tokenizes):
 
     def _encode(self, texts: Mapping[str, Any], numbers: IntArray) -> dict[str, Ragged]:
         if self.pair:
-            first, second = (texts[name] for name in self._texts)
-            return self._encode_pairs(first, second, numbers)
+            one, other = (texts[name] for name in self._texts)
+            return self._encode_pairs((one, other), numbers)
         if self._template is not None:
             texts = {"": self._template.fill(texts)}
             outputs: Mapping[str, Sequence[str]] = {"input_ids": [""]}
@@ -260,7 +252,7 @@ class Tokenize(Tokenizes):
     def _labels(self, ids: Ragged, pieces: Any, names: Sequence[str], whole: Any) -> Ragged:
         """Ids of labeled columns, and of the end token where ``whole``; -100 elsewhere."""
         suffix = self._affixes[1]
-        ended = bool(suffix) and suffix[-1] in (self._end(), *self.maker.ends().values())
+        ended = bool(suffix) and suffix[-1] in (self._end(), *self.maker.special.ends.values())
         if self._labelled is True:
             values = ids.values.copy()
             if ended:
@@ -275,14 +267,14 @@ class Tokenize(Tokenizes):
         counted = np.repeat(in_loss.reshape(-1), cut.reshape(-1))
         return Ragged(np.where(counted, ids.values, np.int32(IGNORED)), ids.offsets)
 
-    def _encode_pairs(self, first: Any, second: Any, numbers: IntArray) -> dict[str, Ragged]:
+    def _encode_pairs(self, texts: Pair, numbers: IntArray) -> dict[str, Ragged]:
         special, side = self.add_special_tokens, self.truncation_side
         count, last = self.maker.pair_affixes() if special else (0, None)
         end = self._end()
         added = () if end is None or last == end else (end,)
         self._check_room(count + len(added))
         room = None if self.max_length is None else self.max_length - len(added)
-        ids, types = self.maker.encode_pairs(first, second, special, room, side, numbers)
+        ids, types = self.maker.encode_pairs(texts, special, room, side, numbers)
         ids = assemble([ids], (), added)[0]
         columns = {"input_ids": ids, "token_type_ids": assemble([types], (), [1] * len(added))[0]}
         if self._labelled is not None:
@@ -302,21 +294,18 @@ class Tokenize(Tokenizes):
 
     def _replaced(self, block: Block, columns: Mapping[str, Ragged]) -> Any:
         data: Any = block.data
+        rows = data if isinstance(data, list) else [data.column_names]
         gone = set() if self.keep_text else set(self._texts)
-        present = (
-            {name for row in data for name in row} if isinstance(data, list) else data.column_names
-        )
+        present = {name for row in rows for name in row} - gone
         for name in columns:
-            if name in present and name not in gone:
+            if name in present:
                 raise taken(name, self)
         if isinstance(data, list):
             made = zip(*(ragged.to_rows() for ragged in columns.values()), strict=True)
-            return [
-                {k: v for k, v in row.items() if k not in gone}
-                | dict(zip(columns, one, strict=True))
-                for row, one in zip(data, made, strict=True)
-            ]
-        kept = data.select([name for name in data.column_names if name not in gone])
+            kept = ({k: v for k, v in row.items() if k not in gone} for row in data)
+            ids = (dict(zip(columns, one, strict=True)) for one in made)
+            return [row | own for row, own in zip(kept, ids, strict=True)]
+        data = data.drop_columns(list(gone))
         for name, ragged in columns.items():
-            kept = kept.append_column(name, ragged.to_arrow())
-        return kept
+            data = data.append_column(name, ragged.to_arrow())
+        return data

@@ -11,19 +11,20 @@ from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage, made_once
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.read_columns import cells, lists_of, names_of, read
 from trainpipes.stages.targets import Flags, OnError, TargetStage, have_target
+from trainpipes.tokenizers.adapters import Function
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
 from trainpipes.tokenizers.parallelism import take_turns
 from trainpipes.tokenizers.ragged import Ragged
-from trainpipes.tokenizers.simple import Function
 
 #: Rows whose labels are looked at in a process where nobody asks for it.
 LOOKED_AT = 1 << 16
 
 
-class Tokenizes(TargetStage):
+class Tokenizes(TargetStage, RunStage):
     @made_once
     def maker(self) -> Engine:
         return load(self.options["tokenizer"], self.options.get("engine", "auto"))
@@ -36,30 +37,27 @@ class Tokenizes(TargetStage):
         """The run without ``bad`` rows and those without a target, if these are left out."""
         labels, most = columns.get("labels"), self.options["max_length"]
         if labels is None:
-            found = np.ones(len(run), dtype=np.bool_)
-            return run if self.keeps_rows else self._targets.check(run, found, bad=bad)
+            return self.check_targets(run, np.ones(len(run), dtype=np.bool_), bad=bad)
         if self.options["on_error"] == "keep":
             return run
         cut = None if most is None else labels.lengths >= most
-        return self._targets.check(run, have_target(labels.values, labels.lengths), cut, bad)
+        return self.check_targets(run, have_target(labels.values, labels.lengths), cut, bad)
 
     @property
     def pad_id(self) -> int:
-        return self.maker.pad_id() or 0
+        return self.maker.special.pad or 0
 
     def pads(self, what: str, way: str) -> int:
         """The pad token, for what is padded; raises with the way out where there is none."""
         if isinstance(self.maker, Function):
-            raise ConfigError(
-                f"{what} is padded with the tokenizer's pad token, and {self.maker} is a function, "
-                f"which does not tell its pad token: give {way}"
-            )
+            why = f"is padded with the tokenizer's pad token, which {self.maker}, a function, does not tell"
+            raise ConfigError(f"{what} {why}: give {way}")
         return self.pad_id
 
     @property
     def padding_side(self) -> Side:
         """The side that transformers' settings of the tokenizer pad on; "right" without any."""
-        return self.maker.padding() or "right"
+        return self.maker.special.side or "right"
 
     def runs_on(self) -> str:
         said = self.maker.runs_on()
@@ -121,7 +119,7 @@ class TokenizedBy(Tokenizes):
         return {**super().identity(), "tokenizer": self.maker.fingerprint()}
 
     def process(self, run: Run) -> Run:
-        self._targets.refuse_batches(run)
+        self.refuse_batches(run)
         if not self._looks(run):
             return run
         block, found = run.block, np.ones(len(run), dtype=np.bool_)
@@ -131,7 +129,7 @@ class TokenizedBy(Tokenizes):
             labels = lists_of(read(cells(block, name, self), name, self, block.ids))
             if labels is not None:
                 found &= have_target(*labels)
-        return self._targets.check(run, found)
+        return self.check_targets(run, found)
 
     #: Rows that were looked at in this process.
     _seen: ClassVar[int] = 0
@@ -146,6 +144,8 @@ class TokenizedBy(Tokenizes):
 
 
 class TakesTokenizer(Stage):
+    free = frozenset({"tokenizer"})  # what is taken from it is in the identity
+
     @made_once
     def _own(self) -> TokenizedBy | None:
         given = self.options["tokenizer"]
@@ -154,8 +154,3 @@ class TakesTokenizer(Stage):
     def tokenizes(self, below: Sequence[Stage]) -> Tokenizes | None:
         """What made the ids: the option, or the last stage below."""
         return self._own or next((s for s in reversed(below) if isinstance(s, Tokenizes)), None)
-
-    def identity(self) -> dict[str, Any]:
-        found = super().identity()
-        found.pop("tokenizer", None)
-        return found

@@ -9,14 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data
 
 from trainpipes import samplers
 from trainpipes.engine.layout import IntArray, random_key
@@ -25,8 +18,9 @@ from trainpipes.errors import DataError
 #: Keys asked for at a time of a sampler that draws from the global generator.
 FEW = 256
 
+SEQUENCES = (Sequence, np.ndarray, torch.Tensor)
 #: Those whose draws come from their ``generator`` alone.
-WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+WITH_GENERATOR = (data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
 
 
 class TorchOrder:
@@ -40,8 +34,8 @@ class TorchOrder:
         """Its numbers are looked at when they are drawn."""
 
     def length(self, rows: int) -> int:
-        parts = self._sampler.num_replicas if isinstance(self._sampler, DistributedSampler) else 1
-        return len(self._sampler) * parts
+        whole = isinstance(self._sampler, data.DistributedSampler)
+        return len(self._sampler) * (self._sampler.num_replicas if whole else 1)
 
     def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
         drawn = self._drawn
@@ -52,18 +46,14 @@ class TorchOrder:
     def _numbers(self, epoch: int, rows: int) -> IntArray:
         keys = list(keys_of(self._sampler, epoch))
         found = np.asarray(keys)
-        name = type(self._sampler).__name__
+        gives = f"shuffle(sampler={type(self._sampler).__name__}): the sampler gives"
         if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-            raise DataError(
-                f"shuffle(sampler={name}): the sampler gives {keys[0]!r}, which is no row number; "
-                "from_dataset(dataset, sampler=...) takes any key that the dataset knows"
-            )
+            way = "from_dataset(dataset, sampler=...) takes any key that the dataset knows"
+            raise DataError(f"{gives} {keys[0]!r}, which is no row number; {way}")
         outside = (found < 0) | (found >= rows)
         if outside.any():
-            raise DataError(
-                f"shuffle(sampler={name}): the sampler gives row {found[outside][0]}, and there are "
-                f"{rows:,} rows: make it for this dataset"
-            )
+            there = f"and there are {rows:,} rows: make it for this dataset"
+            raise DataError(f"{gives} row {found[outside][0]}, {there}")
         return found.astype(np.int64)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -72,21 +62,21 @@ class TorchOrder:
 
 def reorders(sampler: Any) -> bool:
     """Whether a sampler may give another order every epoch."""
-    if type(sampler) is BatchSampler:
+    if type(sampler) is data.BatchSampler:
         return reorders(sampler.sampler)
-    if type(sampler) in (DistributedSampler, samplers.DistributedSampler):
+    if type(sampler) in (data.DistributedSampler, samplers.DistributedSampler):
         return bool(sampler.shuffle)
-    in_order = SequentialSampler, samplers.SequentialSampler, Sequence, np.ndarray, torch.Tensor
+    in_order = data.SequentialSampler, samplers.SequentialSampler, *SEQUENCES
     return not isinstance(sampler, in_order)
 
 
 def draws_globally(sampler: Any) -> bool:
     """Whether a sampler may draw from torch's global generator: any but torch's own, ours and sequences."""
-    if type(sampler) in (BatchSampler, samplers.BatchSampler):
+    if type(sampler) in (data.BatchSampler, samplers.BatchSampler):
         return draws_globally(sampler.sampler)
-    safe = (*WITH_GENERATOR, SequentialSampler, DistributedSampler)
+    safe = (*WITH_GENERATOR, data.SequentialSampler, data.DistributedSampler)
     known = type(sampler) in safe or type(sampler).__module__.startswith("trainpipes.")
-    return not known and not isinstance(sampler, Sequence | np.ndarray | torch.Tensor)
+    return not known and not isinstance(sampler, SEQUENCES)
 
 
 def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
@@ -95,20 +85,18 @@ def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
     back.
     """
     seed = int(random_key(0, "sampler", epoch)[0] >> np.uint64(1))
-    if isinstance(sampler, DistributedSampler):
+    if isinstance(sampler, data.DistributedSampler):
         return _of_replicas(sampler, epoch)
     globally = draws_globally(sampler) or not hasattr(sampler, "__len__")
     found = _drawn(sampler, seed) if globally else iter(_seeded(sampler, seed))
     if not hasattr(sampler, "__len__"):
         return found
-    count = len(sampler)
+    count, name = len(sampler), type(sampler).__name__
     keys = list(islice(found, count + 1))
     if len(keys) != count:
         gave = f"{len(keys):,}" if len(keys) < count else "more"
-        raise DataError(
-            f"{type(sampler).__name__}: its length is {count:,}, and it gave {gave} in epoch {epoch}: both "
-            "must agree in every epoch"
-        )
+        said = f"{name}: its length is {count:,}, and it gave {gave} in epoch {epoch}"
+        raise DataError(f"{said}: both must agree in every epoch")
     return iter(keys)
 
 
@@ -127,15 +115,14 @@ def _drawn(sampler: Any, seed: int) -> Iterator[Any]:
     after which the global one is put back.
     """
     own = getattr(sampler, "generator", None)
-    kept = own.get_state() if isinstance(own, torch.Generator) else None
-    iterator, state = None, None
+    own = own if isinstance(own, torch.Generator) else torch.Generator()
+    kept, iterator, state = own.get_state(), None, None
     try:
         while True:
             with torch.random.fork_rng(devices=[]):
                 if iterator is None or state is None:
                     torch.manual_seed(seed)
-                    if isinstance(own, torch.Generator):
-                        own.manual_seed(seed ^ own.initial_seed())
+                    own.manual_seed(seed ^ own.initial_seed())
                     iterator = iter(sampler)
                 else:
                     torch.set_rng_state(state)
@@ -145,15 +132,14 @@ def _drawn(sampler: Any, seed: int) -> Iterator[Any]:
                 return
             yield from keys
     finally:
-        if isinstance(own, torch.Generator) and kept is not None:
-            own.set_state(kept)
+        own.set_state(kept)
 
 
 def _seeded(sampler: Any, seed: int) -> Any:
     """A copy of torch's sampler with a generator of its own; any other as it is."""
-    if type(sampler) is BatchSampler:
+    if type(sampler) is data.BatchSampler:
         inner = _seeded(sampler.sampler, seed)
-        return BatchSampler(inner, sampler.batch_size, sampler.drop_last)
+        return data.BatchSampler(inner, sampler.batch_size, sampler.drop_last)
     if type(sampler) not in WITH_GENERATOR:
         return sampler
     seeded, own = copy.copy(sampler), sampler.generator

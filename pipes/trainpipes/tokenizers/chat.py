@@ -53,11 +53,9 @@ class Chat(Loaded):
         self._tokenizer, self._given = tokenizer, template
 
     def _load(self) -> Any:
-        found = self._tokenizer
-        if isinstance(found, str | os.PathLike):
-            found = auto_tokenizer(os.fspath(found))
-        else:
-            found = copy.deepcopy(found)
+        given = self._tokenizer
+        named = isinstance(given, str | os.PathLike)
+        found = auto_tokenizer(os.fspath(given)) if named else copy.deepcopy(given)
         if not getattr(found, "is_fast", False):
             kind = type(found).__name__
             raise wrong("chat_template(tokenizer)", "a fast tokenizer of transformers", kind)
@@ -76,10 +74,8 @@ class Chat(Loaded):
         try:
             found: str = self.loaded.get_chat_template()
         except ValueError as error:
-            raise ConfigError(
-                f"the tokenizer has no chat template of its own ({str(error).splitlines()[0]}): pass "
-                "chat_template(..., template=...)"
-            ) from error
+            why = f"the tokenizer has no chat template of its own ({str(error).splitlines()[0]})"
+            raise ConfigError(f"{why}: pass chat_template(..., template=...)") from error
         return found
 
     def fingerprint(self) -> str:
@@ -96,10 +92,9 @@ class Chat(Loaded):
                 return Written(text, spans)
             before = self._render(prompt, tools, add_generation_prompt=True)[0]
         if not text.startswith(before):
-            raise DataError(
-                "the chat template writes the prompt differently when no response follows, or the response "
-                "does not start with an assistant message, so that it is not known where the response starts"
-            )
+            why = "the chat template writes the prompt differently when no response follows"
+            other = "it does not start with an assistant message"
+            raise DataError(f"where the response starts is not known: {other}, or {why}")
         return Written(text, [span for span in spans if span[0] >= len(before)])
 
     def encode(self, written: Sequence[Written]) -> tuple[Ragged, npt.NDArray[np.bool_]]:
@@ -126,14 +121,11 @@ class Chat(Loaded):
 
         render: Any = chat_template_utils.render_jinja_template
         try:
-            (text,), spans = render(
-                [messages], tools, chat_template=self.template, **options,
-                **self.loaded.special_tokens_map,
-            )  # fmt: skip
+            named = {**options, **self.loaded.special_tokens_map, "chat_template": self.template}
+            (text,), spans = render([messages], tools, **named)
         except Exception as error:
-            raise DataError(
-                f"the chat template cannot write this conversation: {type(error).__name__}: {error}"
-            ) from error
+            said = f"{type(error).__name__}: {error}"
+            raise DataError(f"the chat template cannot write this conversation: {said}") from error
         return text, [span for spans_of_one in spans for span in spans_of_one]
 
     def _spans(self, messages: Messages, tools: Tools, text: str, first: int) -> Spans:
@@ -151,12 +143,9 @@ class Chat(Loaded):
                 before = None  # the template has none for no message
             upto = text if last else self._render(messages[: number + 1], tools)[0]
             if before is None or not (upto.startswith(before) and text.startswith(upto)):
-                raise DataError(
-                    f"the chat template writes message {number} differently when it is the last "
-                    "one, or starts it differently from its generation prompt, so that it is not known "
-                    "which tokens are the assistant's: mark them in the template by {% generation %} … "
-                    "{% endgeneration %}, and pass it as template=..."
-                )
+                why = "differently when it is the last, or otherwise than its generation prompt"
+                way = "mark the assistant's tokens by {% generation %} … {% endgeneration %} in template=..."
+                raise DataError(f"the chat template writes message {number} {why}: {way}")
             content = message.get("content")
             said = upto[len(before) :]
             kept = len(said.rstrip())
@@ -169,15 +158,12 @@ class Chat(Loaded):
 def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]]:
     """A conversation as transformers takes it, without nulls, which Arrow puts in for missing keys."""
     if not isinstance(value, list | tuple) or not value:
-        raise DataError(
-            f"a conversation is a list of messages, one or more, got {type(value).__name__}"
-            f"{' of none' if value is not None and not value else ''}"
-        )
+        got = f"{type(value).__name__}{' of none' if value is not None and not value else ''}"
+        raise DataError(f"a conversation is a list of messages, one or more, got {got}")
     for number, message in enumerate(value):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise DataError(
-                f'message {number} of a conversation is a dict with "role" and "content", got {message!r:.80}'
-            )
+            rule = f'message {number} of a conversation is a dict with "role" and "content"'
+            raise DataError(f"{rule}, got {message!r:.80}")
     found: list[dict[str, Any]] = _filled(value)
     calls = [message.get("tool_calls") for message in found] if parse_arguments else []
     for call in (call for some in calls if isinstance(some, list) for call in some):
@@ -195,14 +181,12 @@ def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]
 def tools_of(value: Any) -> list[dict[str, Any]] | None:
     try:
         found = json.loads(value or "[]") if isinstance(value, str) else value or []
-        if isinstance(found, list):
-            found = [json.loads(tool) if isinstance(tool, str) else tool for tool in found]
-        filled = _filled(found)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"tools are JSON, which this is not ({error}): {value!r:.80}") from None
-    if not isinstance(found, list) or not all(isinstance(tool, Mapping) for tool in found):
-        raise DataError(f"tools are a list of JSON schemas, got {value!r:.80}")
-    return filled or None
+        found = [json.loads(tool) if isinstance(tool, str) else tool for tool in found]
+        if not all(isinstance(tool, Mapping) for tool in found):
+            raise TypeError("a schema is a dict")
+        return _filled(found) or None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"tools are a list of JSON schemas, got {value!r:.80} ({error})") from None
 
 
 def _filled(value: Any) -> Any:

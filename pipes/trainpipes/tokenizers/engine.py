@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from trainpipes.tokenizers.ragged import Ragged
 
 #: Special tokens before and after a text.
 Affixes = tuple[tuple[int, ...], tuple[int, ...]]
+Pair = tuple[pa.LargeStringArray, pa.LargeStringArray]
 
 
 class Loaded(ABC):
@@ -57,6 +60,22 @@ class Loaded(ABC):
         return found[1]
 
 
+@dataclass(frozen=True)
+class Special:
+    """The special tokens that a tokenizer tells of, and the side that it pads on."""
+
+    #: Tokens that may end a text, by name; one if the tokenizer says which.
+    ends: dict[str, int] = field(default_factory=dict)
+    pad: int | None = None
+    side: Side | None = None
+    #: Tokens that stand for no text; the end and the pad token if left out.
+    ids: Collection[int] | None = None
+
+    def all_ids(self) -> list[int]:
+        known = {*self.ends.values(), self.pad} if self.ids is None else self.ids
+        return sorted(i for i in known if i is not None)
+
+
 class Engine(Loaded):
     """Text to token ids, in one tokenizer's way."""
 
@@ -78,14 +97,12 @@ class Engine(Loaded):
         """What stands for the tokenizer in a checkpoint: its content, wherever it lies."""
 
     def encode_pairs(
-        self, first: pa.LargeStringArray, second: pa.LargeStringArray, special: bool,
-        max_length: int | None, side: Side, numbers: IntArray,
-    ) -> tuple[Ragged, Ragged]:  # fmt: skip
+        self, texts: Pair, special: bool, max_length: int | None, side: Side, numbers: IntArray
+    ) -> tuple[Ragged, Ragged]:
         """Ids and type ids of pairs of texts, the longer one cut first."""
-        raise ConfigError(
-            f"pair=True needs a tokenizer that knows how a pair is written, and {self} does not: give a "
-            "tokenizer.json or a transformers fast tokenizer, or leave pair out to join the columns"
-        )
+        way = "give a tokenizer.json or a transformers fast tokenizer, or leave pair out to join the columns"
+        rule = "needs a tokenizer that knows how a pair is written"
+        raise ConfigError(f"pair=True {rule}, and {self} does not: {way}")
 
     def runs_on(self) -> str:
         return type(self).__name__.lower()
@@ -97,15 +114,9 @@ class Engine(Loaded):
     def pair_affixes(self) -> tuple[int, int | None]:
         return 0, None
 
-    def ends(self) -> dict[str, int]:
-        """Tokens that may end a text, by name; one if the tokenizer says which."""
-        return {}
-
-    def pad_id(self) -> int | None:
-        return None
-
-    def padding(self) -> Side | None:
-        return None
+    @cached_property
+    def special(self) -> Special:
+        return Special()
 
     def token_id(self, token: str) -> int | None:
         return None
@@ -114,18 +125,21 @@ class Engine(Loaded):
         """The id of every token, by name, if the tokenizer shows them."""
         return None
 
-    def special_ids(self) -> list[int]:
-        """Tokens that stand for no text."""
-        pad = self.pad_id()
-        return sorted({*self.ends().values(), *([] if pad is None else [pad])})
-
-    def decode(self, ids: Sequence[int]) -> str | None:
-        """The text of token ids, for people: special tokens by name, unknown ids as ``<5>``."""
-        return None
-
     def package(self) -> str | None:
         """The package that makes the ids, if several may; states record it."""
         return None
+
+    def decode(self, ids: Sequence[int]) -> str | None:
+        """The text of token ids, for people: special tokens by name, unknown ids as ``<5>``."""
+        runs = ((name, list(run)) for name, run in groupby(map(int, ids), self._named))
+        return "".join(name * len(run) if name else self._text(run) for name, run in runs)
+
+    def _named(self, token: int) -> str:
+        """What stands for a token that is not decoded with others; "" for one that is."""
+        return ""
+
+    def _text(self, ids: list[int]) -> str:
+        return ""
 
 
 def read(path: str) -> bytes:
@@ -166,21 +180,6 @@ def begins_word(pieces: Mapping[str, int]) -> npt.NDArray[np.bool_] | None:
     found = np.full(max(pieces.values()) + 1, most == "##")
     found[[i for name, i in pieces.items() if name.startswith(WORD_MARKS[most])]] = most != "##"
     return found
-
-
-def decoded(
-    ids: Iterable[int], name: Callable[[int], str], decode: Callable[[list[int]], str]
-) -> str:
-    """The text of token ids: some have a name, runs of the others are decoded together.
-
-    >>> decoded([1, 2, 99, 1], lambda i: "<99>" * (i == 99), lambda ids: "".join(map(str, ids)))
-    '12<99>1'
-    """
-    found = []
-    for named, run in groupby(map(int, ids), name):
-        some = list(run)
-        found.append(named * len(some) if named else decode(some))
-    return "".join(found)
 
 
 def utf8(content: bytes) -> str:

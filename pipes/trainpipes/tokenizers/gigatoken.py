@@ -101,10 +101,7 @@ class Checked:
     """
 
     def __init__(
-        self,
-        make: Callable[[], Any],
-        reference: Callable[[pa.LargeStringArray], Ragged],
-        name: str,
+        self, make: Callable[[], Any], reference: Callable[[Any], Ragged], name: str
     ) -> None:
         self._make, self._reference, self._name = make, reference, name
         self._fast: Any = None
@@ -129,22 +126,18 @@ class Checked:
         looked_at = np.flatnonzero(sampled | young)
         if not len(looked_at):
             return found
+        rows = found.to_rows()
         right = self._reference(texts.take(to_arrow(looked_at))).to_rows()
-        right_of = dict(zip(looked_at.tolist(), right, strict=True))
-        for row, ids in right_of.items():
-            got = found.values[found.offsets[row] : found.offsets[row + 1]]
-            if not young[row] and not np.array_equal(got, ids):
+        for row, ids in zip(looked_at.tolist(), right, strict=True):
+            if not young[row] and not np.array_equal(rows[row], ids):
                 text = cut(repr(texts[row].as_py()), SHOWN)
                 raise self._refused(f"gives other ids than tokenizers for the text {text}")
-        if not young.any():
-            return found
-        return Ragged.of_rows([right_of.get(n, ids) for n, ids in enumerate(found.to_rows())])
+            rows[row] = ids
+        return Ragged.of_rows(rows) if young.any() else found
 
     def _refused(self, why: str) -> ConfigError:
-        return ConfigError(
-            f"tokenize({hidden(self._name)}): gigatoken, which is installed, {why}; write "
-            'tokenize(..., engine="tokenizers")'
-        )
+        said = f"tokenize({hidden(self._name)}): gigatoken, which is installed, {why}"
+        return ConfigError(f'{said}; write tokenize(..., engine="tokenizers")')
 
 
 def young_texts(texts: pa.LargeStringArray) -> npt.NDArray[np.bool_]:

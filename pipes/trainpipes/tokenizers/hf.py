@@ -4,7 +4,6 @@ it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ from trainpipes._internal.checks import need
 from trainpipes.columns.rectangles import Side
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.tokenizers.engine import Affixes, Engine, decoded, digest, read
+from trainpipes.tokenizers.engine import Affixes, Engine, Pair, Special, digest, read
 from trainpipes.tokenizers.gigatoken import EVERY, Checked, Gigatoken, why_not
 from trainpipes.tokenizers.parallelism import settle
 from trainpipes.tokenizers.ragged import Ragged, assemble
@@ -33,24 +32,25 @@ NAMED = ("eos_token", "pad_token", "padding_side")
 
 @dataclass(frozen=True)
 class Facts:
-    """What a ``tokenizer.json`` says: its fingerprint, the ids of special tokens, and why gigatoken
-    cannot do its work.
+    """What a ``tokenizer.json`` says: its fingerprint, ids by name of the tokens that may end or pad
+    a text, the special tokens, and why gigatoken cannot do its work.
     """
 
     fingerprint: str
     tokens: dict[str, int]
+    special: list[int]
     refusal: str | None
 
 
 class HuggingFace(Engine):
     """The path of a ``tokenizer.json``; or an object as it is now: later changes do not count."""
 
-    def __init__(self, tokenizer: Any, fast: bool = True) -> None:
+    def __init__(self, tokenizer: Any, engine: str = "auto") -> None:
         is_file = isinstance(tokenizer, str)
         super().__init__(tokenizer if is_file else type(tokenizer).__name__)
         need("tokenizers", "a tokenizer.json")
         settle()
-        self._fast = fast
+        self._fast = engine == "auto"
         split = ("encode_special_tokens", "split_special_tokens")
         self._splits_special = any(getattr(tokenizer, option, False) for option in split)
         named: Any = {key: getattr(tokenizer, key, None) for key in NAMED}
@@ -63,13 +63,12 @@ class HuggingFace(Engine):
             try:
                 text = getattr(tokenizer, "backend_tokenizer", tokenizer).to_str()
             except Exception as error:
-                raise ConfigError(
-                    f"{self} has parts written in Python, which cannot be copied ({error}); give a "
-                    "function instead: lambda texts: [e.ids for e in tokenizer.encode_batch(texts)]"
-                ) from error
+                said = f"{self} has parts written in Python, which cannot be copied ({error})"
+                way = "lambda texts: [e.ids for e in tokenizer.encode_batch(texts)]"
+                raise ConfigError(f"{said}; give a function instead: {way}") from error
             self._content = text.encode()
         entries = {k: v.get("content") if isinstance(v := named[k], dict) else v for k in NAMED}
-        self._named = {k: v if isinstance(v, str) else None for k, v in entries.items()}
+        self._said = {k: v if isinstance(v, str) else None for k, v in entries.items()}
 
     def _load(self) -> tuple[Any, Checked | None]:
         from tokenizers import Tokenizer
@@ -96,10 +95,8 @@ class HuggingFace(Engine):
         return Gigatoken(json.dumps(json.loads(self._content) | unused))
 
     def _unreadable(self, error: Exception) -> UnreadableError:
-        return UnreadableError(
-            f"{self} is not a tokenizer.json that this version of tokenizers reads: {error}",
-            path=str(self),
-        )
+        said = f"{self} is not a tokenizer.json that this version of tokenizers reads: {error}"
+        return UnreadableError(said, path=str(self))
 
     @cached_property
     def _facts(self) -> Facts:
@@ -110,18 +107,20 @@ class HuggingFace(Engine):
             if isinstance(vocab, list):  # Unigram: pairs of a piece and its score
                 vocab = {entry[0]: number for number, entry in enumerate(vocab)}
             tokens = {name: vocab[name] for name in (*ENDS, *PADS) if name in vocab}
-            tokens |= {t["content"]: t["id"] for t in content.get("added_tokens") or ()}
+            added = content.get("added_tokens") or ()
+            tokens |= {t["content"]: t["id"] for t in added}
+            special = [t["id"] for t in added if t.get("special")]
             refusal = why_not(content, self._splits_special)
             if model.get("merges"):
-                model["merges"] = [
-                    m if isinstance(m, str) else " ".join(m) for m in model["merges"]
-                ]
+                merges = model["merges"]
+                model["merges"] = [m if isinstance(m, str) else " ".join(m) for m in merges]
             unused = ("version", "truncation", "padding")
             shaping = _set_only({k: v for k, v in content.items() if k not in unused})
             canonical = json.dumps(shaping, sort_keys=True, separators=(",", ":"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._unreadable(error) from error
-        return Facts(digest(canonical.encode("utf-8", "surrogatepass")), tokens, refusal)
+        fingerprint = digest(canonical.encode("utf-8", "surrogatepass"))
+        return Facts(fingerprint, tokens, special, refusal)
 
     @property
     def _refusal(self) -> str | None:
@@ -147,22 +146,19 @@ class HuggingFace(Engine):
         return encode_all(plain, texts) if checked is None else checked.encode(texts, numbers)
 
     def encode_pairs(
-        self, first: pa.LargeStringArray, second: pa.LargeStringArray, special: bool,
-        max_length: int | None, side: Side, numbers: IntArray,
-    ) -> tuple[Ragged, Ragged]:  # fmt: skip
+        self, texts: Pair, special: bool, max_length: int | None, side: Side, numbers: IntArray
+    ) -> tuple[Ragged, Ragged]:
         frame = self._probes[2, special]
         if sorted(text for _, _, text in frame if text is not None) != [0, 1]:
-            raise ConfigError(
-                f"pair=True needs a tokenizer that writes each text of a pair once, and {self} does not: "
-                "leave pair out to join the columns"
-            )
-        pair = self.encode(first, numbers), self.encode(second, numbers)
+            rule = "pair=True needs a tokenizer that writes each text of a pair once"
+            raise ConfigError(f"{rule}, and {self} does not: leave pair out to join the columns")
+        pair, rows = (self.encode(texts[0], numbers), self.encode(texts[1], numbers)), len(numbers)
         if max_length is not None:
             pair = longest_first(*pair, max_length - (len(frame) - 2), side)
-        each = np.arange(len(first) + 1)
+        each = np.arange(rows + 1)
         ids, types = [], []
         for token, kind, text in frame:
-            own = Ragged(np.full(len(first), token, np.int32), each) if text is None else pair[text]
+            own = Ragged(np.full(rows, token, np.int32), each) if text is None else pair[text]
             ids.append(own)
             types.append(Ragged(np.full_like(own.values, kind), own.offsets))
         return assemble(ids)[0], assemble(types)[0]
@@ -181,13 +177,10 @@ class HuggingFace(Engine):
         found = {}
         for count, special in ((1, True), (2, False), (2, True)):
             made = probe.encode("x", "x" if count == 2 else None, add_special_tokens=special)
-            rows = zip(
-                made.ids, made.type_ids, made.sequence_ids, made.special_tokens_mask, strict=True
-            )
-            found[count, special] = [
-                (token, kind, None if own else -1 if text is None else text)
-                for token, kind, text, own in rows
-            ]
+            mask, which = made.special_tokens_mask, made.sequence_ids
+            rows = zip(made.ids, made.type_ids, which, mask, strict=True)
+            texts = ((i, kind, -1 if text is None else text, own) for i, kind, text, own in rows)
+            found[count, special] = [(i, t, None if own else text) for i, t, text, own in texts]
         return found
 
     def affixes(self) -> Affixes:
@@ -195,10 +188,8 @@ class HuggingFace(Engine):
         ids = [token for token, _, _ in found]
         places = [place for place, (_, _, text) in enumerate(found) if text is not None]
         if len(places) != 1:
-            raise ConfigError(
-                f"{self} puts a text {len(places)} times between its special tokens, and only "
-                "once is supported here; pass add_special_tokens=False"
-            )
+            said = f"{self} puts a text {len(places)} times between its special tokens, not once"
+            raise ConfigError(f"{said}; pass add_special_tokens=False")
         return tuple(ids[: places[0]]), tuple(ids[places[0] + 1 :])
 
     def pair_affixes(self) -> tuple[int, int | None]:
@@ -208,22 +199,18 @@ class HuggingFace(Engine):
 
     # What it knows of itself
 
-    def ends(self) -> dict[str, int]:
-        tokens, said = self._facts.tokens, self._named["eos_token"]
-        if said is None:
-            return {name: tokens[name] for name in ENDS if name in tokens}
-        found = self.token_id(said)
-        return {} if found is None else {said: found}
-
-    def pad_id(self) -> int | None:
-        tokens, said = self._facts.tokens, self._named["pad_token"]
-        if said is not None:
-            return self.token_id(said)
-        return next((tokens[name] for name in PADS if name in tokens), None)
-
-    def padding(self) -> Side | None:
-        side: Any = self._named["padding_side"]
-        return side if side in ("left", "right") else None
+    @cached_property
+    def special(self) -> Special:
+        known, (end, pad, side) = self._facts.tokens, (self._said[key] for key in NAMED)
+        usual = {name: known.get(name) for name in ENDS}
+        ends = usual if end is None else {end: self.token_id(end)}
+        pads = [known.get(name) for name in PADS] if pad is None else [self.token_id(pad)]
+        return Special(
+            {name: number for name, number in ends.items() if number is not None},
+            next((number for number in pads if number is not None), None),
+            side if side in ("left", "right") else None,  # type: ignore[arg-type]
+            self._facts.special,
+        )
 
     def token_id(self, token: str) -> int | None:
         known = self._facts.tokens.get(token)
@@ -233,18 +220,12 @@ class HuggingFace(Engine):
     def pieces(self) -> dict[str, int]:
         return dict(self._plain.get_vocab(with_added_tokens=True))
 
-    def special_ids(self) -> list[int]:
-        added = self._plain.get_added_tokens_decoder()
-        return sorted(number for number, token in added.items() if token.special)
+    def _named(self, token: int) -> str:
+        known = 0 <= token < 2**32 and self._plain.id_to_token(token) is not None
+        return "" if known else f"<{token}>"
 
-    def decode(self, ids: Sequence[int]) -> str:
-        plain = self._plain
-
-        def name(token: int) -> str:
-            known = 0 <= token < 2**32 and plain.id_to_token(token) is not None
-            return "" if known else f"<{token}>"
-
-        return decoded(ids, name, lambda some: str(plain.decode(some, skip_special_tokens=False)))
+    def _text(self, ids: list[int]) -> str:
+        return str(self._plain.decode(ids, skip_special_tokens=False))
 
 
 def encode_all(tokenizer: Any, texts: pa.LargeStringArray) -> Ragged:
@@ -262,11 +243,9 @@ def longest_first(first: Ragged, second: Ragged, room: int, side: Side) -> tuple
     longer = np.minimum(np.maximum(a, b), room - kept)
     swapped = a > b
     rooms = np.where(swapped, longer, kept), np.where(swapped, kept, longer)
-    cut = [
-        assemble([t], room=room, side=side)[0]
-        for t, room in zip((first, second), rooms, strict=True)
-    ]
-    return cut[0], cut[1]
+    pairs = zip((first, second), rooms, strict=True)
+    one, other = (assemble([t], room=room, side=side)[0] for t, room in pairs)
+    return one, other
 
 
 def _set_only(value: Any) -> Any:
@@ -275,6 +254,5 @@ def _set_only(value: Any) -> Any:
         return [_set_only(v) for v in value]
     if not isinstance(value, dict):
         return value
-    return {
-        k: _set_only(v) for k, v in value.items() if v is not None and v is not False and v != ""
-    }
+    given = ((k, v) for k, v in value.items() if v is not None and v is not False and v != "")
+    return {k: _set_only(v) for k, v in given}

@@ -10,34 +10,32 @@ from typing import Any
 from trainpipes._internal.checks import need, pip_install
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, UnreadableError
+from trainpipes.tokenizers.adapters import Bytes, Function, SentencePiece, Slow, Tiktoken
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.hf import HuggingFace
-from trainpipes.tokenizers.simple import Bytes, Function, Slow
-from trainpipes.tokenizers.trained import SentencePiece, Tiktoken
 
 KINDS = (
-    "a tokenizer is the path of a tokenizer.json, of a *.model, or of a directory that holds one; a name on "
-    'the Hugging Face hub; "bytes"; "tiktoken:NAME"; a tokenizer object of '
-    "tokenizers, transformers, tiktoken or sentencepiece; or a function from a list of texts to lists of ids"
+    "a tokenizer is the path of a tokenizer.json, a *.model or a folder of one; a name on the Hugging Face "
+    'hub; "bytes"; "tiktoken:NAME"; an object of tokenizers, transformers, tiktoken or sentencepiece; or a '
+    "function from a list of texts to lists of ids"
 )
 
 
 def load(tokenizer: Any, engine: str = "auto") -> Engine:
     if isinstance(tokenizer, Engine):
         return tokenizer
-    fast = engine == "auto"
     if isinstance(tokenizer, str) and tokenizer == "bytes":
         return Bytes()
     if isinstance(tokenizer, str) and tokenizer.startswith("tiktoken:"):
         return Tiktoken(tokenizer.removeprefix("tiktoken:"))
     if isinstance(tokenizer, str | os.PathLike):
-        return _from_path(tokenizer, fast)
+        return _from_path(tokenizer, engine)
     classes = {(c.__module__.split(".")[0], c.__name__) for c in type(tokenizer).__mro__}
     of_transformers = ("transformers", "PreTrainedTokenizerBase") in classes
     if of_transformers and not hasattr(tokenizer, "backend_tokenizer"):
         return Slow(tokenizer)
     if of_transformers or classes & {("tokenizers", "Tokenizer"), ("tokenizers", "BaseTokenizer")}:
-        return HuggingFace(tokenizer, fast)
+        return HuggingFace(tokenizer, engine)
     if ("tiktoken", "Encoding") in classes:
         return Tiktoken(tokenizer)
     if ("sentencepiece", "SentencePieceProcessor") in classes:
@@ -47,31 +45,30 @@ def load(tokenizer: Any, engine: str = "auto") -> Engine:
     raise ConfigError(f"{KINDS}; got {shown(tokenizer)}")
 
 
-def _from_path(tokenizer: str | os.PathLike[str], fast: bool) -> Engine:
+def _from_path(tokenizer: str | os.PathLike[str], engine: str) -> Engine:
     text = os.fspath(tokenizer)
     path = text if "://" in text else os.path.expanduser(text)
     if os.path.isdir(path):
         found = sorted(os.listdir(path))
         file = next((n for n in ("tokenizer.json", "tokenizer.model") if n in found), None)
         if file is None and {"tokenizer_config.json", "config.json"} & set(found):
-            return load(auto_tokenizer(path), "auto" if fast else "tokenizers")
+            return load(auto_tokenizer(path), engine)
         if file is None:
-            there = f"{', '.join(found[:8]) or 'nothing'}{', …' if len(found) > 8 else ''}"
             names = "tokenizer.json, tokenizer.model or tokenizer_config.json"
+            there = f"{', '.join(found[:8]) or 'nothing'}{', …' if len(found) > 8 else ''}"
             raise ConfigError(f"the directory {path} holds no {names}; it holds {there}")
         path = os.path.join(path, file)
     elif "://" not in text and not os.path.isfile(path):
         if not isinstance(tokenizer, str) or not is_hub_name(text):
             parent = next(p for p in Path(path).absolute().parents if p.exists())
-            raise ConfigError(
-                f"there is no tokenizer {text}: the nearest directory that exists is {parent}"
-            )
+            nearest = f"the nearest directory that exists is {parent}"
+            raise ConfigError(f"there is no tokenizer {text}: {nearest}")
         if find_spec("transformers") is None:
             way = f"For a name on the Hugging Face hub: {pip_install('transformers')}"
             raise ConfigError(f"{text!r} is not a path; {KINDS}. {way}")
-        return load(auto_tokenizer(text), "auto" if fast else "tokenizers")
+        return load(auto_tokenizer(text), engine)
     if path.endswith(".json"):
-        return HuggingFace(path, fast)
+        return HuggingFace(path, engine)
     if path.endswith(".model"):
         return SentencePiece(path)
     rule = "a tokenizer.json ends in .json, a SentencePiece model in .model"
@@ -96,7 +93,6 @@ def auto_tokenizer(name: str) -> Any:
         if folder:
             message = f"transformers makes no tokenizer of {name}: {why}"
             raise UnreadableError(message, path=name) from error
-        raise ConfigError(
-            f"{name!r} is not a path, and transformers.AutoTokenizer finds no tokenizer of that name: {why}; "
-            f"without a network, fetch it elsewhere (hf download {name}) and give the folder"
-        ) from error
+        said = f"{name!r} is not a path, and AutoTokenizer finds no tokenizer of that name: {why}"
+        way = f"without a network, fetch it elsewhere (hf download {name}) and give the folder"
+        raise ConfigError(f"{said}; {way}") from error

@@ -58,10 +58,8 @@ class Ragged:
 
     def to_arrow(self) -> pa.ListArray:
         if self.offsets[-1] > np.iinfo(np.int32).max:
-            raise DataError(
-                f"{self.offsets[-1]:,} tokens in {len(self):,} rows are more than one Arrow list "
-                "array holds (2,147,483,647); tokenize after batch(), where fewer rows come at a time"
-            )
+            said = f"{self.offsets[-1]:,} tokens in {len(self):,} rows are more than an Arrow array holds"
+            raise DataError(f"{said}; tokenize after batch(), where fewer rows come at a time")
         return list_array(self.values, self.lengths)
 
     def to_rows(self) -> list[Ids]:
@@ -70,37 +68,44 @@ class Ragged:
 
 
 def assemble(
-    segments: Sequence[Ragged],
-    prefix: Sequence[int] = (),
-    suffix: Sequence[int] = (),
-    room: int | IntArray | None = None,
-    side: str = "right",
-) -> tuple[Ragged, IntArray]:
+    segments: Sequence[Ragged], prefix: Sequence[int] = (), suffix: Sequence[int] = (),
+    room: int | IntArray | None = None, side: str = "right",
+) -> tuple[Ragged, IntArray]:  # fmt: skip
     """Each row's segments joined, cut to ``room`` tokens, between prefix and suffix; and the tokens
     of each piece, these included, int64 ``[rows, pieces]``.
     """
-    lengths = np.stack([segment.lengths for segment in segments], axis=1)
-    ends = np.cumsum(lengths, axis=1)
-    starts, total = ends - lengths, ends[:, -1:]
-    most = total if room is None else np.minimum(total, np.reshape(room, (-1, 1)))
-    low = total - most if side == "left" else np.zeros_like(total)  # of the joined segments
-    first, last = np.clip(low, starts, ends), np.clip(low + most, starts, ends)
-    pieces = np.empty((len(lengths), len(segments) + 2), dtype=np.int64)
-    pieces[:, 0], pieces[:, 1:-1], pieces[:, -1] = len(prefix), last - first, len(suffix)
-
-    kept = [
-        segment.parts(segment.offsets[:-1] + (first - starts)[:, k], pieces[:, k + 1])
-        if (pieces[:, k + 1] < lengths[:, k]).any()
-        else segment
-        for k, segment in enumerate(segments)
-    ]
-    if len(kept) == 1 and not prefix and not suffix:
-        return kept[0], pieces
-    # Of each token, the piece that it is of: those of a piece stand in the order of rows.
-    numbers = np.tile(np.arange(pieces.shape[1], dtype=np.uint8), len(pieces))
-    piece = np.repeat(numbers, pieces.reshape(-1))
-    values = np.empty(len(piece), dtype=np.int32)
-    parts = [np.tile(prefix, len(pieces)), *(k.values for k in kept), np.tile(suffix, len(pieces))]
-    for number, part in enumerate(parts):
-        values[piece == number] = part
+    kept, counts = _cut(segments, room, side)
+    rows, around = len(counts), (*prefix, *suffix)
+    pieces = np.empty((rows, len(kept) + 2), dtype=np.int64)
+    pieces[:, 0], pieces[:, 1:-1], pieces[:, -1] = len(prefix), counts, len(suffix)
+    if len(kept) == 1:
+        if not around:
+            return kept[0], pieces
+        edges = np.stack([kept[0].offsets[:-1], kept[0].offsets[1:]], axis=1).reshape(-1)
+        places = np.repeat(edges, np.tile([len(prefix), len(suffix)], rows))
+        values = np.insert(kept[0].values, places, np.tile(around, rows))
+    else:  # of each token, the piece that it is of: those of a piece stand in the order of rows
+        numbers = np.tile(np.arange(pieces.shape[1], dtype=np.uint8), rows)
+        piece = np.repeat(numbers, pieces.reshape(-1))
+        values = np.empty(len(piece), dtype=np.int32)
+        parts = [np.tile(prefix, rows), *(k.values for k in kept), np.tile(suffix, rows)]
+        for number, part in enumerate(parts):
+            values[piece == number] = part
     return Ragged.of_lengths(values, pieces.sum(axis=1)), pieces
+
+
+def _cut(
+    segments: Sequence[Ragged], room: int | IntArray | None, side: str
+) -> tuple[Sequence[Ragged], IntArray]:
+    lengths = np.stack([segment.lengths for segment in segments], axis=1)
+    total = lengths.sum(axis=1)
+    if room is None or (total <= room).all():
+        return segments, lengths
+    ends, most = np.cumsum(lengths, axis=1), np.minimum(total, room)
+    low = total - most if side == "left" else np.zeros_like(total)  # of the joined segments
+    first = np.clip(low[:, None], ends - lengths, ends)
+    counts = np.clip((low + most)[:, None], ends - lengths, ends) - first
+    starts = first - (ends - lengths) + np.stack([s.offsets[:-1] for s in segments], axis=1)
+    whole = (counts == lengths).all(axis=0)
+    each = enumerate(segments)
+    return [s if whole[k] else s.parts(starts[:, k], counts[:, k]) for k, s in each], counts

@@ -120,12 +120,14 @@ class RowCall:
 
 
 class ThreadMap:
-    """Threads that call one function; only process ``pid`` can use them."""
+    """Threads that call one function, and with ``shares`` whoever waits for them; only process
+    ``pid`` can use them.
+    """
 
-    def __init__(self, call: RowCall, workers: int) -> None:
+    def __init__(self, call: RowCall, workers: int, shares: bool = False) -> None:
         self.pid = os.getpid()
         self._call = call
-        self._pool = Pool(workers, shares=False, within=True)
+        self._pool = Pool(workers, shares=shares, within=True)
 
     def submit(self, items: Sequence[Any], words: Words | None) -> Callable[[], Answer]:
         pool = self._pool

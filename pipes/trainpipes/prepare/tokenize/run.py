@@ -39,7 +39,7 @@ from trainpipes.storage.places import place_at
 from trainpipes.storage.writers.formats import CODECS, check_codec, parquet_form
 from trainpipes.storage.writers.inputs import open_output
 from trainpipes.storage.writers.write import Format, refuse_functions
-from trainpipes.tokenizers.simple import Bytes
+from trainpipes.tokenizers.adapters import Bytes
 
 #: Bytes of an input file after which another output file begins.
 FILE_BYTES = 256 << 20
@@ -216,7 +216,7 @@ def _narrowest(stages: Sequence[Stage]) -> str:
         if isinstance(stage, Tokenizes):
             maker, end = stage.maker, stage.identity().get("add_eos")
             pieces = range(256) if isinstance(maker, Bytes) else (maker.pieces() or {}).values()
-            known += [*pieces, *maker.special_ids(), end if type(end) is int else 0]
+            known += [*pieces, *maker.special.all_ids(), end if type(end) is int else 0]
             if not pieces:
                 return "uint32"
     return "uint16" if max(known) < 1 << 16 else "uint32"

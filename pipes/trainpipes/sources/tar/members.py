@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainpipes.errors import UnreachableError, UnreadableError
-from trainpipes.sources.compressed.streams import Forward
+from trainpipes.sources.compressed import Forward
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.index_store import Scan
@@ -131,20 +131,18 @@ def members_of_index(text: str, size: int) -> list[tuple[str, int, int]] | None:
     head, *lines = text.splitlines() or [""]
     if head.split() != ["v1.2", str(len(lines))]:
         return None
-    found = []
-    for line in lines:
-        words = line.split(" ")
-        for kind, start, length, name in zip(*(words[n::4] for n in range(4)), strict=False):
-            if not (start.isdigit() and length.isdigit() and name.endswith(f".{kind}")):
-                return None  # a name has spaces
-            found.append((name, int(start), int(length)))
-        if len(words) % 4:
-            return None
-    for name, start, length in found:
+    words = " ".join(lines).split(" ")
+    try:
+        rows = zip(*[iter(words)] * 4, strict=True)
+        found = [(kind, name, int(start), int(length)) for kind, start, length, name in rows]
+    except ValueError:  # a name has spaces
+        return None
+    for kind, name, start, length in found:
+        inside = start >= BLOCK and 0 <= length <= size - start
         # A longer name has a header of its own, which some programs take for the member's.
-        if start < BLOCK or start + length > size or len(name.encode()) > LONG_NAME:
+        if not inside or not name.endswith(f".{kind}") or len(name.encode()) > LONG_NAME:
             return None
-    return found
+    return [(name, start, length) for _, name, start, length in found]
 
 
 def is_header(header: bytes, size: int) -> bool:

@@ -19,7 +19,7 @@ from trainpipes.columns.arrays import offset_dtype, python_to_arrow, to_arrow
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.stage import Stage
-from trainpipes.sources.compressed.streams import Decompressed, ReadAgain, Stream, kind_by_content
+from trainpipes.sources.compressed import Decompressed, ReadAgain, Stream, kind_by_content
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader, cut_by_bytes, cut_evenly
@@ -107,7 +107,7 @@ class ReadWebdataset(FileReader):
             start, stop = ends[pieces[:-1]], ends[pieces[1:]]  # in the bytes of all members
             edges.append(blocks)
             layouts.append(replace(each, rows=np.diff(pieces), start=start, stop=stop))
-        names = [KEY, *found[0].sizes] if self.columns is None else self.columns
+        names = [KEY, *found[0].places] if self.columns is None else self.columns
         schema = pa.schema([(name, self._type(name, found)) for name in names])
         rows = sum(int(layout.rows.sum()) for layout in layouts)
         total = sum(int((layout.stop - layout.start).sum()) for layout in layouts)
@@ -117,28 +117,27 @@ class ReadWebdataset(FileReader):
 
     def _type(self, name: str, found: Sequence[Members]) -> pa.DataType:
         is_text = name in (*self.text, KEY)
-        if name != KEY and any(each.sizes[name].max(initial=0) > MOST_MEMBER for each in found):
+        if name != KEY and any(each.places[name][1].max(initial=0) > MOST_MEMBER for each in found):
             return pa.large_string() if is_text else pa.large_binary()
         return pa.string() if is_text else pa.binary()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Members(Layout):
-    """Members of samples by extension: first byte (decompressed) and size, -1 for none, int64 ``[rows]``."""
+    """Members of samples by extension: first byte (decompressed), size or -1, int64 ``[rows]``."""
 
     compression: str
     keys: pa.Array
-    starts: dict[str, IntArray]
-    sizes: dict[str, IntArray]
+    places: dict[str, tuple[IntArray, IntArray]]
 
     def row_bytes(self, rows: IntArray) -> IntArray:
         none = np.zeros(len(rows), dtype=np.int64)
-        return sum((np.maximum(each[rows], 0) for each in self.sizes.values()), none)
+        return sum((np.maximum(sizes[rows], 0) for _, sizes in self.places.values()), none)
 
     def ranges(self, rows: IntArray) -> list[tuple[int, int]]:
         """Where members of some rows lie with their headers, extension by extension."""
         found: list[tuple[int, int]] = []
-        for starts, sizes in zip(self.starts.values(), self.sizes.values(), strict=True):
+        for starts, sizes in self.places.values():
             there = rows[sizes[rows] >= 0]
             begins, ends = starts[there] - BLOCK, starts[there] + sizes[there]
             found += zip(begins.tolist(), ends.tolist(), strict=True)
@@ -177,9 +176,7 @@ class TarSamples(Format):
 
     def open(self, data: FileBytes, layout: Layout) -> Any:
         assert isinstance(layout, Members)
-        if not layout.compression:
-            return data
-        return Decompressed(data, layout.compression, self.again)
+        return Decompressed(data, layout.compression, self.again) if layout.compression else data
 
     def ranges(
         self, layout: Layout, block: int, columns: Sequence[str] | None
@@ -202,9 +199,9 @@ class TarSamples(Format):
 
     def _batch(self, data: Any, layout: Members, rows: IntArray) -> pa.RecordBatch:
         columns = {KEY: layout.keys.take(to_arrow(rows))}
-        parts = iter(_parts(data, layout, rows))
-        for name, each in layout.sizes.items():
-            kind, sizes = self.schema.field(name).type, each[rows]
+        parts = iter(_parts(data, layout.ranges(rows)))
+        for name, (_, whole) in layout.places.items():
+            kind, sizes = self.schema.field(name).type, whole[rows]
             own = list(islice(parts, int((sizes >= 0).sum())))
             if own and not layout.compression:
                 _check_headers(own)
@@ -234,20 +231,13 @@ def _rows_of(layout: Layout, block: int) -> IntArray:
     return np.arange(stop - int(layout.rows[block]), stop, dtype=np.int64)
 
 
-def _parts(data: Any, layout: Members, rows: IntArray) -> list[memoryview]:
-    ranges = layout.ranges(rows)
-    if layout.compression:
-        first, last = min(ranges, default=(0, 0))[0], max((stop for _, stop in ranges), default=0)
-        whole = data.read(first, last)
-        if len(whole) < last - first:
-            raise OtherBytesError("it has become shorter")
-    else:
-        first, whole = 0, data.mapped()
-        if whole is None:
-            found: list[memoryview] = data.read(ranges)
-            return found
+def _parts(data: Any, ranges: Sequence[tuple[int, int]]) -> Sequence[memoryview]:
+    whole = data.mapped()
+    if whole is None:
+        found: list[memoryview] = data.read(ranges)
+        return found
     view = memoryview(whole)
-    return [view[start - first : stop - first] for start, stop in ranges]
+    return [view[start:stop] for start, stop in ranges]
 
 
 def _check_headers(parts: Sequence[memoryview]) -> None:
@@ -273,68 +263,55 @@ def members_in(
     store: IndexStore, columns: Sequence[str] | None, nulls: bool, caller: str
 ) -> list[Members]:
     """Where members lie; SchemaError where a sample lacks one that may not be null."""
-    layouts = store.layouts()
+    layouts, paths = store.layouts(), store.files.names
     archives = [unpacked(layout.extra) for layout in layouts]
     kinds = list(dict.fromkeys(kind for each in archives for kind in each["kinds"]))
     chosen = kinds if columns is None else [name for name in columns if name != KEY]
-    filled = next((each for each in archives if len(each["keys"])), None)
+    filled = next((each for each in archives if each["keys"]), None)
     if filled is not None:
         missing = next((name for name in chosen if name not in kinds), None)
         if missing is not None:
             raise SchemaError(
                 f"{caller}: no sample has a member {missing!r}{nearest(missing, kinds)}; there are {kinds}, "
                 f"and {KEY!r}",
-                path=store.files.names[0],
+                path=paths[0],
                 stage=caller,
             )
         if columns is None and not nulls:
-            first = filled["kind_of"][: filled["counts"][0]].tolist()
-            chosen = [filled["kinds"][n] for n in first]
-    found = [_members(*each, chosen) for each in zip(layouts, archives, strict=True)]
+            chosen = [filled["kinds"][n] for n in filled["kind_of"][: filled["counts"][0]].tolist()]
     for name in () if nulls else kinds if columns is None else chosen:
-        rows = [_odd_rows(each, name, name in chosen) for each in archives]
-        count = sum(map(len, rows))
-        if count:
-            file = next(n for n, each in enumerate(rows) if len(each))
-            row, path = int(rows[file][0]), store.files.names[file]
-            what = f"{'has no' if name in chosen else 'alone has a'} member {name!r}"
-            more = f", and {count - 1:,} more" if count > 1 else ""
+        wanted, odd = name in chosen, []
+        for file, each in enumerate(archives):
+            rows = np.flatnonzero((_members(each, name)[1] < 0) == wanted)
+            odd += [(file, row) for row in rows.tolist()]
+        if odd:
+            file, row = odd[0]
+            what = f"{'has no' if wanted else 'alone has a'} member {name!r}"
+            more = f", and {len(odd) - 1:,} more" if len(odd) > 1 else ""
             raise SchemaError(
-                f"{caller}: sample {archives[file]['keys'][row]!r} of {path} {what}{more}: choose with "
-                'columns=[...] what all samples have, or pass missing="null"',
-                path=path,
+                f"{caller}: sample {archives[file]['keys'][row]!r} of {paths[file]} {what}{more}: choose "
+                'with columns=[...] what all samples have, or pass missing="null"',
+                path=paths[file],
                 row=row,
                 stage=caller,
             )
-    return found
+    return [
+        Members(
+            *(layout.rows, layout.start, layout.stop, layout.schema),
+            compression=each["compression"],
+            keys=python_to_arrow(each["keys"], pa.string()),
+            places={name: _members(each, name) for name in chosen},
+        )
+        for layout, each in zip(layouts, archives, strict=True)
+    ]
 
 
-def _row_of(archive: dict[str, Any]) -> IntArray:
-    counts: IntArray = archive["counts"]
-    return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-
-
-def _odd_rows(archive: dict[str, Any], name: str, wanted: bool) -> IntArray:
-    """Rows that lack a member, or have one that is not wanted."""
-    number = archive["kinds"].index(name) if name in archive["kinds"] else -1
-    having: IntArray = _row_of(archive)[archive["kind_of"] == number]
-    if not wanted:
-        return having
-    found: IntArray = np.setdiff1d(np.arange(len(archive["keys"])), having, assume_unique=True)
-    return found
-
-
-def _members(layout: Layout, archive: dict[str, Any], chosen: Sequence[str]) -> Members:
-    rows, row_of = len(archive["keys"]), _row_of(archive)
-    starts, sizes = {}, {}
-    for kind in chosen:
-        number = archive["kinds"].index(kind) if kind in archive["kinds"] else -1
-        which = np.flatnonzero(archive["kind_of"] == number)
-        starts[kind] = np.zeros(rows, dtype=np.int64)
-        sizes[kind] = np.full(rows, -1, dtype=np.int64)
-        starts[kind][row_of[which]] = archive["starts"][which]
-        sizes[kind][row_of[which]] = archive["sizes"][which]
-    keys = python_to_arrow(archive["keys"], pa.string())
-    numbers = layout.rows, layout.start, layout.stop, layout.schema
-    compression = archive["compression"]
-    return Members(*numbers, compression=compression, keys=keys, starts=starts, sizes=sizes)
+def _members(archive: dict[str, Any], kind: str) -> tuple[IntArray, IntArray]:
+    """The first byte and the size, -1 for none, of each row's member, int64 ``[rows]``."""
+    rows = len(archive["keys"])
+    starts, sizes = np.zeros(rows, dtype=np.int64), np.full(rows, -1, dtype=np.int64)
+    if kind in archive["kinds"]:
+        which = archive["kind_of"] == archive["kinds"].index(kind)
+        row_of = np.repeat(np.arange(rows), archive["counts"])[which]
+        starts[row_of], sizes[row_of] = archive["starts"][which], archive["sizes"][which]
+    return starts, sizes

@@ -2,57 +2,200 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from trainpipes._internal.text import cut
 from trainpipes.engine.layout import IntArray
+from trainpipes.sources.files.each_file import BadFileError
 
-Bytes = npt.NDArray[np.uint8]
-FEED, RETURN, SPACE, TAB = 10, 13, 32, 9
+FEED, RETURN, COMMA, SLASH, QUOTE = b'\n\r,\\"'
+WHITE = b" \t\r\n"
+NONE = np.zeros(0, np.int64)
+#: What each byte adds to the depth of brackets; 0 for a comma, which is looked at, too.
+DEPTH = np.zeros(256, np.int8)
+DEPTH[list(b"[{")] = 1
+DEPTH[list(b"]}")] = -1
+LOOKED_AT = DEPTH != 0
+LOOKED_AT[COMMA] = True
 
 
-class Cutter(Protocol):
-    """Finds where rows end, in consecutive parts of a file."""
+class Cutter(ABC):
+    """Finds where rows end. ``before`` are a few bytes that stand for the part of a row that came before."""
 
-    def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
-        """The places behind the rows that end in this part, int64; ``newlines`` are its line feeds."""
-        ...
+    before = b""
+
+    def stops(self, part: bytes) -> tuple[IntArray, IntArray]:
+        """The places behind the rows that end in this part, and of its line feeds, int64."""
+        if not part:
+            return NONE, NONE
+        data, known = self.before + part, len(self.before)
+        feeds = _places(data, FEED)
+        return self.ends(data, feeds) + (1 - known), feeds[feeds >= known] - known
+
+    @abstractmethod
+    def ends(self, data: bytes, feeds: IntArray) -> IntArray:
+        """The last bytes of rows in ``before`` and a part behind it; sets what is before the next part."""
 
     def finish(self) -> bool:
         """Whether a row follows the last stop, at the end of the file."""
-        ...
+        return bool(self.before)
 
 
-class LineCutter:
-    def __init__(self, filled: bool) -> None:
-        self._filled_only = filled
-        self._more = False  # the line at hand has something
+class LineCutter(Cutter):
+    def ends(self, data: bytes, feeds: IntArray) -> IntArray:
+        self.before = b"" if data.endswith(b"\n") else b"x"
+        return feeds
 
-    def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
-        if self._filled_only:
-            filled, self._more = filled_lines(data, newlines, self._more)
-            newlines = newlines[filled]
-        elif len(data):
-            self._more = bool(data[-1] != FEED)
-        found: IntArray = newlines + 1
+
+class FilledLineCutter(Cutter):
+    def ends(self, data: bytes, feeds: IntArray) -> IntArray:
+        filled = _filled(data, feeds)
+        self.before = b"x" if filled[-1] else b""
+        found: IntArray = feeds[filled[:-1]]
         return found
 
+
+class ParagraphCutter(Cutter):
+    def ends(self, data: bytes, feeds: IntArray) -> IntArray:
+        filled = _filled(data, feeds)
+        follows = np.append(False, filled[:-1])  # lines that are filled
+        self.before = b"x" if filled[-1] else b"x\n" if follows[-1] else b""
+        found: IntArray = feeds[~filled[:-1] & follows[:-1]]
+        return found
+
+
+class DocumentCutter(Cutter):
+    """The file is one row."""
+
+    before = b"x"
+
+    def ends(self, data: bytes, feeds: IntArray) -> IntArray:
+        return NONE
+
+
+class RecordCutter(Cutter):
+    """Rows are records. As in Arrow, a quoted cell begins with a quote, and two quotes in it are one."""
+
+    inside = False
+
+    def __init__(self, delimiter: str, quote: str | None) -> None:
+        self._delimiter = delimiter.encode()
+        self._quote = b"" if quote is None else quote.encode()
+
+    def ends(self, data: bytes, feeds: IntArray) -> IntArray:
+        view, ends, edges = np.frombuffer(data, np.uint8), feeds, NONE
+        if self._quote and self._quote in data:
+            edges = self._edges(data, view)
+            ends = ends[np.searchsorted(edges, ends) % 2 == 0]
+        self.inside = len(edges) % 2 == 1
+        starts = np.append(0, ends + 1)
+        lengths = np.append(ends, len(data)) - starts
+        only_return = (lengths == 1) & (view[np.minimum(starts, len(data) - 1)] == RETURN)
+        filled = (lengths > 0) & ~only_return
+        if self.inside:
+            self.before = self._delimiter + self._quote
+        elif not filled[-1]:
+            self.before = b"\r" if lengths[-1] else b""
+        elif len(edges) and edges[-1] == len(data) - 1:
+            self.before = self._quote * 2
+        else:
+            self.before = self._delimiter if data.endswith(self._delimiter) else b"\xff"
+        found: IntArray = ends[filled[:-1]]
+        return found
+
+    def _edges(self, data: bytes, view: npt.NDArray[np.uint8]) -> IntArray:
+        """Quotes that begin and end cells, in turns; others are within unquoted cells."""
+        quotes = _places(data, ord(self._quote))
+        begins = quotes[::2]
+        marks = [FEED, *self._delimiter, *self._quote]
+        good = np.zeros(256, np.bool_)
+        good[marks] = True
+        if (good[view[np.maximum(begins, 1) - 1]] | (begins == 0)).all():
+            return quotes
+        edges: list[int] = []
+        ended, inside = -1, False
+        for at in quotes.tolist():
+            if inside:
+                inside, ended = False, at
+            elif at == 0 or ended == at - 1 or data[at - 1] in marks[:2]:
+                inside = True
+            else:
+                continue
+            edges.append(at)
+        return np.array(edges, np.int64)
+
     def finish(self) -> bool:
-        return self._more
+        if self.inside:
+            raise BadFileError("cut off: a quoted cell has no end")
+        return self.before not in (b"", b"\r")
 
 
-def filled_lines(
-    data: Bytes, newlines: IntArray, begun: bool
-) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], bool]:
-    """Which lines hold more than white space, bool ``[lines]``, and whether the rest does."""
-    starts = np.append(0, newlines + 1)
-    ends = np.append(newlines, len(data))
-    filled = starts < ends
-    first = data[np.minimum(starts, max(0, len(data) - 1))] if len(data) else np.zeros(1, np.uint8)
-    is_space = (first == SPACE) | (first == TAB) | (first == RETURN)
-    for line in np.flatnonzero(filled & is_space).tolist():
-        filled[line] = bool(data[starts[line] : ends[line]].tobytes().strip(b" \t\r"))
-    filled[0] |= begun
-    return filled[:-1], bool(filled[-1])
+class ArrayCutter(Cutter):
+    """Rows are the objects of an array, behind its first bracket."""
+
+    def __init__(self) -> None:
+        self._depth = self._rows = self._commas = 0
+        self._filled = False  # it holds something
+        self.ended: int | None = None  # where its last bracket is, in the part at hand
+        self.quotes = self.commas = self.depths = NONE  # in that part
+
+    def ends(self, data: bytes, feeds: IntArray) -> IntArray:
+        if self.ended is not None:
+            return self._nothing_more(data)
+        written = data
+        if b"\\" in data:
+            data = data.replace(b"\\\\", b"  ")
+            data = data.replace(b'\\"', b"  ")
+        escapes = data.endswith(b"\\")
+        view = np.frombuffer(data, np.uint8)
+        self.quotes = _places(data, QUOTE)
+        seen = np.flatnonzero(LOOKED_AT[view])
+        seen = seen[np.searchsorted(self.quotes, seen) % 2 == 0]
+        change = DEPTH[view[seen]]
+        depth = np.cumsum(change, dtype=np.int64) + self._depth
+        if len(depth) and depth.min() < 0:
+            last = int(np.argmax(depth < 0))
+            self.ended = int(seen[last])
+            self._nothing_more(written[self.ended + 1 :])
+            seen, change, depth = seen[:last], change[:last], depth[:last]
+        self.before = b'"' * (len(self.quotes) % 2) + b"\\" * escapes
+        self._depth, self.depths = int(depth[-1]) if len(depth) else self._depth, depth
+        ends: IntArray = seen[(depth == 0) & (change < 0)]
+        self.commas = seen[(depth == 0) & (change == 0)]
+        self._filled = self._filled or bool(data[: self.ended].strip(WHITE))
+        self._rows += len(ends)
+        self._commas += len(self.commas)
+        return ends
+
+    def _nothing_more(self, data: bytes) -> IntArray:
+        if rest := data.strip(WHITE):
+            raise BadFileError(f"there is more after the array's end: {cut(repr(rest[:100]), 60)}")
+        return NONE
+
+    def finish(self) -> bool:
+        if self.ended is None:
+            raise BadFileError("cut off: its array has no end")
+        if self._commas != max(0, self._rows - 1) or self._filled > self._rows:
+            raise BadFileError(
+                f"its array has {self._rows:,} objects and {self._commas:,} commas between: rows are "
+                "objects, {...}"
+            )
+        return False
+
+
+def _places(data: bytes, byte: int) -> IntArray:
+    return np.flatnonzero(np.frombuffer(data, np.uint8) == byte)
+
+
+def _filled(data: bytes, feeds: IntArray) -> Any:
+    """Which lines, and what follows the last, hold more than white space."""
+    starts, stops = np.append(0, feeds + 1), np.append(feeds, len(data))
+    filled = starts < stops
+    first = np.frombuffer(data, np.uint8)[np.minimum(starts, len(data) - 1)]
+    for line in np.flatnonzero(filled & np.isin(first, list(b" \t\r"))).tolist():
+        filled[line] = bool(data[starts[line] : stops[line]].strip(b" \t\r"))
+    return filled

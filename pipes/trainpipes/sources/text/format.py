@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.checks import byte_count, require
 from trainpipes._internal.progress import Progress
 from trainpipes._internal.text import amount
-from trainpipes.sources.compressed.streams import (
+from trainpipes.sources.compressed import (
     Decompressed,
     ReadAgain,
     Stream,
@@ -25,8 +25,8 @@ from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes, as_bytes
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError
 from trainpipes.sources.files.schema import unified
-from trainpipes.sources.text.block_scan import Start, TextLayout, check_of, scan
 from trainpipes.sources.text.cutters import Cutter
+from trainpipes.sources.text.pieces import Start, TextLayout, check_of, scan
 from trainpipes.sources.text.row_errors import bad_row, bad_utf8, is_utf8
 
 #: Bytes of a row, unless a reader says otherwise; and the most that Arrow holds in a text.
@@ -35,11 +35,17 @@ MAX_ROW_BYTES, MOST_ROW_BYTES = "256MB", 2_000_000_000
 BOM = b"\xef\xbb\xbf"
 
 
-@dataclass(eq=False, kw_only=True)
+def row_bytes(value: Any, option: str) -> int:
+    found = byte_count(value, option)
+    rule = f"a number of bytes up to {MOST_ROW_BYTES:,}, which Arrow holds in a text"
+    require(found <= MOST_ROW_BYTES, option, rule, value)
+    return found
+
+
 class TextFormat(Format):
-    """A format of rows in text; ``rule`` tells what a row is, bytes of ``between`` may surround one; with
-    ``names_columns`` a file may lack a column. ``schema`` is that of all rows once it is known,
-    ``inferred`` if it is not the user's; only ``strict`` refuses columns that it lacks.
+    """A format of rows in text, by the options of a reader; ``rule`` tells what a row is, bytes of
+    ``between`` may surround one; with ``names_columns`` a file may lack a column. ``schema`` is that of all
+    rows once it is known, ``inferred`` if it is not the user's; only ``strict`` refuses columns it lacks.
     """
 
     known_by_blocks = True
@@ -47,18 +53,14 @@ class TextFormat(Format):
     rule: ClassVar[str] = "rows are text"
     between: ClassVar[bytes] = b"\r\n"
     names_columns: ClassVar[bool] = False
-    #: The options that rows' ends and inferred types depend on.
-    shaped_by: ClassVar[tuple[str, ...]] = ()
-    no_rows: ClassVar[bytes] = b""
 
-    block_rows: int | None = None
-    max_row_bytes: int = MOST_ROW_BYTES
-    replace: bool = False
-    inferred: bool = False
-    schema: pa.Schema | None = None
-    strict: bool = False
-
-    def __post_init__(self) -> None:
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self.block_rows: int | None = options["block_rows"]
+        self.max_row_bytes = row_bytes(options["max_row_bytes"], "max_row_bytes")
+        self.inferred = "schema" in options and options["schema"] is None
+        self.schema: pa.Schema | None = None
+        self.strict, self.replace = False, options["errors"] == "replace"
         self.again = ReadAgain()
 
     @abstractmethod
@@ -157,7 +159,7 @@ class TextFormat(Format):
         compressed = [each for each in layouts if isinstance(each, TextLayout) and each.compression]
         if not compressed:
             return []
-        most = amount(max(each.largest_block(self.block_rows) for each in compressed))
+        most = amount(max(each.largest_block for each in compressed))
         said = f"to come to a row, up to {most} are decompressed: for less, write files of several members, "
         said += "by bgzip or pzstd"
         again = [("read again", f"{amount(self.again.bytes)} so far, in this process")]
@@ -165,14 +167,12 @@ class TextFormat(Format):
 
 
 def _content(data: Any, layout: TextLayout, piece: int) -> bytes:
-    start, stop = int(layout.start[piece]), int(layout.stop[piece])
+    ranges, member = [(int(layout.start[piece]), int(layout.stop[piece]))], []
     if layout.compression:
-        found = data.read(start, stop, (int(layout.entries[piece]), int(layout.places[piece])))
-        if piece == len(layout.rows) - 1:
-            data.finish()
-    else:
-        found = as_bytes(data.read([(start, stop)])[0])
-    if len(found) != stop - start or check_of(found) != int(layout.checks[piece]):
+        member = [(int(layout.entries[piece]), int(layout.places[piece]))]
+    found = as_bytes(data.read(ranges, *member)[0])
+    if member and piece == len(layout.rows) - 1:
+        data.finish()
+    if check_of(found) != int(layout.checks[piece]):
         raise OtherBytesError("it has as many bytes as before, and others")
-    whole: bytes = found
-    return whole
+    return found

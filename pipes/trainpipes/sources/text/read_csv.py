@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from trainpipes._internal.checks import Each, column_names, repeated, text
 from trainpipes._internal.secrets import without_query
+from trainpipes.columns.arrays import to_arrow
 from trainpipes.engine.layout import IntArray
-from trainpipes.sources.compressed.streams import SUFFIXES
+from trainpipes.sources.compressed import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.text.block_scan import Start
-from trainpipes.sources.text.cutters import FEED, RETURN, Bytes, Cutter
-from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, TextFormat
-from trainpipes.sources.text.refused import refuse_rounded, values_of_cells
-from trainpipes.sources.text.text_reader import TextReader, row_bytes
+from trainpipes.sources.text.cutters import Cutter, RecordCutter
+from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, TextFormat, row_bytes
+from trainpipes.sources.text.pieces import Start
+from trainpipes.sources.text.refused import refuse_rounded
+from trainpipes.sources.text.text_reader import TextReader
 
 TABBED = (".tsv", ".tab")
 #: Bytes that Arrow parses at once, unless a row has more: 4 MB take 1.6 times as long for each, since they do
@@ -30,6 +31,7 @@ TABBED = (".tsv", ".tab")
 PARSED_BYTES = 1 << 20
 #: Bytes of a cell that can be nothing but text.
 LONG_CELL = 64 << 10
+INTEGER_CELL = re.compile(r"\s*[+-]?\d{16,}\s*")
 
 
 class ReadCsv(TextReader):
@@ -80,14 +82,8 @@ class ReadCsv(TextReader):
             self._set(column_names=column_names(self.column_names, "read_csv(column_names)"))
 
     @property
-    def form(self) -> Csv:
-        return Csv(
-            self.delimiter,
-            self.quote,
-            None if self.column_names is None else tuple(self.column_names),
-            tuple(self.null_values),
-            **self.common,
-        )
+    def form(self) -> TextFormat:
+        return Csv(self.options)
 
 
 def _is_mark(value: Any) -> bool:
@@ -101,30 +97,21 @@ def delimiter_of(path: str) -> str:
     return "\t" if name.endswith(TABBED) else ","
 
 
-@dataclass(eq=False)
 class Csv(TextFormat):
     name = "CSV"
     rule: ClassVar[str] = (
         "a row has a cell for each column, and quotes around cells with delimiters"
     )
     reader: ClassVar[str] = "read_csv"
-    shaped_by: ClassVar[tuple[str, ...]] = ("delimiter", "quote", "names", "nulls")
     names_columns: ClassVar[bool] = True
-    no_rows: ClassVar[bytes] = b"\n"
-
-    delimiter: str | None = None
-    quote: str | None = '"'
-    names: tuple[str, ...] | None = None
-    nulls: tuple[str, ...] = ("",)
 
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
         at = len(BOM) if head.startswith(BOM) else 0
-        delimiter = self.delimiter or delimiter_of(path)
-        if self.names is not None:
-            return Start(at, self.names, delimiter)
-        view = np.frombuffer(head, np.uint8)[at:]
-        cutter = RecordCutter(delimiter, self.quote)
-        stops = cutter.stops(view, np.flatnonzero(view == FEED)).tolist()
+        delimiter = self.options["delimiter"] or delimiter_of(path)
+        if (names := self.options["column_names"]) is not None:
+            return Start(at, names, delimiter)
+        cutter = RecordCutter(delimiter, self.options["quote"])
+        stops = cutter.stops(head[at:])[0].tolist()
         if not stops and not whole:
             return None
         if not stops and (cutter.inside or not cutter.finish()):
@@ -141,12 +128,9 @@ class Csv(TextFormat):
             ) from error
         if "\0" in text:
             raise BadFileError("its first line is no text: it holds a byte of zero")
-        cells = csv.reader(
-            text.strip("\r\n").splitlines(keepends=True),
-            delimiter=delimiter,
-            quotechar=self.quote,
-            quoting=csv.QUOTE_NONE if self.quote is None else csv.QUOTE_MINIMAL,
-        )
+        quote, lines = self.options["quote"], text.strip("\r\n").splitlines(keepends=True)
+        quoting: Any = csv.QUOTE_NONE if quote is None else csv.QUOTE_MINIMAL
+        cells = csv.reader(lines, delimiter=delimiter, quotechar=quote, quoting=quoting)
         try:
             names = tuple(next(cells))
         except csv.Error as error:
@@ -164,7 +148,7 @@ class Csv(TextFormat):
         return names
 
     def cutter(self, start: Start) -> Cutter:
-        return RecordCutter(start.kind, self.quote)
+        return RecordCutter(start.kind, self.options["quote"])
 
     def parse(
         self, data: bytes, start: Start, schema: pa.Schema | None, strict: bool = False
@@ -186,7 +170,7 @@ class Csv(TextFormat):
                 schema = _texts(n for n in texts.column_names if _longest(texts[n]) > LONG_CELL)
             found = self._parsed(data, start, schema, names, whole)
         if self.inferred:
-            refuse_rounded(found, data, lambda names, rows: values_of_cells(as_text(names), rows))
+            refuse_rounded(found, data, lambda names, rows: _written(as_text(names), rows))
         return found
 
     def _parsed(
@@ -202,14 +186,14 @@ class Csv(TextFormat):
             pcsv.ReadOptions(use_threads=False, block_size=block_size, column_names=start.names),
             pcsv.ParseOptions(
                 delimiter=start.kind,
-                quote_char=self.quote or False,
-                newlines_in_values=self.quote is not None,
+                quote_char=self.options["quote"] or False,
+                newlines_in_values=self.options["quote"] is not None,
             ),
             pcsv.ConvertOptions(
                 check_utf8=False,  # it was looked at
                 column_types=types,
                 include_columns=columns,
-                null_values=list(self.nulls),
+                null_values=list(self.options["null_values"]),
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=False,
             ),
@@ -235,70 +219,6 @@ def _longest(texts: Any) -> int:
     return pc.max(pc.binary_length(texts)).as_py() or 0
 
 
-class RecordCutter:
-    """Rows are records. As in Arrow, a quoted cell begins with a quote, and two quotes in it are one."""
-
-    def __init__(self, delimiter: str, quote: str | None) -> None:
-        self._delimiter, self._quote = ord(delimiter), None if quote is None else ord(quote)
-        self.inside = False
-        self._last = FEED  # the last byte of what was read
-        self._ended = False  # which was a quote that ended a cell
-        self._length = 0  # bytes of the record at hand
-        self._only_return = False  # it is one carriage return so far
-
-    def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
-        if not len(data):
-            return newlines
-        ends = newlines
-        if self._quote is not None:
-            quotes = np.flatnonzero(data == self._quote)
-            if len(quotes) or self.inside:
-                ends = newlines[~self._quoted(data, quotes, newlines)]
-            else:
-                self._ended = False
-        self._last = int(data[-1])
-        starts = np.append(0, ends + 1)
-        lengths = np.append(ends, len(data)) - starts
-        first = data[np.minimum(starts, len(data) - 1)]
-        lengths[0] += self._length
-        only = (lengths == 1) & (first == RETURN)
-        if self._length:
-            only[0] = lengths[0] == 1 and self._only_return
-        self._length, self._only_return = int(lengths[-1]), bool(only[-1])
-        found: IntArray = ends[(lengths[:-1] > 0) & ~only[:-1]] + 1
-        return found
-
-    def _quoted(self, data: Bytes, quotes: IntArray, newlines: IntArray) -> Any:
-        # By turns, quotes begin and end cells. One that begins a cell follows a delimiter, a line's end or,
-        # as the second of two that stand for one, the quote before it.
-        inside = self.inside
-        begins = quotes[int(inside) :: 2]
-        last = self._last if self._last != self._quote or self._ended else -1
-        before = np.where(begins > 0, data[np.maximum(begins, 1) - 1].astype(np.int16), last)
-        good = (before == self._delimiter) | (before == FEED) | (before == self._quote)
-        if not good.all():
-            quotes = self._one_by_one(data, quotes)
-        else:
-            self.inside = (len(quotes) + inside) % 2 == 1
-            self._ended = not self.inside and bool(data[-1] == self._quote)
-        return (np.searchsorted(quotes, newlines) + inside) % 2 == 1
-
-    def _one_by_one(self, data: Bytes, quotes: IntArray) -> IntArray:
-        """The quotes that begin or end cells, where others are within unquoted cells."""
-        edges: list[int] = []
-        ended = -1 if self._ended else -2
-        for at in quotes.tolist():
-            before = int(data[at - 1]) if at else self._last
-            if self.inside:
-                self.inside, ended = False, at
-                edges.append(at)
-            elif ended == at - 1 or before in (self._delimiter, FEED):
-                self.inside = True
-                edges.append(at)
-        self._ended = ended == len(data) - 1
-        return np.array(edges, np.int64)
-
-    def finish(self) -> bool:
-        if self.inside:
-            raise BadFileError("cut off: a quoted cell has no end")
-        return self._length > 0 and not self._only_return
+def _written(texts: pa.Table, rows: IntArray) -> Iterator[dict[str, int]]:
+    for row in texts.take(to_arrow(rows)).to_pylist():
+        yield {name: int(cell) for name, cell in row.items() if INTEGER_CELL.fullmatch(cell or "")}

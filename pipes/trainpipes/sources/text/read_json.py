@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -17,33 +16,32 @@ import pyarrow.json as pj
 from trainpipes._internal.text import cut
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.text.block_scan import PIECE_BYTES, Start
-from trainpipes.sources.text.cutters import FEED, RETURN, SPACE, Bytes, Cutter, LineCutter
-from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, TextFormat
+from trainpipes.sources.text.cutters import (
+    FEED,
+    RETURN,
+    WHITE,
+    ArrayCutter,
+    Cutter,
+    FilledLineCutter,
+)
+from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, TextFormat, row_bytes
+from trainpipes.sources.text.pieces import PIECE_BYTES, Start
 from trainpipes.sources.text.refused import (
+    INTEGER,
     check_depth,
     check_types,
     refuse_deep,
     refuse_rounded,
-    values_of_lines,
 )
-from trainpipes.sources.text.text_reader import TextReader, row_bytes
+from trainpipes.sources.text.text_reader import TextReader
 
-WHITE = b" \t\r\n"
 #: What a start says of a file that is one array.
 ARRAY = "array"
-#: What each byte adds to the depth of brackets; 0 for a comma, which is looked at, too.
-DEPTH = np.zeros(256, np.int8)
-DEPTH[[ord("["), ord("{")]] = 1
-DEPTH[[ord("]"), ord("}")]] = -1
-LOOKED_AT = DEPTH != 0
-LOOKED_AT[ord(",")] = True
 #: What names a field; and values that columns may have for each byte of a piece, nulls too.
 KEY = re.compile(rb'"([^"\\]*)"\s*:')
 CELLS_PER_BYTE = 8
 #: Parts of a piece that are looked at for names of fields, and bytes of each.
 SAMPLES, SAMPLE_BYTES = 64, 4 << 10
-_NONE = np.zeros(0, np.int64)
 
 
 class ReadJson(TextReader):
@@ -88,17 +86,15 @@ class ReadJson(TextReader):
     storage_options: Mapping[str, Any] | None = None
 
     @property
-    def form(self) -> Json:
-        return Json(**self.common)
+    def form(self) -> TextFormat:
+        return Json(self.options)
 
 
-@dataclass(eq=False)
 class Json(TextFormat):
     name = "JSON"
     rule: ClassVar[str] = "a row is one object, whole on its line or in the file's one array"
     reader: ClassVar[str] = "read_json"
     between: ClassVar[bytes] = b"," + WHITE
-    no_rows: ClassVar[bytes] = b"{}\n"
 
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
         at = len(BOM) if head.startswith(BOM) else 0
@@ -115,7 +111,7 @@ class Json(TextFormat):
         return Start(at)
 
     def cutter(self, start: Start) -> Cutter:
-        return ArrayCutter() if start.kind == ARRAY else LineCutter(filled=True)
+        return ArrayCutter() if start.kind == ARRAY else FilledLineCutter()
 
     def parse(
         self, data: bytes, start: Start, schema: pa.Schema | None, strict: bool = False
@@ -135,7 +131,7 @@ class Json(TextFormat):
         )
         check_types(found.schema.types, data)
         if self.inferred:
-            refuse_rounded(found, data, partial(values_of_lines, data, len(found)))
+            refuse_rounded(found, data, lambda _, rows: _written(data, len(found), rows))
         return found if kinds is None or kinds.equals(schema) else found.cast(schema)
 
     def infer(self, data: bytes, start: Start) -> tuple[pa.Schema, list[float]]:
@@ -169,85 +165,25 @@ class Json(TextFormat):
             )
 
 
-class ArrayCutter:
-    """Rows are the objects of an array, behind its first bracket."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._inside = False  # a text
-        self._escaped = False  # the next byte, by a backslash
-        self._rows = self._commas = 0
-        self._ended = False
-        self.quotes: IntArray = _NONE
-        self.depths: IntArray = _NONE
-
-    def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
-        objects, commas = self.places(data)
-        self._rows += len(objects)
-        self._commas += len(commas)
-        found: IntArray = objects + 1
-        return found
-
-    def places(self, data: Bytes) -> tuple[IntArray, IntArray]:
-        if self._ended:
-            self._nothing_more(data)
-            return _NONE, _NONE
-        self.quotes = quotes = self._quotes(data)
-        seen = np.flatnonzero(LOOKED_AT[data])
-        inside = (np.searchsorted(quotes, seen) + self._inside) % 2 == 1
-        seen = seen[~inside]
-        self._inside = (len(quotes) + self._inside) % 2 == 1
-        change = DEPTH[data[seen]]
-        depth = np.cumsum(change, dtype=np.int64) + self._depth
-        if len(depth) and depth.min() < 0:
-            last = int(np.argmax(depth < 0))
-            self._nothing_more(data[seen[last] + 1 :])
-            self._ended = True
-            seen, change, depth = seen[:last], change[:last], depth[:last]
-        self._depth, self.depths = int(depth[-1]) if len(depth) else self._depth, depth
-        top = depth == 0
-        return seen[top & (change < 0)], seen[top & (change == 0)]
-
-    def _quotes(self, data: Bytes) -> IntArray:
-        slashes = np.flatnonzero(data == ord("\\"))
-        begins = np.append(True, np.diff(slashes) > 1)
-        first = slashes[np.maximum.accumulate(np.where(begins, np.arange(len(slashes)), 0))]
-        escapes = slashes[(slashes - first + (first == 0) * self._escaped) % 2 == 0]
-        escaped = np.zeros(len(data) + 1, np.bool_)
-        escaped[0] = self._escaped
-        escaped[escapes + 1] = True
-        self._escaped = bool(escaped[-1])
-        quotes = np.flatnonzero(data == ord('"'))
-        found: IntArray = quotes[~escaped[quotes]]
-        return found
-
-    def _nothing_more(self, data: Bytes) -> None:
-        rest = data.tobytes().strip(WHITE)
-        if rest:
-            raise BadFileError(f"there is more after the array's end: {cut(repr(rest[:100]), 60)}")
-
-    def finish(self) -> bool:
-        if not self._ended:
-            raise BadFileError("cut off: its array has no end")
-        if self._commas != max(0, self._rows - 1):
-            raise BadFileError(
-                f"its array has {self._rows:,} objects and {self._commas:,} commas between: rows are "
-                "objects, {...}"
-            )
-        return False
-
-
 def _as_lines(data: bytes) -> bytes:
-    view = np.frombuffer(data, np.uint8).copy()
-    cutter = ArrayCutter()
-    _, commas = cutter.places(view)
+    view, cutter = np.frombuffer(data, np.uint8).copy(), ArrayCutter()
+    cutter.stops(data)
     refuse_deep(cutter.depths)
     ends = np.flatnonzero((view == FEED) | (view == RETURN))
     if (np.searchsorted(cutter.quotes, ends) % 2).any():
         raise pa.ArrowInvalid("a text has a line end in it, which JSON writes as \\n")
-    view[ends] = SPACE
-    view[commas] = FEED
+    view[ends] = ord(" ")
+    view[cutter.commas] = FEED
+    if cutter.ended is not None:
+        view[cutter.ended :] = ord(" ")
     return view.tobytes()
+
+
+def _written(data: bytes, count: int, rows: IntArray) -> Iterator[Any]:
+    lines = [line for line in data.split(b"\n") if line.strip()]
+    if len(lines) == count:  # else it is not an object on each line, which is said elsewhere
+        for row in rows.tolist():
+            yield json.loads(lines[row]) if INTEGER.search(lines[row]) else {}
 
 
 def _cells(values: Iterable[Any], length: int) -> int:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -11,14 +11,31 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import ColumnName
 from trainpipes.engine.layout import IntArray
-from trainpipes.sources.text.block_scan import Start
-from trainpipes.sources.text.cutters import FEED, Bytes, Cutter, LineCutter, filled_lines
-from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, MOST_ROW_BYTES, TextFormat
-from trainpipes.sources.text.text_reader import TextReader, row_bytes
+from trainpipes.sources.text.cutters import (
+    FEED,
+    Cutter,
+    DocumentCutter,
+    LineCutter,
+    ParagraphCutter,
+)
+from trainpipes.sources.text.format import (
+    BOM,
+    MAX_ROW_BYTES,
+    MOST_ROW_BYTES,
+    TextFormat,
+    row_bytes,
+)
+from trainpipes.sources.text.pieces import Start
+from trainpipes.sources.text.text_reader import TextReader
 
 Unit = Literal["line", "paragraph", "document"]
 #: Lines that follow each other and have something.
 PARAGRAPH = re.compile(rb"(?:^[ \t\r]*[^ \t\r\n][^\n]*\n?)+", re.MULTILINE)
+CUTTERS: dict[str, type[Cutter]] = {
+    "line": LineCutter,
+    "paragraph": ParagraphCutter,
+    "document": DocumentCutter,
+}
 
 
 class ReadText(TextReader):
@@ -49,30 +66,24 @@ class ReadText(TextReader):
     storage_options: Mapping[str, Any] | None = None
 
     @property
-    def form(self) -> PlainText:
-        return PlainText(self.unit, self.output_column, **self.common)
+    def form(self) -> TextFormat:
+        return PlainText(self.options)
 
 
-@dataclass(eq=False)
 class PlainText(TextFormat):
     name = "text"
     reader: ClassVar[str] = "read_text"
-    shaped_by: ClassVar[tuple[str, ...]] = ("unit",)
 
-    unit: Unit = "line"
-    column: str = "text"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self.unit, self.column = options["unit"], options["output_column"]
         self.schema = pa.schema([(self.column, pa.string())])
 
     def start(self, head: bytes, whole: bool, path: str) -> Start:
         return Start(len(BOM) if head.startswith(BOM) else 0)
 
     def cutter(self, start: Start) -> Cutter:
-        if self.unit == "line":
-            return LineCutter(filled=False)
-        return _ParagraphCutter() if self.unit == "paragraph" else _DocumentCutter()
+        return CUTTERS[self.unit]()
 
     def parse(
         self, data: bytes, start: Start, schema: pa.Schema | None, strict: bool = False
@@ -83,32 +94,6 @@ class PlainText(TextFormat):
             data = data.replace(b"\r\n", b"\n") if b"\r" in data else data
             texts = _lines(data) if self.unit == "line" else _paragraphs(data)
         return pa.table({self.column: texts}, schema=self.schema)
-
-
-class _ParagraphCutter:
-    def __init__(self) -> None:
-        self._more = False  # the line at hand has something
-        self._open = False  # the line before it had
-
-    def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
-        filled, self._more = filled_lines(data, newlines, self._more)
-        before = np.append(self._open, filled)
-        self._open = bool(before[-1])
-        found: IntArray = newlines[~filled & before[:-1]] + 1
-        return found
-
-    def finish(self) -> bool:
-        return self._more or self._open
-
-
-class _DocumentCutter:
-    """The file is one row."""
-
-    def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
-        return newlines[:0]
-
-    def finish(self) -> bool:
-        return True
 
 
 def _texts(content: bytes, offsets: IntArray) -> pa.Array:

@@ -4,9 +4,8 @@ and those beside fractions), and JSON that nests too deep, for which it takes mi
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,49 +14,32 @@ import pyarrow.compute as pc
 
 from trainpipes.columns.arrays import one_chunk, to_arrow, to_numpy
 from trainpipes.engine.layout import IntArray
-from trainpipes.sources.text.cutters import FEED
+from trainpipes.sources.text.cutters import FEED, NONE
 
 #: Up to here each integer is a float of its own.
 LARGEST = float(1 << 53)
-#: A long integer, which is no part of a fraction or of what has an exponent; and a cell that is one.
+#: A long integer, which is no part of a fraction or of what has an exponent.
 INTEGER = re.compile(rb"(?<![\d.])\d{16,}(?![\d.eE])")
-CELL = re.compile(r"\s*[+-]?\d{16,}\s*")
-NONE = np.empty(0, dtype=np.int64)
 
-
-#: Of some rows, values of some columns as they are written.
-Written = Callable[[list[str], IntArray], Iterable[tuple[str, Any]]]
+#: Some columns of some rows, with their integers as they are written.
+Written = Callable[[list[str], IntArray], Iterable[Any]]
 
 
 def refuse_rounded(table: pa.Table, data: bytes, written: Written) -> None:
-    found = {field.name: _large_floats(table.column(field.name)) for field in table.schema}
-    large = {name: rows for name, rows in found.items() if len(rows)}
-    if not large or not INTEGER.search(data):
+    found = {name: _large_floats(table.column(name)) for name in table.column_names}
+    names = [name for name, rows in found.items() if len(rows)]
+    if not names or not INTEGER.search(data):
         return
-    for name, value in written(list(large), np.unique(np.concatenate(list(large.values())))):
-        odd = _rounded(value, table.schema.field(name).type)
-        if odd is not None:
-            raise pa.ArrowInvalid(
-                f"column {name!r} has the integer {odd}, which a column of floats would round; say its type "
-                "by schema=, such as uint64, or float64 to have it rounded"
-            )
-
-
-def values_of_lines(
-    lines: bytes, count: int, columns: list[str], rows: IntArray
-) -> Iterator[tuple[str, Any]]:
-    found = [line for line in lines.split(b"\n") if line.strip()]
-    if len(found) == count:  # else it is not an object on each line, which is said elsewhere
-        for line in filter(INTEGER.search, map(found.__getitem__, rows.tolist())):
-            row = json.loads(line)
-            yield from ((name, row.get(name)) for name in columns)
-
-
-def values_of_cells(texts: pa.Table, rows: IntArray) -> Iterator[tuple[str, int]]:
-    for name in texts.column_names:
-        for cell in texts.column(name).take(to_arrow(rows)).to_pylist():
-            if CELL.fullmatch(cell or ""):
-                yield name, int(cell)
+    rows = np.unique(np.concatenate([found[name] for name in names]))
+    read = table.select(names).take(to_arrow(rows)).to_pylist()
+    for one, other in zip(written(names, rows), read, strict=False):
+        for name in names:
+            odd = _rounded(one.get(name), other[name])
+            if odd is not None:
+                raise pa.ArrowInvalid(
+                    f"column {name!r} has the integer {odd}, which a column of floats would round; say its "
+                    "type by schema=, such as uint64, or float64 to have it rounded"
+                )
 
 
 def _large_floats(column: Any) -> IntArray:
@@ -65,8 +47,9 @@ def _large_floats(column: Any) -> IntArray:
     kind, types = column.type, pa.types
     if types.is_floating(kind):
         ends = pc.min_max(column).as_py().values()
-        if any(end is not None and abs(end) >= LARGEST for end in ends):
-            return np.flatnonzero(np.abs(to_numpy(one_chunk(column.fill_null(0)))) >= LARGEST)
+        if all(end is None or abs(end) < LARGEST for end in ends):
+            return NONE  # without importing pandas
+        return np.flatnonzero(np.abs(to_numpy(one_chunk(column.fill_null(0)))) >= LARGEST)
     if types.is_struct(kind):
         return np.concatenate([NONE, *map(_large_floats, column.flatten())])
     if types.is_list(kind):
@@ -75,16 +58,15 @@ def _large_floats(column: Any) -> IntArray:
     return NONE
 
 
-def _rounded(value: Any, kind: pa.DataType) -> int | None:
-    if pa.types.is_floating(kind):
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return value if whole and float(str(value)) != value else None  # float(value) may overflow
-    parts: list[tuple[Any, pa.DataType]] = []
-    if pa.types.is_struct(kind) and isinstance(value, dict):
-        parts = [(value.get(field.name), field.type) for field in kind]
-    elif isinstance(value, list) and pa.types.is_list(kind):
-        parts = [(item, kind.value_type) for item in value]
-    found = (_rounded(part, own) for part, own in parts)
+def _rounded(value: Any, read: Any) -> int | None:
+    if isinstance(value, int) and isinstance(read, float):
+        return value if value != read else None
+    pairs: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict) and isinstance(read, dict):
+        pairs = [(value[name], read[name]) for name in value.keys() & read.keys()]
+    elif isinstance(value, list) and isinstance(read, list):
+        pairs = zip(value, read, strict=False)
+    found = (_rounded(*pair) for pair in pairs)
     return next((odd for odd in found if odd is not None), None)
 
 
@@ -96,8 +78,6 @@ MOST_DEPTH = 64
 MANY = 512
 #: Bytes that are looked at in one step: they stay in the cache of the processor.
 STEP_BYTES = 512 << 10
-#: Bytes that a row on a line of its own, or a line of nothing, starts and ends with.
-FIRST, LAST = (np.isin(np.arange(256), list(some)) for some in (b"{\r\n", b"}\r\n"))
 #: An opening brace, the bit by which an opening bracket differs from it, and all but these and quotes.
 OPENS, LIKE = ord("{"), ord("{") ^ ord("[")
 OTHERS = bytes(byte for byte in range(256) if byte not in b'{}[]"')
@@ -111,27 +91,24 @@ def check_depth(lines: bytes) -> None:
     ends = np.concatenate([np.flatnonzero(view[n : n + STEP_BYTES] == FEED) + n for n in steps])
     if not lines.endswith(b"\n"):
         ends = np.append(ends, len(lines))
-    starts = np.append(0, ends + 1)[:-1]
+    starts = np.append(0, ends[:-1] + 1)
     if (ends - starts > 2 * MANY).any():
         opening = np.flatnonzero((view | LIKE) == OPENS)
-        counts = np.searchsorted(opening, ends) - np.searchsorted(opening, starts)
+        counts = np.diff(np.searchsorted(opening, ends), prepend=0)
         for line in np.flatnonzero(counts > MANY).tolist():
             refuse_deep(_depth(lines[starts[line] : ends[line]]))
-    if not (FIRST[view[starts]] & LAST[view[ends - 1]]).all():  # a row may go over several lines
-        refuse_deep(_depth(lines))
+    first, last = view[starts], view[ends - 1]
+    if not (np.isin(first, list(b"{\r\n")) & np.isin(last, list(b"}\r\n"))).all():
+        refuse_deep(_depth(lines))  # a row may go over several lines
 
 
 def check_types(types: Iterable[pa.DataType], lines: bytes) -> None:
     level, deep = list(types), 0
-    while level := [kind.field(n).type for kind in level for n in _fields(kind)]:
+    while level := [kind.field(n).type for kind in level for n in range(kind.num_fields)]:
         deep += 1
     if deep >= MOST_DEPTH:
         for line in lines.splitlines():
             refuse_deep(_depth(line))
-
-
-def _fields(kind: pa.DataType) -> range:
-    return range(kind.num_fields if pa.types.is_nested(kind) else 0)
 
 
 def _depth(lines: bytes) -> IntArray:

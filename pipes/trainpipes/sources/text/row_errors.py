@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +13,7 @@ from trainpipes.columns import arrays
 from trainpipes.errors import SchemaError, TrainpipesError, UnreadableError
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_errors import without
-from trainpipes.sources.text.block_scan import Start, TextLayout
-from trainpipes.sources.text.cutters import FEED
+from trainpipes.sources.text.pieces import Start, TextLayout
 
 if TYPE_CHECKING:
     from trainpipes.sources.text.format import TextFormat
@@ -53,14 +53,13 @@ def bad_row(
     form: TextFormat, name: str, layout: TextLayout, piece: int, data: bytes
 ) -> TrainpipesError | None:
     """The error for an unreadable piece; None if all rows are valid."""
-    start, schema, strict = layout.head, form.schema, form.strict
+    start, schema = layout.head, form.schema
     stops = _stops(form, data, start)
 
     def problem(count: int) -> str:
-        try:
-            found = form.parse(data[: stops[count - 1]], start, schema, strict)
-        except (pa.ArrowException, UnicodeDecodeError) as error:
-            return one_line(error)
+        found = _tried(form.parse, data[: stops[count - 1]], start, schema, form.strict)
+        if isinstance(found, Exception):
+            return one_line(found)
         more = len(found) - count + 1
         return "" if more == 1 else f"the line has {more} rows"
 
@@ -75,7 +74,7 @@ def bad_row(
     where = f"{name}, line {line:,}"
     of_row: dict[str, Any] = {"path": name, "row": int(layout.rows[:piece].sum()) + good}
     wanted = form.infer(data[:first], start)[0] if schema is None and first else schema
-    drift = wanted is not None and _drift(form, row, start, wanted, strict)
+    drift = wanted is not None and _drift(form, row, start, wanted)
     if drift:
         return SchemaError(
             f"{where}: {drift}: {text}; types are those of schema=, or found in the first blocks: give "
@@ -90,38 +89,33 @@ def bad_row(
     )
 
 
+def _tried(make: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return make(*args)
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        return error
+
+
 def _stops(form: TextFormat, data: bytes, start: Start) -> list[int]:
-    view = np.frombuffer(data, np.uint8)
     cutter = form.cutter(start)
-    stops: list[int] = cutter.stops(view, np.flatnonzero(view == FEED)).tolist()
+    stops: list[int] = cutter.stops(data)[0].tolist()
     try:
-        if cutter.finish():
-            stops.append(len(data))
+        return [*stops, len(data)] if cutter.finish() else stops
     except BadFileError:
-        pass  # the file goes on behind the piece
-    return stops
+        return stops  # the file goes on behind the piece
 
 
-def _drift(
-    form: TextFormat, row: bytes, start: Start, schema: pa.Schema, strict: bool
-) -> str | None:
+def _drift(form: TextFormat, row: bytes, start: Start, schema: pa.Schema) -> str | None:
     """How a row that can be read has other types than the schema."""
-
-    def fails(wanted: pa.Schema, strict: bool = False) -> bool:
-        try:
-            form.parse(row, start, wanted, strict)
-        except (pa.ArrowException, UnicodeDecodeError):
-            return True
-        return False
-
-    try:
-        found, _ = form.infer(row, start)
-    except (pa.ArrowException, UnicodeDecodeError):
+    found = _tried(form.infer, row, start)
+    if isinstance(found, Exception):
         return None
-    for field in found:
-        if field.name not in schema.names:
-            if strict:
-                return f"column {field.name!r} is new here"
-        elif fails(pa.schema([wanted := schema.field(field.name)])):
-            return f"column {field.name!r} is {field.type} here, and should be {wanted.type}"
-    return "a field within a column is new here" if fails(schema, strict) else None
+    for field in found[0]:
+        if field.name in schema.names:
+            wanted = schema.field(field.name)
+            if isinstance(_tried(form.parse, row, start, pa.schema([wanted])), Exception):
+                return f"column {field.name!r} is {field.type} here, and should be {wanted.type}"
+        elif form.strict:
+            return f"column {field.name!r} is new here"
+    odd = isinstance(_tried(form.parse, row, start, schema, form.strict), Exception)
+    return "a field within a column is new here" if odd else None

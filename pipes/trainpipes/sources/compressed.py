@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import bz2
 import lzma
-import threading
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ import pyarrow as pa
 from trainpipes._internal.secrets import without_query
 from trainpipes.errors import MissingExtraError
 from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.format import OtherBytesError
+from trainpipes.sources.remote.request import Ranges
 
 if TYPE_CHECKING:
     from trainpipes.sources.files.file_bytes import FileBytes
@@ -232,24 +234,29 @@ class Decompressed:
         self._rest = b""
         self._at = 0
 
-    def read(self, start: int, stop: int, entry: Entry = (0, 0)) -> bytes:
-        """Bytes ``start`` to ``stop``, from a member that begins before them; fewer at the file's end."""
+    def mapped(self) -> None:
+        """It is nowhere as it is read."""
+
+    def read(self, ranges: Ranges, entry: Entry = (0, 0)) -> list[memoryview]:
+        """Bytes of ranges, and what lies between, from a member that begins before them."""
+        start, stop = min(ranges, default=(0, 0))[0], max((end for _, end in ranges), default=0)
         if self._stream is None or not entry[1] <= self._at <= start:
             self.close()
             self._source = self._data.stream(entry[0])
             self._stream, self._at = Stream(self._source.read, self._kind, entry), entry[1]
-        self._again.add(start - self._at)
+        self._again.bytes += start - self._at
         parts = []
         while self._at < stop:
             self._rest = self._rest or self._stream.read()
             if not self._rest:
-                break
+                raise OtherBytesError("it has become shorter")
             skipped = max(0, min(len(self._rest), start - self._at))
             part = self._rest[skipped : skipped + stop - max(self._at, start)]
             self._rest = self._rest[skipped + len(part) :]
             self._at += skipped + len(part)
             parts.append(part)
-        return b"".join(parts)
+        whole = memoryview(b"".join(parts))
+        return [whole[first - start : last - start] for first, last in ranges]
 
     def finish(self) -> None:
         """Read to the end of the file, where checksums are."""
@@ -263,16 +270,8 @@ class Decompressed:
         self._rest = b""
 
 
+@dataclass
 class ReadAgain:
-    """Bytes that were decompressed only to reach later ones. Pickled, it is at 0."""
+    """Bytes that were decompressed only to reach later ones."""
 
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> Any:
-        return ReadAgain, ()
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self.bytes += count
+    bytes: int = 0

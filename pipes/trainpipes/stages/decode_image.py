@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY
-from functools import partial
 from io import BytesIO
 from typing import Any, Literal
-from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -13,28 +12,23 @@ import numpy.typing as npt
 from trainpipes._internal.checks import ColumnName, Count, need
 from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
-from trainpipes.engine.pool import Pool
+from trainpipes.engine.calling.row_call import Answer
 from trainpipes.errors import UnreadableError
 from trainpipes.kinds.blame import blame, refused
 from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import taken
+from trainpipes.stages.map import RowFunction
 from trainpipes.stages.read_columns import cell
 from trainpipes.stages.targets import LeftOut
 
 #: An image, ``[C, H, W]``.
 Pixels = npt.NDArray[Any]
+Box = tuple[int, int, int, int]
 Mode = Literal["RGB", "L", "RGBA"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
 #: What is decoded. Others of Pillow's formats run programs (EPS), or are no pictures.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
-#: The EXIF tag of how a camera was held, and how Pillow undoes what it says.
-ORIENTATION = 0x0112
-UPRIGHT = {
-    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270",
-    7: "TRANSVERSE", 8: "ROTATE_90",
-}  # fmt: skip
 #: Pixels of a resized image, at most: a sliver that is scaled by its short side would fill the memory.
 MOST_PIXELS = 1 << 28
 
@@ -45,35 +39,26 @@ class NoPicture(ValueError):
 
 def by_pillow(content: bytes, mode: Mode, least: int | None = None) -> Pixels:
     """An image file's pixels, upright, uint8 ``[C, H, W]``; of several frames the first."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(BytesIO(content), formats=FORMATS) as image:
             if least is not None:
                 image.draft(None, (least, least))
             image.load()
-            orientation = orientation_of(image)
+            with suppress(Exception):  # of damaged EXIF, anything
+                ImageOps.exif_transpose(image, in_place=True)
             found: Any = eight_bits(image)
             if found.mode == "P" and "transparency" in found.info:
                 found = found.convert("RGBA")
             if found.mode != mode:
                 found = found.convert(mode)
-            if orientation in UPRIGHT:
-                found = found.transpose(Image.Transpose[UPRIGHT[orientation]])
     except NoPicture:
         raise
     except Exception as error:  # of damaged files, plugins raise what they come across
         said = " ".join(str(error).split()).replace(" <_io.BytesIO object", "").split(" at 0x")[0]
         raise NoPicture(f"{said or type(error).__name__} ({len(content):,} bytes)") from error
     return planes(np.asarray(found))
-
-
-def orientation_of(image: Any) -> int:
-    """How the camera was held, by EXIF; 1 where that cannot be read."""
-    try:
-        return int(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # of damaged EXIF, anything
-        return 1
 
 
 def eight_bits(image: Any) -> Any:
@@ -94,18 +79,16 @@ def planes(array: Any) -> Pixels:
 
 
 def resized(
-    image: Pixels,
-    size: tuple[int, int],
-    interpolation: Interpolation,
-    box: tuple[int, int, int, int] | None = None,
+    image: Pixels, size: tuple[int, int], interpolation: Interpolation, box: Box | None = None
 ) -> Pixels:
     from PIL import Image
 
     height, width = size
+    if image.dtype != np.uint8:
+        raise NoPicture(f"must be of uint8, got {image.dtype}: put normalize() after it")
     if height * width > MOST_PIXELS:
-        was, way = f"of {image.shape[1]} x {image.shape[2]} pixels", "leave it out with filter()"
-        said = f"{was} it would become {height:,} x {width:,}"
-        raise NoPicture(f"{said}: {way}, or give the size as (height, width)")
+        was = f"of {image.shape[1]} x {image.shape[2]} pixels would become {height:,} x {width:,}"
+        raise NoPicture(f"{was}: leave it out with filter(), or give the size as (height, width)")
     if box is None and size == image.shape[1:]:
         return image
     if box is not None and (box[3] - box[1], box[2] - box[0]) == size:
@@ -115,11 +98,7 @@ def resized(
     return planes(np.asarray(Image.fromarray(rows).resize((width, height), by, box)))
 
 
-#: Parts of a run for each thread. More even out pictures of unequal size.
-CHUNKS = 2
-
-
-class DecodeImage(RunStage):
+class DecodeImage(RowFunction):
     """Decode images: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF and JPEG 2000.
 
     The column holds the files' bytes, or structs with ``bytes``; rows become dicts with an array,
@@ -151,8 +130,9 @@ class DecodeImage(RunStage):
     ((3, 2, 4), [255, 0, 0], 3)
     """
 
-    per_row = True
-    makes_objects = True
+    rng = False
+    method = "thread"
+    shares = True
     asks_inputs = True
     thread_safe = True
 
@@ -173,68 +153,37 @@ class DecodeImage(RunStage):
     def keeps_rows(self) -> bool:  # type: ignore[override]
         return self.on_error == "raise"
 
-    # Where the thread that iterates calls functions of the user's, and so makes the batches, other threads
-    # decode for it.
-
-    _threads = 0
-
     def settle(self, threads: int) -> None:
-        vars(self)["_threads"] = threads
+        # Where the thread that iterates calls functions of the user's, others decode for it.
+        vars(self)["num_workers"] = threads
 
     @property
-    def has_workers(self) -> bool:
-        return self._threads > 0
+    def function(self) -> tuple[Callable[..., Any], Any]:
+        return self.fresh()._decoded_or_not, ""
 
-    @made_once
-    def _pool(self) -> Pool:
-        pool = Pool(self._threads, within=True)
-        finalize(self, pool.close).atexit = False
-        return pool
-
-    def submit_run(self, run: Run) -> Callable[[], Run] | None:
-        if not self.has_workers:
-            return None
-        rows, pool = self._rows(run), self._pool
-        size = -(-len(rows) // (CHUNKS * self._threads)) or 1
-        parts = [rows[n : n + size] for n in range(0, len(rows), size)]
-        futures = [pool.submit(partial(self._each, part)) for part in parts]
-        return lambda: self._with(run, [one for f in futures for one in pool.result(f)])
-
-    def process(self, run: Run) -> Run:
-        return self._with(run, self._each(self._rows(run)))
-
-    def _rows(self, run: Run) -> list[Any]:
+    def _items(self, run: Run) -> Sequence[Any]:
         self._check_rows(run, single=not self.keeps_rows)
         return run.block.rows()
 
-    def _each(self, rows: Sequence[Any]) -> list[dict[str, Any] | Exception]:
-        """Rows with their images, or why they have none, up to the first error to raise."""
-        found: list[dict[str, Any] | Exception] = []
-        for row in rows:
-            try:
-                found.append(self._decoded(row))
-            except Exception as error:
-                found.append(error)
-                if self.keeps_rows or not isinstance(error, NoPicture):
-                    break
-        return found
+    def _decoded_or_not(self, row: Any) -> dict[str, Any] | NoPicture:
+        try:
+            return self._decoded(row)
+        except NoPicture as error:
+            if not self.keeps_rows:
+                return error
+            said = f"column {self.column!r} holds no picture that can be decoded: {error}"
+            way = 'fix it, or leave such rows out with on_error="skip"'
+            raise UnreadableError(f"{self}: {said}; {way}", stage=str(self)) from None
 
-    def _with(self, run: Run, found: list[Any]) -> Run:
-        ids, kept = run.block.ids, np.ones(len(found), dtype=np.bool_)
-        for place, error in enumerate(found):
-            kept[place] = not isinstance(error, Exception)
-            if isinstance(error, NoPicture):
-                if not self.keeps_rows:
-                    continue
-                said = f"column {self.column!r} holds no picture that can be decoded: {error}"
-                way = 'fix it, or leave such rows out with on_error="skip"'
-                error = UnreadableError(f"{self}: {said}; {way}", stage=str(self))
-            if isinstance(error, Exception):
-                blame(error, self, int(ids[place]))
-                raise error
+    def _with(self, run: Run, answer: Answer) -> Run:
+        (found, error), ids = answer, run.block.ids
+        if error is not None:
+            blame(error, self, int(ids[len(found)]))
+            raise error
         run = run.with_block(run.block.with_data(found))
         if self.keeps_rows:
             return run
+        kept = np.array([not isinstance(one, NoPicture) for one in found], dtype=np.bool_)
         self._left_out.add(ids, (~kept).astype(np.int64))
         return run if kept.all() else run.pick(np.flatnonzero(kept))
 
@@ -246,10 +195,8 @@ class DecodeImage(RunStage):
             raise NoPicture("it is null")
         if not isinstance(content, bytes):
             got = f"{shown(content, 60)} ({type(content).__name__})"
-            way = "read_images() and read_webdataset() read files whole"
-            raise refused(
-                self, f": column {self.column!r} holds the bytes of image files, got {got}; {way}"
-            )
+            rule = f": column {self.column!r} holds the bytes of image files, got {got}"
+            raise refused(self, f"{rule}; read_images() and read_webdataset() read files whole")
         image = by_pillow(content, self.mode, self.min_size)
         names = {self.column: self.output_column}
         return {names.get(k, k): image if k == self.column else v for k, v in row.items()}
@@ -259,7 +206,7 @@ class DecodeImage(RunStage):
         return LeftOut(self, "they cannot be decoded", "image", unit="")
 
     def report(self) -> str:
-        return str(self._left_out) if self._left_out.documents else ""
+        return str(self._left_out)
 
 
 def bytes_of(value: Any) -> Any:

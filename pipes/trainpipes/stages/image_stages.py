@@ -22,8 +22,8 @@ from trainpipes.kinds.blame import blame, each, refused
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.images.decode_image import Interpolation, NoPicture, Pixels, resized
-from trainpipes.stages.map import Map, same_below
+from trainpipes.stages.decode_image import Box, Interpolation, NoPicture, Pixels, resized
+from trainpipes.stages.map import RowFunction
 from trainpipes.stages.read_columns import cell
 from trainpipes.stages.row_hash import unit
 
@@ -80,34 +80,22 @@ class RandomImageStage(ImageStage):
         # Raw bits, of which NumPy promises that they stay the same.
         words = row_words(block).tolist()
         raw = [self._key.generator(w).bit_generator.random_raw(self.draws) for w in words]
-        drawn: list[list[float]] = (
-            unit(np.array(raw, dtype=np.uint64)).reshape(len(block), self.draws).tolist()
-        )
-        return drawn
+        drawn = unit(np.array(raw, dtype=np.uint64)).reshape(len(block), self.draws)
+        return drawn.tolist()
 
 
 def image_of(row: Any, column: str, caller: object) -> Pixels:
     image = cell(row, column, caller)
     if isinstance(image, torch.Tensor):
         image = image.numpy(force=True)
-    if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[0] in (1, 3, 4):
-        if not image.size:
-            raise DataError(f"{caller}: an image has pixels, got one of {list(image.shape)}")
-        return image
-    cure = "null" if image is None else shown(image, 60)
-    if isinstance(image, bytes | Mapping):
-        cure = "its bytes: put decode_image() before"
-    elif isinstance(image, np.ndarray):
-        cure = f"an array {list(image.shape)}: bring it to that in a map()"
-    rule = "images, arrays [C, H, W] with 1, 3 or 4 channels"
-    raise DataError(f"{caller}: column {column!r} holds {rule}, and here {cure}", stage=str(caller))
-
-
-def of_bytes(image: Pixels, caller: Stage) -> Pixels:
-    if image.dtype != np.uint8:
-        got = f"one of {image.dtype}: put normalize() after it"
-        raise refused(caller, f" works on images of uint8, got {got}", DataError)
-    return image
+    is_array = isinstance(image, np.ndarray)
+    if is_array and image.ndim == 3 and image.shape[0] in (1, 3, 4) and image.size:
+        return image  # type: ignore[no-any-return]
+    got = f"an array {list(image.shape)}" if is_array else shown(image, 60)
+    encoded = isinstance(image, bytes | Mapping)
+    way = "put decode_image() before" if encoded else "make these in a map()"
+    rule = f"column {column!r} holds images, arrays [C, H, W] with pixels and 1, 3 or 4 channels"
+    raise DataError(f"{caller}: {rule}, got {got}: {way}", stage=str(caller))
 
 
 def cropped(image: Pixels, size: tuple[int, int], drawn: Sequence[float] = ()) -> Pixels:
@@ -167,7 +155,7 @@ class Resize(ImageStage):
         checks.need("PIL", "resize()")
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
-        return resized(of_bytes(image, self), self._size(*image.shape[1:]), self.interpolation)
+        return resized(image, self._size(*image.shape[1:]), self.interpolation)
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
         if not isinstance(self.size, int):
@@ -286,9 +274,9 @@ class RandomResizedCrop(RandomImageStage):
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         height, width = image.shape[1:]
         box = self._box(height, width, drawn)
-        return resized(of_bytes(image, self), self._sides, self.interpolation, box)
+        return resized(image, self._sides, self.interpolation, box)
 
-    def _box(self, height: int, width: int, drawn: Sequence[float]) -> tuple[int, int, int, int]:
+    def _box(self, height: int, width: int, drawn: Sequence[float]) -> Box:
         (least, most), (narrow, wide) = self.scale, self.ratio
         for k in range(0, self.draws, 4):
             area = height * width * (least + (most - least) * drawn[k])
@@ -405,15 +393,13 @@ class Normalize(ImageStage):
         need_columns(list(batch), [self.column], self)
         images = batch[self.column]
         if not isinstance(images, torch.Tensor) or images.dim() != 4:
-            got = shown(images, 60)
-            if isinstance(images, torch.Tensor):
-                got = str(list(images.shape))
-            rule = "images, a tensor [B, C, H, W]"
-            raise refused(self, f": column {self.column!r} holds {rule}, got {got}")
+            got = shown(list(images.shape) if isinstance(images, torch.Tensor) else images, 60)
+            said = f": column {self.column!r} holds images, a tensor [B, C, H, W], got {got}"
+            raise refused(self, said)
         return {**batch, self.column: torch.from_numpy(self.changed(images.numpy(), ()))}
 
 
-class ImageTransform(RunStage):
+class ImageTransform(RowFunction):
     """Apply a transform, such as one of ``torchvision.transforms.v2``, to each image ``[C, H, W]``.
 
     torch's global generator is seeded for the row before each call, and put back after it: draws
@@ -440,8 +426,6 @@ class ImageTransform(RunStage):
     ([80, 51, 58], [6, 33, 18])
     """
 
-    per_row = True
-    makes_objects = True
     by_row = True
     by_epoch = True
     in_caller = True
@@ -456,58 +440,20 @@ class ImageTransform(RunStage):
     version: str | None = None
     num_workers: checks.Natural = 0
 
-    _turn = 0  # which one it is of several alike
-
-    def resolve(self, below: Sequence[Stage]) -> Self:
-        return self.resolved(_turn=same_below(self, below))
-
-    @made_once
-    def _map(self) -> Map:
-        name = self.version or str(identify(self.transform))
-        found = Map(
-            Seeded(self.transform, self.column, str(self), name), rng=True, seed=self.seed,
-            num_workers=self.num_workers, method="process",
-        )  # fmt: skip
-        return found.resolved(_turn=self._turn, _watch=self._draw_watch, _said=str(self))
-
     @property
-    def runs_user_code(self) -> bool:
-        return not self.has_workers
+    def function(self) -> tuple[Callable[..., Any], Any]:
+        return self.fresh()._seeded, self.version or str(identify(self.transform))
 
-    @property
-    def has_workers(self) -> bool:
-        return self._map.has_workers
-
-    def settle(self, threads: int) -> None:
-        self._map.settle(threads)
-
-    def process(self, run: Run) -> Run:
-        return self._map.process(run)
-
-    def submit_run(self, run: Run) -> Callable[[], Run] | None:
-        return self._map.submit_run(run)
-
-
-class Seeded:
-    def __init__(
-        self, transform: Callable[[torch.Tensor], Any], column: str, said: str, name: str
-    ) -> None:
-        self._transform, self._column = transform, column
-        self._said, self._name = said, name
-
-    def fingerprint(self) -> str:
-        return self._name
-
-    def __call__(self, row: Any, rng: np.random.Generator) -> dict[str, Any]:
-        image = torch.from_numpy(np.array(image_of(row, self._column, self._said)))
+    def _seeded(self, row: Any, rng: np.random.Generator) -> dict[str, Any]:
+        image = torch.from_numpy(np.array(image_of(row, self.column, self)))
         generator = torch.default_generator
         before = generator.get_state()
         # Not torch.manual_seed, which seeds the devices' generators, too.
         generator.manual_seed(int(rng.bit_generator.random_raw()) >> 1)
         try:
-            found = self._transform(image)
+            found = self.transform(image)
         finally:
             generator.set_state(before)
         if isinstance(found, torch.Tensor):
             found = found.as_subclass(torch.Tensor)
-        return {**row, self._column: found}
+        return {**row, self.column: found}

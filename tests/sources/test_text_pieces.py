@@ -8,22 +8,22 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainpipes.sources.compressed import streams as compress
-from trainpipes.sources.compressed.streams import Stream
+import trainpipes as tp
+from trainpipes.sources import compressed as compress
+from trainpipes.sources.compressed import Stream
 from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.text import block_scan
-from trainpipes.sources.text.block_scan import TextLayout, check_of, scan
+from trainpipes.sources.text import pieces
 from trainpipes.sources.text.format import TextFormat
-from trainpipes.sources.text.read_csv import Csv
-from trainpipes.sources.text.read_json import Json
-from trainpipes.sources.text.read_text import PlainText, Unit
+from trainpipes.sources.text.pieces import TextLayout, check_of, scan
+from trainpipes.sources.text.read_text import Unit
 
 
 def parts(data: bytes, sizes: list[int]) -> Stream:
@@ -34,17 +34,26 @@ def parts(data: bytes, sizes: list[int]) -> Stream:
 
 @contextmanager
 def small(piece: int, head: int = 4) -> Iterator[None]:
-    kept = block_scan.PIECE_BYTES, block_scan.HEAD_BYTES, block_scan.END_BYTES
-    block_scan.PIECE_BYTES, block_scan.HEAD_BYTES, block_scan.END_BYTES = piece, head, 5
+    kept = pieces.PIECE_BYTES, pieces.HEAD_BYTES, pieces.END_BYTES
+    pieces.PIECE_BYTES, pieces.HEAD_BYTES, pieces.END_BYTES = piece, head, 5
     try:
         yield
     finally:
-        block_scan.PIECE_BYTES, block_scan.HEAD_BYTES, block_scan.END_BYTES = kept
+        pieces.PIECE_BYTES, pieces.HEAD_BYTES, pieces.END_BYTES = kept
 
 
 sizes = st.lists(st.integers(1, 9), max_size=60)
 piece_bytes = st.integers(1, 40)
 block_rows = st.none() | st.integers(1, 5)
+
+
+def form_of(pipe: tp.Pipeline) -> TextFormat:
+    reader: Any = pipe.stages[-1]
+    form: TextFormat = reader.form
+    return form
+
+
+JSON, CSV = form_of(tp.read_json("x")), form_of(tp.read_csv("x"))
 
 
 def rows_of(form: TextFormat, data: bytes, found: TextLayout) -> list[dict[str, object]]:
@@ -92,7 +101,7 @@ def test_json_lines_are_cut_between_objects(rows, blank, sizes, piece, cut_by, e
     for n, line in enumerate(blank):
         lines.insert(min(len(lines), 2 * n), line)
     data = ("\ufeff" * bom + "\n".join(lines) + "\n" * ended).encode()
-    assert cut(Json(), data, sizes, piece, cut_by) == rows
+    assert cut(JSON, data, sizes, piece, cut_by) == rows
 
 
 @given(
@@ -110,7 +119,7 @@ def test_json_lines_are_cut_between_objects(rows, blank, sizes, piece, cut_by, e
 )
 def test_an_array_is_cut_between_its_objects(rows, indent, sizes, piece, cut_by, white):
     data = (white + json.dumps(rows, indent=indent, ensure_ascii=False) + white).encode()
-    assert cut(Json(), data, sizes, piece, cut_by) == rows
+    assert cut(JSON, data, sizes, piece, cut_by) == rows
 
 
 @given(
@@ -127,7 +136,7 @@ def test_csv_is_cut_between_records(rows, end, sizes, piece, cut_by, blank, quot
     writer = csv.writer(sink, lineterminator=end * (2 if blank else 1), quoting=quoting)
     writer.writerow(["a", "b"])
     writer.writerows(rows)
-    found = cut(Csv(), sink.getvalue().encode(), sizes, piece, cut_by)
+    found = cut(CSV, sink.getvalue().encode(), sizes, piece, cut_by)
     assert [(row["a"] or "", row["b"]) for row in found] == rows
 
 
@@ -143,7 +152,7 @@ def test_quotes_within_cells_that_are_not_quoted_are_letters_as_for_arrow(cells,
     """Such as inches: 5" x 7"."""
     kept = [row for row in cells if not any(cell.startswith('"') for cell in row)]
     data = ("a,b\n" + "".join(",".join(row) + "\n" for row in kept)).encode()
-    assert [[row["a"], row["b"]] for row in cut(Csv(), data, sizes, piece, None)] == kept
+    assert [[row["a"], row["b"]] for row in cut(CSV, data, sizes, piece, None)] == kept
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph", "document"])
@@ -154,9 +163,10 @@ def test_quotes_within_cells_that_are_not_quoted_are_letters_as_for_arrow(cells,
     piece=piece_bytes,
     cut_by=block_rows,
 )
+@example(data="aaaa\n\nb\n\nb", end=False, sizes=[5], piece=1, cut_by=None)
 def test_text_is_cut_as_python_splits_it(unit: Unit, data, end, sizes, piece, cut_by):
     written = data.replace("\n", "\r\n") if end else data
-    found = cut(PlainText(unit), written.encode(), sizes, piece, cut_by)
+    found = cut(form_of(tp.read_text("x", unit)), written.encode(), sizes, piece, cut_by)
     lines = data.split("\n")
     if unit == "line":
         expected = lines[:-1] if lines[-1] == "" else lines

@@ -1,1 +1,0 @@
-"""Compressed files that can be entered at several places."""

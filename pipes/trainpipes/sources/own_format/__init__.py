@@ -1,1 +1,0 @@
-"""Files in a format of the user's own."""

@@ -1,0 +1,199 @@
+"""Pieces of a file of text: whole rows of some MB, and as many rows as a block has at most."""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.engine.layout import IntArray
+from trainpipes.sources.compressed import Entry, Stream
+from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.format import Layout, packed, unpacked
+
+if TYPE_CHECKING:
+    from trainpipes.sources.text.format import TextFormat
+
+#: Bytes of a piece, about. Smaller ones cost a request each, larger ones memory in each reader.
+PIECE_BYTES = 4 << 20
+#: Bytes at each end of a piece that are checked when it is read.
+END_BYTES = 1024
+#: First bytes that a format is shown, and most of them, if it asks for more.
+HEAD_BYTES, MOST_HEAD_BYTES = 64 << 10, 16 << 20
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+class Start(NamedTuple):
+    """The first row's place, the columns' names, and the delimiter or "array", by the first bytes."""
+
+    at: int = 0
+    names: Sequence[str] = ()
+    kind: str = ""
+
+
+def check_of(data: bytes | memoryview) -> int:
+    """A checksum of the first and last 1,024 bytes: cheap enough for every read."""
+    return zlib.crc32(data[-END_BYTES:], zlib.crc32(data[:END_BYTES]))
+
+
+def scan(stream: Stream, compression: str, form: TextFormat, path: str, size: int) -> Layout:
+    part, start = _head(stream, form, path)
+    cutter = form.cutter(start)
+    found = _Pieces(form, stream.entries, start.at, part.count(b"\n", 0, start.at))
+    part = part[start.at :]
+    while part := part or stream.read():
+        found.add(part, *cutter.stops(part))
+        part = b""
+    try:
+        found.rows += cutter.finish()
+    except BadFileError as error:
+        raise BadFileError(f"line {found.line:,}: {error}") from error
+    if found.rows:
+        found.close()
+    names = ("start", "stop", "rows", "lines", "checks", "entries", "places", "opens")
+    noted = np.array(found.noted, dtype=np.int64).reshape(-1, len(names)).T
+    columns = dict(zip(names, np.ascontiguousarray(noted), strict=True))
+    begins, stops, rows = (columns.pop(name) for name in names[:3])
+    extra = packed(compression=compression, head=start, size=size, **columns)
+    return Layout(rows, begins, stops, pa.schema([]), extra)
+
+
+def _head(stream: Stream, form: TextFormat, path: str) -> tuple[bytes, Start]:
+    head, start = b"", None
+    while start is None:
+        more = stream.read()
+        head += more
+        if more and len(head) < HEAD_BYTES:
+            continue
+        if head[:2] in UTF16:
+            kind = "UTF-32" if head[2:4] == b"\0\0" else "UTF-16"
+            raise BadFileError(
+                f"its text is {kind}: write it as UTF-8, as by iconv -f {kind.lower()} -t utf-8"
+            )
+        start = form.start(head, not more, path)
+        if start is None and (not more or len(head) > MOST_HEAD_BYTES):
+            raise BadFileError(f"not {form.name}: its first {len(head):,} bytes hold no line end")
+    return head, start
+
+
+class _Pieces:
+    """What is noted of pieces; and of the one at hand its rows, and the line of the row at hand."""
+
+    def __init__(self, form: TextFormat, entries: list[Entry], at: int, newlines: int) -> None:
+        self.noted: list[tuple[int, ...]] = []
+        self._form, self._entries = form, entries
+        # Of what was read: bytes, line feeds, and rows in whole pieces.
+        self._at, self._newlines, self._whole = at, newlines, 0
+        self._row, self.line = at, newlines + 1
+        self._block = -1  # where its first piece begins
+        self._open()
+
+    def _open(self) -> None:
+        self._begin, self._lines, self.rows = self._at, self._newlines, 0
+        self._first = self._last = b""
+
+    def add(self, part: bytes, stops: IntArray, feeds: IntArray) -> None:
+        """Bytes, and where rows end in them, and lines."""
+        before, newlines, begin, done = self._at, self._newlines, 0, 0
+
+        def line_at(place: int) -> int:
+            """The line of the first row that begins at or behind a place."""
+            text = part[place : place + END_BYTES]
+            blank = len(text) - len(text.lstrip(b", \t\r\n"))
+            return newlines + int(np.searchsorted(feeds, place + blank)) + 1
+
+        def take(stop: int, rows: int) -> None:
+            size = stop - begin
+            self._first += part[begin : begin + min(size, END_BYTES - len(self._first))]
+            self._last = (self._last + part[stop - min(size, END_BYTES) : stop])[-END_BYTES:]
+            self._at, self.rows = before + stop, self.rows + rows
+            self._newlines = newlines + int(np.searchsorted(feeds, stop))
+
+        most, begins = self._form.max_row_bytes, np.append(self._row - before, stops)
+        long = np.flatnonzero(np.append(stops, len(part)) - begins > most)
+        if len(long):
+            line = line_at(int(begins[long[0]])) if long[0] else self.line
+            raise BadFileError(
+                f"line {line:,}: a row here has more than {most:,} bytes: this is not text, or has no "
+                "line ends; for rows of that size give max_row_bytes="
+            )
+        while (row := self._last_row(stops, before, done)) < len(stops):
+            stop = int(stops[row])
+            take(stop, row + 1 - done)
+            self.close()
+            begin, done = stop, row + 1
+        take(len(part), len(stops) - done)
+        if len(stops):
+            self._row, self.line = before + int(stops[-1]), line_at(int(stops[-1]))
+
+    def _last_row(self, stops: IntArray, before: int, done: int) -> int:
+        """The row of a part with which the piece at hand ends."""
+        last = int(np.searchsorted(stops, self._begin + PIECE_BYTES - before))
+        if (rows := self._form.block_rows) is None:
+            return last
+        return min(last, done + rows - 1 - (self._whole + self.rows) % rows)
+
+    def close(self) -> None:
+        begin, entries, block_rows = self._begin, self._entries, self._form.block_rows
+        del entries[: max(0, bisect_right(entries, begin, key=itemgetter(1)) - 1)]  # can be many
+        entry, place = entries[0] if entries else (begin, begin)
+        # Without a number of rows, blocks begin where a member does.
+        opens = place > self._block if block_rows is None else self._whole % block_rows == 0
+        self._block = begin if opens else self._block
+        check = zlib.crc32(self._last, zlib.crc32(self._first))
+        self.noted.append(
+            (begin, self._at, self.rows, self._lines, check, entry, place, int(opens))
+        )
+        self._whole += self.rows
+        self._open()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TextLayout(Layout):
+    """Each piece's line feeds before it, checksum, member's start, and whether it begins a block; and the
+    rows whose types were found, with their bytes by column.
+    """
+
+    compression: str
+    head: Start
+    size: int
+    lines: IntArray
+    checks: IntArray
+    entries: IntArray
+    places: IntArray
+    opens: IntArray
+    sampled: tuple[int, list[float]] | None = None
+
+    @staticmethod
+    def of(layout: Layout) -> TextLayout:
+        extra = unpacked(layout.extra)
+        extra["head"] = Start(*extra["head"])
+        return TextLayout(
+            layout.rows, layout.start, layout.stop, layout.schema, layout.extra, **extra
+        )
+
+    def with_types(self, schema: pa.Schema, rows: int, sizes: Sequence[float]) -> Layout:
+        extra = packed(**{**unpacked(self.extra), "sampled": [rows, list(sizes)]})
+        return Layout(self.rows, self.start, self.stop, schema, extra)
+
+    @property
+    def _firsts(self) -> IntArray:
+        """First pieces of blocks, and their number."""
+        return np.append(np.flatnonzero(self.opens), len(self.opens))
+
+    @property
+    def edges(self) -> IntArray:
+        found: IntArray = np.append(0, np.cumsum(self.rows))[self._firsts]
+        return found
+
+    @property
+    def largest_block(self) -> int:
+        """Bytes of the largest block, with what is decompressed to come to it."""
+        firsts = self._firsts
+        return int((self.stop[firsts[1:] - 1] - self.places[firsts[:-1]]).max(initial=0))

@@ -1,1 +1,0 @@
-"""Stages on a column of images."""

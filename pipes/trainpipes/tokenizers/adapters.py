@@ -1,0 +1,288 @@
+"""Tokenizers beside Hugging Face's ``tokenizers``: UTF-8 bytes, functions, what transformers has in Python,
+SentencePiece models and ``tiktoken`` encodings.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes._internal.checks import need
+from trainpipes._internal.messages import nearest
+from trainpipes.columns.arrays import apart
+from trainpipes.columns.rectangles import Side
+from trainpipes.engine.layout import IntArray
+from trainpipes.errors import ConfigError, DataError, UnreadableError
+from trainpipes.kinds.options import identify, show
+from trainpipes.tokenizers.engine import Affixes, Engine, Special, digest, read, utf8
+from trainpipes.tokenizers.ragged import Ragged
+
+#: Of bytes, the ids that are none.
+SPECIAL = {"<eos>": 256, "<pad>": 257}
+NAMES = {number: name for name, number in SPECIAL.items()}
+#: Size of an embedding for these ids.
+VOCABULARY = 258
+
+
+class Bytes(Engine):
+    """The UTF-8 bytes of a text, 0 to 255; 256 ends a text, 257 pads."""
+
+    def __init__(self) -> None:
+        super().__init__("bytes")
+
+    def _load(self) -> None:
+        return None
+
+    def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
+        texts.validate(full=True)  # nothing else would notice what is not UTF-8
+        values, offsets = apart(texts)
+        return Ragged(values.astype(np.int32), offsets)
+
+    def runs_on(self) -> str:
+        return ""
+
+    special = Special({"<eos>": 256}, pad=257)
+
+    def token_id(self, token: str) -> int | None:
+        return SPECIAL.get(token)
+
+    def _named(self, token: int) -> str:
+        return "" if 0 <= token < 256 else NAMES.get(token, f"<{token}>")
+
+    def _text(self, ids: list[int]) -> str:
+        return utf8(bytes(ids))
+
+    def fingerprint(self) -> str:
+        return "bytes"
+
+
+class Function(Engine):
+    def __init__(self, function: Callable[[list[str]], Sequence[Sequence[int]]]) -> None:
+        super().__init__(show(function))
+        self._function = function
+
+    def _load(self) -> Any:
+        return self._function
+
+    def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
+        given = texts.to_pylist()
+        with self.turn:  # reading the ids too: the function may use the same list again
+            return ids_of(self._function(given), len(texts), self)
+
+    def decode(self, ids: Sequence[int]) -> None:
+        return None
+
+    def runs_on(self) -> str:
+        return "a function of yours, called by one thread at a time"
+
+    def fingerprint(self) -> Any:
+        return identify(self._function)
+
+
+class Slow(Engine):
+    """A transformers tokenizer written in Python, used by calling it, one thread at a time."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(type(tokenizer).__name__)
+        self._tokenizer = tokenizer
+
+    def _load(self) -> Any:
+        return copy.deepcopy(self._tokenizer)
+
+    def _ids(self, texts: list[str], special: bool) -> Any:
+        off = ("padding", "truncation", "return_attention_mask", "return_token_type_ids", "verbose")
+        with self.turn:
+            made = self.loaded(texts, add_special_tokens=special, **dict.fromkeys(off, False))
+        return made["input_ids"]
+
+    def runs_on(self) -> str:
+        return "transformers, in Python, by one thread at a time"
+
+    def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
+        return ids_of(self._ids(texts.to_pylist(), special=False), len(texts), self)
+
+    def affixes(self) -> Affixes:
+        for probe in ("a", "0", "The end", "."):
+            (bare,), (full,) = self._ids([probe], special=False), self._ids([probe], special=True)
+            places = [k for k in range(len(full)) if full[k : k + len(bare)] == bare]
+            if bare and len(places) == 1:
+                return tuple(full[: places[0]]), tuple(full[places[0] + len(bare) :])
+        said = f"which special tokens {self} puts around a text is not known"
+        raise ConfigError(f"{said}: pass add_special_tokens=False")
+
+    @cached_property
+    def special(self) -> Special:
+        own = self._tokenizer
+        ends = {} if own.eos_token_id is None else {own.eos_token: own.eos_token_id}
+        side: Side = "left" if own.padding_side == "left" else "right"
+        return Special(ends, own.pad_token_id, side, own.all_special_ids)
+
+    def token_id(self, token: str) -> int | None:
+        return self.pieces().get(token)
+
+    def pieces(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab())
+
+    def _named(self, token: int) -> str:
+        return "" if 0 <= token < len(self.loaded) else f"<{token}>"
+
+    def _text(self, ids: list[int]) -> str:
+        with self.turn:
+            return str(self.loaded.decode(ids, clean_up_tokenization_spaces=False))
+
+    @cached_property
+    def _digest(self) -> str:
+        kept = [self._tokenizer.get_vocab(), self._tokenizer.init_kwargs]
+        content = json.dumps(kept, sort_keys=True, default=str)
+        return digest(content.encode("utf-8", "surrogatepass"))
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"class": type(self._tokenizer).__qualname__, "content": self._digest}
+
+
+def ids_of(rows: Any, count: int, caller: object) -> Ragged:
+    """What a function returned, if it is a list of ids for each text."""
+    rule = f"the tokenizer {caller} gives a list of ids for each text"
+    try:
+        rows = list(rows)
+        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    except TypeError as error:
+        raise DataError(f"{rule}, got {error}") from error
+    if len(rows) != count:
+        raise DataError(f"{rule}, got {len(rows)} for {count} texts")
+    arrays = rows and all(isinstance(row, np.ndarray) for row in rows)
+    values = np.concatenate(rows) if arrays else np.array(list(chain.from_iterable(rows)))
+    if values.size:
+        if values.ndim != 1 or values.dtype.kind not in "iu":
+            raise DataError(f"{rule}, got values such as {values.reshape(-1)[0].item()!r}")
+        most = max(abs(int(values.max())), abs(int(values.min()) + 1))
+        if most > np.iinfo(np.int32).max:
+            raise DataError(f"{rule}, of 32 bits, got {most}")
+    return Ragged.of_lengths(values.astype(np.int32).reshape(-1), lengths)
+
+
+class SentencePiece(Engine):
+    """The path of a model, or a ``SentencePieceProcessor``."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model if isinstance(model, str) else type(model).__name__)
+        need("sentencepiece", "a SentencePiece model")
+        given = isinstance(model, str)
+        self._content = read(model) if given else bytes(model.serialized_model_proto())
+        self._adds = [name for name in ("bos", "eos") if getattr(model, f"_add_{name}", False)]
+
+    def _load(self) -> Any:
+        from sentencepiece import SentencePieceProcessor
+
+        try:
+            return SentencePieceProcessor(model_proto=self._content)
+        except RuntimeError as error:
+            way = "if it holds tiktoken's ranks, as some do, give the tokenizer.json"
+            said = f"{self} is not a SentencePiece model: {error}; {way}"
+            raise UnreadableError(said, path=str(self)) from error
+
+    def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
+        plain = {"add_bos": False, "add_eos": False, "reverse": False, "enable_sampling": False}
+        ids = self.loaded.encode(texts.to_pylist(), out_type=int, num_threads=1, **plain)
+        return Ragged.of_lists(ids)
+
+    def affixes(self) -> Affixes:
+        bos, eos = (self._id(name) if name in self._adds else None for name in ("bos", "eos"))
+        return () if bos is None else (bos,), () if eos is None else (eos,)
+
+    def _id(self, name: str) -> int | None:
+        found = int(getattr(self.loaded, f"{name}_id")())
+        return None if found < 0 else found
+
+    @cached_property
+    def special(self) -> Special:
+        end = self._id("eos")
+        ends = {} if end is None else {self.loaded.id_to_piece(end): end}
+        return Special(ends, self._id("pad"))
+
+    def token_id(self, token: str) -> int | None:
+        found = int(self.loaded.piece_to_id(token))
+        return found if self.loaded.id_to_piece(found) == token else None
+
+    def _named(self, token: int) -> str:  # of a control token, which decoding leaves out
+        model = self.loaded
+        if not 0 <= token < model.get_piece_size():
+            return f"<{token}>"
+        return str(model.id_to_piece(token)) if model.is_control(token) else ""
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self.loaded.decode(ids))
+
+    def fingerprint(self) -> str:
+        return digest(self._content) + "".join(f" +{name}" for name in self._adds)
+
+
+class Tiktoken(Engine):
+    """The name of an encoding, or an ``Encoding``."""
+
+    def __init__(self, encoding: Any) -> None:
+        super().__init__(f"tiktoken:{getattr(encoding, 'name', encoding)}")
+        need("tiktoken", "a tiktoken encoding")
+        import tiktoken
+
+        self._encoding = encoding
+        names = tiktoken.list_encoding_names()
+        if isinstance(encoding, str) and encoding not in names:
+            said = f"tiktoken has no encoding {encoding!r}{nearest(encoding, names)}"
+            raise ConfigError(f"{said}; it has {', '.join(names)}")
+
+    def _load(self) -> Any:
+        if not isinstance(self._encoding, str):
+            return self._encoding  # never changes, and keeps its regular expressions by thread
+        import tiktoken
+
+        try:
+            return tiktoken.get_encoding(self._encoding)
+        except Exception as error:
+            said = "tiktoken gets its ranks from the network, or the folder that TIKTOKEN_CACHE_DIR names"
+            raise UnreadableError(f"{self}: {said}, and neither worked: {error}") from error
+
+    def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
+        to_numpy = self.loaded.encode_to_numpy
+        return Ragged.of_rows([to_numpy(t, disallowed_special=()) for t in texts.to_pylist()])
+
+    @cached_property
+    def special(self) -> Special:
+        end = self.token_id("<|endoftext|>")
+        return Special({} if end is None else {"<|endoftext|>": end})
+
+    def token_id(self, token: str) -> int | None:
+        try:
+            return int(self.loaded.encode_single_token(token))
+        except KeyError:
+            return None
+
+    def _named(self, token: int) -> str:
+        try:
+            self.loaded.decode_single_token_bytes(token)
+        except (KeyError, OverflowError):
+            return f"<{token}>"
+        return ""
+
+    def _text(self, ids: list[int]) -> str:
+        return utf8(self.loaded.decode_bytes(ids))
+
+    @cached_property
+    def _digest(self) -> str:
+        encoding = self.loaded
+        content = hashlib.sha256(encoding._pat_str.encode())
+        for token, rank in sorted(encoding._mergeable_ranks.items(), key=lambda item: item[1]):
+            content.update(b"%d:%d:" % (rank, len(token)) + token)
+        content.update(repr(sorted(encoding._special_tokens.items())).encode())
+        return f"sha256:{content.hexdigest()[:32]}"
+
+    def fingerprint(self) -> str:
+        return self._digest
