@@ -10,6 +10,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -44,14 +45,7 @@ VALUES: tuple[Any, ...] = (
     "", "0", "x", "\ud800", "{}", "[]", "[" * 3000, '{"below":' * 3000, [], [1], {}, {"a": 1},
     [[[[[[[[[[]]]]]]]]]], {"epoch": 0, "window": 0, "row": 0},
 )  # fmt: skip
-#: Large ones, and those that JSON has none of.
-LARGE: tuple[Any, ...] = (
-    10**5000,
-    "x" * 10_000_000,
-    "[" * 10_000_000,
-    "[0" + ",0" * 3_000_000,
-    list(range(300_000)),
-)
+#: Those that JSON has none of.
 FOREIGN: tuple[Any, ...] = (b"{}", (1, 2), {1, 2}, object(), 1j, bytearray(9), range(3))
 #: Numbers as JSON may say them.
 NUMBERS = (
@@ -71,6 +65,13 @@ NUMBERS = (
 
 
 Way = Callable[[Any], Iterator[Any]]
+
+
+@cache
+def large() -> tuple[Any, ...]:
+    """40 MB that each fork would copy."""
+    texts = ("x" * 10_000_000, "[" * 10_000_000, "[0" + ",0" * 3_000_000)
+    return (10**5000, *texts, list(range(300_000)))
 
 
 class Wrong(Exception):
@@ -124,7 +125,7 @@ def mutant(
             changed[k] = other[k]
     elif kind < 0.32 or not isinstance(value, str):
         pick = rng.random()
-        changed[key] = rng.choice(LARGE if pick < 0.03 else FOREIGN if pick < 0.15 else VALUES)
+        changed[key] = rng.choice(large() if pick < 0.03 else FOREIGN if pick < 0.15 else VALUES)
         if type(value) is int and pick > 0.6:
             changed[key] = value + rng.choice([-1, 1, 2, 24, 1 << 20])
     elif kind < 0.6:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -13,10 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from interpreters import python
+
 pytest.importorskip("tokenizers")
 sys.path.append(str(Path(__file__).parent.parent))
 
-from benchmarks import storage
+from benchmarks import environments, storage
 from benchmarks.alone import ALONE, NEEDS
 from benchmarks.check import check, needed, verdict
 from benchmarks.contestants import ENTRIES
@@ -35,6 +38,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("benchmarks")
     make(found / "data-tiny", TINY)
     return found
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each measurement from an interpreter that has torch."""
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(python())} "$@"\n')
+    program.chmod(0o700)
+    monkeypatch.setattr(environments, "python_of", lambda _, name: None if name else program)
 
 
 def test_every_job_measures_what_its_table_shows(folder: Path) -> None:
@@ -66,6 +78,7 @@ def test_what_a_contestant_cannot_do_fills_its_cell(folder: Path) -> None:
     }
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_suite_runs_without_peers_and_writes_its_table(folder: Path) -> None:
     suite = Suite("tiny", folder, ["pretokenised"], ["ours", "blog", "grain"])
     suite.load = (0.0, 0.0, 0.0)
@@ -128,6 +141,7 @@ def test_a_measurement_beside_the_suite_has_the_figures_that_are_promised(name: 
     assert all(value >= 0 for value in found.values())
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_check_says_which_promises_are_kept(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,10 +61,8 @@ WAYS = [
             marks=marks,
         )
         for way, start, marks in (
-            (ours, "spawn", ()),
-            (plain, "forkserver", ()),
-            (stateful, "forkserver", ()),
-            (plain, "spawn", pytest.mark.slow),
+            *((way, "forkserver", ()) for way in (ours, plain, stateful)),
+            *((way, "spawn", pytest.mark.slow) for way in (ours, plain)),
         )
     ],
 ]

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
+from interpreters import python
 from trainpipes._internal import progress
 from trainpipes._internal.progress import Progress, counted
 from trainpipes.look import inspect_files
@@ -167,12 +168,13 @@ def test_the_bar_of_a_job_that_fails_is_removed(terminal: Callable[[], Terminal]
 def test_an_environment_variable_turns_the_bars_off() -> None:
     script = (
         "import sys; sys.stderr.isatty = lambda: True\n"
+        "for name in [one for one in sys.modules if one.startswith('tqdm')]: del sys.modules[name]\n"
         "from trainpipes._internal import progress; progress.PATIENCE = 0.0\n"
         "with progress.Progress('reading', 10, 'rows') as shown: shown.advance(5)\n"
     )
     for value, shows in (("1", False), ("", True)):
         done = subprocess.run(
-            [sys.executable, "-c", script],
+            [*python(), "-c", script],
             env={**os.environ, "TQDM_DISABLE": value},
             capture_output=True,
             text=True,

@@ -4,8 +4,6 @@ run starts at."""
 import datetime
 import json
 import os
-import subprocess
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,8 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import examples
-from interpreters import python
+from hundred_rows import ours, plain
+from map_functions import half_at_three
 from trainpipes.testing import check_resume, digest
 
 Rows = list[dict[str, Any]]
@@ -381,39 +380,16 @@ class TestStates:
         assert batch["x"].dtype == torch.float64
         assert batch["x"][0] == 10
 
-    def test_spawned_workers_of_any_loader_find_the_same(self, tmp_path: Path) -> None:
-        script = tmp_path / "train.py"
-        script.write_text(textwrap.dedent(SPAWNED))
-        done = subprocess.run(
-            [*python(), str(script)], capture_output=True, text=True, timeout=240, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.split() == ["torch.float64"] * 2
+    @pytest.mark.parametrize("loader", [plain, ours])
+    def test_workers_that_are_not_forked_from_here_find_the_same(self, loader: Any) -> None:
+        rows = tp.from_dataset(range(200)).map(half_at_three).sharding_filter(2)
+        pipe = rows.batch(10).pad_collate()
+        batches = loader(pipe, 2, multiprocessing_context="forkserver")
+        assert {batch["x"].dtype for batch in batches} == {torch.float64}
 
 
 def one_column(n: int) -> dict[str, Any]:
     return {"x": n}
-
-
-SPAWNED = """
-    import trainpipes as tp
-    from torch.utils.data import DataLoader
-
-    def rows(n):
-        return {"x": 0.5 if n == 3 else n}
-
-    def main():
-        pipe = tp.from_dataset(range(200)).map(rows).sharding_filter(2).batch(10).pad_collate()
-        loaders = [
-            DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context="spawn"),
-            tp.Loader(pipe, num_workers=2, multiprocessing_context="spawn"),
-        ]
-        for loader in loaders:
-            print(*{batch["x"].dtype for batch in loader})
-
-    if __name__ == "__main__":
-        main()
-"""
 
 
 def test_a_filter_of_batches_is_not_asked_for_rows() -> None:

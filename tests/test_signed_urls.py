@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
@@ -24,6 +25,7 @@ import pytest
 
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, serving
+from s3_store import address_of, s3_store
 from trainpipes._internal.clean_errors import clean
 from trainpipes.look import inspect_files
 from trainpipes.prepare import repack
@@ -388,16 +390,10 @@ def test_other_files_than_those_of_rows_are_told_without_their_secrets_too(
 def test_errors_of_s3_hold_no_storage_options_and_no_version(
     folder: Path, server: FaultyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    s3fs = pytest.importorskip("s3fs")
-    moto = pytest.importorskip("moto.server")
-    store = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    store.start()
-    try:
-        server.upstream = store.get_host_and_port()
+    with s3_store("told") as found:
+        server.upstream = address_of(found)
         options = {"endpoint_url": server.url, "key": f"{MARK}key", "secret": f"{MARK}secret"}
-        system = s3fs.S3FileSystem(**options)
-        system.mkdir("told")
-        system.put(str(folder / "a.parquet"), "told/a.parquet")
+        fsspec.filesystem("s3", **options).put(str(folder / "a.parquet"), "told/a.parquet")
         server.asked.clear()
         texts = []
         for name in (f"a.parquet?versionId={MARK}", "a.parquet", "*.parquet"):
@@ -414,8 +410,6 @@ def test_errors_of_s3_hold_no_storage_options_and_no_version(
         pipe = tp.list_files("s3://told/*", storage_options=options).read_parquet()
         len(pipe)
         texts += [str(pipe.explain()), json.dumps(pipe.state_dict()), pipe.to_yaml()]
-    finally:
-        store.stop()
     assert [text for text in [*texts, caplog.text] if MARK in text] == []
 
 

@@ -111,10 +111,8 @@ def __getattr__(name: str) -> Any:
     else:
         from trainpipes._internal.messages import nearest
 
-        raise AttributeError(
-            f"module 'trainpipes' has no attribute {name!r}{nearest(name, [*__all__, 'zip'])}",
-            name=name,
-        )
+        hint = "" if name.startswith("_") else nearest(name, [*__all__, "zip"])
+        raise AttributeError(f"module 'trainpipes' has no attribute {name!r}{hint}", name=name)
     globals()[name] = found
     return found
 

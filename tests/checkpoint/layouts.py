@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed.checkpoint as dcp
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
@@ -62,6 +61,8 @@ def save(value: Any, path: Path, layout: str) -> Path:
     elif layout == "json":
         path.write_text(json.dumps(value))
     elif layout == "dcp":
+        import torch.distributed.checkpoint as dcp  # half a second and 70 MB
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is one process
             dcp.save(value, checkpoint_id=path, no_dist=True)

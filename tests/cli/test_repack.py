@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.command import START, environment
+from interpreters import pid_of, python
 from trainpipes.cli.app import run
 
 
@@ -154,7 +154,7 @@ def test_who_is_stopped_leaves_whole_files_and_goes_on() -> None:
     pq.write_table(table, "rows.parquet")
     options = ["repack", "rows.parquet", "out", "--shuffle", "--rows-per-file", "5000"]
     running = subprocess.Popen(
-        [sys.executable, "-c", START, *options],
+        [*python(), "-c", START, *options],
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
@@ -163,7 +163,7 @@ def test_who_is_stopped_leaves_whole_files_and_goes_on() -> None:
     while not list(Path("out").glob("part-*")) and running.poll() is None:
         assert time.monotonic() - begun < 100
         time.sleep(0.01)
-    running.send_signal(signal.SIGINT)
+    os.kill(pid_of(running), signal.SIGINT)
     said = running.communicate(timeout=100)[1]
     assert running.returncode == 130, said
     assert "Traceback" not in said

@@ -19,6 +19,7 @@ import torch
 
 import trainpipes as tp
 from cli.command import START, environment
+from interpreters import pid_of, python
 from trainpipes.cli.app import run
 from trainpipes.cli.measure import measure, report
 from trainpipes.cli.run import advice
@@ -208,16 +209,15 @@ def test_text_of_the_data_cannot_steer_the_terminal(ran, folder):
 
 def test_ctrl_c_gives_what_has_come(folder, no_processes_left):
     pq.write_table(pa.Table.from_pylist(PAIRS * 400), "chat.parquet")
-    command = [sys.executable, "-c", START, *SFT, "--epochs", "1", "--simulate-step", "0.005"]
+    command = [*python(), "-c", START, *SFT, "--epochs", "1", "--simulate-step", "0.005"]
     child = subprocess.Popen(
         [*command, "--num-workers", "1", "--show", "1"],
-        start_new_session=True,  # Ctrl-C goes to all processes of a terminal
         cwd=folder, env=environment({"PYTHONUNBUFFERED": "1"}), stdout=-1, stderr=-1, text=True,
     )  # fmt: skip
     assert child.stdout is not None
     child.stdout.readline()  # of the batch that is shown before the run
     time.sleep(1.5)
-    os.killpg(child.pid, signal.SIGINT)
+    os.killpg(pid_of(child), signal.SIGINT)  # Ctrl-C goes to all processes of a terminal
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130, err
     assert "Traceback" not in err

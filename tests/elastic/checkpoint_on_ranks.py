@@ -20,7 +20,6 @@ from typing import Any
 import pyarrow as pa
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 
 import trainpipes as tp
@@ -80,6 +79,8 @@ class Run:
     def _load(
         self, loader: tp.Loader, weights: torch.Tensor, number: int, group: Any, saved: Any
     ) -> None:
+        import torch.distributed.checkpoint as dcp  # not where only the names here are asked for
+
         if self.way in ("dcp", "async"):
             state = {"weights": weights, "loader": loader}
             dcp.load(state, checkpoint_id=self.folder / str(number - 1), process_group=group)
@@ -102,6 +103,8 @@ class Run:
         group: Any,
         batches: Iterator[Any],
     ) -> Any:
+        import torch.distributed.checkpoint as dcp
+
         where = self.folder / str(number)
         state = {"weights": weights, "loader": loader}
         if self.way == "dcp":

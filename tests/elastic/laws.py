@@ -100,15 +100,15 @@ def assert_ranks_agree(pipe: tp.Pipeline, turn: int | None = None) -> None:
             leg.close()
 
 
-def assert_resumes_elsewhere(pipe: tp.Pipeline, turn: int | None = None, count: int = 1) -> None:
-    """A run that was saved on some ranks goes on on others.
+def assert_resumes_elsewhere(pipe: tp.Pipeline, turn: int | None = None, count: int = 1) -> int:
+    """A run that was saved on some ranks goes on on others: how often it did.
 
     Args:
         turn: the first of ``count`` numbers of ranks, saved in the middle and after one step in turn; each
             at both if left out.
     """
     whole = whole_of(pipe)
-    sizes = world_sizes(pipe)
+    sizes, resumed = world_sizes(pipe), 0
     for place, ranks in enumerate(sizes_of(pipe, turn, count)):
         number = sizes.index(ranks)
         steps = whole.steps(ranks)
@@ -131,3 +131,5 @@ def assert_resumes_elsewhere(pipe: tp.Pipeline, turn: int | None = None, count: 
             end = max(rest, default=m) + 1
             expected = {at: item for at, item in whole.items.items() if at < end}
             assert taken | rest == expected, f"{ranks} ranks, then {others}"
+            resumed += 1
+    return resumed

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import torch.distributed.checkpoint as dcp
 
 import trainpipes as tp
 from elastic.checkpoint_on_ranks import LEGS, PIPELINES
@@ -118,10 +117,14 @@ def numbers(source: Any, count: int | None = None) -> list[list[int]]:
 
 
 def saved_by_dcp(source: Any, folder: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
     dcp.save({"loader": source}, checkpoint_id=folder, no_dist=True)
 
 
 def loaded_by_dcp(target: Any, folder: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
     dcp.load({"loader": target}, checkpoint_id=folder, no_dist=True)
 
 
@@ -177,6 +180,8 @@ def test_a_checkpoint_knows_of_a_batch_size_that_was_changed(tmp_path: Path) -> 
 
 
 def test_a_checkpoint_can_be_read_as_a_plain_state(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
     whole = numbers(rows())
     loader = tp.Loader(rows())
     numbers(iter(loader), 7)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,12 +21,10 @@ import trainpipes as tp
 from cli.command import START
 from faulty_server import Fault, serving
 from interpreters import python
-from s3_store import s3_store
+from s3_store import address_of, s3_store
 from trainpipes.prepare import repack
 from trainpipes.storage import Processes, Threads
 from unfinished import contents
-
-s3fs = pytest.importorskip("s3fs")
 
 #: So little memory that there are several parts.
 ONE: dict[str, Any] = {"rows_per_file": 400, "memory_limit": "100KB", "executor": Threads(2)}
@@ -68,7 +67,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def there(folder: str, options: dict[str, Any]) -> dict[str, bytes]:
     """All objects below a folder of the bucket."""
-    system = s3fs.S3FileSystem(**options, skip_instance_cache=True)
+    system = fsspec.filesystem("s3", **options, skip_instance_cache=True)
     paths = system.find(f"packed/{folder}")
     return {path.removeprefix(f"packed/{folder}/"): system.cat_file(path) for path in paths}
 
@@ -89,7 +88,7 @@ def test_objects_are_the_files_of_a_folder(
     assert repack(given, url, storage_options=options, **choice).kept == len(done.files)
     with pytest.raises(tp.ConfigError, match=r"wrote with .*overwrite=True"):
         repack(given, url, storage_options=options, **{**choice, "rows_per_file": 500})
-    system = s3fs.S3FileSystem(**options, skip_instance_cache=True)
+    system = fsspec.filesystem("s3", **options, skip_instance_cache=True)
     system.pipe_file(f"packed/{folder}/part-00001.parquet", b"another")
     with pytest.raises(tp.DataChangedError, match=r"part-00001.parquet is not as it was written"):
         repack(given, url, storage_options=options, **choice)
@@ -130,7 +129,7 @@ def test_killed_at_any_time_it_goes_on_to_the_same_objects(
     whole = contents(tmp_path / "here")
     words = json.dumps({**choice, "storage_options": options})
     command = [*python(), "-c", PROGRAM, str(given), words]
-    system = s3fs.S3FileSystem(**options, use_listings_cache=False)
+    system = fsspec.filesystem("s3", **options, use_listings_cache=False)
     for parts in (0, 9):
         running = subprocess.Popen([sys.executable, *command[-4:]])
         while sum("/part-" in path for path in system.glob("packed/killed/*")) <= parts:
@@ -157,8 +156,7 @@ def test_a_server_that_refuses_a_write_is_told_with_the_name(
 ) -> None:
     url = f"s3://packed/refused/{len(denied)}"
     with serving(tmp_path) as server:
-        host, port = options["endpoint_url"].removeprefix("http://").split(":")
-        server.upstream = host, int(port)
+        server.upstream = address_of(options)
         server.fault = lambda command, name, _: (
             DENIED if command == "PUT" and denied in name else None
         )
@@ -190,7 +188,7 @@ def test_urls_that_cannot_be_the_output_are_refused(given: Path, options: dict[s
 
     refused(given, "s3://nowhere/packed", r"s3://nowhere/packed/_unfinished/\S* cannot be written")
     refused(given, "simplecache::s3://packed/x", "leave out what")
-    system = s3fs.S3FileSystem(**options)
+    system = fsspec.filesystem("s3", **options)
     system.put_file(str(given / "0.parquet"), "packed/input/0.parquet")
     url = "s3://packed/input"
     for data in (url, f"{url}/", f"{url}/**/*.parquet"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
+from interpreters import pid_of, python
 from trainpipes.prepare import tokenize
 from trainpipes.storage import Processes, Threads
 from unfinished import contents, noted
@@ -43,7 +43,7 @@ def write_texts(folder: Path, size: int, files: int = FILES, group: int = 500) -
 
 def command(files: str, out: Path, processes: int, *more: str) -> list[str]:
     return [
-        sys.executable, "-m", "trainpipes", "tokenize", files, str(out), "--recipe", "pretrain",
+        *python(), "-m", "trainpipes", "tokenize", files, str(out), "--recipe", "pretrain",
         "--tokenizer", "bytes", "--executor", f"processes:{processes}", "--json", *more,
     ]  # fmt: skip
 
@@ -64,7 +64,7 @@ def whole(texts: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, byt
 
 def below(process: subprocess.Popen[Any]) -> list[psutil.Process]:
     try:
-        return psutil.Process(process.pid).children(recursive=True)
+        return psutil.Process(pid_of(process)).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
 
@@ -97,7 +97,7 @@ def test_where_a_process_is_killed_the_error_names_its_file_and_all_end(
     )
     wait_for(out, 3, process)
     children = below(process)
-    worker = next(c for c in children if c.ppid() != process.pid)  # a fork of the server's
+    worker = next(c for c in children if c.ppid() != pid_of(process))  # a fork of the server's
     worker.kill()
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 1
@@ -120,7 +120,7 @@ def test_ctrl_c_leaves_nothing_half_written(texts: str, tmp_path: Path) -> None:
     )
     wait_for(out, 2, process)
     children = below(process)
-    process.send_signal(signal.SIGINT)
+    os.kill(pid_of(process), signal.SIGINT)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert "Traceback" not in said
@@ -161,7 +161,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     files = write_texts(tmp_path / "in", 20_000, 3)
     (tmp_path / "script.py").write_text(SCRIPT)
     ended = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py"), files, str(tmp_path / "out")],
+        [*python(), str(tmp_path / "script.py"), files, str(tmp_path / "out")],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert ended.returncode == 1

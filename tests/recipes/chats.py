@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 __all__ = ["CHATML", "Message", "conversations_of", "preferences_of", "small_tokenizer"]
@@ -54,6 +55,7 @@ def preferences_of(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
     ]
 
 
+@cache
 def small_tokenizer(template: str = CHATML) -> Any:
     """A transformers tokenizer of bytes, with a chat template.
 

@@ -18,7 +18,6 @@ from trainpipes.testing import check_resume, digest
 from trainpipes_recipes import chat
 from trainpipes_recipes.chats import conversations
 
-TOKENIZER = small_tokenizer()
 SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 8, "num_shards": 2}
 ONE: dict[str, Any] = {"batch_size": 1, "num_shards": 1}
 TOOLS = (
@@ -46,14 +45,17 @@ def texts(batch: dict[str, torch.Tensor]) -> list[tuple[str, str]]:
     """Of each row of a batch the text, and the part of it that is learnt."""
     found = []
     for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
-        text, learnt = TOKENIZER.decode(ids), TOKENIZER.decode(labels[labels != -100])
+        text, learnt = (
+            small_tokenizer().decode(ids),
+            small_tokenizer().decode(labels[labels != -100]),
+        )
         found.append((text.replace("<pad>", ""), learnt))
     return found
 
 
 def only(*told: Any, **options: Any) -> list[tuple[str, str]]:
     """The texts of conversations, in their order."""
-    pipe = chat(rows(*told), TOKENIZER, **{**ONE, **options})
+    pipe = chat(rows(*told), small_tokenizer(), **{**ONE, **options})
     return sorted(pair for batch in pipe for pair in texts(batch))
 
 
@@ -62,9 +64,9 @@ def test_a_batch_holds_what_transformers_writes_and_the_assistants_part_of_it() 
     order = (
         tp.from_dataset([{"n": n} for n in range(len(told))]).sharding_filter(2).shuffle(8, seed=3)
     )
-    found = list(chat(rows(*told), TOKENIZER, seed=3, drop_last=False, **SMALL))
+    found = list(chat(rows(*told), small_tokenizer(), seed=3, drop_last=False, **SMALL))
     for batch, numbers in zip(found, order.batch(4), strict=True):
-        wanted = TOKENIZER.apply_chat_template(
+        wanted = small_tokenizer().apply_chat_template(
             [told[row["n"]] for row in numbers], return_dict=True, return_tensors="pt",
             return_assistant_tokens_mask=True, padding=True,
         )  # fmt: skip
@@ -110,29 +112,29 @@ def test_both_layouts_in_files_of_any_format(name: str, tmp_path: Path) -> None:
     for folder, rows_of in ((one, told), (other, [share_gpt(each) for each in told])):
         folder.mkdir()
         FILES[name](pa.table({"conversations": rows_of, "id": range(len(told))}), folder / name)
-    found = [digest(batch) for batch in chat(one, TOKENIZER, **SMALL)]
-    assert found == [digest(batch) for batch in chat(other, TOKENIZER, **SMALL)]
+    found = [digest(batch) for batch in chat(one, small_tokenizer(), **SMALL)]
+    assert found == [digest(batch) for batch in chat(other, small_tokenizer(), **SMALL)]
     assert len(found) == len(told) // 4
-    check_resume(lambda: chat(other, TOKENIZER, **SMALL), every=2, processes=0)
+    check_resume(lambda: chat(other, small_tokenizer(), **SMALL), every=2, processes=0)
 
 
 @pytest.mark.parametrize("layout", [list, share_gpt])
 @pytest.mark.parametrize("name", SOURCES)
 def test_both_layouts_from_pipelines_of_rows(name: str, layout: Any) -> None:
     told = [layout(each) for each in made()]
-    pipe = chat(SOURCES[name](told), TOKENIZER, **{**SMALL, "drop_last": False})
+    pipe = chat(SOURCES[name](told), small_tokenizer(), **{**SMALL, "drop_last": False})
     if name != "mix":  # which has no end
         found = sorted(pair for batch in pipe for pair in texts(batch))
         assert found == only(*made())
     check_resume(
-        lambda: chat(SOURCES[name](told), TOKENIZER, **SMALL), every=2, processes=0,
+        lambda: chat(SOURCES[name](told), small_tokenizer(), **SMALL), every=2, processes=0,
         limit=6 if name == "mix" else None, epochs=1,
     )  # fmt: skip
 
 
 def test_packed_rows_hold_each_conversation_once() -> None:
     told = made(60)
-    pipe = chat(rows(*told), TOKENIZER, packed=True, max_length=300, **SMALL)
+    pipe = chat(rows(*told), small_tokenizer(), packed=True, max_length=300, **SMALL)
     found, learnt = [], 0
     for batch in pipe:
         assert batch["input_ids"].shape[1] == 300
@@ -142,11 +144,12 @@ def test_packed_rows_hold_each_conversation_once() -> None:
         learnt += int((batch["labels"] != -100).sum())
         for ids, segments in zip(batch["input_ids"], batch["segment_ids"], strict=True):
             found += [
-                TOKENIZER.decode(ids[segments == n]) for n in range(1, int(segments.max()) + 1)
+                small_tokenizer().decode(ids[segments == n])
+                for n in range(1, int(segments.max()) + 1)
             ]
     wanted = only(*told)
     assert sorted(found) == [text for text, _ in wanted]
-    alone = chat(rows(*told), TOKENIZER, **{**SMALL, "drop_last": False})
+    alone = chat(rows(*told), small_tokenizer(), **{**SMALL, "drop_last": False})
     assert learnt == sum(int((batch["labels"] != -100).sum()) for batch in alone)
 
 
@@ -154,7 +157,7 @@ def test_what_is_too_long_is_cut_and_does_not_teach_its_end() -> None:
     told = [message("user", "ab"), message("assistant", "cdef")]
     ((text, learnt),) = only(told)
     assert learnt == "cdef<|im_end|>"
-    length = len(TOKENIZER.encode(text))
+    length = len(small_tokenizer().encode(text))
     shorter = (length - less for less in (2, 3, 6, 7, 20))
     cut = [only(told, max_length=most, on_error="keep")[0][1] for most in shorter]
     assert cut == ["cdef"[:n] for n in (4, 3, 0, 0, 0)]
@@ -187,7 +190,9 @@ def test_tool_calls_are_learnt_and_their_results_are_not(text: bool, tmp_path: P
     pq.write_table(table, tmp_path / "x.parquet")
     write_json(table, tmp_path / "x.jsonl")
     for path in tmp_path.iterdir():
-        pipe = chat(path, TOKENIZER, tools="tools", template=TOOLS, batch_size=1, num_shards=1)
+        pipe = chat(
+            path, small_tokenizer(), tools="tools", template=TOOLS, batch_size=1, num_shards=1
+        )
         assert sorted(pair for batch in pipe for pair in texts(batch)) == sorted([
             (
                 json.dumps(schema) + '|u:q|a:{"name": "add", "arguments": {"a": 1, "b": 2}}|t:3|a:three|',
@@ -252,7 +257,7 @@ def test_text_of_any_type_of_arrow() -> None:
         for lists in (pa.ListArray, pa.LargeListArray):
             table = pa.table({"messages": lists.from_arrays([0, 2], told)})
             (batch,) = chat(
-                tp.from_arrow(table), TOKENIZER, template=TOOLS, batch_size=1, num_shards=1
+                tp.from_arrow(table), small_tokenizer(), template=TOOLS, batch_size=1, num_shards=1
             )
             assert texts(batch) == [("u:q|a:a|", "a")]
 
@@ -300,12 +305,12 @@ def test_a_bad_row_is_named_or_dropped_or_kept(name: str, tmp_path: Path) -> Non
     pq.write_table(table, path, row_group_size=2)
     options: dict[str, Any] = {"template": TOOLS, **ONE}
     with pytest.raises(tp.DataError, match=said) as caught:
-        list(chat(path, TOKENIZER, **options))
+        list(chat(path, small_tokenizer(), **options))
     error = caught.value
     assert (error.path, error.row_group, error.row) == (str(path), 1, 3)
     assert 'on_error="skip" leaves such rows out' in str(error)
-    assert len(list(chat(path, TOKENIZER, on_error="skip", **options))) == 4
-    kept = chat(path, TOKENIZER, on_error="keep", **options)
+    assert len(list(chat(path, small_tokenizer(), on_error="skip", **options))) == 4
+    kept = chat(path, small_tokenizer(), on_error="keep", **options)
     if name in ("none", "null", "null message", "null role", "null content"):
         with pytest.raises(tp.DataError):
             list(kept)
@@ -329,7 +334,7 @@ def test_a_bad_row_is_named_or_dropped_or_kept(name: str, tmp_path: Path) -> Non
 )
 def test_what_are_no_conversations_is_refused(messages: Any, error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
-        list(chat(tp.from_arrow(pa.table({"messages": messages})), TOKENIZER, **ONE))
+        list(chat(tp.from_arrow(pa.table({"messages": messages})), small_tokenizer(), **ONE))
 
 
 def test_content_of_two_types_names_its_file_and_row(tmp_path: Path) -> None:
@@ -337,25 +342,25 @@ def test_content_of_two_types_names_its_file_and_row(tmp_path: Path) -> None:
     parts = [message("user", [{"type": "text", "text": "a"}]), message("assistant", "b")]
     path.write_text("".join(json.dumps({"messages": each}) + "\n" for each in (GOOD, parts)))
     with pytest.raises(tp.DataError, match=r"x.jsonl, line 2: .*content.* from string to array"):
-        list(chat(path, TOKENIZER, **ONE))
+        list(chat(path, small_tokenizer(), **ONE))
     with pytest.raises(tp.DataError, match=r"has in 'messages' both .*list.* and string"):
-        list(chat(rows(GOOD, parts), TOKENIZER, **ONE))
+        list(chat(rows(GOOD, parts), small_tokenizer(), **ONE))
 
 
 def test_what_is_missing_is_told() -> None:
     with pytest.raises(
         tp.SchemaError, match=r"names tried were messages, conversations, .*messages="
     ):
-        chat(tp.from_arrow(pa.table({"x": [1]})), TOKENIZER)
+        chat(tp.from_arrow(pa.table({"x": [1]})), small_tokenizer())
     with pytest.raises(tp.SchemaError, match="mesages"):
-        list(chat(rows(GOOD), TOKENIZER, messages="mesages", **ONE))
+        list(chat(rows(GOOD), small_tokenizer(), messages="mesages", **ONE))
     with pytest.raises(
         tp.ConfigError, match='on_error\\) must be "raise", "skip" or "keep", got \'drop\''
     ):
-        chat(rows(GOOD), TOKENIZER, on_error="drop")  # type: ignore[arg-type]
+        chat(rows(GOOD), small_tokenizer(), on_error="drop")  # type: ignore[arg-type]
     for roles in (["human"], {"human": 5}):
         with pytest.raises(tp.ConfigError, match="roles must be a dict of names and"):
-            chat(rows(GOOD), TOKENIZER, roles=roles)  # type: ignore[arg-type]
+            chat(rows(GOOD), small_tokenizer(), roles=roles)  # type: ignore[arg-type]
     with pytest.raises(
         tp.ConfigError, match="must be a tokenizer of transformers, or the name or folder"
     ):

@@ -17,7 +17,6 @@ from recipes.chats import Message, small_tokenizer
 from trainpipes.testing import check_resume, digest
 from trainpipes_recipes import preference
 
-TOKENIZER = small_tokenizer()
 ONE: dict[str, Any] = {"batch_size": 1, "num_shards": 1}
 SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 8, "num_shards": 2}
 SIDES = ("chosen", "rejected")
@@ -108,7 +107,7 @@ def test_a_batch_of_texts_holds_what_plain_python_makes() -> None:
 def expected(row: Any) -> tuple[str, ...]:
     found: list[str] = []
     for side in SIDES:
-        text = TOKENIZER.apply_chat_template(row["prompt"] + row[side], tokenize=False)
+        text = small_tokenizer().apply_chat_template(row["prompt"] + row[side], tokenize=False)
         found += [text, row[side][-1]["content"] + "<|im_end|>"]
     return tuple(found)
 
@@ -118,25 +117,27 @@ def expected(row: Any) -> tuple[str, ...]:
 @pytest.mark.parametrize("form", [list, shared])
 def test_conversations_learn_the_last_answer_alone(form: Any, layout: Any, template: Any) -> None:
     if template:
-        template = TOKENIZER.chat_template.replace("{% generation %}", "{% if true %}")
+        template = small_tokenizer().chat_template.replace("{% generation %}", "{% if true %}")
         template = template.replace("{%- endgeneration %}", "{%- endif %}")
-    pipe = preference(tp.from_dataset(layout(form(talks()))), TOKENIZER, template=template, **ONE)
-    found = sorted(row for batch in pipe for row in rows_of(batch, TOKENIZER.decode))
+    pipe = preference(
+        tp.from_dataset(layout(form(talks()))), small_tokenizer(), template=template, **ONE
+    )
+    found = sorted(row for batch in pipe for row in rows_of(batch, small_tokenizer().decode))
     assert found == sorted(map(expected, talks()))
     padded = preference(
-        tp.from_dataset(layout(form(talks()))), TOKENIZER, template=template, **SMALL
+        tp.from_dataset(layout(form(talks()))), small_tokenizer(), template=template, **SMALL
     )
-    both = sorted(row for batch in padded for row in rows_of(batch, TOKENIZER.decode))
+    both = sorted(row for batch in padded for row in rows_of(batch, small_tokenizer().decode))
     assert both == found
-    assert TOKENIZER.pad_token_id in next(iter(padded))["rejected_input_ids"]
+    assert small_tokenizer().pad_token_id in next(iter(padded))["rejected_input_ids"]
 
 
 def test_a_prompt_as_text_beside_whole_conversations_is_not_needed() -> None:
     rows = [{"prompt": row["prompt"][-1]["content"], **both}
             for row, both in zip(talks(), shared(talks()), strict=True)]  # fmt: skip
     found = [
-        rows_of(batch, TOKENIZER.decode)
-        for batch in preference(tp.from_dataset(rows), TOKENIZER, **ONE)
+        rows_of(batch, small_tokenizer().decode)
+        for batch in preference(tp.from_dataset(rows), small_tokenizer(), **ONE)
     ]
     assert sorted(row for batch in found for row in batch) == sorted(map(expected, talks()))
 
@@ -152,9 +153,9 @@ def test_conversations_that_go_on_alike_have_a_response_each(same: int) -> None:
         [*ask, said("assistant", "b")],
     ][same]
     (batch,) = preference(
-        tp.from_dataset([{"chosen": chosen, "rejected": rejected}]), TOKENIZER, **ONE
+        tp.from_dataset([{"chosen": chosen, "rejected": rejected}]), small_tokenizer(), **ONE
     )
-    ((_, good, _, bad),) = rows_of(batch, TOKENIZER.decode)
+    ((_, good, _, bad),) = rows_of(batch, small_tokenizer().decode)
     assert good == "a<|im_end|>"
     assert bad == ["a<|im_end|>", "a<|im_end|>b<|im_end|>", "b<|im_end|>"][same]
 
@@ -165,8 +166,8 @@ def test_rows_of_any_source_resume_exactly(make: Any, from_file: bool, tmp_path:
     table = pa.Table.from_pylist(make()).append_column("id", pa.array(range(len(make()))))
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=3)
     given: Any = tmp_path if from_file else tp.from_iterable(make())
-    tokenizer = "bytes" if make is texts else TOKENIZER
-    decode = plain if make is texts else TOKENIZER.decode
+    tokenizer = "bytes" if make is texts else small_tokenizer()
+    decode = plain if make is texts else small_tokenizer().decode
     found, wanted = (
         sorted(
             row for batch in preference(rows, tokenizer, **ONE) for row in rows_of(batch, decode)
@@ -233,9 +234,9 @@ def test_a_bad_conversation_is_named_or_dropped(name: str, tmp_path: Path) -> No
     good = trio([ASK], [ANSWER], [ANSWER])
     pq.write_table(pa.Table.from_pylist([good, good, bad]), tmp_path / "x.parquet")
     with pytest.raises(tp.DataError, match=message) as caught:
-        list(preference(tmp_path, TOKENIZER, **ONE))
+        list(preference(tmp_path, small_tokenizer(), **ONE))
     assert caught.value.row == 2
-    assert len(list(preference(tmp_path, TOKENIZER, on_error="skip", **ONE))) == 2
+    assert len(list(preference(tmp_path, small_tokenizer(), on_error="skip", **ONE))) == 2
 
 
 def test_conversations_that_share_nothing_are_bad() -> None:
@@ -243,7 +244,7 @@ def test_conversations_that_share_nothing_are_bad() -> None:
         [{"chosen": [said("user", "a"), ANSWER], "rejected": [said("user", "b"), ANSWER]}]
     )
     with pytest.raises(tp.DataError, match="there is no message in the prompt"):
-        list(preference(rows, TOKENIZER, **ONE))
+        list(preference(rows, small_tokenizer(), **ONE))
 
 
 def test_what_is_missing_is_told() -> None:
@@ -269,7 +270,7 @@ def test_columns_of_other_types() -> None:
 def test_a_null_in_the_first_row_does_not_tell_what_the_others_hold() -> None:
     told = [None, [ASK, ANSWER]]
     rows = tp.from_arrow(pa.table({"chosen": told, "rejected": told}))
-    assert len(list(preference(rows, TOKENIZER, on_error="skip", **ONE))) == 1
+    assert len(list(preference(rows, small_tokenizer(), on_error="skip", **ONE))) == 1
 
 
 def test_columns_of_other_names() -> None:

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 import trainpipes as tp
 import trainpipes_recipes
@@ -37,7 +36,9 @@ def texts(count: int, seed: int, longest: int = 60) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> Any:
+    from transformers import PreTrainedTokenizerFast
+
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(

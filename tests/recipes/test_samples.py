@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
 import trainpipes as tp
 from trainpipes_recipes import samples
@@ -28,6 +27,8 @@ def test_all_that_the_text_names_is_there(folder: Path) -> None:
 
 
 def test_conversations_have_turns_that_the_tokenizers_template_writes(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
     chats = [
         json.loads(line)["messages"] for line in (folder / "chats.jsonl").read_text().splitlines()
     ]
@@ -45,6 +46,8 @@ def test_conversations_have_turns_that_the_tokenizers_template_writes(folder: Pa
 
 
 def test_ids_are_those_of_the_texts(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     ids = np.fromfile(folder / "ids" / "train.bin", np.uint16).tolist()
     texts = [row["text"] for row in tp.read_parquet(folder / "texts")]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from tokenizers import pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 import trainpipes as tp
 from recipes.chats import CHATML, conversations_of
@@ -41,6 +40,8 @@ def pairs() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def tokenizer(pairs: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     train_tokenizer(pairs[::3], path, vocabulary=1500)
     found = PreTrainedTokenizerFast(tokenizer_file=str(path), eos_token=END, pad_token=PAD)

@@ -14,35 +14,33 @@ import pytest
 import torch.nn.functional as F
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor, nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    ResNetConfig,
-    ResNetForImageClassification,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 import trainpipes as tp
 from recipes.chats import conversations_of, preferences_of, small_tokenizer
 from recipes.trained import check_training, real_text
 from trainpipes.tokenizers.adapters import VOCABULARY as BYTES
-from trainpipes_recipes import train_pretrain, train_sft
 from trainpipes_recipes.samples import write_functions
 
-TOKENIZER = small_tokenizer()
 SMALL: dict[str, Any] = {"batch_size": 8, "buffer_size": 100}
 
 
 def causal(vocabulary: int = BYTES) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     sizes = {"hidden_size": 32, "intermediate_size": 96, "num_attention_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, num_hidden_layers=1, **sizes))
 
 
 def padded(model: Any, batch: Any) -> Tensor:
+    from trainpipes_recipes import train_sft
+
     return train_sft.loss_sum(model, batch) / train_sft.targets_of(batch).clamp(min=1)
+
+
+def packed_loss(model: Any, batch: Any) -> Tensor:
+    from trainpipes_recipes.train_pretrain import loss_of
+
+    return loss_of(model, batch)
 
 
 def own(model: Any, batch: Any) -> Tensor:
@@ -60,6 +58,8 @@ def sft(folder: Path) -> Case:
 
 def seq2seq(folder: Path) -> Case:
     """The batches are the arguments of transformers' encoder-decoder models, which leave padding out."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
     files = write_functions(real_text(), folder)
     config = T5Config(
         vocab_size=BYTES, dropout_rate=0.0, pad_token_id=BYTES - 1, decoder_start_token_id=0, d_model=32,
@@ -74,10 +74,12 @@ def pretrain(folder: Path) -> Case:
     pq.write_table(texts, folder / "texts.parquet", row_group_size=50)
     options = {"max_length": 128, "num_shards": 2, "pack_buffer_size": 64, **SMALL}
     made = lambda: tp.recipe("pretrain", folder / "texts.parquet", "bytes", **options)  # noqa: E731
-    return made, causal, train_pretrain.loss_of
+    return made, causal, packed_loss
 
 
 def masked_lm(folder: Path) -> Case:
+    from transformers import BertConfig, BertForMaskedLM
+
     files = write_functions(real_text(), folder)
     learnt = Tokenizer(models.BPE(unk_token="[UNK]"))
     learnt.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -105,8 +107,12 @@ def chat(folder: Path, packed: bool = False) -> Case:
     talks = pa.table({"messages": conversations_of(real_text())})
     pq.write_table(talks, folder / "x.parquet")
     options = {"max_length": 128, "num_shards": 2, "packed": packed, "on_error": "keep", **SMALL}
-    made = lambda: tp.recipe("chat", folder / "x.parquet", TOKENIZER, **options)  # noqa: E731
-    return made, lambda: causal(len(TOKENIZER)), train_pretrain.loss_of if packed else padded
+    made = lambda: tp.recipe("chat", folder / "x.parquet", small_tokenizer(), **options)  # noqa: E731
+    return (
+        made,
+        lambda: causal(len(small_tokenizer())),
+        packed_loss if packed else padded,
+    )
 
 
 def packed_chat(folder: Path) -> Case:
@@ -156,6 +162,8 @@ def classification(folder: Path) -> Case:
 
 def images(folder: Path) -> Case:
     """The class of a picture is its brightest channel."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
     labels = np.arange(60) % 3
     pixels = np.random.default_rng(0).integers(0, 90, (60, 3, 16, 16)).astype(np.uint8)
     pixels[np.arange(60), labels] += 150

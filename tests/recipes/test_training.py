@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import trainpipes as tp
 import trainpipes_recipes
 from torch_settings import torch_as_before
 from trainpipes.testing import digest
-from trainpipes_recipes import samples, train_pretrain, train_sft
+from trainpipes_recipes import samples
 
 SCRIPTS = sorted(Path(trainpipes_recipes.__file__).parent.glob("train_*.py"))
 Steps = list[tuple[int, str, float]]
@@ -92,6 +91,10 @@ def test_a_script_learns_and_goes_on_where_it_was_stopped(
 def test_evaluation_is_over_every_row_and_draws_nothing(
     train: Train, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from transformers import LlamaForCausalLM
+
+    from trainpipes_recipes import train_sft
+
     plain = train("train_sft", "--steps", "4")
     shutil.rmtree(tmp_path / "run")
     files = [f"{data}/functions"]
@@ -119,6 +122,10 @@ def test_batches_of_a_step_weigh_as_their_targets_do(train: Train, tmp_path: Pat
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_packed_document_sees_no_other_one(attention: str) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from trainpipes_recipes import train_pretrain
+
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
     config = LlamaConfig(
@@ -140,6 +147,10 @@ def test_a_packed_document_sees_no_other_one(attention: str) -> None:
 
 
 def test_a_batch_without_targets_has_no_loss() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from trainpipes_recipes import train_sft
+
     model = LlamaForCausalLM(
         LlamaConfig(vocab_size=9, hidden_size=32, intermediate_size=8, num_hidden_layers=1)
     )

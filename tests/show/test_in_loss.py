@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedTokenizerFast
 
 import trainpipes as tp
 from tokenizer_fixtures import TEXTS, bpe, bracketed
@@ -219,6 +218,8 @@ def test_masked_tokens_are_shown_with_what_they_were():
 
 
 def test_a_tokenizer_that_pads_with_its_end_token_ends_once():
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe(), eos_token="</s>", pad_token="</s>")
     view = only(with_targets(varied(), tokenizer))
     for row in range(4):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,7 @@ import pytest
 import trainpipes as tp
 from faulty_server import FaultyServer, serving
 from interpreters import python
+from s3_store import address_of, s3_store
 from trainpipes._internal import messages
 from trainpipes.sources.files import remote_bytes
 from trainpipes.sources.files.remote_bytes import CHUNK, open_bytes
@@ -99,19 +101,13 @@ def test_later_epochs_and_runs_fetch_nothing(
 
 
 def test_a_folder_on_s3_is_fetched_once(folder: Path, tmp_path: Path) -> None:
-    s3fs = pytest.importorskip("s3fs")
-    moto = pytest.importorskip("moto.server")
-    store = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    store.start()
-    try:
-        host, port = store.get_host_and_port()
-        system = s3fs.S3FileSystem(endpoint_url=f"http://{host}:{port}", key="a", secret="b")
-        system.mkdir("kept-store")
+    with s3_store("kept-store") as options:
+        system = fsspec.filesystem("s3", **options)
         for path in folder.iterdir():
             system.put(str(path), f"kept-store/{path.name}")
         with serving(tmp_path) as server:
-            server.upstream = host, port
-            options = {"endpoint_url": server.url, "key": "a", "secret": "b"}
+            server.upstream = address_of(options)
+            options["endpoint_url"] = server.url
             files = tp.list_files(
                 "s3://kept-store", storage_options=options, cache_dir=tmp_path / "cache"
             )
@@ -122,8 +118,6 @@ def test_a_folder_on_s3_is_fetched_once(folder: Path, tmp_path: Path) -> None:
                 data = [a for a in server.asked if a.startswith("GET") and ".parquet" in a]
                 assert bool(data) == (epoch == 0)
                 server.asked.clear()
-    finally:
-        store.stop()
 
 
 def test_what_changes_is_fetched_again_and_never_mixed(

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
@@ -20,6 +21,7 @@ import pytest
 
 import trainpipes as tp
 from faulty_server import FaultyServer, serving
+from s3_store import s3_store
 from trainpipes.sources.files import file_errors, range_file
 from trainpipes.sources.text import pieces
 
@@ -174,21 +176,12 @@ def test_over_http(
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, Any]]:
-    pytest.importorskip("s3fs")
-    moto = pytest.importorskip("moto.server")
-    served = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    served.start()
-    host, port = served.get_host_and_port()
-    yield {"endpoint_url": f"http://{host}:{port}", "key": "a", "secret": "b"}
-    served.stop()
+    with s3_store("overwritten") as found:
+        yield found
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_on_s3(s3: dict[str, Any], name: str) -> None:
-    import s3fs
-
-    system = s3fs.S3FileSystem(**s3)
-    if not system.exists("overwritten"):
-        system.mkdir("overwritten")
+    system = fsspec.filesystem("s3", **s3)
     url = f"s3://overwritten/rows.{name}"
     check(name, tp.list_files(url, storage_options=s3), lambda content: system.pipe(url, content))

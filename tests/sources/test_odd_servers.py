@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
@@ -17,6 +18,7 @@ import pytest
 
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, serving
+from s3_store import address_of, s3_store
 from trainpipes.sources.remote import retry
 
 pytest.importorskip("aiohttp")
@@ -102,18 +104,12 @@ def test_a_status_that_refuses_a_listing_is_told(
 def test_an_answer_of_s3_whose_checksum_does_not_fit_is_asked_for_again(
     tmp_path: Path, server: FaultyServer, name: str
 ) -> None:
-    s3fs = pytest.importorskip("s3fs")
-    moto = pytest.importorskip("moto.server")
-    store = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    store.start()
-    try:
-        host, port = store.get_host_and_port()
-        system = s3fs.S3FileSystem(endpoint_url=f"http://{host}:{port}", key="a", secret="b")
-        bucket = f"odd-{name[2:]}"  # moto keeps them for the process
-        system.mkdir(bucket)
+    bucket = f"odd-{name[2:]}"
+    with s3_store(bucket) as options:
+        system = fsspec.filesystem("s3", **options)
         system.put(str(tmp_path / name), f"{bucket}/{name}")
         wanted = list(read(server, name))
-        server.upstream = (host, port)
+        server.upstream = address_of(options)
         damaged: list[str] = []
 
         def fault(method: str, path: str, _: int) -> Fault:
@@ -123,9 +119,7 @@ def test_an_answer_of_s3_whose_checksum_does_not_fit_is_asked_for_again(
             return 200, {"body": "damaged", "x-amz-checksum-crc32": "AAAAAA=="}
 
         server.fault = fault
-        options = {"endpoint_url": server.url, "key": "a", "secret": "b"}
+        options["endpoint_url"] = server.url
         files = tp.list_files(f"s3://{bucket}/{name}", storage_options=options)
         assert list(READERS[name](files)) == wanted
         assert len(damaged) == 3
-    finally:
-        store.stop()

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, first, serving
-from s3_store import s3_store
+from s3_store import address_of, s3_store
 from trainpipes.sources.remote import retry
-
-s3fs = pytest.importorskip("s3fs")
 
 BODY = "<?xml version='1.0'?><Error><Code>{}</Code><Message>so it is</Message></Error>"
 XML = {"Content-Type": "application/xml"}
@@ -33,14 +31,13 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def store() -> Iterator[tuple[str, int]]:
     with s3_store("failing-store") as options:
-        system = s3fs.S3FileSystem(**options)
+        system = fsspec.filesystem("s3", **options)
         for file in range(4):
             sink = pa.BufferOutputStream()
             table = pa.table({"x": list(range(100 * file, 100 * file + 100))})
             pq.write_table(table, sink, row_group_size=25)
             system.pipe(f"failing-store/{file % 2}/{file}.parquet", sink.getvalue().to_pybytes())
-        address = urlsplit(options["endpoint_url"])
-        yield str(address.hostname), int(address.port or 0)
+        yield address_of(options)
 
 
 @pytest.fixture
@@ -48,8 +45,8 @@ def server(store: tuple[str, int], tmp_path: Path) -> Iterator[FaultyServer]:
     with serving(tmp_path) as found:
         found.upstream = store
         yield found
-    # Each server has a client of its own, which fsspec keeps, with 300,000 objects of botocore's.
-    s3fs.S3FileSystem.clear_instance_cache()
+    # Each server has a client of its own, which fsspec keeps.
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 def pipeline(server: FaultyServer, glob: str = "*/*.parquet", seconds: float = 60) -> tp.Pipeline:

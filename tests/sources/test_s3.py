@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from s3_store import s3_store
 from trainpipes.errors import DataChangedError, MissingFilesError, UnreachableError
 from trainpipes.sources.files import range_file as remote
 from trainpipes.sources.files.file_source import FileSource
@@ -19,9 +21,6 @@ from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.parquet import row_groups
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.sources.remote.retry import Requests, Retry
-
-s3fs = pytest.importorskip("s3fs")
-server = pytest.importorskip("moto.server")
 
 #: Rows of each row group of each file; the last is large enough to be fetched in parts.
 FILES = {"2.parquet": (5, 0, 7, 3, 4), "10.parquet": (1,), "more/1.parquet": (3000,)}
@@ -51,22 +50,13 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def options() -> Iterator[dict[str, Any]]:
-    served = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    served.start()
-    host, port = served.get_host_and_port()
-    yield {
-        "endpoint_url": f"http://{host}:{port}",
-        "key": "someone",
-        "secret": "hush",
-    }
-    served.stop()
+    with s3_store("data-sets") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def bucket(local: Path, options: dict[str, Any]) -> str:
-    system = s3fs.S3FileSystem(**options)
-    if not system.exists("data-sets"):  # what moto holds is of the process, not of the server
-        system.mkdir("data-sets")
+    system = fsspec.filesystem("s3", **options)
     system.put(f"{local}/train", "data-sets/v1/train", recursive=True)
     return "s3://data-sets/v1"
 
@@ -151,7 +141,7 @@ def _in_a_child(found: FileSource, answer: Any) -> None:
     answer.put(found.reader().read(2, 0, 7).column("id").to_pylist())
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_source_that_was_opened_here_reads_in_a_child_process(
     bucket: str, options: dict[str, Any], method: str
 ) -> None:
@@ -168,7 +158,7 @@ def test_a_source_that_was_opened_here_reads_in_a_child_process(
 
 
 def test_an_object_that_changes_after_listing_is_named(options: dict[str, Any]) -> None:
-    system = s3fs.S3FileSystem(**options)
+    system = fsspec.filesystem("s3", **options)
     system.mkdir("changing")
 
     def put(value: int, count: int = 90) -> None:

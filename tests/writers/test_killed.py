@@ -43,7 +43,7 @@ def check_killed(name: str, folder: Path, kills: int, how: str = "at steps") -> 
 
 @pytest.mark.parametrize("name", CASES)
 def test_killed_at_any_step_it_goes_on_to_the_same_files(name: str, tmp_path: Path) -> None:
-    kills = 10_000 if name == "counted, json" else 3 if name.startswith("repack") else 6
+    kills = 10_000 if name == "counted, json" else 2 if name.startswith("repack") else 4
     check_killed(name, tmp_path, kills)
 
 

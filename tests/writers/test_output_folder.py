@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
+from interpreters import pid_of, python
 from s3_store import s3_store
 from trainpipes.storage import Threads, places
 from unfinished import begun_again, contents, noted
@@ -117,13 +119,13 @@ tp.from_dataset([{"x": n} for n in range(100)]).map(waits, version="1").write_js
 
 def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-c", HOLDER, str(out)]
+    command = [*python(), "-c", HOLDER, str(out)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"writing\n"
         with pytest.raises(tp.ConfigError, match=r"another process writes to .*/out: let one"):
             rows().write_json(out)
-        holder.kill()
+        os.kill(pid_of(holder), signal.SIGKILL)
     assert rows().write_json(out).rows == 100
 
 
