@@ -87,7 +87,7 @@ def takes_pipeline(command: Callable[..., Any]) -> Callable[..., Any]:
     @option("--allow-imports", is_flag=True, help="Import functions that the config names.")
     @several("--set", "changes", metavar="PATH=VALUE", help="Of the config: options.seed=1.")
     @several("--option", "options", metavar="NAME=VALUE", help="Of the recipe: batch_size=16.")
-    @option("--tokenizer", help="Of the recipe: a path, or bytes.")
+    @option("--tokenizer", help="Of the recipe: a name on the Hub, a path, or bytes.")
     @functools.wraps(command)
     def taking(**options: Any) -> Any:
         own = {name: options.pop(name) for name in PipelineOptions.__dataclass_fields__}
