@@ -151,13 +151,16 @@ def test_the_folder_that_is_read_is_not_written_to(overwrite: bool) -> None:
         )
 
 
-@pytest.mark.parametrize("how", ["mix", "concat", "zip"])
+@pytest.mark.parametrize("how", ["mix", "concat", "zip", "concat in mix", "mix in mix"])
 def test_inputs_of_several_sources_are_looked_at(how: str) -> None:
     other, own = parquet("elsewhere"), parquet("d/more")
+    both, even = {"a": other, "b": own}, {"a": 1, "b": 1}
     pipe = {
-        "mix": lambda: tp.mix({"a": other, "b": own}),
+        "mix": lambda: tp.mix(both),
         "concat": lambda: tp.concat(other, own),
         "zip": lambda: tp.zip(other, own.rename({"x": "y", "text": "t"})),
+        "concat in mix": lambda: tp.mix({"a": other, "b": tp.concat(other, own)}),
+        "mix in mix": lambda: tp.mix({"a": other, "b": tp.mix(both, weights=even)}, weights=even),
     }[how]()
     refused(lambda: pipe.write_parquet("d/more/out"))
     pipe.write_parquet("d/out")

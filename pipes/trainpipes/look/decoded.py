@@ -82,7 +82,7 @@ def known_ids(plan: Plan) -> KnownIds:
 
 
 def _stages(inputs: Inputs) -> Iterator[Stage]:
-    for part in [*inputs.mixed.values(), *getattr(inputs.source, "joined_inputs", ())]:
+    for part in inputs.parts:
         yield from _stages(part)
     yield from inputs.chain.stages
 

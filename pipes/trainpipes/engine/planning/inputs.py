@@ -179,6 +179,11 @@ class Inputs:
         return parts
 
     @property
+    def parts(self) -> list[Inputs]:
+        """Those of the pipelines that the source combines."""
+        return [*self.mixed.values(), *getattr(self.source, "joined_inputs", ())]
+
+    @property
     def listed(self) -> RowSource:
         assert isinstance(self.source, RowSource)
         return self.source

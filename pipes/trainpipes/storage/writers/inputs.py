@@ -10,6 +10,7 @@ from typing import Any
 
 from fsspec.implementations.cached import CachingFileSystem
 
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.sources.files.file_list import FileList
@@ -32,48 +33,51 @@ def open_output(
     suffixes: Sequence[str] | None = None,
 ) -> OutputFolder:
     """The folder that rows of a plan, or of anything else, are written to, once that can be done there."""
-    source = reads.inputs.source if isinstance(reads, Plan) else reads
-    refuse_own_input(source, place, names, suffixes)
+    inputs = reads.inputs if isinstance(reads, Plan) else reads
+    refuse_own_input(inputs, place, names, suffixes)
     workers.check_path(place.root, f"{place.caller}(folder)")
-    for path in _paths(source):
+    for path in _paths(inputs):
         workers.check_path(path, f"{place.caller}(pipeline)")
     stamps: list[object] = []
-    for files in file_lists(source):
-        for size, stamp in zip(files.sizes.tolist(), files.stamps, strict=True):
-            stamps += [size, stamp]
+    for files in file_lists(inputs):
+        for size, written in zip(files.sizes.tolist(), files.stamps, strict=True):
+            stamps += [size, written]
     identity = {"pipeline": json.loads(reads.identity)} if isinstance(reads, Plan) else {}
-    inputs = {"inputs": checksum(*stamps)} if stamps else {}
-    return OutputFolder(place, {**identity, **inputs, **about}, overwrite=overwrite)
+    stamp = {"inputs": checksum(*stamps)} if stamps else {}
+    return OutputFolder(place, {**identity, **stamp, **about}, overwrite=overwrite)
 
 
-def file_lists(source: Any) -> Iterator[FileList]:
-    files, mixed = getattr(source, "files", None), getattr(source, "sources", None)
-    if isinstance(files, FileList):
-        yield files
-    if isinstance(mixed, Mapping):
-        for name in sorted(mixed):
-            yield from file_lists(mixed[name])
-    for joined in getattr(source, "joined_inputs", ()):
-        yield from file_lists(joined.source)
+def sources_of(reads: Any) -> Iterator[Any]:
+    """The sources that read, of all pipelines that are combined; or the one that is given."""
+    yield reads.source if isinstance(reads, Inputs) else reads
+    for part in reads.parts if isinstance(reads, Inputs) else ():
+        yield from sources_of(part)
 
 
-def _paths(source: Any) -> Iterator[str]:
-    for files in file_lists(source):
+def file_lists(reads: Any) -> Iterator[FileList]:
+    for source in sources_of(reads):
+        if isinstance(files := getattr(source, "files", None), FileList):
+            yield files
+
+
+def _paths(reads: Any) -> Iterator[str]:
+    for files in file_lists(reads):
         systems = files.system_of.tolist()
         yield from (str(files.names[systems.index(system)]) for system in sorted(set(systems)))
-    paths = getattr(getattr(source, "_dataset", None), "paths", ())  # of memory maps
-    yield from (str(path) for path in paths[:1])
+    for source in sources_of(reads):
+        paths = getattr(getattr(source, "_dataset", None), "paths", ())  # of memory maps
+        yield from (str(path) for path in paths[:1])
 
 
 def refuse_own_input(
-    source: Any, place: Place, names: Collection[str], suffixes: Sequence[str] | None = None
+    reads: Any, place: Place, names: Collection[str], suffixes: Sequence[str] | None = None
 ) -> None:
     """Raise ConfigError if a folder holds, or would hold, files that are read."""
     real = os.path.realpath if place.is_local else str
     target, how = real(place.path), ""
     if place.is_local and os.path.isfile(target):
         return  # no folder can be made there, which is said when it is tried
-    for files in file_lists(source):
+    for files in file_lists(reads):
         mine = [_same_store(system, place.system) for system in files.systems]
         which = zip(files.paths, files.system_of.tolist(), strict=True)
         folders = {path.rpartition("/")[0] for path, system in which if mine[system]}
