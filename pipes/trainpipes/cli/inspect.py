@@ -21,11 +21,7 @@ from trainpipes.cli.options import AS_JSON, COUNT, STORAGE_OPTIONS, option
 @AS_JSON
 @option("--strict", is_flag=True, help="Exit with 1 if there is a warning.")
 def command(
-    files: tuple[str, ...],
-    column: tuple[str, ...],
-    as_json: bool,
-    strict: bool,
-    **options: Any,
+    files: tuple[str, ...], column: tuple[str, ...], as_json: bool, strict: bool, **options: Any
 ) -> None:
     """Show what data files hold, how long their texts are, and what to fix before training.
 

@@ -59,8 +59,7 @@ def _items(loader: Loader, epochs: int | None) -> Iterator[Any]:
         for item in loader:
             yield item
         if item is None:
-            way = "see explain() for what the stages make of the rows"
-            raise DataError(f"the pipeline gives nothing: {way}")
+            raise DataError("the pipeline gives nothing: see explain() for what becomes of the rows")
 
 
 def _count(item: Any, is_batch: bool, total: Counter[str]) -> None:

@@ -70,8 +70,7 @@ class PipelineOptions:
         self._refuse("files alone are read and cut into batches", *of_others)
         from trainpipes.start import read_by_name
 
-        rows = read_by_name(files, self.storage_options, "run")
-        return rows.batch(BATCH_SIZE)
+        return read_by_name(files, self.storage_options, "run").batch(BATCH_SIZE)
 
     def _refuse(self, rule: str, *names: str) -> None:
         for name in names:

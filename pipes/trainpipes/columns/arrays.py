@@ -190,12 +190,13 @@ def parts_of(
     part after part (None if in the order asked for).
     """
     which = np.searchsorted(firsts, index, side="right") - 1
+    if len(which) and which.min() == which.max():
+        number = int(which[0])
+        return [(number, index - firsts[number])], None
     order = np.argsort(which, kind="stable")
     found, edges = np.unique(which[order], return_index=True)
     each = zip(found.tolist(), np.split(order, edges[1:]), strict=len(found) > 0)
     parts = [(number, index[places] - firsts[number]) for number, places in each]
-    if len(parts) == 1:
-        return parts, None
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     return parts, back

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from time import perf_counter
 from typing import TypeVar
 
 from fsspec.implementations.cached import CachingFileSystem
@@ -23,6 +24,8 @@ from trainpipes.sources.remote.retry import Requests, Stopped
 T = TypeVar("T")
 #: Threads that wait for disks, and for servers, at most.
 MAX_THREADS, MAX_REQUESTS = 16, 64
+#: Seconds from which a local file is slow enough for threads to help.
+QUICK = 0.002
 #: What files are to be, where a file of another kind is known by its name.
 KINDS = ("Parquet", "Arrow", "JSON", "CSV", "NumPy", "tar archives")
 #: Unreadable files that a message names.
@@ -70,11 +73,21 @@ def each_file(
         most = most or (MAX_THREADS if here else MAX_REQUESTS)
         if any(isinstance(system, CachingFileSystem) for system in files.systems):
             most = 1  # what it notes of its files is not made for several threads
-        requests.map(work, numbers, most)
+        requests.map(work, _after_quick_ones(work, numbers) if here else numbers, most)
     if failures:
         plain = (one for _, one in sorted(failures.items()) if isinstance(one, DataError))
         raise next(plain, None) or failed(files, failures, caller, kind)
     return dict(sorted(found.items()))
+
+
+def _after_quick_ones(work: Callable[[int], None], numbers: Sequence[int]) -> Sequence[int]:
+    """Work in this thread, which is faster while disks need no waiting; what is left is for several."""
+    for done, number in enumerate(numbers, 1):
+        began = perf_counter()
+        work(number)
+        if perf_counter() - began >= QUICK:
+            return numbers[done:]
+    return ()
 
 
 def failed(files: FileList, failures: dict[int, Exception], caller: str, what: str) -> Exception:
