@@ -59,7 +59,9 @@ def _items(loader: Loader, epochs: int | None) -> Iterator[Any]:
         for item in loader:
             yield item
         if item is None:
-            raise DataError("the pipeline gives nothing: see explain() for what becomes of the rows")
+            raise DataError(
+                "the pipeline gives nothing: see explain() for what becomes of the rows"
+            )
 
 
 def _count(item: Any, is_batch: bool, total: Counter[str]) -> None:

@@ -81,6 +81,14 @@ class RangeFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1) -> bytes:
+        return bytes(self._next(size))
+
+    def readinto(self, buffer: Any) -> int:
+        found = self._next(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+    def _next(self, size: int | None) -> bytes | memoryview:
         start, stop = self._position, self._source.size
         if size is not None and size >= 0:
             stop = min(stop, start + size)
@@ -88,20 +96,15 @@ class RangeFile(io.RawIOBase):
             return b""
         if here := self._source.here(start, stop):
             self._position += len(here)
-            return bytes(here)
+            return here
         self._position = stop
         part = next((one for one in self._parts if one.start <= start and stop <= one.stop), None)
         if part is None:
-            return bytes(self._source.read([(start, stop)])[0])
+            return self._source.read([(start, stop)])[0]
         if start < part.first or stop > part.end:
             self._fetch(part, start, stop)
         part.at = stop
-        return bytes(memoryview(part.data)[start - part.first : stop - part.first])
-
-    def readinto(self, buffer: Any) -> int:
-        found = self.read(len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
+        return memoryview(part.data)[start - part.first : stop - part.first]
 
     def _fetch(self, caller: _Part, start: int, stop: int) -> None:
         """Fetch what is asked for, and the next part of ranges that run low."""

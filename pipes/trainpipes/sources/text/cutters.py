@@ -15,6 +15,8 @@ from trainpipes.sources.files.each_file import BadFileError
 FEED, RETURN, COMMA, SLASH, QUOTE = b'\n\r,\\"'
 WHITE = b" \t\r\n"
 NONE = np.zeros(0, np.int64)
+#: Bytes that are compared at a time: what comes of them stays in the processor's cache.
+SLICE_BYTES = 64 << 10
 #: What each byte adds to the depth of brackets; 0 for a comma, which is looked at, too.
 DEPTH = np.zeros(256, np.int8)
 DEPTH[list(b"[{")] = 1
@@ -188,7 +190,11 @@ class ArrayCutter(Cutter):
 
 
 def _places(data: bytes, byte: int) -> IntArray:
-    return np.flatnonzero(np.frombuffer(data, np.uint8) == byte)
+    found = [NONE]
+    for at in range(0, len(data), SLICE_BYTES):
+        part = np.frombuffer(data, np.uint8, min(SLICE_BYTES, len(data) - at), at)
+        found.append(np.flatnonzero(part == byte) + at)
+    return np.concatenate(found)
 
 
 def _filled(data: bytes, feeds: IntArray) -> Any:
