@@ -191,6 +191,16 @@ def test_rows_packed_of_one_document_are_drawn_apart() -> None:
         check_resume(pipe.repeat(2), processes=0)
 
 
+def test_rows_made_of_one_row_are_drawn_apart() -> None:
+    made = source(3).flat_map(lambda row: [row] * 400)  # more of a row than are made at a time
+    found = [tuple(row["drawn"]) for row in made.map(drawn, rng=True)]
+    assert len(set(found)) == len(found) == 1200
+    ids = made.map_batches(lambda rows: pa.table({"input_ids": [[5] * 8] * len(rows)}))
+    masked = ids.mask_tokens(vocab_size=90, mask_token_id=1, special_ids=[0]).batch(1200).pad_collate()
+    labels = next(iter(masked))["labels"].tolist()
+    assert len(set(map(tuple, labels))) > 40
+
+
 def test_what_changes_from_epoch_to_epoch_is_not_cached() -> None:
     with pytest.raises(
         tp.ConfigError, match=r"gives other rows in every epoch, .*put cache\(\) before map"
