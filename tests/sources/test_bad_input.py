@@ -157,7 +157,8 @@ def test_csv_with_carriage_returns_alone_is_refused(tmp_path: Path) -> None:
 
 ODD: dict[str, list[dict[str, Any]]] = {
     "read_csv": [
-        {"delimiter": ",,"}, {"delimiter": "é"}, {"quote": "\n"}, {"delimiter": '"'}, {"null_values": "NA"},
+        {"delimiter": ",,"}, {"delimiter": "\0"}, {"delimiter": "é"}, {"quote": "\n"}, {"delimiter": '"'},
+        {"null_values": "NA"},
         {"block_rows": 0}, {"column_names": []}, {"schema": {"a": "int"}}, {"columns": []},
         {"infer": "none"}, {"index": 7},
     ],

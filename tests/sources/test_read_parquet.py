@@ -394,5 +394,8 @@ def test_running_out_of_memory_is_not_called_bad_data(
         raise pa.ArrowMemoryError("malloc of size 1 failed")
 
     monkeypatch.setattr(row_groups.pq, "ParquetFile", fail)
-    with pytest.raises(MemoryError, match="malloc"):
+    with pytest.raises(MemoryError, match=r"malloc") as found:
         one[1].reader().read(0, 0, 1)
+    (note,) = found.value.__notes__
+    assert note.startswith(f"{one[0]}")
+    assert "row group 0" in note

@@ -196,7 +196,9 @@ def test_rows_made_of_one_row_are_drawn_apart() -> None:
     found = [tuple(row["drawn"]) for row in made.map(drawn, rng=True)]
     assert len(set(found)) == len(found) == 1200
     ids = made.map_batches(lambda rows: pa.table({"input_ids": [[5] * 8] * len(rows)}))
-    masked = ids.mask_tokens(vocab_size=90, mask_token_id=1, special_ids=[0]).batch(1200).pad_collate()
+    masked = (
+        ids.mask_tokens(vocab_size=90, mask_token_id=1, special_ids=[0]).batch(1200).pad_collate()
+    )
     labels = next(iter(masked))["labels"].tolist()
     assert len(set(map(tuple, labels))) > 40
 

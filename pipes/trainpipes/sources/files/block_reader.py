@@ -240,6 +240,8 @@ def explanation(
     """The error with file and row, in our words; other errors as they are."""
     if isinstance(error, UnreachableError | DataChangedError) and error.row is None:
         return located(place, error)  # type: ignore[no-any-return]
+    if isinstance(error, MemoryError):  # a damaged number may be what asks for so much
+        error.add_note(f"{place}: {what}")
     if isinstance(error, TrainpipesError | MemoryError):
         return error
     if isinstance(error, FileNotFoundError):

@@ -89,7 +89,8 @@ class IndexStore:
         digest = hashlib.sha256(os.fsencode(f"{shared}\0{self._format}\0{key}")).hexdigest()[:32]
         if isinstance(index, str):
             named = Path(index).expanduser().absolute()
-            return named if index.endswith(SUFFIX) else named / f"{digest}{SUFFIX}"
+            is_file = index.endswith(SUFFIX) or named.is_file()
+            return named if is_file else named / f"{digest}{SUFFIX}"
         small = len(files) < FEW and int(files.sizes.sum()) < least_bytes
         if index is None and small and all(map(is_local, files.systems)):
             return None

@@ -87,7 +87,7 @@ class ReadCsv(TextReader):
 
 
 def _is_mark(value: Any) -> bool:
-    return isinstance(value, str) and len(value) == 1 and value.isascii() and value not in "\r\n"
+    return isinstance(value, str) and len(value) == 1 and value.isascii() and value not in "\0\r\n"
 
 
 def delimiter_of(path: str) -> str:
