@@ -2,8 +2,7 @@
 
     python flat_memory.py FOLDER|ROWS WORKERS EPOCHS
 
-Prints JSON: after each epoch the proportional set size of this process and its workers, bytes; that of an
-interpreter with torch; and what the windows may take.
+Prints JSON: after each epoch the bytes of this process and its workers; and those of a bare worker.
 """
 
 from __future__ import annotations
@@ -12,9 +11,11 @@ import ctypes
 import gc
 import json
 import random
+import re
 import string
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,9 +27,17 @@ LIBC = ctypes.CDLL(None)
 
 
 def held() -> int:
-    """Bytes of this process and those below it; what they share counts once."""
+    """Bytes of this process and those below it, without mapped files, of which other processes' shares
+    change; what they share counts once.
+    """
     me = psutil.Process()
-    return sum(p.memory_full_info().pss for p in [me, *me.children(recursive=True)])
+    found = 0
+    for process in [me, *me.children(recursive=True)]:
+        text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        kilobytes = re.findall(r"^Pss_(?:Anon|Shmem): +(\d+) kB", text, re.MULTILINE)
+        assert len(kilobytes) == 2
+        found += 1024 * sum(map(int, kilobytes))
+    return found
 
 
 def bare() -> int:
