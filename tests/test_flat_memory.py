@@ -49,10 +49,8 @@ def measured(what: str, workers: int, epochs: int) -> tuple[list[int], int]:
 def check(what: str) -> None:
     alone, bare = measured(what, 0, 30)
     shared, _ = measured(what, 4, 30)
-    for held in (
-        alone,
-        shared,
-    ):  # by the twentieth epoch workers have their own copies of what they count
+    # By then workers have their own copies of what they count.
+    for held in (alone, shared):
         assert held[-1] <= 1.03 * held[19], held
     assert shared[-1] <= alone[-1] + 4 * (bare + WINDOWS)
 

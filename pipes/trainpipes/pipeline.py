@@ -108,6 +108,10 @@ class Pipeline(IterableDataset[Any]):
         ranks: tuple[int, int] | None = None,
         members: tuple[int, ...] | None = None,
     ) -> None:
+        require(
+            isinstance(stages, Sequence) and stages and all(isinstance(s, Stage) for s in stages),
+            "Pipeline(stages)", "a list of stages, the first a source", stages,
+        )  # fmt: skip
         self._stages = tuple(stages)
         self._ranks = ranks
         self._members = members

@@ -3,15 +3,19 @@ another version."""
 
 from __future__ import annotations
 
+import gzip
+import lzma
 import os
 import stat
 import subprocess
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -274,3 +278,31 @@ def test_what_is_no_number_of_bytes_is_refused(option: str, value: Any) -> None:
     for folder in ("s3://bucket", ""):
         with pytest.raises(tp.ConfigError, match=r"list_files\(cache_dir\) must be a path"):
             tp.list_files("x", cache_dir=folder)
+
+
+def test_all_kinds_of_files_are_read_through_the_cache_cold_and_scanned_again(
+    server: FaultyServer, folder: Path, tmp_path: Path
+) -> None:
+    lines = "".join(f'{{"n": {n}}}\n' for n in range(500))
+    for name, opener in (("a.jsonl", open), ("b.jsonl.gz", gzip.open), ("c.jsonl.xz", lzma.open)):
+        with opener(folder / name, "wt") as file:
+            file.write(lines)
+    np.save(folder / "d.npy", np.arange(500))
+    with tarfile.open(folder / "e.tar.gz", "w:gz") as archive:
+        for n in range(9):
+            archive.add(folder / "d.npy", f"{n}.npy")
+
+    def counts(**options: Any) -> list[int]:
+        def files(name: str) -> Any:
+            return tp.list_files(f"{server.url}/{name}", **options)
+
+        names = ["a.jsonl", "b.jsonl.gz", "c.jsonl.xz"]
+        pipes = [files(name).read_json(index=False) for name in names]
+        pipes += [files("a.jsonl").read_text("document", index=False)]
+        pipes += [files("d.npy").read_numpy(), files("e.tar.gz").read_webdataset(index=False)]
+        return [sum(1 for _ in pipe) for pipe in pipes]
+
+    plain = counts()
+    assert plain == [500, 500, 500, 1, 500, 9]
+    for _ in range(2):
+        assert counts(cache_dir=tmp_path / "cache") == plain

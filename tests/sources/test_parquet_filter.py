@@ -397,3 +397,38 @@ def test_a_filter_holds_for_files_of_another_machine_and_for_kept_footers(tmp_pa
         )
         assert list(pipe) == [{"text": "row 2"}, {"text": "row 3"}]
         assert said(pipe) == "1 of 4 row groups may have rows that match"
+
+
+LONG = list(range(0, 60, 2))
+
+
+@pytest.mark.parametrize("stage", [False, True])
+def test_filters_that_differ_where_their_text_is_cut_are_two(stage: bool, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"i": range(100)}), tmp_path / "a.parquet")
+
+    def chosen(values: list[int]) -> Pipeline:
+        condition = [("i", "in", values)]
+        if stage:
+            return tp.read_parquet(tmp_path / "a.parquet").filter(condition).batch(4)
+        return tp.read_parquet(tmp_path / "a.parquet", filter=condition).batch(4)
+
+    state = chosen(LONG).state_dict()
+    chosen([*LONG]).load_state_dict(state)
+    with pytest.raises(StateError, match=r"filter|predicate"):
+        chosen([*LONG[:15], 31, *LONG[16:]]).load_state_dict(state)
+
+
+@pytest.mark.parametrize("stage", [False, True])
+def test_values_that_arrow_cuts_within_a_character_are_filtered_by(
+    stage: bool, tmp_path: Path
+) -> None:
+    texts = ["日本語の文章" * 10, "日本語の文章" * 9 + "日本語の文", "a"]
+    pq.write_table(pa.table({"s": texts, "n": range(3)}), tmp_path / "a.parquet")
+    condition = [("s", "in", texts[:1])]
+    read = tp.read_parquet(tmp_path / "a.parquet", filter=None if stage else condition)
+    pipe = read.filter(condition) if stage else read
+    assert [row["n"] for row in pipe] == [0]
+    assert "filter" in str(pipe.explain())
+    check_resume(pipe, processes=0)
+    with pytest.raises(SchemaError, match=r"no column|names a column"):
+        list(tp.read_parquet(tmp_path / "a.parquet").filter([("other", "in", texts)]))

@@ -54,6 +54,8 @@ def command(
         there = "; ".join(one.where for one in found[:8])
         raise click.ClickException(f"--keys {keys}: no state is at such a place; there are {there}")
     if recipe is None and config is None and not files and given == PipelineOptions():
+        if world_size > 1 or allow_changes:
+            raise click.UsageError("--world-size and --allow-changes need --recipe or --config")
         return _show(chosen, as_json)
     pipe = given.named(recipe, config, files)
     tried = fits(chosen, pipe, world_size=world_size, allow_changes=allow_changes)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from trainpipes._internal.checks import require
+from trainpipes._internal.checks import flag, require
 from trainpipes.config.document import LARGEST, path_steps
 from trainpipes.config.read import Reader
 from trainpipes.errors import ConfigError
@@ -58,13 +58,8 @@ def load(
         raise ConfigError(f"{name}: a config must be UTF-8: {error}", path=name) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"the config {name!r} cannot be read: {error}", path=name) from error
-    return loads(
-        text,
-        name=name,
-        allow_imports=allow_imports,
-        storage_options=storage_options,
-        changes=changes,
-    )
+    given = {"storage_options": storage_options, "changes": changes}
+    return loads(text, name=name, allow_imports=allow_imports, **given)
 
 
 def loads(
@@ -82,6 +77,7 @@ def loads(
       .take(3)
     """
     require(isinstance(text, str), "loads(text)", "text", text)
+    flag(allow_imports, "load(allow_imports)")
     reader = Reader(name, allow_imports, storage_options)
     root = reader.parse(text)
     for path, value in (changes or {}).items():

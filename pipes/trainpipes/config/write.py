@@ -27,6 +27,7 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipe_registry import recipe_function
 from trainpipes.sources.remote.retry import Retry
+from trainpipes.stages.filter import text_of
 from trainpipes.start import stage_classes
 from trainpipes.version import __version__
 
@@ -231,7 +232,7 @@ def _named(value: Any, option: str) -> _Tagged:
         if name := getattr(value, "name_or_path", ""):
             way = f"give its name, {shown(name)}, or {way}"
     elif isinstance(value, pc.Expression):
-        what, way = f"the expression {shown(str(value))}", _LISTED
+        what, way = f"the expression {shown(text_of(value))}", _LISTED
     raise ValueError(f"{what} has no form in a config: {way}")
 
 

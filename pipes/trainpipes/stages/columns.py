@@ -26,6 +26,7 @@ class ChooseStage(RunStage):
     names_only = True
 
     def process(self, run: Run) -> Run:
+        self._check_rows(run)
         block = columns_of(run.block, self)
         return run.with_block(block.with_columns(self._chosen))
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,18 @@ def as_expression(filter: Any, caller: str) -> pc.Expression:
         rule = f"a pyarrow expression, or a list such as {example}"
         way = "put .filter(function) after it" if callable(filter) else str(error)
         raise wrong(caller, rule, filter, way) from None
+
+
+def text_of(expression: pc.Expression) -> str:
+    """The text of an expression, with a digest where Arrow leaves out some of its values."""
+    try:
+        text = str(expression)
+    except UnicodeDecodeError:  # Arrow has cut a value within a character
+        text = "..."
+    if "..." in text:
+        _, (content,) = expression.__reduce__()
+        text += f" sha256:{hashlib.sha256(content).hexdigest()[:32]}"
+    return text
 
 
 class Filter(RunStage):
@@ -101,7 +114,7 @@ class Filter(RunStage):
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
         if self._expression is not None:
-            identity["predicate"] = str(self._expression)
+            identity["predicate"] = text_of(self._expression)
         elif self.version is not None:
             identity["predicate"] = f"version {identity.pop('version')}"
         return identity

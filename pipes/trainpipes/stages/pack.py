@@ -12,6 +12,7 @@ from trainpipes._internal.checks import ColumnName, Count, Ge, Natural, Seed, co
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.engine.layout import IntArray
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import OpenBelow, RegroupStage
@@ -226,7 +227,11 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
     def _documents(self, block: Block) -> pack_fit.Documents:
         ids, lengths = ids_of(block, self.column, self, np.int32)
         columns = {"input_ids": ids.astype(np.int32, copy=False)}
-        given = ["labels"] if "labels" in names_of(block, self) else []
+        names = names_of(block, self)
+        if {*pack_fit.PACKED} <= {*names}:
+            way = "leave one pack() out"
+            raise ConfigError(f"{self} takes documents, and these rows are packed already: {way}")
+        given = ["labels"] if "labels" in names else []
         for name in [*given, *self.along]:
             if name == "labels":
                 values, own = ids_of(block, name, self, np.int32)

@@ -85,7 +85,7 @@ class RangeFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         found = self._next(len(buffer))
-        buffer[: len(found)] = found
+        buffer[: len(found)] = memoryview(found).cast("B")  # as it is in all buffers but Arrow's
         return len(found)
 
     def _next(self, size: int | None) -> bytes | memoryview:

@@ -22,7 +22,7 @@ from trainpipes.sources.files.each_file import one_line
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.schema import plain
 from trainpipes.sources.parquet.column_chunks import Probe
-from trainpipes.stages.filter import as_expression
+from trainpipes.stages.filter import as_expression, text_of
 
 #: A value may lie between the least and the greatest, be null, or be NaN, of which footers say nothing. The
 #: filter is asked of so many mixtures of these for a row group, at most; more columns tell nothing.
@@ -56,15 +56,15 @@ def checked_filter(filter: Any, caller: str) -> pc.Expression | None:
     if filter is None:
         return None
     found = as_expression(filter, f"{caller}(filter)")
-    if "FieldPath(" in str(found):
+    if "FieldPath(" in text_of(found):
         raise ConfigError(f"{caller}(filter) names columns, not their numbers, got {shown(found)}")
     return found
 
 
 def needed_columns(filter: pc.Expression, schema: pa.Schema, caller: str) -> list[str]:
     """The columns that a filter asks for; more where it does not fit their types."""
-    said = str(filter)
-    named = [n for n, field in enumerate(schema) if field.name in said]
+    said = text_of(filter)
+    named = [n for n, field in enumerate(schema) if field.name in said or "..." in said]
     problem = _problem(filter, schema)
     if problem is None:
         named = [n for n in named if _problem(filter, schema.remove(n)) is not None]
@@ -82,10 +82,11 @@ def check_fits(filter: pc.Expression, schema: pa.Schema, caller: str) -> None:
     problem = _problem(filter, schema)
     if problem is None:
         return
-    types = {field.name: str(field.type) for field in schema if field.name in str(filter)}
+    said = text_of(filter)
+    types = {field.name: str(field.type) for field in schema if field.name in said}
     cure = "; where columns= names some fields of a column, name those of the filter, too"
     raise SchemaError(
-        f"{caller}: filter {filter} does not fit the columns {types}: {one_line(problem)}"
+        f"{caller}: filter {said} does not fit the columns {types}: {one_line(problem)}"
         f"{cure if _missing(problem) else ''}",
         stage=caller,
     )
@@ -108,7 +109,7 @@ def _missing(problem: Exception | None) -> list[str]:
 
 
 def bounds_of(metadata: Any, data: FileBytes, filter: pc.Expression) -> FileBounds:
-    said, every = str(filter), list(_leaves(metadata.schema.to_arrow_schema()))
+    said, every = text_of(filter), list(_leaves(metadata.schema.to_arrow_schema()))
     leaves = {n: path for n, (path, _) in enumerate(every) if path and all(p in said for p in path)}
     found: FileBounds = [{} for _ in range(metadata.num_row_groups)]
     if not leaves or len(every) != metadata.num_columns:

@@ -24,7 +24,7 @@ from trainpipes.sources.parquet.filter import (
 from trainpipes.sources.parquet.footers import RowGroupLayout, read_footers
 from trainpipes.sources.parquet.row_groups import RowGroups
 from trainpipes.sources.parquet.wanted import ChosenColumns, wanted_files
-from trainpipes.stages.filter import Filter
+from trainpipes.stages.filter import Filter, text_of
 
 
 class ReadParquet(FileReader):
@@ -77,8 +77,8 @@ class ReadParquet(FileReader):
         identity = super().identity()
         if identity["errors"] == "strict":  # states were saved before there was a choice
             del identity["errors"]
-        if self.filter is not None:
-            identity["filter"] = str(checked_filter(self.filter, self.name))
+        if (filter := checked_filter(self.filter, self.name)) is not None:
+            identity["filter"] = text_of(filter)
         return identity
 
     def above(self) -> Sequence[Stage]:
@@ -111,7 +111,7 @@ class ReadParquet(FileReader):
             unread = np.ones(len(known), dtype=np.bool_)
             unread[may_hold(filter, found.schema, known, own or None, text=not replaces)] = False
             rows = np.concatenate([each.rows for each in found.layouts])
-            besides = {"filter": str(filter), "unread": int(rows[unread].sum())}
+            besides = {"filter": text_of(filter), "unread": int(rows[unread].sum())}
             said = f"{int((~unread).sum()):,} of {len(known):,} row groups may have rows that match"
             if wanted.left_out:
                 said += f"; {wanted.left_out:,} more files are left out by their folders"

@@ -24,6 +24,7 @@ from trainpipes.sources.parquet.filter import (
 )
 from trainpipes.sources.parquet.footers import parse_footer, read_footer
 from trainpipes.stages.columns import ChooseStage
+from trainpipes.stages.filter import text_of
 
 #: What stands for null in a folder's name.
 NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -55,7 +56,8 @@ def wanted_files(
     everything = WantedFiles(files, found, folders)
     if filter is None or not len(files):
         return everything
-    named = folders.select([name for name in folders.column_names if name in str(filter)])
+    said = text_of(filter)
+    named = folders.select([name for name in folders.column_names if name in said])
     kept = may_hold_in_folders(filter, named) if named.num_columns else None
     try:
         first = int(kept[0]) if kept is not None and len(kept) else 0
