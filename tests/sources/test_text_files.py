@@ -470,3 +470,9 @@ def test_types_are_those_of_all_rows_of_the_first_block(tmp_path):
     pipe = tp.read_csv(tmp_path / "rows.csv")
     assert opened(pipe).schema.field("x").type == pa.float64()
     assert sum(row["x"] for row in pipe) == sum(range(150_000)) + 0.5
+
+
+def test_an_empty_last_cell_is_null_with_and_without_a_line_end(write):
+    for end in ("", "\n"):
+        found = rows(tp.read_csv(write("a.csv", f'a,b\n1,2\n"3",{end}')))
+        assert found == [{"a": 1, "b": 2}, {"a": 3, "b": None}]

@@ -221,6 +221,16 @@ def test_members_of_2_gib_and_more_come_in_a_column_of_a_large_type(tmp_path, mo
     assert list(pipe) == rows
 
 
+def test_hard_links_are_refused_and_no_row_is_lost(tmp_path):
+    (tmp_path / "1.txt").write_text("same")
+    (tmp_path / "2.txt").hardlink_to(tmp_path / "1.txt")
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for n in (1, 2):
+            archive.add(tmp_path / f"{n}.txt", f"{n}.txt")
+    with pytest.raises(tp.UnreadableError, match="--hard-dereference"):
+        len(tp.read_webdataset(tmp_path / "x.tar"))
+
+
 def test_what_is_decompressed_again_is_reported(tmp_path):
     tar(
         tmp_path / "x.tar.gz",

@@ -127,7 +127,7 @@ def test_less_is_padded_than_without_buckets() -> None:
 def test_a_row_over_the_budget_is_refused_or_alone() -> None:
     rows = source([3, 3, 20, 3, 3])
     with pytest.raises(
-        tp.DataError, match=r"no row must be longer than max_tokens, got one of 20"
+        tp.DataError, match=r"no row may be longer than max_tokens, got one of 20"
     ) as caught:
         list(rows.bucket_by_length(max_tokens=9))
     assert caught.value.row == 2

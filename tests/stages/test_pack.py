@@ -691,3 +691,11 @@ def test_it_is_no_part_of_the_state(folder: Path) -> None:
     fresh = dropping(folder, "best_fit").batch(2)
     fresh.load_state_dict(pipe.state_dict() or {})
     assert fresh.state_dict() == pipe.state_dict()
+
+
+def test_rows_that_are_packed_are_not_packed_again() -> None:
+    packed = tp.from_arrow(pa.table({"input_ids": [[1, 2, 3], [4]]})).pack(8)
+    both = tp.mix({"a": packed, "b": packed}, weights={"a": 1, "b": 1})
+    for pipe in (packed.pack(16), both.pack(16)):
+        with pytest.raises(tp.ConfigError, match=r"packed already: leave one pack\(\) out"):
+            next(iter(pipe))

@@ -15,6 +15,7 @@ import pytest
 
 import trainpipes as tp
 from mutants import resealed
+from trainpipes.config import loads
 
 Make = Callable[[tp.Pipeline], Any]
 HUGE = 2**70
@@ -299,3 +300,26 @@ def test_a_state_that_points_past_what_is_there_is_refused(stage: str) -> None:
     pipe.load_state_dict(resealed(state))
     with pytest.raises(tp.StateError, match="edited or is damaged"):
         next(iter(pipe))
+
+
+@pytest.mark.parametrize(
+    "later",
+    [lambda p: p.select("n"), lambda p: p.drop_columns("n"), lambda p: p.rename({"n": "m"})],
+)
+@pytest.mark.parametrize("how", ["collate", "pad_collate", "map"])
+def test_columns_of_batches_are_not_chosen_without_a_word(later: Any, how: str) -> None:
+    rows = tp.from_dataset([{"n": 1, "x": 2}] * 4).batch(2)
+    pipe = rows.map(lambda batch: {"n": len(batch)}) if how == "map" else getattr(rows, how)()
+    with pytest.raises(tp.ConfigError, match=r"works on rows: put it before"):
+        next(iter(later(pipe)))
+
+
+def test_what_is_no_list_of_stages_or_rows_is_refused() -> None:
+    pipe = tp.from_dataset([1])
+    for stages in (pipe, [5], "a.parquet", []):
+        with pytest.raises(tp.ConfigError, match=r"Pipeline\(stages\) must be a list of stages"):
+            tp.Pipeline(stages)  # type: ignore[arg-type]
+    with pytest.raises(tp.ConfigError, match="from_arrow"):
+        tp.from_dataset(pa.table({"x": [1]}))
+    with pytest.raises(tp.ConfigError, match=r"allow_imports\) must be True or False"):
+        loads("stages: [{list_files: data}]", allow_imports="no")  # type: ignore[arg-type]

@@ -67,7 +67,7 @@ class _Budgeted(BatchingStage):
         lengths, most = lengths_of(block, column, self), self.max_tokens
         if most is not None and self.options["overflow"] != "alone" and (lengths > most).any():
             place = int(np.argmax(lengths > most))
-            rule = f"no row must be longer than max_tokens, got one of {lengths[place]}"
+            rule = f"no row may be longer than max_tokens, got one of {lengths[place]}"
             way = 'raise max_tokens, cut rows (tokenize(max_length=...)), or pass overflow="alone"'
             raise at_row(f"{self}: {rule}; {way} for a batch of its own", self, block.ids[place])
         return lengths

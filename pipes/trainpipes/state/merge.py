@@ -43,10 +43,9 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     >>> tp.merge_states([pipe.state_dict()]) == pipe.state_dict()
     True
     """
-    if not isinstance(states, Iterable):
-        raise StateError(
-            f"merge_states(states) takes the states of all ranks, got {type(states).__name__}"
-        )
+    if not isinstance(states, Iterable) or isinstance(states, str | Mapping):
+        got = type(states).__name__
+        raise StateError(f"merge_states(states) takes a list of the states of all ranks, got {got}")
     parts = []
     for number, state in enumerate(states):
         try:

@@ -115,6 +115,8 @@ def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
     if isinstance(stage, RepeatStage):
         return replace(chain, repeat=_once(chain.repeat, stage))
     if isinstance(stage, DeviceStage):
+        if stage.name == "pin" and chain.device_stages:
+            raise ConfigError(f"{stage} pins memory of this machine: put it once, and before to()")
         return replace(chain, device_stages=(*chain.device_stages, stage))
     if stage.role == "pack":
         if chain.batch is not None:

@@ -199,7 +199,7 @@ def reader_by_name(path: str) -> str:
     >>> reader_by_name("data/chats.jsonl.gz"), reader_by_name("README"), reader_by_name("a.parquet.gz")
     ('read_json', '', '')
     """
-    name = path.split("?")[0].lower()
+    name = (path.split("?")[0] if "://" in path else path).lower()
     return next((reader for reader in READERS if name.endswith(suffixes_of(reader))), "")
 
 

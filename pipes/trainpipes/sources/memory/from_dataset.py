@@ -7,6 +7,7 @@ from operator import length_hint
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch.utils.data import DistributedSampler, IterableDataset
 
@@ -58,7 +59,9 @@ class FromDataset(Source):
         dataset, sampler, batch_sampler = self.dataset, self.sampler, self.batch_sampler
         streams = isinstance(dataset, IterableDataset)
         way = "from_iterable(dataset) reads an IterableDataset" * streams
-        good = hasattr(dataset, "__getitem__") and not streams
+        if table := isinstance(dataset, pa.Table | pa.RecordBatch):
+            way = "from_arrow(table) gives its rows"
+        good = hasattr(dataset, "__getitem__") and not streams and not table
         self._require(good, "dataset", "an object with __len__ and __getitem__", way)
         if sampler is not None and batch_sampler is not None:
             raise ConfigError("from_dataset(...) takes a sampler or a batch_sampler, got both")

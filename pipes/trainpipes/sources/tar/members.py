@@ -96,6 +96,11 @@ def members_of(file: Archive) -> Iterator[tuple[str, int, int]]:
                 raise BadFileError(
                     f"a sparse member at byte {member.offset:,}: write the archive without --sparse"
                 )
+            if member.islnk():
+                way = "write the archive with --hard-dereference"
+                raise BadFileError(
+                    f"a hard link in place of a file at byte {member.offset:,}: {way}"
+                )
             if member.size < 0:
                 raise BadFileError(f"damaged: no header of a member at byte {member.offset:,}")
             if member.isreg():

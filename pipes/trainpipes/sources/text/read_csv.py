@@ -155,6 +155,8 @@ class Csv(TextFormat):
     ) -> pa.Table:
         if data.startswith(BOM):  # Arrow leaves one out, and this is not the file's
             data = BOM + data
+        if data.endswith(start.kind.encode()):  # Arrow takes a last cell without an end for text
+            data += b"\n"
         names = None if schema is None else schema.names
         whole = max(64, len(data) + 1)
 
