@@ -32,8 +32,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 def print_manifest(value: Any, **more: Any) -> None:
     """Print what was written, without the entry of each file."""
-    left_out = ("entries", "notes")
-    fields = {k: v for k, v in vars(value).items() if k[0] != "_" and k not in left_out}
+    fields = {k: v for k, v in vars(value).items() if k[0] != "_" and k not in {"entries", "notes"}}
     print_json({**fields, **more})
 
 
