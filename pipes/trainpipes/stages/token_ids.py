@@ -243,7 +243,9 @@ class MaskTokens(TakesTokenizer, RunStage):
             mask = next((i for i in map(engine.token_id, MASKS) if i is not None), None)
         if mask is None:
             why = f"the mask token, and {engine} has none of {', '.join(MASKS)}"
-            raise ConfigError(f"{self} needs {why}: pass mask_token_id=..., or take a tokenizer that has one")
+            raise ConfigError(
+                f"{self} needs {why}: pass mask_token_id=..., or take a tokenizer that has one"
+            )
         special = engine.special.all_ids() if special is None else special
         size, begins = self.vocab_size, None
         pieces: dict[str, int] = {}
