@@ -732,3 +732,45 @@ def test_a_position_in_a_huge_epoch_is_reached_at_once():
     pipe.load_state_dict(state)
     rows = RandomSampler().index(0, 8 * 10**8, 8 * 10**8 + 16, 10**9).tolist()
     assert list(islice(pipe, 2)) == [rows[:8], rows[8:]]
+
+
+class Own(RowSampler):
+    def __init__(self, length: Any, index: Any) -> None:
+        super().__init__()
+        self._own = length, index
+
+    def length(self, rows: int) -> int:
+        return self._own[0](rows)  # type: ignore[no-any-return]
+
+    def index(self, epoch: int, start: int, stop: int, rows: int) -> Any:
+        return self._own[1](start, stop)
+
+
+def rows_of_own(length: Any, index: Any) -> list[int]:
+    return list(tp.from_dataset(list(range(6))).shuffle(sampler=Own(length, index)))
+
+
+def test_a_sampler_of_ones_own_may_give_lists_and_numbers_of_numpy() -> None:
+    found = rows_of_own(np.int64, lambda start, stop: list(range(start, stop)))
+    assert found == list(range(6))
+
+
+@pytest.mark.parametrize("length", [lambda _: None, lambda _: 2.5, lambda _: -1])
+def test_a_sampler_without_a_length_is_refused(length: Any) -> None:
+    with pytest.raises(tp.ConfigError, match=r"length\(6\) must be an integer of 0 or more"):
+        rows_of_own(length, np.arange)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        lambda *_: None,
+        lambda start, stop: np.arange(start, stop) - 1,
+        lambda start, stop: np.arange(start, stop) + 1,
+        lambda start, stop: np.arange(start, stop - 1),
+        lambda start, stop: np.arange(start, stop) * 0.5,
+    ],
+)
+def test_rows_that_are_not_there_are_never_drawn(index: Any) -> None:
+    with pytest.raises(tp.DataError, match=r"index\(0, 0, 6, 6\) gives 6 row numbers, .* 0 to 5"):
+        rows_of_own(lambda rows: rows, index)

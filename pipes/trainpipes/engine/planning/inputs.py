@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes._internal.checks import whole_number
 from trainpipes._internal.fork_lock import ForkLock
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.chain import Chain
@@ -201,7 +202,9 @@ class Inputs:
             if chain.drawn is None:
                 return rows
             chain.drawn.check(rows)
-            return chain.drawn.length(rows)
+            found: Any = chain.drawn.length(rows)
+            found = int(found) if isinstance(found, np.integer) else found
+            return whole_number(found, 0, f"{chain.shuffle}: length({rows})")
         total = self.source.length
         if total is None:
             return None

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import join_payloads
 from trainpipes.engine.interrupts import InterruptibleLock
 from trainpipes.engine.layout import IntArray, WindowKey
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import Content, Window, WindowLoader
+from trainpipes.errors import DataError
 from trainpipes.kinds.source import LooksAhead, RandomAccessSource, Reader, Taker, read_rows
 from trainpipes.kinds.stage_kinds import put_through
 
@@ -156,7 +158,13 @@ class NumberedLoader(WindowLoader):
         if chain.drawn is None:
             return NumberedRows(self._source.taker(), self._buffered(key), key.epoch, None), None
         rows = self._layouts.inputs.blocks.rows
-        drawn = chain.drawn.index(key.epoch, places.start, places.stop, rows)
+        asked = key.epoch, places.start, places.stop, rows
+        drawn = np.asarray(chain.drawn.index(*asked))
+        count = places.stop - places.start
+        good = drawn.shape == (count,) and (not count or drawn.dtype.kind in "iu")
+        if not good or (count and not 0 <= drawn.min() <= drawn.max() < rows):
+            rule = f"index{asked} gives {count:,} row numbers, integers from 0 to {rows - 1:,}"
+            raise DataError(f"{chain.shuffle}: its {rule}, got {shown(drawn)}")
         first = places.start if chain.may_repeat else None
         return NumberedRows(self._source.taker(), chain.skip_rows + drawn, key.epoch, first), None
 
