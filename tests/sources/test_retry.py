@@ -4,6 +4,7 @@ data has changed."""
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -335,14 +336,23 @@ def test_after_an_error_the_last_state_goes_on_with_the_same_rows(
     server: FaultyServer, folder: Path
 ) -> None:
     wanted = [digest(b) for b in local(folder).shuffle(100, seed=2).batch(8)]
+    asked = (
+        itertools.count()
+    )  # the store is gone in the middle of the epoch, however fast it is read
+    server.fault = lambda *_: (503, {}) if next(asked) >= 17 else None
     pipe = over_http(server, 1).shuffle(100, seed=2).batch(8)
-    items, found = iter(pipe), []
-    for _ in range(5):
-        found.append(digest(next(items)))
-    state = items.state_dict()
-    server.fault = lambda *_: (503, {})
+    found, state = [], pipe.state_dict()
+    items = iter(pipe)
+
+    def run() -> None:
+        nonlocal state
+        for item in items:
+            found.append(digest(item))
+            state = items.state_dict()
+
     with pytest.raises(tp.UnreachableError):
-        list(items)
+        run()
+    assert 0 < len(found) < len(wanted)
     server.fault = lambda *_: None
     again = over_http(server, 30).shuffle(100, seed=2).batch(8)  # the option is no part of a state
     again.load_state_dict(state)
