@@ -146,6 +146,13 @@ def test_files_of_all_ranks_are_one(folder, capsys):
     assert "the states of all ranks" in err
 
 
+def test_what_is_of_a_pipeline_needs_one(folder, capsys):
+    for asked in (["--world-size", "5"], ["--allow-changes", "batch_size"]):
+        code, out, err = said(capsys, "checkpoint.pt", *asked)
+        assert (code, out) == (2, "")
+        assert "need --recipe or --config" in err
+
+
 def test_one_of_several_states_may_be_chosen(folder, capsys):
     train = torch.load("checkpoint.pt", weights_only=True)["loader"]
     torch.save({"train": train, "val": state()}, "both.pt")

@@ -336,9 +336,8 @@ def test_after_an_error_the_last_state_goes_on_with_the_same_rows(
     server: FaultyServer, folder: Path
 ) -> None:
     wanted = [digest(b) for b in local(folder).shuffle(100, seed=2).batch(8)]
-    asked = (
-        itertools.count()
-    )  # the store is gone in the middle of the epoch, however fast it is read
+    asked = itertools.count()
+    # The store is gone in the middle of the epoch, however fast it is read.
     server.fault = lambda *_: (503, {}) if next(asked) >= 17 else None
     pipe = over_http(server, 1).shuffle(100, seed=2).batch(8)
     found, state = [], pipe.state_dict()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from trainpipes._internal.checks import ColumnNames, Seed, Share, column_names, 
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.columns import table_of
+from trainpipes.columns.content import short_digest
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import random_key
 from trainpipes.errors import ConfigError
@@ -56,7 +56,7 @@ def text_of(expression: pc.Expression) -> str:
         text = "..."
     if "..." in text:
         _, (content,) = expression.__reduce__()
-        text += f" sha256:{hashlib.sha256(content).hexdigest()[:32]}"
+        text += f" sha256:{short_digest(content)}"
     return text
 
 

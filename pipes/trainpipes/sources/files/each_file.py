@@ -25,7 +25,7 @@ T = TypeVar("T")
 #: Threads that wait for disks, and for servers, at most.
 MAX_THREADS, MAX_REQUESTS = 16, 64
 #: Seconds from which a local file is slow enough for threads to help.
-QUICK = 0.002
+QUICK = 0.001
 #: What files are to be, where a file of another kind is known by its name.
 KINDS = ("Parquet", "Arrow", "JSON", "CSV", "NumPy", "tar archives")
 #: Unreadable files that a message names.
