@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -194,6 +195,24 @@ def test_a_server_that_is_gone_is_said_to_be(
     assert error.attempts >= 2
     assert error.seconds > 0
     assert (error.row_group, error.row) == ((0, 0) if stage == "rows" else (None, None))
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_the_size_of_a_request_does_not_put_off_its_deadline(tmp_path: Path, threads: int) -> None:
+    large = pa.table({"x": np.random.default_rng(0).integers(0, 1 << 60, 1 << 17)})  # 1 MiB a file
+    (tmp_path / "large").mkdir()
+    for file in range(4):
+        pq.write_table(large, tmp_path / "large" / f"{file}.parquet", compression="none")
+    with serving(tmp_path / "large") as server:
+        urls = [f"{server.url}/{file}.parquet" for file in range(4)]
+        pipe = tp.list_files(urls, retry=tp.Retry(deadline=1)).read_parquet().batch(8)
+        len(pipe)
+        server.fault = lambda *_: "close"
+        began = time.monotonic()
+        with pytest.raises(tp.UnreachableError) as caught:
+            list(tp.Loader(pipe, threads=threads))
+        assert caught.value.seconds < 2
+        assert time.monotonic() - began < 8  # 16 s more for the bytes of each request before
 
 
 @pytest.mark.parametrize("status", [401, 403])

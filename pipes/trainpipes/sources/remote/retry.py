@@ -78,8 +78,9 @@ class Retry:
     ... up to 8 s, or as ``Retry-After`` says. Denied access and missing files are errors at once.
 
     Args:
-        deadline: seconds from a request's first try to an ``UnreachableError``, more than 0. A single try has
-            a quarter of them, at most 30 s, and a second more per 64 KiB.
+        deadline: seconds from a request's first try, more than 0. After them nothing is tried again: there is
+            an ``UnreachableError``. A single try has a quarter of them, at most 30 s, and a second more per
+            64 KiB that it asks for.
 
     >>> import trainpipes as tp
     >>> tp.list_files("s3://bucket/rows", retry=tp.Retry(deadline=600))
@@ -198,12 +199,12 @@ class Requests:
         """What ``work`` returns, and the number of tries; ``amount`` bytes go one way or the other."""
         more, began = amount / SLOWEST, time.monotonic()
         limit = more + (LONG * self._seconds if long else try_seconds(self._seconds))
-        end = math.inf if long else began + self._seconds + more
+        end = math.inf if long else began + self._seconds  # of tries; the last one's bytes may come after it
         tries, pause, handled = 0, FIRST_PAUSE, sys.exc_info()[1]
         while True:
             tries += 1
             try:
-                return work(min(limit, end - time.monotonic())), tries
+                return work(min(limit, end + more - time.monotonic())), tries
             except (Stopped, UnreachableError):
                 raise
             except Exception as error:
