@@ -17,6 +17,7 @@ from trainpipes._internal.callers import (
     batched_outside,
     in_trainer,
     reading_ranks,
+    refuse_in_an_iterable,
     warn_without_data_module,
 )
 from trainpipes._internal.checks import one_by_one, require, whole_number
@@ -357,6 +358,7 @@ class Pipeline(IterableDataset[Any]):
     # Iteration
 
     def __iter__(self) -> EpochIterator:
+        refuse_in_an_iterable()
         self._data_parallel()  # says now, on all ranks, what does not fit
         made = self._batching()
         if made is not None and batched_outside():
