@@ -21,7 +21,7 @@ from trainpipes._internal.callers import (
     warn_without_data_module,
 )
 from trainpipes._internal.checks import one_by_one, require, whole_number
-from trainpipes._internal.messages import nearest
+from trainpipes._internal.messages import renamed
 from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import IterationState
@@ -191,7 +191,7 @@ class Pipeline(IterableDataset[Any]):
 
         def __getattr__(self, name: str) -> Any:
             names = [known for known in dir(type(self)) if not known.startswith("_")]
-            hint = "" if name.startswith("_") else nearest(name, names)
+            hint = "" if name.startswith("_") else renamed(name, names)
             raise AttributeError(f"a pipeline has no {name!r}{hint}", name=name)
 
     def _data_parallel(self) -> tuple[int, int]:
