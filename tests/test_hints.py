@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from collections.abc import Callable
+from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
+from trainpipes._internal.messages import ELSEWHERE as NAMES
 from trainpipes.loader import ELSEWHERE
+
+DOCS = Path(__file__).parent.parent / "docs"
+QUESTIONS, RESUME = DOCS / "questions.md", DOCS / "resume.md"
 
 pytestmark = pytest.mark.filterwarnings("error:the loop before was left")
 
@@ -208,3 +215,78 @@ def test_an_epoch_that_was_counted_to_its_end_was_not_left() -> None:
         next(batches)
     del batches
     leave(loader)
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer"),
+    [
+        (lambda: tp.interleave_datasets, "here that is tp.mix"),
+        (lambda: tp.load_dataset, 'tp.from_hf(load_dataset(name)["train"])'),
+        (lambda: rows().with_format, ".batch(n).collate(format=...)"),
+        (lambda: rows().shuffled_flatmap, ".flat_map, written to files"),
+        (lambda: rows().train_test_split, "here that is .split"),
+    ],
+)
+def test_a_name_of_another_library_leads_to_ours(ask: Callable[[], Any], answer: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        ask()
+    assert answer in str(caught.value)
+
+
+def test_what_is_named_in_their_place_is_there() -> None:
+    for here in NAMES.values():
+        for place, name in re.findall(r"(tp)?\.(\w+)", here):
+            if name not in ("Table", "from_pandas", "table"):
+                assert hasattr(tp if place else tp.Pipeline, name), here
+
+
+class Fixed:
+    """A decoder of a reader's own, without a repr."""
+
+    def __call__(self, file: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_an_object_is_shown_by_its_class(tmp_path: Any) -> None:
+    (tmp_path / "a.bin").write_bytes(b"")
+    read = tp.list_files(tmp_path, suffix=".bin").read_files(Fixed())
+    assert "read_files(Fixed())" in repr(read)
+
+
+def test_a_mix_without_an_end_has_no_short_batches() -> None:
+    sources = {"a": rows(50), "b": rows(30)}
+    assert "short" not in notes(tp.mix(sources, stop="repeat").sharding_filter(4).batch(8))
+    assert "short" in notes(tp.mix(sources).sharding_filter(4).batch(8))
+
+
+def test_a_mix_that_waits_for_a_source_without_an_end_says_so() -> None:
+    sources = {"few": tp.from_dataset([1, 2]), "all": tp.from_iterable(count)}
+    mixed = iter(tp.mix(sources, weights={"few": 1, "all": 1}))
+    with pytest.warns(UserWarning, match="'all' has not ended while 'few' was read 100 times"):
+        assert len(list(islice(mixed, 500))) == 500
+
+
+def test_a_source_that_is_only_longer_is_not_warned_of() -> None:
+    sources = {"few": rows(2), "many": rows(500)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(tp.mix(sources, weights={"few": 1, "many": 1}))) >= 999
+
+
+def test_docs_have_what_torch_says_of_a_shuffled_loader() -> None:
+    with pytest.raises(ValueError, match="expected unspecified shuffle option") as caught:
+        DataLoader(rows(), batch_size=None, shuffle=True)
+    assert str(caught.value).partition(", but")[0] in QUESTIONS.read_text()
+
+
+def test_a_state_counts_turns_of_shards_that_have_ended() -> None:
+    """As docs/resume.md says of ``m``."""
+    pipe = tp.from_dataset(range(4000)).filter(late).sharding_filter(24).batch(16)
+    loader = tp.Loader(pipe)
+    batches = list(loader)
+    assert loader.state_dict()["m"] > len(batches)
+    assert "a shard that has ended still takes its turns" in RESUME.read_text()
+
+
+def late(row: int) -> bool:
+    return row > 1000 or row % 3 == 0

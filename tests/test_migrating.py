@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from torch.utils.data import IterDataPipe
+from torch.utils.data import DataLoader, IterDataPipe
 from torchdata.nodes import IterableWrapper
 
 import every_stage
@@ -46,7 +46,8 @@ def mine(folder: Path) -> dict[str, Any]:
     return {
         "tp": tp, "pc": pc, "a": rows(), "b": rows(), "c": rows().select("x").rename({"x": "y"}),
         "batches": [[0], [1]], "dataset": [1, 2], "fn": len, "folder": str(folder / "new"), "items": [1],
-        "load_dataset": saved, "make": lambda: iter([1]), "mesh": {"dp": Mesh()}, "name": "words",
+        "load_dataset": saved, "loader": DataLoader([1, 2]),
+        "make": lambda: iter([1]), "mesh": {"dp": Mesh()}, "name": "words",
         "node": IterableWrapper([1]), "parse": lambda file: [], "pipe": rows().batch(2), "sampler": [1],
         "table": pa.table({"text": ["a"], "label": ["ham"]}), "tokenizer": "bytes", "x": np.arange(2),
         "y": np.arange(2),

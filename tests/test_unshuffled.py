@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -192,3 +193,30 @@ def test_what_is_packed_without_a_shuffle_is_the_same_on_any_ranks(ranks: int) -
     ]
     both = [batch for step in zip(*parts, strict=True) for batch in step]
     assert both[:MOST] == whole
+
+
+class Numbers(tp.Format):
+    """Numbers of 8 bytes in one block, which counts how often it is decoded."""
+
+    name, suffixes, schema = "numbers", (".i8",), pa.schema([("x", pa.int64())])
+    decoded: ClassVar[list[int]] = []
+
+    def scan(self, file: Any) -> tp.Layout:
+        return tp.Layout([file.size // 8], [0], [file.size], self.schema)
+
+    def decode(self, data: Any, layout: tp.Layout, block: int, columns: Any) -> Iterator[Any]:
+        self.decoded.append(block)
+        [content] = data.read(self.ranges(layout, block, columns))
+        time.sleep(0.02)  # as long as decoding takes, for other threads to begin
+        yield pa.record_batch({"x": np.frombuffer(content, "<i8")})
+
+
+def test_shards_of_one_block_share_what_is_decoded(tmp_path: Path) -> None:
+    """Without a shuffle each of 24 shards is a span of its own."""
+    (tmp_path / "a.i8").write_bytes(np.arange(4800, dtype="<i8").tobytes())
+    pipe = tp.read_files(tmp_path, Numbers()).sharding_filter().batch(10)
+    assert sorted(row["x"] for batch in pipe for row in batch) == list(range(4800))
+    Numbers.decoded.clear()
+    for _ in tp.Loader(pipe, threads=3):
+        pass
+    assert len(Numbers.decoded) <= 6

@@ -109,9 +109,9 @@ def __getattr__(name: str) -> Any:
     elif name in _FROM:
         found = getattr(import_module(f"trainpipes.{_FROM[name]}"), name)
     else:
-        from trainpipes._internal.messages import nearest
+        from trainpipes._internal.messages import renamed
 
-        hint = "" if name.startswith("_") else nearest(name, [*__all__, "zip"])
+        hint = "" if name.startswith("_") else renamed(name, [*__all__, "zip"])
         raise AttributeError(f"module 'trainpipes' has no attribute {name!r}{hint}", name=name)
     globals()[name] = found
     return found

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch.distributed as dist
 
-from trainpipes._internal.callers import refuse_prepared_by_ray, warn_without_data_module
+from trainpipes._internal.callers import (
+    refuse_in_an_iterable,
+    refuse_prepared_by_ray,
+    warn_without_data_module,
+)
 from trainpipes._internal.checks import whole_number
+from trainpipes._internal.instead import instead
 from trainpipes._internal.messages import nearest
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import MOST_EPOCHS, IterationState
@@ -125,9 +130,10 @@ class Loader:
         options = dict(locals())
         del options["self"], options["pipeline"]
         if not isinstance(pipeline, Pipeline):
+            way = instead(pipeline)
             raise ConfigError(
-                f"Loader(pipeline) must be a trainpipes Pipeline, got {type(pipeline).__name__}; for a "
-                "torch Dataset start with trainpipes.from_dataset(dataset)"
+                f"Loader(pipeline) must be a trainpipes Pipeline, got {type(pipeline).__name__}; "
+                f"{way or 'for a torch Dataset start with trainpipes.from_dataset(dataset)'}"
             )
         whole_number(num_workers, 0, "Loader(num_workers)", "worker processes")
         if threads is not None:
@@ -225,6 +231,8 @@ class Loader:
     def __iter__(self) -> EpochIterator:
         warn_without_data_module()
         refuse_prepared_by_ray()
+        if self._options["epoch"] is None or self._iteration.ranks()[1] > 1:
+            refuse_in_an_iterable()
         workers = self._workers if self.num_workers else None
         options = RunOptions(self.threads, workers, places=True)
         return EpochIterator(self._iteration, options)

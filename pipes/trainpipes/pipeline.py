@@ -17,10 +17,11 @@ from trainpipes._internal.callers import (
     batched_outside,
     in_trainer,
     reading_ranks,
+    refuse_in_an_iterable,
     warn_without_data_module,
 )
 from trainpipes._internal.checks import one_by_one, require, whole_number
-from trainpipes._internal.messages import nearest
+from trainpipes._internal.messages import renamed
 from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import IterationState
@@ -190,7 +191,7 @@ class Pipeline(IterableDataset[Any]):
 
         def __getattr__(self, name: str) -> Any:
             names = [known for known in dir(type(self)) if not known.startswith("_")]
-            hint = "" if name.startswith("_") else nearest(name, names)
+            hint = "" if name.startswith("_") else renamed(name, names)
             raise AttributeError(f"a pipeline has no {name!r}{hint}", name=name)
 
     def _data_parallel(self) -> tuple[int, int]:
@@ -357,6 +358,7 @@ class Pipeline(IterableDataset[Any]):
     # Iteration
 
     def __iter__(self) -> EpochIterator:
+        refuse_in_an_iterable()
         self._data_parallel()  # says now, on all ranks, what does not fit
         made = self._batching()
         if made is not None and batched_outside():

@@ -32,6 +32,10 @@ PREPARES = (
     "_WrappedDataLoader.__iter__",
 )
 
+#: Where from_iterable and samplers call a user's code, which gives the rows or keys of an epoch.
+ITERABLES = ("trainpipes.sources.memory.from_iterable", "trainpipes.sources.memory.from_dataset")
+READS = ("IterableStream.open", "IterableReader.read", "SamplerStream.open")
+
 
 def callers() -> Iterator[tuple[str, str]]:
     """Module and qualified name of each function on the stack, the innermost first."""
@@ -119,4 +123,15 @@ def refuse_prepared_by_ray() -> None:
             "a trainpipes.Loader reads the rows of its worker and no others, and Ray would take a batch "
             "ahead of its position, got ray.train.torch.prepare_data_loader(loader): leave that out, and "
             "write pipe.to(ray.train.torch.get_device()) to have batches on the device"
+        )
+
+
+def refuse_in_an_iterable() -> None:
+    """Raise if the rows of ``from_iterable`` or the keys of a sampler are made of a pass that starts now: the
+    state would not hold its epoch."""
+    if any(module in ITERABLES and function in READS for module, function in callers()):
+        raise ConfigError(
+            "from_iterable() and samplers must not iterate a pipeline, which after a resume would begin in "
+            "epoch 0 again and which reads only this rank's rows: use the pipeline itself, as in "
+            "pipe.map(fn) or pipe.flat_map(fn), or a tp.RowStream that keeps its state_dict (docs/extend.md)"
         )

@@ -31,6 +31,57 @@ def nearest(name: str, names: Sequence[str]) -> str:
     return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
 
 
+#: What functions, classes and methods of other libraries are here, by their names.
+ELSEWHERE = {
+    "interleave_datasets": "tp.mix",
+    "load_dataset": 'tp.from_hf(load_dataset(name)["train"]), or tp.read_parquet(files) and the like',
+    "concatenate_datasets": "tp.concat",
+    "ConcatDataset": "tp.concat",
+    "ChainDataset": "tp.concat",
+    "StackDataset": "tp.zip",
+    "StreamingDataset": "tp.read_parquet(files) and the like",
+    "IterableDataset": "tp.from_iterable",
+    "TensorDataset": "tp.from_tensors",
+    "StatefulDataLoader": "tp.Loader",
+    "from_generator": "tp.from_iterable",
+    "from_dict": "tp.from_arrow(pa.table(...))",
+    "from_pandas": "tp.from_arrow(pa.Table.from_pandas(...))",
+    "from_list": "tp.from_dataset",
+    "with_format": ".batch(n).collate(format=...)",
+    "set_format": ".batch(n).collate(format=...)",
+    "flatmap": ".flat_map",
+    "shuffled_flatmap": ".flat_map, written to files and shuffled as these are read",
+    "unbatch": ".flat_map(list)",
+    "select_columns": ".select",
+    "remove_columns": ".drop_columns",
+    "rename_column": ".rename",
+    "rename_columns": ".rename",
+    "cast_column": ".with_columns",
+    "add_column": ".with_columns",
+    "train_test_split": ".split",
+    "random_split": ".split",
+    "shard": ".sharding_filter",
+    "split_by_node": ".sharding_filter",
+    "cycle": ".repeat",
+    "with_epoch": ".repeat, and a loop that counts steps",
+    "mux": "tp.mix",
+    "resampled": ".repeat",
+    "in_batch_shuffle": ".shuffle, before batch",
+    "prefetch": "tp.Loader, which reads ahead",
+    "save_to_disk": ".write_arrow(folder)",
+}
+
+
+def renamed(name: str, names: Sequence[str]) -> str:
+    """What a name of another library is here, or the nearest of our ``names``.
+
+    >>> renamed("interleave_datasets", ["mix"])
+    ' (here that is tp.mix)'
+    """
+    found = "" if name in names else ELSEWHERE.get(name)
+    return f" (here that is {found})" if found else nearest(name, names)
+
+
 def need_columns(
     present: Sequence[str], wanted: Sequence[str], caller: object, path: str | None = None
 ) -> None:

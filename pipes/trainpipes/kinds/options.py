@@ -108,6 +108,8 @@ def show(value: Any) -> str:
     if code is not None:
         name = getattr(value, "__qualname__", "?").replace("<locals>.", "")
         return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
+    if getattr(type(value), "__repr__", None) is object.__repr__:
+        return f"{type(value).__qualname__}()".replace("<locals>.", "")
     text = hidden(written(value) if isinstance(value, pa.Schema) else repr(value))
     return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"
 

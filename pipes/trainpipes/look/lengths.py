@@ -77,7 +77,8 @@ def ends_short(plan: Plan) -> bool:
     """Whether each shard ends with a batch of its own, which may be short."""
     chain = plan.chain
     sized = chain.batch is not None and chain.batch.batch_size is not None
-    return sized and chain.num_shards > 1 and not plan.layouts.whole and not chain.rolling
+    goes_on = chain.rolling or chain.opener.endless
+    return sized and chain.num_shards > 1 and not plan.layouts.whole and not goes_on
 
 
 def rows_of(source: RowSource | RowStream) -> int | None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from fsspec import AbstractFileSystem
 
 from trainpipes._internal.checks import whole_number
+from trainpipes._internal.instead import instead, is_hf_stream
 from trainpipes._internal.messages import warn_once
 from trainpipes._internal.text import amount
 from trainpipes.columns.arrays import to_numpy
@@ -62,7 +63,8 @@ class FromHf(Source):
         dataset, way = self.dataset, "for a torch Dataset use from_dataset(dataset)"
         if isinstance(dataset, Mapping):
             way = "choose " + " or ".join(f"dataset[{name!r}]" for name in map(str, dataset))
-        known = _is_table(dataset) or _is_stream(dataset)
+        known = _is_table(dataset) or is_hf_stream(dataset)
+        way = way if known else instead(dataset) or way
         self._require(known, "dataset", "a datasets.Dataset or IterableDataset", way)
         custom = _is_table(dataset) and dict(dataset.format).get("type") == "custom"
         way = "use from_hf(dataset.with_format(None)).map(fn), or from_dataset(dataset)"
@@ -106,10 +108,6 @@ class FromHf(Source):
 
 def _is_table(dataset: Any) -> bool:
     return all(hasattr(dataset, name) for name in ("data", "_indices", "format", "cache_files"))
-
-
-def _is_stream(dataset: Any) -> bool:
-    return all(hasattr(dataset, name) for name in ("_ex_iterable", "iter", "state_dict"))
 
 
 class HFTable(TableSource):

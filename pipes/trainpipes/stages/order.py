@@ -9,6 +9,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from trainpipes._internal import checks
+from trainpipes._internal.instead import instead
 from trainpipes.columns.run import Cursors, Run, RunSource, innermost
 from trainpipes.kinds import stage_kinds
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard, kept_nothing
@@ -69,7 +70,8 @@ class Shuffle(stage_kinds.ShuffleStage):
         self._require(rows, "sampler", "a sampler of rows", way)
         good = isinstance(sampler, Sized) and isinstance(sampler, Iterable)
         rule = "one of trainpipes.samplers, or one of torch's that has a length"
-        self._require(good or isinstance(sampler, RowSampler), "sampler", rule)
+        way = instead(sampler)
+        self._require((good and not way) or isinstance(sampler, RowSampler), "sampler", rule, way)
 
     @made_once
     def order(self) -> RowSampler | TorchOrder | None:

@@ -26,12 +26,14 @@ MOST_AHEAD = 15
 
 @dataclass
 class _Place:
-    """Where a span is read: ``at`` block and row, with so many windows ``ahead`` expected."""
+    """Where a span is read: ``at`` block and row, with so many windows ``ahead`` expected. ``done``: the
+    span's last window was read."""
 
     lock: InterruptibleLock = field(default_factory=InterruptibleLock)
     reader: Reader | None = None
     at: tuple[int, int] = (-1, 0)
     ahead: int = 0
+    done: bool = False
 
 
 class ListedLoader(WindowLoader):
@@ -82,6 +84,7 @@ class ListedLoader(WindowLoader):
                 ids = self._layouts.inputs.blocks.numbers(wanted)
                 rows = Block(data, ids, epoch=key.epoch)
             place.at = wanted[-1][0], wanted[-1][2]
+            place.done = not self._layouts.places(key._replace(window=key.window + 1))
             rows = put_through(self._before, rows)
         return rows, self._layouts.row_order(key, len(rows))
 
@@ -93,11 +96,14 @@ class ListedLoader(WindowLoader):
 
     def _reader(self, place: _Place, at: tuple[int, int]) -> Reader:
         """The reader of a window. Where another span's has just read up to there, it goes on: no
-        block is decoded twice.
+        block is decoded twice. So does one that has ended its span in this block.
         """
         if place.at != at:
-            for other in list(self._places.values()):
-                if other.at == at and other.lock.acquire(blocking=False):
+            others = list(self._places.values())
+            near = [one for one in others if one.at == at]
+            near += [one for one in others if one.done and one.at[0] == at[0]]
+            for other in near:
+                if other is not place and other.lock.acquire(blocking=False):
                     place.reader, other.reader = other.reader, place.reader
                     place.at, other.at = other.at, place.at
                     other.lock.release()

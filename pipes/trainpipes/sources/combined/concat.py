@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from trainpipes._internal.checks import require
+from trainpipes._internal.instead import instead, is_pipeline
 from trainpipes.engine.planning.as_columns import gives_objects
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RandomAccessSource, RowSource
@@ -23,8 +24,9 @@ class JoiningSource(CombiningSource):
 
     def check(self) -> None:
         self._set(pipelines=tuple(self.pipelines))
-        good = self.pipelines and all(hasattr(one, "stages") for one in self.pipelines)
-        require(good, f"{self.name}(...)", "one pipeline or more", self.pipelines)
+        others = [one for one in self.pipelines if not is_pipeline(one)]
+        way, good = instead(others[0]) if others else "", self.pipelines and not others
+        require(good, f"{self.name}(...)", "one pipeline or more", self.pipelines, way)
         for number, pipeline in enumerate(self.pipelines):
             if getattr(pipeline, "_ranks", None) is not None:
                 raise ConfigError(

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from trainpipes._internal.checks import Schema
+from trainpipes._internal.instead import instead
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
@@ -58,7 +59,7 @@ class FromDataset(Source):
     def check(self) -> None:
         dataset, sampler, batch_sampler = self.dataset, self.sampler, self.batch_sampler
         streams = isinstance(dataset, IterableDataset)
-        way = "from_iterable(dataset) reads an IterableDataset" * streams
+        way = instead(dataset) or "from_iterable(dataset) reads an IterableDataset" * streams
         if table := isinstance(dataset, pa.Table | pa.RecordBatch):
             way = "from_arrow(table) gives its rows"
         good = hasattr(dataset, "__getitem__") and not streams and not table
@@ -73,8 +74,9 @@ class FromDataset(Source):
                 )
         sized = self.keys is not None or isinstance(dataset, Sized)
         self._require(sized, "dataset", "an object with a length", "else give a sampler")
+        option, way = "batch_sampler" if self.makes_batches else "sampler", instead(self.keys)
         good = self.keys is None or isinstance(self.keys, Iterable)
-        self._require(good, "sampler", "an iterable of indices")
+        self._require(good and not way, option, "an iterable of indices", way)
         if self.schema is not None and batch_sampler is not None:
             raise ConfigError(
                 "from_dataset(schema) is of rows, and a batch_sampler gives lists of them"

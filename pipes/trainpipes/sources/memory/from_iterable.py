@@ -7,7 +7,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from trainpipes._internal.checks import Schema
+from trainpipes._internal.checks import Schema, require
+from trainpipes._internal.instead import instead
 from trainpipes._internal.text import shown
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError
@@ -20,7 +21,8 @@ class FromIterable(Source):
     """Rows of an iterable that is made anew for each epoch.
 
     It must give the same items in the same order each time. A resume makes it again and drops used items;
-    every rank and worker reads all of it.
+    every rank and worker reads all of it. What has epochs or a state of its own, such as a pipeline or a
+    ``DataLoader``, is refused.
 
     Args:
         factory: a function that returns a fresh iterable; or a list, an ``IterableDataset`` and the like.
@@ -43,6 +45,8 @@ class FromIterable(Source):
 
     def check(self) -> None:
         factory, takes = self.factory, "a function that returns a fresh iterable, or an iterable"
+        way = instead(factory)
+        self._require(not way, "factory", takes, way)
         good = (callable(factory) or isinstance(factory, Iterable)) and not isinstance(
             factory, Iterator
         )
@@ -76,6 +80,14 @@ class IterableStream(RowStream):
                     "from_iterable(factory) must be a function that returns an iterable, and "
                     f"{show(self.factory)} returned {shown(found)}"
                 )
+            way = instead(found)
+            require(
+                not way,
+                "from_iterable(factory)",
+                "a function that returns a fresh iterable",
+                found,
+                way,
+            )
         return IterableReader(iter(found))
 
     def fingerprint(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from trainpipes._internal.instead import instead
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.source import RowStream, StreamReader
@@ -121,7 +122,8 @@ class FromTorchdata(Source):
 
         ours, rule = isinstance(self.node, StageNode), "a node of torchdata or of your own"
         self._require(not ours, "node", rule, "of trainpipes.nodes, write that as a pipeline")
-        good, way = isinstance(self.node, BaseNode), "for any other iterable use from_iterable()"
+        good = isinstance(self.node, BaseNode)
+        way = "" if good else instead(self.node) or "for any other iterable use from_iterable()"
         self._require(good, "node", "a torchdata.nodes.BaseNode", way)
 
     def open(self) -> TorchdataStream:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from trainpipes._internal.checks import ColumnName, require, whole_number
+from trainpipes._internal.instead import instead, is_pipeline
 from trainpipes._internal.text import cut
 from trainpipes.columns.run import innermost, levels
 from trainpipes.engine.planning.arrange import arrange
@@ -281,8 +282,8 @@ def _limits(max_epochs: Any, names: Sequence[str]) -> dict[str, int | None]:
 
 def _check_source(name: str, pipeline: Any, stop: str) -> None:
     option = f"mix(sources): {name!r}"
-    good = hasattr(pipeline, "stages") and hasattr(pipeline, "then")
-    require(good, option, "a pipeline, such as list_files(...).read_parquet()", pipeline)
+    good, rule = is_pipeline(pipeline), "a pipeline, such as list_files(...).read_parquet()"
+    require(good, option, rule, pipeline, "" if good else instead(pipeline))
     if getattr(pipeline, "_ranks", None) is not None:
         raise ConfigError(f"{option} is distributed(): put that after mix()")
     opener, *_ = stages = pipeline.stages

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainpipes._internal.messages import warn_once
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.layout import IntArray, slots_before
@@ -144,6 +145,8 @@ def amounts(order: IntArray, lengths: IntArray | None, sources: int) -> list[int
     return found
 
 
+#: Passes over one source after which another one that has not ended is warned of.
+MANY_PASSES = 100
 #: Stretches of a run for each source. Where sources are small, runs are short, so that the next one comes
 #: soon; with runs of one stretch a row took 1.2 to 1.4 times as long.
 STRETCHES = 4
@@ -288,9 +291,25 @@ class MixRuns:
                 )
             if not active or (mixture.mix.stop == "all_exhausted" and self._all_exhausted()):
                 return None
+            if mixture.mix.stop == "all_exhausted" and any(mixture.may_be_endless):
+                self._warn_of_endless(active)
             if len(active) == sum(w > 0 for w in own):
                 return own
             return whole_weights([own[i] if i in active else 0 for i in range(len(own))], sum(own))
+
+    def _warn_of_endless(self, active: list[int]) -> None:
+        most = max(active, key=lambda i: self._parts[i].passes)
+        if self._parts[most].passes < MANY_PASSES:
+            return
+        for i in active:
+            if self._mixture.may_be_endless[i] and not self._parts[i].passes:
+                name, other = self._mixture.names[i], self._mixture.names[most]
+                warn_once(
+                    f'mix(stop="all_exhausted"): source {name!r} has not ended while {other!r} was read '
+                    f"{MANY_PASSES} times; if it has no end, nor has the epoch: write "
+                    f'mix(stop="repeat"), or stop="first_exhausted"',
+                    key=("mix", name),
+                )
 
     def _all_exhausted(self) -> bool:
         later = self._mixture.steps[self._step() :]

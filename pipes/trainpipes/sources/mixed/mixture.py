@@ -20,7 +20,7 @@ from trainpipes.engine.pool import Pool
 from trainpipes.engine.shards.shard_rows import RUN_ROWS, ShardOpener, open_windows
 from trainpipes.engine.shards.shard_runs import ShardRuns
 from trainpipes.kinds.blame import refused
-from trainpipes.kinds.source import MixedWindows, RowMixture
+from trainpipes.kinds.source import MixedWindows, RowMixture, RowStream
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.sources.combined.common_columns import columns_of, said, united
 from trainpipes.sources.mixed.mix_runs import MixRuns
@@ -61,6 +61,11 @@ class Mixture(RowMixture):
         self.starts, self.steps = steps
         self.lengths = partial(_lengths, mix) if mix.weight_by == "tokens" else None
         self.max_epochs: list[int | None] = [mix.limits[name] for name in self.names]
+        streams = [plans[name].inputs.source for name in self.names]
+        self.may_be_endless = [
+            isinstance(one, RowStream) and not isinstance(one, RowMixture) and one.length is None
+            for one in streams
+        ]
         sources = {name: plan.inputs.source for name, plan in plans.items()}
         self.ids: MixedIds = MixedIds(
             {n: s.ids if isinstance(s, Mixture) else None for n, s in sources.items()}
