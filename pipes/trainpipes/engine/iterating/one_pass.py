@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,10 @@ from trainpipes.engine.iterating.worker_iterator import (
 )
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
+from trainpipes.kinds.tally import Numbers
 from trainpipes.state.format import Position, render
+
+log = logging.getLogger("trainpipes")
 
 
 class IteratorLock:
@@ -89,6 +93,8 @@ class OnePass:
         self.origin = position.m if origin is None else origin
         #: Whether it has no more items.
         self.ended = False
+        #: What stages had counted when it began.
+        self._counted: list[Numbers] | None = None
         #: Whether its iterator is gone.
         self.left = False
         self.iterator_lock = iterator_lock or IteratorLock()
@@ -112,10 +118,13 @@ class OnePass:
             self._go_on()
 
     def __next__(self) -> Any:
+        if self._counted is None:
+            self._counted = [tally.numbers for tally in self._plan.tallies]
         try:
             item = next(self.items)
         except StopIteration:
             if not self._may_go_on or self._other_workers_have_more():
+                self.end()
                 raise
             self._go_on()
             return next(self.items)
@@ -179,6 +188,23 @@ class OnePass:
     @property
     def gave_one_step(self) -> bool:
         return self.consumer_position().m <= self.position.m + self._topology.world_size
+
+    def end(self) -> None:
+        """Say once what stages counted in it."""
+        if not self.ended and self._counted is not None and not self._plan.quiet:
+            for tally, before in zip(self._plan.tallies, self._counted, strict=True):
+                tally.end()
+                if said := tally.said(tally.since(before)):
+                    log.warning("%s: %s: %s", self._name, tally.stage, said)
+        self.ended = True
+        self.close()
+
+    @property
+    def _name(self) -> str:
+        one, since = self._topology, self._start.m
+        rank = f", rank {one.rank}" if one.world_size > 1 else ""
+        worker = f", worker {one.worker}" if one.num_workers > 1 else ""
+        return f"epoch {self.epoch}{rank}{worker}{f' from batch {since} on' if since else ''}"
 
     def close(self) -> None:
         self.items.close()
