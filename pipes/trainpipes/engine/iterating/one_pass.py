@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from trainpipes.engine.iterating.epoch_end import say_counts, say_left_out
 from trainpipes.engine.iterating.lookahead import Lookahead
 from trainpipes.engine.iterating.worker_iterator import (
     SERIAL,
@@ -20,8 +20,6 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.tally import Numbers
 from trainpipes.state.format import Position, render
-
-log = logging.getLogger("trainpipes")
 
 
 class IteratorLock:
@@ -192,10 +190,8 @@ class OnePass:
     def end(self) -> None:
         """Say once what stages counted in it."""
         if not self.ended and self._counted is not None and not self._plan.quiet:
-            for tally, before in zip(self._plan.tallies, self._counted, strict=True):
-                tally.end()
-                if said := tally.said(tally.since(before)):
-                    log.warning("%s: %s: %s", self._name, tally.stage, said)
+            say_counts(self._plan, self._name, self._counted)
+            say_left_out(self._plan, self.epoch, self.origin, self._topology)
         self.ended = True
         self.close()
 
