@@ -26,7 +26,7 @@ made = 0
 def counting(row: dict[str, Any]) -> bool:
     global made
     made += 1
-    return bool(row["x"] % 3)
+    return bool(row["x"] * 7919 % 101 % 3)
 
 
 def uneven(*, placed: bool) -> tp.Pipeline:

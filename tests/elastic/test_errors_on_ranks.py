@@ -40,4 +40,7 @@ def test_one_rank_alone_may_ask_whether_a_batch_was_the_last(tmp_path: Path) -> 
         assert first[way] == sequence[: 2 * steps : 2]
         assert second[way] == sequence[1 : 2 * steps : 2]
         assert first[f"{way} answers"] == [False] * (steps - 1) + [True]
+        left = len(sequence) - 2 * steps
+        assert left > 0
+        assert f"epoch 0: {left} of {len(sequence)} batches" in run.said()
         assert first[f"{way} made"] < 300  # the first batch waits for two, not for sixteen

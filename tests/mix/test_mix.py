@@ -414,7 +414,7 @@ def test_sources_without_rows_are_refused_and_never_waited_for() -> None:
     ):
         list(tp.mix({"a": A, "b": B}, stop="first_exhausted").sharding_filter(12))
     above = tp.mix({"a": A, "b": B}, stop="repeat").filter(pc.field("who") == "c")
-    with pytest.raises(tp.DataError, match="kept no row in 16 epochs"):
+    with pytest.raises(tp.DataError, match="kept no row of a shard in 16 epochs"):
         next(iter(above))
 
 

@@ -57,7 +57,8 @@ class EmptyRounds:
 
 def kept_nothing(stage: object) -> DataError:
     return DataError(
-        f"{stage} kept no row in {MOST_EMPTY_EPOCHS} epochs, so that repeat() would wait forever: check its "
-        "options",
+        f"{stage} kept no row of a shard in {MOST_EMPTY_EPOCHS} epochs, so that repeat() would wait forever: "
+        "check its options, and whether the rows that it keeps stand together in the files: then "
+        'sharding_filter(split="stride") deals them to all shards',
         stage=str(stage),
     )
