@@ -219,6 +219,20 @@ def test_other_ranks_go_on_over_the_joints(name: str) -> None:
     assert assert_resumes_elsewhere(pipe)
 
 
+def test_explain_says_what_is_open_between_epochs() -> None:
+    def joints(pipe: tp.Pipeline) -> str | None:
+        return dict(pipe.explain().lines).get("joints")
+
+    rule = "at most one open row of pack() and one open batch, which rows of the next one fill"
+    assert joints(few().repeat().pack(64).batch(2)) == f"where an epoch ends, each shard has {rule}"
+    of_a_source = "where an epoch of a source ends, each shard has at most one open batch"
+    assert str(joints(mixed().bucket_by_length(4))).startswith(of_a_source)
+    alone = documents([3, 4]).repeat().batch(max_tokens=8)
+    assert str(joints(alone)).startswith("where an epoch ends, there is at most one open batch")
+    for pipe in (few().repeat().batch(2), few().pack(64).repeat(), few().pack(64), few().batch(2)):
+        assert joints(pipe) is None
+
+
 def test_the_reading_of_many_small_epochs_is_not_done_again_for_each() -> None:
     """A row of 700 epochs, whose lengths are looked at for twice as many each time."""
     seen = []

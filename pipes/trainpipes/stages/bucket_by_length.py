@@ -30,8 +30,8 @@ class BucketByLength(Budgeted):
 
     A buffer's rows are sorted into buckets, which are cut into batches in the order of their rows.
     Its batches come in an order drawn with ``seed``: anew every epoch if the chain shuffles. After
-    ``repeat()``, with ``batch_size``, a buffer holds rows of at most 8 epochs, or of as many as
-    make a batch.
+    ``repeat()``, and in a mix, a buffer ends where its rows' next epoch begins: rows of less than a
+    batch go on, in a batch with some of that epoch.
 
     Args:
         batch_size: B, rows in a batch; 1 if left out.

@@ -52,8 +52,8 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
     and the columns that ``along`` names. ``pad_collate`` adds ``cu_seqlens`` and ``max_seqlen``.
     Unless ``method="concat"``, no document that would fit is split (Ding et al., arXiv 2404.10830),
     and the rows of a buffer come in an order drawn with ``seed``: anew every epoch if the chain
-    shuffles. With ``.repeat().pack()`` a buffer may hold documents of 8 epochs, or of as many as
-    fill 8 rows.
+    shuffles. With ``.repeat().pack()``, and in a mix, a buffer ends where its documents' next epoch
+    begins: documents of at most one row go on, in a row with some of that epoch.
 
     Args:
         max_length: tokens of a row.
