@@ -113,6 +113,9 @@ EVERY: dict[str, Make] = {
     ),
     "sft": lambda f, **o: sft(text_files(f), "bytes", **SMALL | o),
     "sft / rows": lambda f, **o: sft(PAIRS, "bytes", **SMALL | o),
+    "sft / packed": lambda f, **o: sft(
+        text_files(f), "bytes", packed=True, max_length=64, **SMALL | o
+    ),
     "seq2seq": lambda f, **o: seq2seq(text_files(f), "bytes", **SMALL | o),
     "pretrain": lambda f, **o: pretrain(text_files(f), "bytes", **PACKED | {"epochs": 1} | o),
     "pretrain / endless": lambda f, **o: pretrain(text_files(f), "bytes", **PACKED | o),

@@ -61,9 +61,6 @@ def chat(
         parse_arguments: give tool calls' arguments to the template as dicts where they are JSON
             text.
         max_length: the most tokens of a row; longer ones lose their end.
-        packed: let conversations share rows of L = ``max_length``, in batches as in ``pretrain``.
-            The number of batches is then not known, as with ``on_error="skip"``, and each shard's
-            last batch may be short.
         drop_last: to train, leave out the short batch at the end of an epoch, unless ``packed``.
 
     >>> import pathlib, tempfile, transformers, trainpipes as tp
@@ -97,6 +94,5 @@ def chat(
             max_length=max_length, on_error=on_error,
         ).select("input_ids", "labels")  # fmt: skip
     rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
-    if packed:  # each shard packs its own, and keeps what is left; all rows were looked at
-        return rows.pack(max_length, seed=seed, on_error="keep").batch(batch_size).pad_collate()
-    return rows.batch(batch_size, drop_last=train and drop_last).pad_collate()
+    length = max_length if packed else None
+    return given.batches(rows, batch_size, drop_last=train and drop_last, packed=length, seed=seed)

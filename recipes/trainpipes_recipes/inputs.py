@@ -84,6 +84,9 @@ COMMON = {
     "seed": "for the order of rows.",
     "num_shards": "a multiple of every number of ranks that the run may have.",
     "drop_last": "to train, leave out the short batch at the end of an epoch.",
+    "packed": "let several rows share one of L = ``max_length`` tokens, in batches as in ``pretrain``, "
+    "with the labels above. The number of batches is then not known, and each shard's last batch may be "
+    "short.",
     "cache": "keep token ids on disk: True for the folder of ``tp.cache``, or a folder.",
     "storage_options": "of the file system, as fsspec takes them.",
     "on_error": 'for rows whose text is null: "skip" leaves them out and logs how many; else the first '
@@ -298,6 +301,15 @@ class Input:
         for stage in stages[first:]:
             rows = rows.then(stage)
         return rows
+
+    def batches(
+        self, rows: tp.Pipeline, batch_size: int, *, drop_last: bool, packed: int | None, seed: int
+    ) -> tp.Pipeline:
+        """Padded batches of rows of token ids, or of rows packed to so many tokens."""
+        if packed is None:
+            return rows.batch(batch_size, drop_last=drop_last).pad_collate()
+        # Each shard packs its own, and keeps what is left; all rows were looked at.
+        return rows.pack(packed, seed=seed, on_error="keep").batch(batch_size).pad_collate()
 
 
 def with_context(rows: tp.Pipeline, prompt: str, context: str) -> tp.Pipeline:

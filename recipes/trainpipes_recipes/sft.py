@@ -20,6 +20,7 @@ def sft(
     train: bool = True,
     on_error: OnError | None = None,
     max_length: int = 1024,
+    packed: bool = False,
     batch_size: int = 8,
     buffer_size: int = 40_960,
     seed: int = 0,
@@ -50,6 +51,7 @@ def sft(
             once; "raise", "keep"; or "skip", which also leaves out rows whose text is null, logs
             how many, and makes the number of batches unknown.
         max_length: the most tokens of a row, end-of-text included.
+        drop_last: to train, leave out the short batch at the end of an epoch, unless ``packed``.
     """
     given = Input("sft", files, storage_options)
     rows = given.tokenized(
@@ -63,4 +65,5 @@ def sft(
             on_error=on_error,
         )  # fmt: skip
     rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
-    return rows.batch(batch_size, drop_last=train and drop_last).pad_collate()
+    length = max_length if packed else None
+    return given.batches(rows, batch_size, drop_last=train and drop_last, packed=length, seed=seed)

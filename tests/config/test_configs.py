@@ -92,3 +92,11 @@ def test_it_is_the_recipe(name: str, data: Path) -> None:
         saved = {"chat": f"{data}/tokenizer", "masked_lm": f"{data}/tokenizer.json"}
         given["tokenizer"] = saved.get(name, "bytes")
     assert tp.load(path, changes={"options.batch_size": 3}) == tp.recipe(name, files, **given)
+
+
+def test_a_variable_packs_the_pairs_of_sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.Table.from_pylist(rows_of("sft")), tmp_path / "rows.parquet")
+    monkeypatch.setenv("DATA", str(tmp_path))
+    monkeypatch.setenv("PACKED", "true")
+    made = tp.recipe("sft", f"{tmp_path}/*.parquet", "bytes", packed=True)
+    assert tp.load(CONFIGS / "sft.yaml") == made

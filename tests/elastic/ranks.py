@@ -81,7 +81,7 @@ def in_worker(worker: int, workers: int, seed: int, pipe: Any) -> Iterator[None]
 
 
 class Meeting:
-    """Threads that stand for ranks agree here on the least of their numbers.
+    """Threads that stand for ranks agree here on the least of their numbers, or their sum.
 
     Attributes:
         agreements: how often they have.
@@ -90,19 +90,19 @@ class Meeting:
     def __init__(self, ranks: int) -> None:
         self.agreements = 0
         self._numbers: list[int] = []
-        self._least = 0
+        self._least = self._total = 0
         # A rank that asks once more than another must fail, not hang.
         self._barrier = threading.Barrier(ranks, action=self._close, timeout=20)
 
     def _close(self) -> None:
-        self._least = min(self._numbers)
+        self._least, self._total = min(self._numbers), sum(self._numbers)
         self._numbers.clear()
         self.agreements += 1
 
-    def agree(self, number: int) -> int:
+    def agree(self, number: int, total: bool) -> int:
         self._numbers.append(number)
         self._barrier.wait()
-        return self._least
+        return self._total if total else self._least
 
     def leave(self) -> None:
         """Let those that wait fail."""

@@ -120,9 +120,9 @@ def count_agreements(workers: int) -> dict[str, int]:
     def counting(*ranks: Any) -> Any:
         agree = agreement_over(*ranks)
 
-        def counted_agree(number: int) -> int:
+        def counted_agree(number: int, total: bool) -> int:
             counted.append(number)
-            return agree(number)
+            return agree(number, total)
 
         return counted_agree
 

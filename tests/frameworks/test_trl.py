@@ -58,7 +58,7 @@ def unbroken(folder: Path, kind: str, ranks: int, steps: int, **options: Any) ->
     return by_step(folder / "log")
 
 
-@pytest.mark.parametrize("recipe", ["chat", "preference"])
+@pytest.mark.parametrize("recipe", ["chat", "packed sft", "preference"])
 def test_batches_of_recipes_go_on(tmp_path: Path, recipe: str) -> None:
     whole = unbroken(tmp_path, recipe, 1, 24)  # of 20 batches in an epoch
     assert killed_and_resumed(tmp_path, recipe, 1, 24, [4, 22]) == whole
@@ -119,6 +119,7 @@ def test_an_evaluation_on_batches_is_the_same_on_any_number_of_ranks(tmp_path: P
             assert len(rank[name]) == 3
     packing, skipping = alone["said"]
     assert "packing must be off for a pipeline that makes batches" in packing
+    assert "packed=True of the recipes sft and chat" in packing
     assert "skip_prepare_dataset" in skipping
 
 

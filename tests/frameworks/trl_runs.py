@@ -30,9 +30,10 @@ def rows() -> tp.Pipeline:
 
 def batches(kind: str) -> tp.Pipeline:
     """Batches of the recipes."""
-    if kind == "sft":
+    if "sft" in kind:
         data = [{"prompt": f"{n} =", "response": WORDS[: n % 7 + 1]} for n in range(ROWS)]
-        return tp.recipe("sft", files=tp.from_dataset(data), tokenizer="bytes", **SHAPE)
+        packed = {"packed": True, "max_length": 48} if "packed" in kind else {}
+        return tp.recipe("sft", files=tp.from_dataset(data), tokenizer="bytes", **packed, **SHAPE)
     if kind == "preference":
         data = [
             {"prompt": f"{n} =", "chosen": WORDS[: n % 7 + 1], "rejected": "n"} for n in range(ROWS)

@@ -33,7 +33,7 @@ def rows(given: list[dict[str, Any]] = ROWS) -> tp.Pipeline:
 
 
 #: Recipes whose rows share rows of one length, or are cut from one sequence; and the others.
-PACKED = ("pretrain", "tokens", "chat / packed")
+PACKED = ("pretrain", "tokens", "chat / packed", "sft / packed")
 PADDED = (
     "sft / rows", "seq2seq", "chat", "preference", "masked_lm", "classification / rows", "images / rows",
 )  # fmt: skip

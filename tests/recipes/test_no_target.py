@@ -46,6 +46,10 @@ def packed(files: Any, **options: Any) -> tp.Pipeline:
     )
 
 
+def packed_sft(files: Any, **options: Any) -> tp.Pipeline:
+    return tp.recipe("sft", files, "bytes", max_length=64, packed=True, **SMALL, **options)
+
+
 def preference(files: Any, **options: Any) -> tp.Pipeline:
     return tp.recipe(
         "preference", files, "bytes", max_length=64, drop_last=False, **SMALL, **options
@@ -60,6 +64,7 @@ RECIPES: dict[str, tuple[Make, list[dict[str, Any]]]] = {
     "sft": (sft, PAIRS),
     "chat": (chat, CHATS),
     "chat / packed": (packed, CHATS),
+    "sft / packed": (packed_sft, PAIRS),
     "preference": (preference, CHOICES),
     "sft / evaluated": (evaluated, PAIRS),
 }
@@ -97,7 +102,7 @@ def test_a_recipe_warns_once_of_rows_without_a_target(name: str, tmp_path: Path)
         found = targets(make(written(rows, tmp_path)))
     assert len(caught) == 1
     assert not all(found)
-    if name != "chat / packed":
+    if "packed" not in name:
         assert (len(found), sum(found)) == (48, 12)
 
 
@@ -129,7 +134,7 @@ def test_a_recipe_leaves_them_out(
     with caplog.at_level(logging.WARNING, "trainpipes"):
         found = targets(pipe)
     assert all(found)
-    if name != "chat / packed":
+    if "packed" not in name:
         assert len(found) == 12
     assert "left out: they have no target" in caplog.text
     with pytest.raises(TypeError):
@@ -184,7 +189,7 @@ def same(first: tp.Pipeline, second: tp.Pipeline) -> bool:
 
 
 @pytest.mark.parametrize("on_error", ["keep", "skip"])
-@pytest.mark.parametrize("name", ["sft", "chat", "chat / packed", "preference"])
+@pytest.mark.parametrize("name", ["sft", "sft / packed", "chat", "chat / packed", "preference"])
 def test_files_tokenized_ahead_give_the_same_batches(
     name: str, on_error: str, tmp_path: Path
 ) -> None:

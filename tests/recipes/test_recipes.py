@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import entry_points
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,34 @@ def test_sft_gives_what_plain_python_gives(files: Path, tokenizer: Any) -> None:
     order = (row for micro_batch in rows.batch(8) for row in micro_batch)
     found = list(sft(files, tokenizer, buffer_size=1000, seed=5))
     assert_same(found, list(plain_sft(order, tokenizer, 8)))
+
+
+def test_packed_rows_of_sft_hold_each_pair_once(files: Path, tokenizer: Any) -> None:
+    """With the labels that it has by itself; also over ranks and epochs."""
+
+    def learnt(batches: Any, length: int | None = None) -> Counter[tuple[Any, ...]]:
+        found: Counter[tuple[Any, ...]] = Counter()
+        for batch in batches:
+            own = batch.get("segment_ids", batch.get("attention_mask"))
+            assert length is None or batch["input_ids"].shape[1] == length
+            for ids, labels, parts in zip(batch["input_ids"], batch["labels"], own, strict=True):
+                assert (labels[parts == 0] == -100).all()
+                for part in range(1, int(parts.max()) + 1):
+                    its = parts == part
+                    found[(*ids[its].tolist(), -1, *labels[its][1:].tolist())] += 1
+        return found
+
+    options: dict[str, Any] = {"max_length": 256, "buffer_size": 1000}
+    given = files / "1.parquet", files / "0.parquet"
+    alone = learnt(sft(list(given), tokenizer, drop_last=False, **options))
+    assert alone.total() == 6100
+    packed = sft(list(given), tokenizer, packed=True, num_shards=4, **options)
+    assert list(packed.peek()) == [
+        "input_ids", "labels", "position_ids", "segment_ids", "cu_seqlens", "max_seqlen"
+    ]  # fmt: skip
+    assert [learnt(packed, 256) for _ in range(2)] == [alone, alone]
+    ranks = [packed.repeat().distributed(rank=rank, world_size=2) for rank in (0, 1)]
+    assert not learnt(batch for rank in ranks for batch in islice(rank, 50)) - alone
 
 
 def test_columns_may_have_any_name(tmp_path: Path) -> None:

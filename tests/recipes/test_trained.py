@@ -51,9 +51,15 @@ def own(model: Any, batch: Any) -> Tensor:
 Case = tuple[Callable[[], tp.Pipeline], Callable[[], nn.Module], Callable[[Any, Any], Tensor]]
 
 
-def sft(folder: Path) -> Case:
+def sft(folder: Path, packed: bool = False) -> Case:
     files = write_functions(real_text(), folder)
-    return lambda: tp.recipe("sft", files, "bytes", max_length=128, **SMALL), causal, padded
+    options = {"max_length": 128, "packed": packed, **SMALL}
+    made = lambda: tp.recipe("sft", files, "bytes", **options)  # noqa: E731
+    return made, causal, packed_loss if packed else padded
+
+
+def packed_sft(folder: Path) -> Case:
+    return sft(folder, packed=True)
 
 
 def seq2seq(folder: Path) -> Case:
@@ -177,7 +183,8 @@ def images(folder: Path) -> Case:
 
 
 RECIPES = (
-    sft, seq2seq, pretrain, masked_lm, tokens, chat, packed_chat, preference, classification, images
+    sft, packed_sft, seq2seq, pretrain, masked_lm, tokens, chat, packed_chat, preference, classification,
+    images,
 )  # fmt: skip
 
 

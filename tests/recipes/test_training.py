@@ -146,6 +146,30 @@ def test_a_packed_document_sees_no_other_one(attention: str) -> None:
     torch.testing.assert_close(train_pretrain.loss_of(model, batch), total / count)
 
 
+def test_packed_pairs_have_the_loss_that_each_has_alone() -> None:
+    """Of each response, given its own prompt: no pair sees another one."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from trainpipes_recipes import train_pretrain, train_sft
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=300, num_hidden_layers=2, **sizes))
+    pairs = [{"prompt": f"{n} + {n} =", "response": f" {2 * n}" * (1 + n % 3)} for n in range(12)]
+    options: dict[str, Any] = {"max_length": 48, "num_shards": 1, "buffer_size": 12}
+    rows = tp.from_dataset(pairs)
+    (batch,) = tp.recipe("sft", rows, "bytes", packed=True, batch_size=12, **options)
+    assert len(batch["input_ids"]) < 12
+    total, count = torch.zeros(()), 0
+    for alone in tp.recipe("sft", rows, "bytes", batch_size=1, **options):
+        total, count = (
+            total + train_sft.loss_sum(model, alone),
+            count + train_sft.targets_of(alone),
+        )
+    assert (batch["labels"] != -100).sum() == count
+    torch.testing.assert_close(train_pretrain.loss_of(model, batch), total / count)
+
+
 def test_a_batch_without_targets_has_no_loss() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

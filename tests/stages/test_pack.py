@@ -655,7 +655,7 @@ def test_the_first_one_is_named_and_then_every_tenfold(
         rows = tp.list_files(folder).read_parquet().pack(5, overflow="drop", buffer_size=2)
         list(rows)
     texts = [record.getMessage() for record in caplog.records]
-    assert len(texts) == 2
+    assert len(texts) == 3
     assert (
         "pack(5, buffer_size=2, overflow='drop'): 1 of 2 documents left out: longer than 5"
         in texts[0]

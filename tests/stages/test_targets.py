@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import trainpipes as tp
 from every_stage import chat_tokenizer
@@ -116,6 +117,75 @@ def test_the_warning_counts_the_rows_of_its_block() -> None:
         list(
             rows.tokenize("bytes", concat=["prompt", "response"], max_length=32, labels="response")
         )
+
+
+def shares(folder: Path, *parts: tuple[int, int]) -> tp.Pipeline:
+    """Of each so many rows, one has its target cut off every so often."""
+    long = {"input_ids": [1] * 9, "labels": [-100] * 8 + [1]}
+    short = {"input_ids": [1], "labels": [1]}
+    rows = [long if n % every == 0 else short for count, every in parts for n in range(count)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "x.parquet", row_group_size=100)
+    return tp.read_parquet(folder / "x.parquet").truncate(8).batch(16)
+
+
+def said_of(found: Any) -> list[str]:
+    return re.findall(r"[\d,]+ of [\d,]+ rows", " ".join(map(str, found)))
+
+
+def test_each_share_that_they_pass_is_warned_of_once(tmp_path: Path) -> None:
+    pipe = shares(tmp_path, (20_000, 20), (20_000, 2), (60_000, 1))
+    with pytest.warns(UserWarning, match="no target") as caught:
+        list(pipe)
+    found = [re.findall(r"[\d,]+", said) for said in said_of(one.message for one in caught)]
+    parts = [int(lacking.replace(",", "")) / int(seen.replace(",", "")) for lacking, seen in found]
+    levels = [(0.01, 0.1), (0.1, 0.5), (0.5, 0.7)]
+    assert all(low <= part < high for part, (low, high) in zip(parts, levels, strict=True))
+
+
+def test_fewer_than_one_in_a_hundred_are_only_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = shares(tmp_path, (3000, 300))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for epoch in range(2):
+            list(pipe)
+            assert caplog.messages[epoch].startswith(
+                f"epoch {epoch}: truncate(8): 10 of 3,000 rows"
+            )
+    assert len(caplog.messages) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"threads": 3}, {"num_workers": 2}])
+def test_they_are_counted_at_the_end_of_each_epoch(
+    options: Any, files: Any, caplog: pytest.LogCaptureFixture, no_processes_left: None
+) -> None:
+    source = tp.read_parquet(files(PAIRS)).sharding_filter(4).shuffle(16)
+    loader = tp.Loader(tokenized(source, None).batch(4), **options)
+    with pytest.warns(UserWarning, match="no target") as caught:
+        _ = list(loader), list(loader)
+    assert len(caught) == 1
+    assert said_of(caplog.messages) == ["48 of 64 rows"] * 2
+    assert "96 of 128 rows have no target" in str(loader.explain())
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    list(loader)
+    assert "epoch 2 from batch 1 on: " in caplog.messages[2]
+
+
+def test_workers_of_a_dataloader_count_their_own(files: Any, tmp_path: Path) -> None:
+    source = tp.read_parquet(files(PAIRS)).sharding_filter(4).shuffle(16)
+    pipe = tokenized(source, None).batch(4)
+    log, handler = logging.getLogger("trainpipes"), logging.FileHandler(tmp_path / "log")
+    log.addHandler(handler)
+    list(torch.utils.data.DataLoader(pipe, batch_size=None, num_workers=2))
+    log.removeHandler(handler)
+    handler.close()
+    said = (tmp_path / "log").read_text()
+    counted = re.findall(r"epoch 0, worker (\d): .* (\d+) of (\d+) rows have no target", said)
+    assert sorted(worker for worker, *_ in counted) == ["0", "1"]
+    assert sum(int(lacking) for _, lacking, _ in counted) == 48
+    assert sum(int(seen) for *_, seen in counted) == 64
 
 
 @pytest.mark.parametrize("name", STAGES)

@@ -27,7 +27,7 @@ from trainpipes.integrations.datasets import pipeline_of  # noqa: E402
 __all__ = ["DPOTrainer", "PipelineDatasetsMixin", "SFTTrainer", "preference_batch"]
 
 #: Arguments that say what a pipeline of batches says itself, and what to write in their place.
-PACKS = "let the pipeline pack: .pack(...), or packed=True of the recipe"
+PACKS = "let the pipeline pack: packed=True of the recipes sft and chat, or .pack(...)"
 CONTRADICTING = {
     "packing": PACKS,
     "eval_packing": PACKS,

@@ -12,6 +12,7 @@ from trainpipes._internal.messages import nearest
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.global_draws import DrawWatch
 from trainpipes.kinds.options import copied, declared_checks, identify_named, same, show_named
+from trainpipes.kinds.tally import Tally
 
 
 def is_ours(kind: type) -> bool:
@@ -209,9 +210,13 @@ class Stage:
     def settle(self, threads: int) -> None:
         """Prepare for calls by this many threads at once; 0 for only the one that iterates."""
 
+    def tallies(self) -> Sequence[Tally]:
+        """What it counts of the rows that pass."""
+        return ()
+
     def report(self) -> str:
-        """What this process left out so far, for ``explain()``; "" if nothing."""
-        return ""
+        """What this process counted so far, for ``explain()``; "" if nothing."""
+        return "; ".join(filter(None, map(str, self.tallies())))
 
     # The record
 

@@ -16,6 +16,7 @@ from trainpipes.engine.calling.row_call import Answer
 from trainpipes.errors import UnreadableError
 from trainpipes.kinds.blame import blame, refused
 from trainpipes.kinds.stage import made_once
+from trainpipes.kinds.tally import Tally
 from trainpipes.stages.columns import taken
 from trainpipes.stages.map import RowFunction
 from trainpipes.stages.read_columns import cell
@@ -184,7 +185,7 @@ class DecodeImage(RowFunction):
         if self.keeps_rows:
             return run
         kept = np.array([not isinstance(one, NoPicture) for one in found], dtype=np.bool_)
-        self._left_out.add(ids, (~kept).astype(np.int64))
+        self._left_out.drop(ids, (~kept).astype(np.int64))
         return run if kept.all() else run.pick(np.flatnonzero(kept))
 
     def _decoded(self, row: Any) -> dict[str, Any]:
@@ -205,8 +206,8 @@ class DecodeImage(RowFunction):
     def _left_out(self) -> LeftOut:
         return LeftOut(self, "they cannot be decoded", "image", unit="")
 
-    def report(self) -> str:
-        return str(self._left_out)
+    def tallies(self) -> Sequence[Tally]:
+        return (self._left_out,)
 
 
 def bytes_of(value: Any) -> Any:

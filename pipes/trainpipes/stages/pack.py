@@ -15,6 +15,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import OpenBelow, RegroupStage
+from trainpipes.kinds.tally import Tally
 from trainpipes.stages import pack_fit
 from trainpipes.stages.held import CursorsOf, Held, Runs, around, opened
 from trainpipes.stages.pack_windows import best_window, fit_a_row, joint_window
@@ -256,10 +257,10 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
     def _count_dropped(self, documents: pack_fit.Documents, block: Block, count: int) -> None:
         if self.overflow == "drop" and count:
             lost = documents.given - documents.lengths
-            self._dropped.add(block.ids[:count], lost[:count])
+            self._dropped.drop(block.ids[:count], lost[:count])
 
-    def report(self) -> str:
-        return "; ".join(filter(None, (str(self._dropped), super().report())))
+    def tallies(self) -> Sequence[Tally]:
+        return self._dropped, *super().tallies()
 
 
 def _after(run: Run, document: IntArray, tokens: IntArray) -> CursorsOf:

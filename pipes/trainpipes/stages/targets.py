@@ -1,20 +1,21 @@
-"""Rows without a target of the loss: warned of, refused or left out."""
+"""Rows without a target of the loss: counted, warned of, refused or left out."""
 
 from __future__ import annotations
 
 import logging
-import threading
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.messages import warn_once
+from trainpipes._internal.messages import has_warned, warn_once
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import Stage, made_once
+from trainpipes.kinds.tally import Numbers, Tally
 
 #: What torch's ``cross_entropy`` leaves out by default.
 IGNORED = -100
@@ -23,37 +24,78 @@ IGNORED = -100
 log = logging.getLogger("trainpipes")
 
 
-class LeftOut:
-    """Counts rows left out in this process, and logs the first, the 10th, the 100th, ..."""
+class LeftOut(Tally):
+    """Rows left out; logs the first, the 10th, the 100th, ..."""
 
     def __init__(self, stage: Any, why: str, kind: str = "document", unit: str = "tokens") -> None:
-        self._stage, self._why, self._kind, self._unit = stage, why, kind, unit
-        self._next = 1
-        self._lock = threading.Lock()
-        self.seen = self.documents = self.tokens = 0
+        super().__init__(stage)
+        self._why, self._kind, self._unit = why, kind, unit
 
-    def add(self, ids: IntArray, dropped: IntArray) -> None:
+    def drop(self, ids: IntArray, dropped: IntArray) -> None:
         lost = np.flatnonzero(dropped)
-        with self._lock:
-            self.seen += len(ids)
-            self.documents += len(lost)
-            self.tokens += int(dropped.sum())
-            if not len(lost) or self.documents < self._next:
-                return
-            self._next = 10 ** len(str(self.documents))
-            said = str(self)
-        place, inputs = int(lost[-1]), self._stage.plan_inputs
+        found = self.add((len(ids), len(lost), int(dropped.sum())))
+        before = found[1] - len(lost)
+        if not len(lost) or (before and len(str(before)) == len(str(found[1]))):
+            return
+        place, inputs = int(lost[-1]), self.stage.plan_inputs
         where = "" if inputs is None else f" at {inputs.place_of(int(ids[place]))}"
         size = f" has {dropped[place]:,}" if self._unit else ""
-        log.warning("%s: %s; the last one%s%s", self._stage, said, size, where)
+        log.warning("%s: %s; the last one%s%s", self.stage, self.said(found), size, where)
 
-    def __str__(self) -> str:
-        """What was left out; "" for nothing."""
-        if not self.documents:
+    def said(self, numbers: Numbers) -> str:
+        seen, lost, tokens = numbers
+        if not lost:
             return ""
-        many = "" if self.seen == 1 else "s"
-        size = f" ({self.tokens:,} {self._unit})" if self._unit else ""
-        return f"{self.documents:,} of {self.seen:,} {self._kind}{many} left out: {self._why}{size}"
+        many = "" if seen == 1 else "s"
+        size = f" ({tokens:,} {self._unit})" if self._unit else ""
+        return f"{lost:,} of {seen:,} {self._kind}{many} left out: {self._why}{size}"
+
+
+class WithoutTarget(Tally):
+    """Rows that are kept without a target; ``size`` says how many of them were cut. Warns once where they
+    pass each of these shares: of the first few rows only at the end of a pass.
+    """
+
+    SHARES = 0.01, 0.1, 0.5
+    FEWEST = 10
+
+    def __init__(self, stage: Any, kind: str) -> None:
+        super().__init__(stage)
+        self._kind = kind
+
+    def adopt(self, more: Numbers) -> None:
+        super().adopt(more)
+        self.warn(self.FEWEST)
+
+    def end(self) -> None:
+        self.warn(1)
+
+    def warn(self, fewest: int) -> None:
+        seen, lacking, _ = self.numbers
+        passed = sum(lacking >= share * seen for share in self.SHARES)
+        if self.is_silent or lacking < fewest or not passed:
+            return
+        most = self.stage.options.get("max_length")
+        keys = [("no target", self.stage.name, most, n) for n in range(passed, 4)]
+        if not any(map(has_warned, keys)):
+            ways = f'{raising(most)}choose on_error="raise", "skip" or "keep"'
+            warn_once(f"{self.stage}: {self}: {ways}", keys[0])
+
+    def said(self, numbers: Numbers) -> str:
+        seen, lacking, cut = numbers
+        if not lacking:
+            return ""
+        have = "has" if lacking == 1 else "have"
+        return f"{lacking:,} of {seen:,} {self._kind}s {have} no target for the loss{why_none(lacking, cut)}"
+
+
+def why_none(rows: int, cut: int) -> str:
+    who = "it was" if rows == 1 else f"{cut:,} of them were"
+    return f", since {who} cut before the response" if cut else ""
+
+
+def raising(max_length: int | None) -> str:
+    return f"raise max_length={max_length}, or " if max_length else ""
 
 
 #: What becomes of rows that cannot be used; None differs from one reason to another.
@@ -90,8 +132,12 @@ class TargetStage(Stage):
     def without_target(self) -> LeftOut:
         return LeftOut(self, "they have no target, or cannot be read", self.item, unit="")
 
-    def report(self) -> str:
-        return str(self.without_target)
+    @made_once
+    def kept_without(self) -> WithoutTarget:
+        return WithoutTarget(self, self.item)
+
+    def tallies(self) -> Sequence[Tally]:
+        return self.without_target, self.kept_without
 
     def identity(self) -> dict[str, Any]:
         found = super().identity()
@@ -112,20 +158,16 @@ class TargetStage(Stage):
         asked, ids = self.options["on_error"], run.block.ids
         if asked == "skip":
             found = found if bad is None else found & ~bad
-            self.without_target.add(ids, (~found).astype(np.int64))
+            self.without_target.drop(ids, (~found).astype(np.int64))
             return run if found.all() else run.pick(np.flatnonzero(found).astype(np.int64))
-        if asked == "keep" or found.all():
-            return run
         lacking = np.flatnonzero(~found)
-        rows, ways = f"{len(lacking):,} of {len(found):,} {self.item}s", '"raise", "skip" or "keep"'
-        if asked == "raise":
-            lacking, rows, ways = lacking[:1], f"a {self.item}", '"skip" or "keep"'
-        one, lost = len(lacking) == 1, 0 if cut is None else int(cut[lacking].sum())
-        who, most = "it was" if one else f"{lost:,} of them were", self.options.get("max_length")
-        why = f", since {who} cut before the response" if lost else ""
-        way = f"{f'raise max_length={most}, or ' if most else ''}choose on_error={ways}"
-        said = f"{self}: {rows} {'has' if one else 'have'} no target for the loss{why}: {way}"
-        if asked == "raise":
+        if asked == "raise" and len(lacking):
+            why = why_none(1, 0 if cut is None else int(cut[lacking[0]]))
+            way = f'{raising(self.options.get("max_length"))}choose on_error="skip" or "keep"'
+            said = f"{self}: a {self.item} has no target for the loss{why}: {way}"
             raise at_row(said, self, ids[lacking[0]])
-        warn_once(said, key=("no target", self.name, most))
+        if asked is None:
+            were_cut = 0 if cut is None else int(np.count_nonzero(cut[lacking]))
+            self.kept_without.add((len(found), len(lacking), were_cut))
+            self.kept_without.warn(WithoutTarget.FEWEST)
         return run

@@ -210,7 +210,7 @@ class Tokenize(Tokenizes):
         texts = text_columns.read_texts(run.block, self._texts, self, numbers)
         there = text_columns.without_nulls(texts, self, run.block.ids, self.on_error == "skip")
         if there is not None:
-            self.without_target.add(run.block.ids[~there], (~there)[~there].astype(np.int64))
+            self.without_target.drop(run.block.ids[~there], (~there)[~there].astype(np.int64))
             run = run.pick(np.flatnonzero(there))
             texts = {name: column.filter(to_arrow(there)) for name, column in texts.items()}
         block = run.block

@@ -61,8 +61,7 @@ class EpochIterator:
                 iteration.wait_seconds += perf_counter() - begun
         except StopIteration:
             if self._current is not None:
-                self._current.ended = True
-                self._current.close()
+                self._current.end()
             raise
         finally:
             if held:

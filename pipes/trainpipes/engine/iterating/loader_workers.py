@@ -69,12 +69,17 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         plan.inputs.schemas.adopt(self.schemas)
         if self.identity is not None:
             plan.identity = self.identity
+        for tally in plan.tallies:
+            tally.is_silent = True
         return plan
 
     def messages(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
         number = self.memory.unpacked(worker)
+        sent = [tally.numbers for tally in plan.tallies]
         for message in self._filled(plan, worker):
             message.schemas = plan.inputs.schemas.known()
+            message.counted = [t.since(n) for t, n in zip(plan.tallies, sent, strict=True)]
+            sent = [tally.numbers for tally in plan.tallies]
             self.memory.place(message, number)
             number += 1
             yield message
@@ -264,6 +269,8 @@ class WorkerReceiver:
                 "load the state again, or report this with the state"
             )
         self._plan.inputs.schemas.adopt(message.schemas)
+        for tally, more in zip(self._plan.tallies, message.counted, strict=True):
+            tally.adopt(more)
         try:
             unpacked = memory.unpack(message)
         except (EOFError, OSError) as error:  # large tensors are handed over by the worker

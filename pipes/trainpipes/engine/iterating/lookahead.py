@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.utils.data import get_worker_info
 
+from trainpipes.engine.iterating.epoch_end import MANY, MOST_COUNTED
 from trainpipes.engine.iterating.worker_iterator import ConsumerPosition, WorkerIterator
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import TopologyError
@@ -139,12 +141,25 @@ class Lookahead:
         if agree is None:
             return
         ended = isinstance(self._error, StopIteration)
-        first = agree(self._taken[-1].state.upcoming if ended else _NONE_MISSING)
+        first = agree(self._taken[-1].state.upcoming if ended else _NONE_MISSING, False)
         self._agreed = held
         if first != _NONE_MISSING:
             self._ends = True
             world = self.topology.world_size
-            self._end_at(self.origin + (first - self.origin) // world * world)
+            end = self.origin + (first - self.origin) // world * world
+            past = sum(one.error is None and one.state.m > end for one in self._taken)
+            self._end_at(end)
+            self._say_what_is_left(agree, end, past, first)
+
+    def _say_what_is_left(self, agree: Agreement, end: int, past: int, first: int) -> None:
+        """All ranks count the batches that they have after the end; one says how many."""
+        source, left = self.source, past
+        with suppress(Exception):  # of a row that no rank gets
+            left += source.rest(MOST_COUNTED)
+        left = agree(left if left < MOST_COUNTED else left + MANY, True)
+        source.close()
+        if self.topology.rank == 0:
+            source.say_end(end, left, first)
 
     def _end_at(self, end: int) -> None:
         while self._taken:
@@ -206,8 +221,8 @@ def _placed(stages: Sequence[DeviceStage], item: Any) -> Any:
     return item
 
 
-#: The least of one integer of each rank.
-Agreement = Callable[[int], int]
+#: Of one integer of each rank the least, or with True the sum.
+Agreement = Callable[[int, bool], int]
 
 #: How long to wait for a rank whose batches take long.
 TIMEOUT = timedelta(minutes=30)
@@ -219,7 +234,7 @@ atexit.register(_groups.clear)
 
 
 def agreement_over(topology: Topology) -> Agreement:
-    """An all-reduce of the minimum over the data-parallel ranks, in a gloo group of their own.
+    """An all-reduce of the minimum, or the sum, over the data-parallel ranks, in a gloo group of their own.
 
     Raises:
         TopologyError: ``torch.distributed`` is not initialized, or has other ranks.
@@ -243,15 +258,15 @@ def agreement_over(topology: Topology) -> Agreement:
             del _groups[known]  # of an earlier world
         _groups[world, members] = _group(members)
     group = _groups[world, members]
-    options = dist.AllreduceOptions()
-    options.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]
 
-    def least(number: int) -> int:
+    def agreed(number: int, total: bool) -> int:
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.SUM if total else dist.ReduceOp.MIN  # type: ignore[assignment]
         shared = torch.tensor([number], dtype=torch.int64)
         group.allreduce([shared], options).wait()  # type: ignore[attr-defined]
         return int(shared.item())
 
-    return least
+    return agreed
 
 
 def _group(members: tuple[int, ...]) -> dist.ProcessGroupGloo:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from trainpipes.engine.iterating.epoch_end import say_counts, say_left_out
 from trainpipes.engine.iterating.lookahead import Lookahead
 from trainpipes.engine.iterating.worker_iterator import (
     SERIAL,
@@ -17,6 +18,7 @@ from trainpipes.engine.iterating.worker_iterator import (
 )
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
+from trainpipes.kinds.tally import Numbers
 from trainpipes.state.format import Position, render
 
 
@@ -89,6 +91,8 @@ class OnePass:
         self.origin = position.m if origin is None else origin
         #: Whether it has no more items.
         self.ended = False
+        #: What stages had counted when it began.
+        self._counted: list[Numbers] | None = None
         #: Whether its iterator is gone.
         self.left = False
         self.iterator_lock = iterator_lock or IteratorLock()
@@ -112,10 +116,13 @@ class OnePass:
             self._go_on()
 
     def __next__(self) -> Any:
+        if self._counted is None:
+            self._counted = [tally.numbers for tally in self._plan.tallies]
         try:
             item = next(self.items)
         except StopIteration:
             if not self._may_go_on or self._other_workers_have_more():
+                self.end()
                 raise
             self._go_on()
             return next(self.items)
@@ -179,6 +186,21 @@ class OnePass:
     @property
     def gave_one_step(self) -> bool:
         return self.consumer_position().m <= self.position.m + self._topology.world_size
+
+    def end(self) -> None:
+        """Say once what stages counted in it."""
+        if not self.ended and self._counted is not None and not self._plan.quiet:
+            say_counts(self._plan, self._name, self._counted)
+            say_left_out(self._plan, self.epoch, self.origin, self._topology)
+        self.ended = True
+        self.close()
+
+    @property
+    def _name(self) -> str:
+        one, since = self._topology, self._start.m
+        rank = f", rank {one.rank}" if one.world_size > 1 else ""
+        worker = f", worker {one.worker}" if one.num_workers > 1 else ""
+        return f"epoch {self.epoch}{rank}{worker}{f' from batch {since} on' if since else ''}"
 
     def close(self) -> None:
         self.items.close()

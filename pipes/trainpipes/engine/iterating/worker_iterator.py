@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import finalize
 
-from trainpipes._internal.messages import warn_once
+from trainpipes.engine.iterating.epoch_end import say_uneven, warn_if_all_empty
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers, WorkerReceiver
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool, default_threads
 from trainpipes.engine.shards.shard_items import ItemRows, ShardItems, items_of
 from trainpipes.engine.shards.shard_runs import ENDED
 from trainpipes.engine.topology import Topology
-from trainpipes.kinds.source import RowSource
 from trainpipes.state.format import Position
 
 
@@ -115,10 +114,32 @@ class WorkerIterator:
                     item, self.rows = item
                 return item
         self._over = True
-        self.close()
-        if self.m is None and self._first.m == 0:
-            _warn_if_all_empty(self._plan, self._topology)
+        if not self.ends_together:  # else it may be asked what is left
+            self.close()
+            if self.m is None and self._first.m == 0:
+                warn_if_all_empty(self._plan, self._topology)
         raise StopIteration
+
+    def rest(self, most: int) -> int:
+        """Make at most so many batches of shards that have not ended; returns how many there were."""
+        count = 0
+        while self._running and count < most:
+            shard = self._next % self._num_shards
+            if shard in self._running:
+                if self.items.take(self._next) is ENDED:
+                    self._running.discard(shard)
+                else:
+                    count += 1
+            self._next += self._stride
+        return count
+
+    def say_end(self, end: int, left: int, first: int) -> None:
+        """Say where all ranks ended together, at batch ``first``, and what they leave out."""
+        if left:
+            shard = first % self._num_shards if first < self._num_shards else None
+            say_uneven(self._plan, self._first.epoch, end, left, shard)
+        elif not end:
+            warn_if_all_empty(self._plan, self._topology)
 
     def _start_work(self) -> ShardItems | WorkerReceiver:
         self._started = items = self.items
@@ -163,45 +184,3 @@ class WorkerIterator:
             self._pool.close()
         if self._items is not None:
             self._items.close()
-
-
-def _warn_if_all_empty(plan: Plan, topology: Topology) -> None:
-    """Warn once for a pipeline that a consumer's whole epoch gave nothing, and why."""
-    world, workers = topology.world_size, topology.num_workers
-    if plan.quiet or (plan.chain.ragged and world > 1):
-        return
-    if plan.counts.known:  # one says it for all
-        if topology.rank or topology.worker or plan.counts.end(world):
-            return
-    elif workers > 1:
-        return
-    cause = _cause(plan, world)
-    if cause is not None:
-        warn_once(f"an epoch of this pipeline gives nothing: {cause}", plan.identity)
-
-
-def _cause(plan: Plan, world: int) -> str | None:
-    """Which stages left nothing of how many rows; None if unknown."""
-    source = plan.inputs.source
-    rows = int(source.lengths.sum()) if isinstance(source, RowSource) else None
-    stages = [s for p in (*plan.mixed.values(), plan) for s in p.chain.stages if _drops(s)]
-    if rows == 0 or any(stage.share == 0 or _takes_none(stage) for stage in stages):
-        return None
-    if plan.counts.known and plan.counts.batches_in_pass:
-        batches = int(plan.counts.batches_in_pass)
-        return f"its {batches} batches are fewer than {world} ranks, which get as many each"
-    count = "the rows" if rows is None else f"{rows:,} rows"
-    return f"{' and '.join(map(str, stages))} left none of {count}" if stages else None
-
-
-def _drops(stage: Any) -> bool:
-    if stage.role == "batch":
-        return bool(stage.drop_last)
-    if stage.role == "pack":
-        return bool(stage.name != "pack")
-    some = stage.role in ("rows", "finish") and not stage.keeps_rows
-    return some or stage.role in ("take", "skip")
-
-
-def _takes_none(stage: Any) -> bool:
-    return stage.role == "take" and bool(stage.count == 0)

@@ -23,6 +23,7 @@ from torch._utils import ExceptionWrapper
 
 from trainpipes.engine.shards.shard_runs import ENDED
 from trainpipes.errors import DataError
+from trainpipes.kinds.tally import Numbers
 
 #: Most bytes of several batches in one message.
 MOST_BYTES = 8 << 20
@@ -56,6 +57,8 @@ class WorkerMessage:
     worker: int
     items: list[tuple[int, Packed | ExceptionWrapper | None, str]] = field(default_factory=list)
     schemas: dict[str, pa.Schema | None] = field(default_factory=dict)
+    #: What its stages counted since the last message.
+    counted: list[Numbers] = field(default_factory=list)
 
     @property
     def batches(self) -> list[Packed]:

@@ -15,6 +15,7 @@ from trainpipes.engine.planning.inputs import Inputs, Schemas
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.tally import Tally
 from trainpipes.state.cursor import checksum
 from trainpipes.state.format import BatchSizes
 
@@ -70,6 +71,12 @@ class Plan:
     @cached_property
     def mixed(self) -> dict[str, Plan]:
         return {name: Plan(part) for name, part in self.inputs.mixed.items()}
+
+    @cached_property
+    def tallies(self) -> list[Tally]:
+        """What stages count, also those of the sources of a mix."""
+        own = [tally for stage in self.chain.stages for tally in stage.tallies()]
+        return own + [tally for part in self.mixed.values() for tally in part.tallies]
 
     # Who may call what
 

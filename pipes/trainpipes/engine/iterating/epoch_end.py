@@ -1,0 +1,105 @@
+"""What is said at an epoch's end: that it gave nothing, what its ranks leave out, and what stages counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from trainpipes._internal.messages import warn_once
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.topology import Topology
+from trainpipes.kinds.source import RowSource
+from trainpipes.kinds.tally import Numbers
+
+log = logging.getLogger("trainpipes")
+
+#: Batches that a rank makes to count what it leaves out, and what it says instead of more of them.
+MOST_COUNTED = 256
+MANY = 1 << 40
+
+
+def say_counts(plan: Plan, name: str, before: Sequence[Numbers]) -> None:
+    """Log what stages counted in a pass, or warn of it."""
+    for tally, numbers in zip(plan.tallies, before, strict=True):
+        tally.end()
+        if said := tally.said(tally.since(numbers)):
+            log.warning("%s: %s: %s", name, tally.stage, said)
+
+
+def say_left_out(plan: Plan, epoch: int, origin: int, topology: Topology) -> None:
+    """Log how many batches were left out where counts are known, so that ranks get as many each."""
+    if not plan.counts.known or topology.rank or topology.worker:
+        return
+    batches = int(plan.counts.end(topology.world_size, origin))
+    if left := int(plan.counts.batches_in_pass) - batches:
+        what = _left(left, batches)
+        log.info("epoch %d: %s: %d ranks get as many each", epoch, what, topology.world_size)
+
+
+def say_uneven(plan: Plan, epoch: int, batches: int, left: int, shard: int | None) -> None:
+    """Log how many batches were left out since ranks end together; ``shard``: one that had none."""
+    what, why = _left(left, batches), "the ranks end together, where the first shard does"
+    way = "add .repeat() and count steps, to leave out none"
+    if shard is not None:
+        stages = " and ".join(map(str, _dropping(plan))) or "the stages"
+        why = f"{why}, and {stages} left shard {shard} no row"
+        way = (
+            "a filter by where rows stand in the files leaves some shards none: write the rows that it keeps "
+            'to files of their own, or deal rows in turn by sharding_filter(split="stride")'
+        )
+    log.warning("epoch %d: %s: %s; %s", epoch, what, why, way)
+
+
+def _left(left: int, batches: int) -> str:
+    if left >= MANY:
+        return f"at least {left % MANY:,} batches are left out besides {batches:,}"
+    part = left / (left + batches)
+    are = "is" if left == 1 else "are"
+    return f"{left:,} of {left + batches:,} batches ({part:.1%}) {are} left out"
+
+
+def warn_if_all_empty(plan: Plan, topology: Topology) -> None:
+    """Warn once for a pipeline that a consumer's whole epoch gave nothing, and why."""
+    world, workers = topology.world_size, topology.num_workers
+    if plan.quiet or (plan.chain.ragged and world > 1):
+        return
+    if plan.counts.known:  # one says it for all
+        if topology.rank or topology.worker or plan.counts.end(world):
+            return
+    elif workers > 1:
+        return
+    cause = _cause(plan, world)
+    if cause is not None:
+        warn_once(f"an epoch of this pipeline gives nothing: {cause}", plan.identity)
+
+
+def _cause(plan: Plan, world: int) -> str | None:
+    """Which stages left nothing of how many rows; None if unknown."""
+    source = plan.inputs.source
+    rows = int(source.lengths.sum()) if isinstance(source, RowSource) else None
+    stages = _dropping(plan)
+    if rows == 0 or any(stage.share == 0 or _takes_none(stage) for stage in stages):
+        return None
+    if plan.counts.known and plan.counts.batches_in_pass:
+        batches = int(plan.counts.batches_in_pass)
+        return f"its {batches} batches are fewer than {world} ranks, which get as many each"
+    count = "the rows" if rows is None else f"{rows:,} rows"
+    return f"{' and '.join(map(str, stages))} left none of {count}" if stages else None
+
+
+def _dropping(plan: Plan) -> list[Any]:
+    return [s for p in (*plan.mixed.values(), plan) for s in p.chain.stages if _drops(s)]
+
+
+def _drops(stage: Any) -> bool:
+    if stage.role == "batch":
+        return bool(stage.drop_last)
+    if stage.role == "pack":
+        return bool(stage.name != "pack")
+    some = stage.role in ("rows", "finish") and not stage.keeps_rows
+    return some or stage.role in ("take", "skip")
+
+
+def _takes_none(stage: Any) -> bool:
+    return stage.role == "take" and bool(stage.count == 0)
