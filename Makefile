@@ -4,7 +4,8 @@
 # this source tree:    make test VENV=/somewhere PACKAGE=dist/trainpipes-0.1.0-py3-none-any.whl
 
 PYTHON ?= python3
-VENV ?= .venv
+# Another Python has an environment of its own: .venv-python3.13
+VENV ?= .venv$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))
 FRAMEWORKS ?= $(VENV)-frameworks
 RAY ?= $(VENV)-ray
 PACKAGE ?= --editable .
@@ -40,6 +41,7 @@ help:
 	@echo "make docs    the documentation as a site: build/site/index.html"
 	@echo "make docs-check  every page opened in Chromium: errors, width of a phone, contrast; CHECK=questions.html for one"
 	@echo "make dist    an sdist and a wheel in dist/"
+	@echo "PYTHON=python3.13 with any of these: on another Python, in an environment of its own, .venv-python3.13"
 	@echo "make clean   remove .venv, .venv-frameworks, .venv-ray, caches and what the demo wrote"
 
 demo: $(VENV)/.demo
@@ -110,5 +112,5 @@ $(VENV)/.test: $(VENV)/.demo
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(RAY) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv-python* $(VENV) $(FRAMEWORKS) $(RAY) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

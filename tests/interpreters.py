@@ -16,7 +16,8 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 __all__ = ["pid_of", "python"]
@@ -169,9 +170,11 @@ sys.exit(code)
 @cache
 def python() -> tuple[str, ...]:
     """The words of a command that stand for ``sys.executable``."""
-    folder = TemporaryDirectory(prefix="tp-forkserver-")
-    atexit.register(folder.cleanup)
-    server, client = Path(folder.name, "forkserver.py"), Path(folder.name, "client.py")
+    # No TemporaryDirectory: a process that multiprocessing forks lets go of what atexit holds, and that
+    # would remove the folder (Python 3.13).
+    folder = mkdtemp(prefix="tp-forkserver-")
+    atexit.register(rmtree, folder, ignore_errors=True)
+    server, client = Path(folder, "forkserver.py"), Path(folder, "client.py")
     server.write_text(SERVER)
     client.write_text(CLIENT)
     address = str(server.with_name("socket"))

@@ -58,7 +58,7 @@ def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
 
 def test_the_standard_library_makes_a_corpus(tmp_path: Path) -> None:
     pairs = list(function_pairs(every=24))
-    assert len(pairs) > 150
+    assert len(pairs) > 100  # of 3.13, which has fewer modules; 3.11 has more than 150
     prompt, response = random.Random(0).choice(pairs)
     assert prompt.startswith(("def ", "async def "))
     assert response

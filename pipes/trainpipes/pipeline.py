@@ -43,7 +43,8 @@ from trainpipes.sources.text.read_text import ReadText
 from trainpipes.sources.whole_files.read_bytes import ReadBytes
 from trainpipes.sources.whole_files.read_images import ReadImages
 from trainpipes.stage_methods import Method
-from trainpipes.stages.batch import Batch, BucketByLength
+from trainpipes.stages.batch import Batch
+from trainpipes.stages.bucket_by_length import BucketByLength
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import DropColumns, Enumerate, Rename, Select

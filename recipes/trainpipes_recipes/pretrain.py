@@ -44,8 +44,9 @@ def pretrain(
     the label at t + 1.
 
     The number of batches is not known before an epoch's end: count steps, or ask
-    ``Loader(pipe).estimate_len()`` with ``epochs=1``. Each shard's last row is not full: use fewer
-    shards for a few hundred documents.
+    ``Loader(pipe).estimate_len()`` with ``epochs=1``. Each document comes once an epoch; in each
+    shard, documents of at most one row go on into the next. Each shard's last row of all is not
+    full: use fewer shards for a few hundred documents.
 
     Args:
         text: column of the documents; by default the first of text, content, document and body.

@@ -284,6 +284,21 @@ def test_a_dcp_index_cannot_lead_out_of_its_folder(tmp_path):
     assert "is damaged" in found.problem
 
 
+@pytest.mark.parametrize("module", [b"pathlib", b"pathlib._local"])
+def test_a_dcp_index_of_any_python_names_its_path_as_that_python_does(tmp_path, module):
+    path = save({"loader": state()}, tmp_path / "dcp", "dcp")
+    index = pickle.loads((path / ".metadata").read_bytes())
+    names = pickle.dumps(index, protocol=2).replace(b"pathlib._local\n", b"pathlib\n")
+    assert names.count(b"cpathlib\nPosixPath\n") == 1
+    names = names.replace(b"cpathlib\n", b"c" + module + b"\n")
+    (path / ".metadata").write_bytes(names)
+    (found,) = read_states(path)
+    assert dict(found.state) == state()
+    (path / ".metadata").write_bytes(names.replace(b"\nPosixPath\n", b"\nos\n"))
+    (found,) = read_states(path)
+    assert "whose code could run" in found.problem
+
+
 def test_an_archive_of_something_else_is_refused(tmp_path):
     np.savez(tmp_path / "arrays.npz", x=np.arange(3))
     assert "not of torch.save" in refused(tmp_path / "arrays.npz")

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ DENIED: Fault = (
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder of temporary files of its own."""
+    get_temp_dir()  # where multiprocessing has its sockets: below this one their names are too long
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))

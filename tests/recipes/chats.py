@@ -47,11 +47,10 @@ def conversations_of(pairs: Sequence[tuple[str, str]]) -> list[list[Message]]:
 
 
 def preferences_of(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-    """For each function its own body, and that of the next one."""
-    others = [*pairs[1:], *pairs[:1]]
+    """For each function its own body, and the same in capitals: as long, and easily told apart."""
     return [
-        {"prompt": ask + "\n", "chosen": answer, "rejected": other}
-        for (ask, answer), (_, other) in zip(pairs, others, strict=True)
+        {"prompt": ask + "\n", "chosen": answer, "rejected": answer.upper()}
+        for ask, answer in pairs
     ]
 
 

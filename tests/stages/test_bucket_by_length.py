@@ -145,9 +145,6 @@ def test_buckets_of_no_rows_are_passed_over() -> None:
         next(iter(source([5]).bucket_by_length(4, drop_last=True).repeat()))
 
 
-#: Epochs that a window is of, at most; ``pack`` goes on until so many rows are full.
-MOST = 8
-FULL_ROWS = 8
 SHARDS = 4
 
 
@@ -208,7 +205,7 @@ def test_the_first_batch_of_few_rows_takes_few_epochs(cut: str) -> None:
     pipe = pipe if cut == "mix" else pipe.repeat()
     pipe = pipe.bucket_by_length(4) if cut == "bucket" else pipe.pack(16)
     next(iter(tp.Loader(pipe, threads=0)))
-    assert data.read <= (4 * FULL_ROWS * 16 if cut != "bucket" else 2 * MOST * SHARDS)
+    assert data.read <= (4 * 16 if cut != "bucket" else 4 * SHARDS)
 
 
 @pytest.mark.parametrize("length", [4, 16, 64])
@@ -216,15 +213,14 @@ def test_rows_of_few_documents_are_full(length: int) -> None:
     pipe = rows().sharding_filter(SHARDS).shuffle(20).repeat().pack(length)
     packed = list(islice(pipe, 20 * SHARDS))
     full = sum(number > 0 for row in packed for number in row["segment_ids"])
-    assert full > 0.85 * length * len(packed)
+    assert full > 0.8 * length * len(packed)
 
 
-def test_a_window_over_long_documents_is_of_few_epochs() -> None:
-    """Where 8 epochs fill 8 rows, it is of no more."""
+def test_a_row_of_long_documents_is_of_few_epochs() -> None:
     pipe = rows().sharding_filter(SHARDS).repeat().pack(2)
     for number in range(0, 4 * SHARDS, SHARDS // 2):
         found = [place.epoch for place in tp.locate(pipe, number).places]
-        assert max(found) - min(found) < 2 * MOST
+        assert max(found) - min(found) <= 1
 
 
 @pytest.mark.parametrize("name", ENDLESS)

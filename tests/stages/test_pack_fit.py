@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from trainpipes.stages.pack_fit import (
     Placing,
     best_fit,
-    best_window,
     concat,
     first_fit,
     pieces_of,
     placed,
 )
+from trainpipes.stages.pack_windows import best_window, fit_a_row, joint_window
 
 CAPACITY = 12
 pieces = st.lists(st.integers(1, CAPACITY), max_size=40)
@@ -141,6 +141,29 @@ def test_a_window_ends_where_its_rows_are_fullest(lengths: list[int], limit: int
     check_placing(found, lengths[:count], CAPACITY, limit)
     whole = placed(given_, CAPACITY, limit, best_fit)
     # A share at least as large as that of all: s / r >= S / R.
+    assert sum(lengths[:count]) * len(whole) >= sum(lengths) * len(found)
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=64), most, st.booleans(), st.integers(0, 64)
+)
+def test_where_an_epoch_ends_one_row_holds_what_is_left(
+    lengths: list[int], limit: int | None, best: bool, wanted: int
+) -> None:
+    given_ = np.array(lengths, dtype=np.int64)
+    ends = np.arange(1, len(lengths) + 1)
+    fits = np.flatnonzero(fit_a_row(given_, ends, CAPACITY, limit)) + 1
+    begun = max([k for k in fits.tolist() if k <= wanted], default=0)
+    fit = best_fit if best else first_fit
+    count, found = joint_window(given_, CAPACITY, limit, fit, begun)
+    assert max(begun, 1) <= count <= len(lengths)
+    check_placing(found, lengths[:count], CAPACITY, limit)
+    left = [n for n in lengths[count:] if n]
+    assert sum(left) <= CAPACITY
+    assert len(left) <= (limit or CAPACITY)
+    rows = np.repeat(np.arange(len(found)), np.diff(found.bounds))
+    assert len(set(rows[found.document < begun].tolist())) <= 1
+    whole = placed(given_, CAPACITY, limit, fit, begun)
     assert sum(lengths[:count]) * len(whole) >= sum(lengths) * len(found)
 
 

@@ -20,6 +20,8 @@ from trainpipes.columns.payload import (
 )
 from trainpipes.engine.layout import IntArray
 
+#: Bits of a row's number that are its own; those above tell the source in a mix.
+SOURCE_BIT = 40
 #: The length of a piece that is a row as it is, not packed.
 WHOLE = -1
 

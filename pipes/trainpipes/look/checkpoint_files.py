@@ -25,6 +25,7 @@ INDEX, MOST_VALUE = ".metadata", 1 << 26
 MARK, ZIP = b"trainpipes", b"PK\x03\x04"
 #: Where the classes are that an index of ``torch.distributed.checkpoint`` may name; and others.
 METADATA = "torch.distributed.checkpoint.metadata"
+PATH_OF_3_13 = "pathlib._local.PosixPath"  # what Python 3.13 alone calls it
 PLAIN = (
     "torch.Size", "torch.serialization._get_layout", "pathlib.PosixPath",
     "torch.distributed.checkpoint.filesystem._StorageInfo",
@@ -135,6 +136,8 @@ class _IndexReader(pickle.Unpickler):
     """Finds only classes that describe tensors and files."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" == PATH_OF_3_13:
+            module = "pathlib"
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if f"{module}.{name}" in PLAIN or is_dtype or (module == METADATA and name.isidentifier()):
             found = super().find_class(module, name)

@@ -17,7 +17,7 @@ from trainpipes.engine.planning.as_columns import columns, columns_if_known
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RandomAccessSource
-from trainpipes.look.lengths import ends_short, exact_length, expected_items
+from trainpipes.look.lengths import ends_short, exact_length, expected_items, left_open
 from trainpipes.look.record import mermaid, record, written
 from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.tokenizing import Tokenizes
@@ -131,6 +131,11 @@ def explain(
         *([] if "columns" in dict(source_lines) else _column_lines(plan)),
         ("an epoch", _epoch(plan, batches, world_size)),
     ]
+    if what := left_open(plan):
+        whose = "of a source " if chain.mixes else ""
+        who = "each shard has" if shards > 1 else "there is"
+        said = f"{who} at most one open {what}, which rows of the next one fill"
+        lines.append(("joints", f"where an epoch {whose}ends, {said}"))
     if shards > 1:
         said = "which ranks and workers share: always so many, so that a state fits all"
         lines.append(("shards", f"{shards}, {said}"))

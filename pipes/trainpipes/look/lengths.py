@@ -81,6 +81,16 @@ def ends_short(plan: Plan) -> bool:
     return sized and chain.num_shards > 1 and not plan.layouts.whole and not goes_on
 
 
+def left_open(plan: Plan) -> str:
+    """What each shard has open where an epoch of its rows ends, and goes on into the next."""
+    chain = plan.chain
+    if plan.counts.known or not (chain.rolling or chain.mixes):
+        return ""
+    packs = any(stage.role == "pack" for stage in chain.after)
+    opens = ["row of pack()"] * packs + ["batch"] * (chain.batch is not None)
+    return " and one open ".join(opens)
+
+
 def rows_of(source: RowSource | RowStream) -> int | None:
     """Rows of a source; None where they are not counted in advance."""
     return int(source.lengths.sum()) if isinstance(source, RowSource) else source.length

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from trainpipes.columns.block import Block
-from trainpipes.columns.run import Cursors, Run, RunSource, innermost, round_of
+from trainpipes.columns.arrays import Array
+from trainpipes.columns.block import SOURCE_BIT, Block
+from trainpipes.columns.run import Cursors, Run, RunSource, innermost
 from trainpipes.engine.layout import IntArray, permutation
 from trainpipes.errors import StateError
 from trainpipes.kinds.empty_epoch_guard import EmptyRounds
 
-#: Epochs of which rows are packed or sorted together: of a few rows, a window would be of hundreds.
-MOST_EPOCHS = 8
 #: Positions before an item of a window, and after each up to another.
 CursorsOf = Callable[[int, int], Cursors]
 
@@ -52,66 +51,88 @@ def _part(run: Run, first: int, stop: int) -> Run:
     return Run(run.block.slice(first, stop), compact(cursors))
 
 
+def _epoch(run: Run) -> int:
+    found: int = innermost(run.cursors.state(0)).get("epoch", 0)
+    return found
+
+
+class _Joints:
+    """Where rows of a source begin its next epoch while rows of its last one wait."""
+
+    def __init__(self) -> None:
+        self._rows = 0  # that wait
+        #: Of each source, the last row's place and epoch.
+        self._seen: dict[int, tuple[int, int]] = {}
+        #: Places of the two rows of a source between which each joint is.
+        self._found: list[tuple[int, int]] = []
+
+    @property
+    def last(self) -> int:
+        return self._found[-1][1] if self._found else 0
+
+    def before(self, rows: int) -> IntArray:
+        return np.array([place for _, place in self._found if place < rows], dtype=np.int64)
+
+    def saw(self, block: Block) -> None:
+        sources = block.ids >> SOURCE_BIT
+        epochs = np.broadcast_to(np.asarray(block.epoch, dtype=np.int64), len(block))
+        found: list[tuple[int, int]] = []
+        for source in np.unique(sources).tolist():
+            places = np.flatnonzero(sources == source)
+            own, places = epochs[places], places + self._rows
+            place, epoch = self._seen.get(source, (-1, own[0]))
+            later = np.flatnonzero(np.diff(own, prepend=epoch) > 0)
+            before, after = np.append(place, places)[later], places[later]
+            found += zip(before.tolist(), after.tolist(), strict=True)
+            self._seen[source] = int(places[-1]), int(own[-1])
+        self._found += sorted((one for one in found if one[0] >= 0), key=itemgetter(1))
+        self._rows += len(block)
+
+    def drop(self, rows: int) -> None:
+        self._rows -= rows
+        self._seen = {s: (place - rows, epoch) for s, (place, epoch) in self._seen.items()}
+        self._found = [(a - rows, b - rows) for a, b in self._found if a >= rows]
+
+
 class Held:
-    """Rows of at most so many epochs, and of so many rounds of a mix's sources."""
+    """Rows that wait, and the joints of epochs among them. ``alone``: of one epoch only."""
 
-    def __init__(
-        self, stage: Any, below: RunSource, epochs: float = math.inf, rounds: float = math.inf
-    ) -> None:
-        self._stage, self._below = stage, below
-        self._most = epochs, rounds
+    def __init__(self, stage: Any, below: RunSource, alone: bool = False) -> None:
+        self._stage, self._below, self._alone = stage, below, alone
         self._runs: list[Run] = []
-        self._after: Run | None = None  # of epochs that may not join those that wait
-        self._ended = False
         self._rounds = EmptyRounds()
+        self._joints = _Joints()
         self.rows = 0
+        #: Whether no row joins those that wait.
+        self.ended = False
+        self._after: Run | None = None  # of the next epoch
 
-    @property
-    def closed(self) -> bool:
-        """Whether nothing joins the rows that wait."""
-        return self._ended or self._after is not None
-
-    @property
-    def more_follow(self) -> bool:
-        return self._after is not None
-
-    def fill(self, rows: int, least: int = 0) -> bool:
-        """Wait for so many rows, of which ``least`` may be of any epochs."""
-        after, self._after = self._after, None
-        if after is not None:
-            self._take(after, least)
-        while self.rows < rows and not self.closed:
+    def fill(self, rows: int, least: float = math.inf) -> bool:
+        """Wait for so many rows, or for a joint after the first ``least`` of them."""
+        if self._after is not None and not self.rows:
+            self._take(self._after)
+            self._after, self.ended = None, False
+        while self.rows < rows and not self.ended and self._joints.last <= least:
             try:
                 run = self._below.next_run()
             except StopIteration:
-                self._ended = True
+                self.ended = True
                 break
-            self._take(run, least)
+            if self._alone and self.rows and _epoch(run) != _epoch(self._runs[0]):
+                self._after, self.ended = run, True
+                break
+            self._take(run)
         return self.rows > 0
 
-    def _take(self, run: Run, least: int) -> None:
-        count = self._joining(run, max(0, least - self.rows))
-        if count < len(run):
-            self._after = _part(run, count, len(run))
-            run = _part(run, 0, count)
-        if count:
-            self._rounds.saw(run)
-            self._runs.append(run)
-            self.rows += count
+    def _take(self, run: Run) -> None:
+        self._rounds.saw(run)
+        self._runs.append(run)
+        self._joints.saw(run.block)
+        self.rows += len(run)
 
-    def _joining(self, run: Run, least: int) -> int:
-        rows, (epochs, rounds) = len(run), self._most
-        if rows <= least or epochs == rounds == math.inf:
-            return rows
-        epoch, turn = round_of((self._runs[0] if self._runs else run).cursors.state(0))
-
-        def is_later(row: int) -> bool:
-            its_epoch, its_turn = round_of(run.cursors.state(row))
-            return its_epoch >= epoch + epochs or (its_epoch == epoch and its_turn >= turn + rounds)
-
-        if not is_later(rows - 1):
-            return rows
-        return bisect_left(range(rows), True, least, key=is_later)
+    def joints(self, rows: int) -> IntArray:
+        """How many rows wait before each joint, if fewer than ``rows``: int64, ascending."""
+        return self._joints.before(rows)
 
     def waiting(self) -> Run:
         if len(self._runs) > 1:
@@ -130,6 +151,7 @@ class Held:
             run = self.waiting()
             self._runs = [_part(run, rows, len(run))] if rows < len(run) else []
             self.rows -= rows
+            self._joints.drop(rows)
 
     def take(self, bounds: IntArray) -> Run:
         """The first rows, as items cut at ``bounds`` int64 ``[items + 1]``, which starts with 0."""
@@ -166,6 +188,13 @@ def _within(ends: tuple[dict[str, Any], ...], items: int, first: int, stop: int)
     if stop == items:
         which[-1], rows[-1] = 1, 0
     return Cursors(ends, which, rows)
+
+
+def around(joints: IntArray, fits: Array) -> tuple[int, int | None]:
+    """Rows before the last joint up to which all fit into one item, and before the next joint."""
+    passed = len(fits) if fits.all() else int(np.argmin(fits))
+    begun = int(joints[passed - 1]) if passed else 0
+    return begun, int(joints[passed]) if passed < len(joints) else None
 
 
 def opened(at: dict[str, Any]) -> tuple[dict[str, Any], int]:

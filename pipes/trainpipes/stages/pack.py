@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
@@ -18,16 +17,14 @@ from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import OpenBelow, RegroupStage
 from trainpipes.kinds.tally import Tally
 from trainpipes.stages import pack_fit
-from trainpipes.stages.held import MOST_EPOCHS, CursorsOf, Held, Runs, opened
+from trainpipes.stages.held import CursorsOf, Held, Runs, around, opened
+from trainpipes.stages.pack_windows import best_window, fit_a_row, joint_window
 from trainpipes.stages.read_columns import check_beside, ids_of, names_of, numbers_of
 from trainpipes.stages.targets import LeftOut, OnError, TargetStage, have_target
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
 
 #: Tokens of a run: rows are made in small lots, so that only token ids wait.
 LOT_TOKENS = 1 << 16
-#: Rows that a window over several epochs is to fill, however many these are: only its last row has an empty
-#: end.
-LEAST_ROWS = 8
 #: In a row's part (see ``Block``): where the place of its first token begins.
 PIECE_BITS = 40
 
@@ -56,8 +53,8 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
     and the columns that ``along`` names. ``pad_collate`` adds ``cu_seqlens`` and ``max_seqlen``.
     Unless ``method="concat"``, no document that would fit is split (Ding et al., arXiv 2404.10830),
     and the rows of a buffer come in an order drawn with ``seed``: anew every epoch if the chain
-    shuffles. With ``.repeat().pack()`` a buffer may hold documents of 8 epochs, or of as many as
-    fill 8 rows.
+    shuffles. With ``.repeat().pack()``, and in a mix, a buffer ends where its documents' next epoch
+    begins: documents of at most one row go on, in a row with some of that epoch.
 
     Args:
         max_length: tokens of a row.
@@ -118,7 +115,7 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
         rule = f"columns besides {self.column!r} and those that it makes ({', '.join(pack_fit.PACKED)})"
         self._require(not taken, "along", rule, 'a column "labels" is packed anyway')
 
-    #: Whether a window continues over the joint of two epochs, or there is none.
+    #: Whether it packs what ``repeat`` gives, or there is none: rows go on over the joint of two epochs.
     _crosses: ClassVar[bool] = False
     #: Whether the rows of a window come in another order every epoch.
     _reorders: ClassVar[bool] = False
@@ -143,12 +140,9 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         at, used = opened(at)
-        if self.method == "concat":  # whose rows are full, of however many epochs
-            windows = self._joined(Held(self, below(at), math.inf if self._crosses else 1), used)
-        else:
-            epochs = MOST_EPOCHS if self._crosses else 1
-            windows = self._fitted(Held(self, below(at), epochs, MOST_EPOCHS), used)
-        return Runs(self._packed(windows), self)
+        windows = self._joined if self.method == "concat" else self._fitted
+        held = Held(self, below(at), alone=not self._crosses)
+        return Runs(self._packed(windows(held, used)), self)
 
     def _packed(self, windows: Iterator[_Window]) -> Iterator[Run]:
         lot = max(1, LOT_TOKENS // self.max_length)
@@ -177,18 +171,21 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
             count = min(size, held.rows)
             block = held.waiting().block.slice(0, count)
             documents = self._documents(block)
-            lengths = documents.lengths
-            tokens = int(lengths.sum())
-            is_open = self._crosses and held.more_follow and count < size
-            if is_open and 0 < tokens < LEAST_ROWS * self.max_length:
-                least = 2 * count
+            joints = held.joints(size)
+            fits = fit_a_row(documents.lengths, joints, self.max_length, most)
+            begun, end = around(joints, fits)
+            if end is None and count < size and not held.ended:
+                least = 2 * count  # one row holds documents of many epochs
                 continue
             least = 0
-            if self.method == "best_fit" and count == size:
-                count, found = pack_fit.best_window(lengths, self.max_length, most)
-            else:  # or an epoch's end: all that is left
-                fit = pack_fit.best_fit if self.method == "best_fit" else pack_fit.first_fit
-                found = pack_fit.placed(lengths, self.max_length, most, fit)
+            lengths = documents.lengths[:end]
+            fit = pack_fit.best_fit if self.method == "best_fit" else pack_fit.first_fit
+            if end is not None:
+                count, found = joint_window(lengths, self.max_length, most, fit, begun)
+            elif self.method == "best_fit" and count == size:
+                count, found = best_window(lengths, self.max_length, most, begun)
+            else:
+                found = pack_fit.placed(lengths, self.max_length, most, fit, begun)
             self._count_dropped(documents, block, count)
             order, cursors = held.window(len(found), count, used, "pack", self._reorders)
             yield _Window(block, documents, found.take(order), cursors, used)
@@ -202,7 +199,7 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
             lengths = documents.lengths
             held.check_used(used, lengths[0])
             limits = self.max_length, self.max_documents
-            found, edges = pack_fit.concat(lengths, used, *limits, held.closed)
+            found, edges = pack_fit.concat(lengths, used, *limits, held.ended)
             spent = held.rows
             needed = spent + 1 + spent // 2  # a row may be of very many documents
             if len(found):
@@ -211,7 +208,7 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
                 tokens = edges - np.append(ends - lengths, ends[-1])[document]
                 spent, used = int(document[-1]), int(tokens[-1])
                 yield _Window(run.block, documents, found, _after(run, document, tokens), 0)
-            elif not held.closed and lengths.any():
+            elif not held.ended and lengths.any():
                 continue
             else:  # no token waits
                 used = 0

@@ -14,16 +14,12 @@ from trainpipes.columns.block import Block, Pieces
 from trainpipes.engine.layout import IntArray
 from trainpipes.stages.targets import IGNORED
 
-#: Of a window of n documents, best-fit may leave up to n // SPARE to the next one.
-SPARE = 16
-#: Cells left empty, in rows, that are aimed at when a window's end is chosen. Where nearly none would be,
-#: documents do not fit and cost a row more.
-AIMED_AT = (0.08, 0.16, 0.30)
-
 #: Columns of token ids and of what is made for them.
 PACKED = ("input_ids", "labels", "position_ids", "segment_ids")
 
-Fit = Callable[[IntArray, int, "int | None"], IntArray]
+#: Tokens and documents that the first row holds already.
+Begun = tuple[int, int]
+Fit = Callable[[IntArray, int, "int | None", Begun], IntArray]
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,9 @@ def pieces_of(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, Int
     return document, start, np.minimum(lengths[document] - start, capacity)
 
 
-def first_fit(lengths: IntArray, capacity: int, max_documents: int | None = None) -> IntArray:
+def first_fit(
+    lengths: IntArray, capacity: int, max_documents: int | None = None, begun: Begun = (0, 0)
+) -> IntArray:
     """The row of each piece (lengths 1 to ``capacity``): in order, each in the first with room.
 
     Searches a tree of room (Johnson, "Near-optimal bin packing algorithms", 1973).
@@ -76,11 +74,11 @@ def first_fit(lengths: IntArray, capacity: int, max_documents: int | None = None
     >>> first_fit(np.array([6, 5, 4, 3]), 10).tolist()
     [0, 1, 0, 1]
     """
-    leaves = 1 << max(0, len(lengths) - 1).bit_length()
+    leaves = 1 << len(lengths).bit_length()
     room = [capacity] * (2 * leaves)
-    counts = [0] * len(lengths)
+    counts = [0] * leaves
     rows = []
-    for length in lengths.tolist():
+    for length, documents in [begun, *((length, 1) for length in lengths.tolist())]:
         node = 1
         while node < leaves:
             node *= 2
@@ -88,7 +86,7 @@ def first_fit(lengths: IntArray, capacity: int, max_documents: int | None = None
                 node += 1
         row = node - leaves
         rows.append(row)
-        counts[row] += 1
+        counts[row] += documents
         left = 0 if counts[row] == max_documents else room[node] - length
         room[node] = left
         while node > 1:  # tell the halves above
@@ -97,10 +95,12 @@ def first_fit(lengths: IntArray, capacity: int, max_documents: int | None = None
             if room[node] == most:
                 break
             room[node] = most
-    return np.array(rows, dtype=np.int64)
+    return np.array(rows[1:], dtype=np.int64)
 
 
-def best_fit(lengths: IntArray, capacity: int, max_documents: int | None = None) -> IntArray:
+def best_fit(
+    lengths: IntArray, capacity: int, max_documents: int | None = None, begun: Begun = (0, 0)
+) -> IntArray:
     """The row of each piece: longest first, each in the row it fills best, the first of equals.
 
     Best-fit decreasing (Johnson, Demers, Ullman, Garey and Graham, SIAM J. Comput. 3, 1974): at
@@ -111,11 +111,13 @@ def best_fit(lengths: IntArray, capacity: int, max_documents: int | None = None)
     """
     order = np.argsort(-lengths, kind="stable").tolist()
     sizes = lengths.tolist()
-    count = len(sizes)
-    rows = [0] * count
-    held = [0] * count
+    count = len(sizes) + 1
+    rows = [0] * len(sizes)
+    held = [begun[1]] + [0] * len(sizes)
     rooms: list[int] = []  # of each open row, ascending: what is left in it * count + its number
-    used = 0
+    used = int(begun[0] > 0)
+    if used and begun[0] < capacity and begun[1] != max_documents:
+        rooms.append((capacity - begun[0]) * count)
     for piece in order:
         size = sizes[piece]
         place = bisect_left(rooms, size * count)
@@ -133,49 +135,26 @@ def best_fit(lengths: IntArray, capacity: int, max_documents: int | None = None)
     return np.array(rows, dtype=np.int64)
 
 
-def placed(lengths: IntArray, capacity: int, max_documents: int | None, fit: Fit) -> Placing:
-    """Documents in rows as ``fit`` says, longer ones cut; a row keeps their order."""
+def placed(
+    lengths: IntArray, capacity: int, max_documents: int | None, fit: Fit, begun: int = 0
+) -> Placing:
+    """Documents in rows as ``fit`` says, longer ones cut; a row keeps their order. The first
+    ``begun`` documents share a row.
+    """
     document, start, length = pieces_of(lengths, capacity)
-    row = np.empty(len(length), dtype=np.int64)
+    row = np.zeros(len(length), dtype=np.int64)
     full = length == capacity
-    row[~full] = fit(length[~full], capacity, max_documents)
+    first = int(np.searchsorted(document, begun))
+    full[:first] = False
+    free = ~full
+    free[:first] = False
+    row[free] = fit(length[free], capacity, max_documents, (int(length[:first].sum()), first))
     fitted = int(row[~full].max(initial=-1)) + 1
     row[full] = fitted + np.arange(np.count_nonzero(full))
     order = np.argsort(row, kind="stable")
     counts = np.bincount(row)
     bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     return Placing(document[order], start[order], length[order], bounds)
-
-
-def best_window(lengths: IntArray, capacity: int, max_documents: int | None) -> tuple[int, Placing]:
-    """How many of n documents to pack, and their rows by best-fit.
-
-    Of four numbers from n - n // 16 to n, the one that leaves the smallest share empty; else the
-    last row is half empty on average.
-    """
-    least = len(lengths) - len(lengths) // SPARE + 1
-    numbers = np.arange(min(least, len(lengths)), len(lengths) + 1)
-    tokens = np.cumsum(lengths)[numbers - 1]
-    left = -tokens % capacity
-    tried = {len(numbers) - 1}
-    for aim in AIMED_AT:
-        tried.add(int(np.argmin((left - int(aim * capacity)) % capacity)))
-    # The share of their rows that documents fill, best case first: it may be all that is looked at.
-    hoped = _shares(tokens, -(-tokens // capacity))
-    best = -1.0, 0, placed(lengths[:0], capacity, max_documents, best_fit)
-    for k in sorted(tried, key=lambda k: (-hoped[k], k)):
-        if hoped[k] > best[0]:
-            number = int(numbers[k])
-            found = placed(lengths[:number], capacity, max_documents, best_fit)
-            share = float(_shares(tokens[k], np.array(len(found))))
-            if share > best[0]:
-                best = share, number, found
-    return best[1], best[2]
-
-
-def _shares(tokens: Array, rows: Array) -> Array:
-    found: Array = tokens / np.maximum(rows, 1)
-    return found
 
 
 def concat(

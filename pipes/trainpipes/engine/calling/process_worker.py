@@ -58,7 +58,8 @@ def pickled(value: Any) -> Message:
 
     content = io.BytesIO()
     _Pickler(content, protocol=5, buffer_callback=keep_in_pickle).dump(value)
-    return [content.getbuffer(), *large]
+    # Not getbuffer(): an export that outlives its file is a BufferError at the end of the interpreter.
+    return [memoryview(content.getvalue()), *large]
 
 
 def unpickled(message: Message) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
-from trainpipes.columns.block import Block
+from trainpipes.columns.block import SOURCE_BIT, Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.inputs import Inputs
@@ -26,10 +26,9 @@ from trainpipes.sources.combined.common_columns import columns_of, said, united
 from trainpipes.sources.mixed.mix_runs import MixRuns
 from trainpipes.stages.read_columns import lengths_of
 
-#: Bits of a row's number that are its own, and that tell its source.
-ROW_BITS = 40
+#: Bits of a row's number that tell its source.
 TAG_BITS = 23
-ROW_MASK = (1 << ROW_BITS) - 1
+ROW_MASK = (1 << SOURCE_BIT) - 1
 
 #: Names that lead to a source, from the outermost mix inwards.
 Path = tuple[str, ...]
@@ -230,15 +229,15 @@ class MixedIds:
         """The numbers of one source's rows."""
         below = self._below[name]
         if below is None:
-            return rows | (self._tags[name,] << ROW_BITS)
+            return rows | (self._tags[name,] << SOURCE_BIT)
         found = np.empty_like(rows)
         for path, places, own in below.split(rows):
-            found[places] = own | (self._tags[name, *path] << ROW_BITS)
+            found[places] = own | (self._tags[name, *path] << SOURCE_BIT)
         return found
 
     def split(self, rows: IntArray) -> Iterator[tuple[Path, IntArray, IntArray]]:
         """By source: its path, the places of its rows, and their own numbers."""
-        tags = rows >> ROW_BITS
+        tags = rows >> SOURCE_BIT
         for tag in np.unique(tags).tolist():
             places = np.flatnonzero(tags == tag)
             yield self._paths[tag], places, rows[places] & ROW_MASK
