@@ -199,7 +199,9 @@ class Requests:
         """What ``work`` returns, and the number of tries; ``amount`` bytes go one way or the other."""
         more, began = amount / SLOWEST, time.monotonic()
         limit = more + (LONG * self._seconds if long else try_seconds(self._seconds))
-        end = math.inf if long else began + self._seconds  # of tries; the last one's bytes may come after it
+        end = (
+            math.inf if long else began + self._seconds
+        )  # of tries; the last one's bytes may come after it
         tries, pause, handled = 0, FIRST_PAUSE, sys.exc_info()[1]
         while True:
             tries += 1
