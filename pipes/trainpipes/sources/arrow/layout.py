@@ -114,7 +114,7 @@ def _footer(fetch: Fetch, size: int) -> bytes:
 def _heads(fetch: Fetch, footer: bytes, end: int) -> dict[int, bytes]:
     """Headers of messages where the footer says that they are, so that they are fetched at once."""
     with suppress(struct.error, IndexError):
-        table = _Table(footer)
+        table = Table(footer)
         blocks = [*table.vector(2, BLOCK), *table.vector(3, BLOCK)]  # dictionaries, record batches
         spans = [(start, start + header) for start, header, _ in blocks]
         spans = [(start, stop) for start, stop in spans if 0 <= start < stop <= end]
@@ -122,9 +122,9 @@ def _heads(fetch: Fetch, footer: bytes, end: int) -> dict[int, bytes]:
     return {}
 
 
-def _messages(fetch: Fetch, at: int, end: int, footer: bytes) -> list[tuple[int, int, _Table]]:
+def _messages(fetch: Fetch, at: int, end: int, footer: bytes) -> list[tuple[int, int, Table]]:
     """Where messages begin and end, which lie side by side, and their headers."""
-    found: list[tuple[int, int, _Table]] = []
+    found: list[tuple[int, int, Table]] = []
     heads, stop = _heads(fetch, footer, end), at
     while at < end:
         head = heads.get(at) or fetch([(at, min(end, at + HEAD))])[0]
@@ -145,7 +145,7 @@ def _messages(fetch: Fetch, at: int, end: int, footer: bytes) -> list[tuple[int,
             )
         if len(head) < 8 + length:
             head = fetch([(start, at)])[0]
-        header = _Table(head[8 : 8 + length])
+        header = Table(head[8 : 8 + length])
         body = header.number(3, "<q")
         at = stop = at + body
         if body < 0 or stop > end:
@@ -164,7 +164,7 @@ def _messages(fetch: Fetch, at: int, end: int, footer: bytes) -> list[tuple[int,
 
 
 def _parts(
-    messages: list[tuple[int, int, _Table]], fields: int, is_file: bool
+    messages: list[tuple[int, int, Table]], fields: int, is_file: bool
 ) -> tuple[list[tuple[int, int, int]], list[list[int]], bool]:
     """Rows, start and stop of record batches, the dictionaries, and whether any is compressed."""
     batches: list[tuple[int, int, int]] = []
@@ -190,7 +190,7 @@ def _parts(
     return batches, dictionaries, compressed
 
 
-class _Table:
+class Table:
     """A table of flatbuffers, to which the offset at a byte leads: fields by number."""
 
     def __init__(self, data: bytes, offset: int = 0) -> None:
@@ -212,9 +212,9 @@ class _Table:
         place = self._place(field)
         return self._get(kind, place) if place else 0
 
-    def table(self, field: int) -> _Table | None:
+    def table(self, field: int) -> Table | None:
         place = self._place(field)
-        return _Table(self._data, place) if place else None
+        return Table(self._data, place) if place else None
 
     def vector(self, field: int, item: struct.Struct) -> list[tuple[int, ...]]:
         place = self._place(field)

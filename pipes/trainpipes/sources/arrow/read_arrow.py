@@ -13,17 +13,21 @@ from trainpipes.columns.arrays import check_sound, gathered, take_rows
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.arrow.layout import read_layout, spans_before
+from trainpipes.sources.arrow.pieces import can_be_cut, pieces
 from trainpipes.sources.arrow.saved_dataset import saved_files
 from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.files.file_bytes import FileBytes
+from trainpipes.sources.files.file_bytes import FileBytes, LocalBytes, as_bytes
 from trainpipes.sources.files.file_reader import FileReader, cut_evenly
 from trainpipes.sources.files.file_source import NumberedFiles
 from trainpipes.sources.files.format import Format, Layout, unpacked
 from trainpipes.sources.files.index_store import IndexStore
-from trainpipes.sources.files.schema import different_schemas, one_schema
+from trainpipes.sources.files.schema import different_schemas, inner_paths, one_schema
 
 #: Files of which the first record batch is decoded to tell the size of a row.
 SAMPLED = 4
+#: Bytes of a record batch that is read as a whole, at most: those of others are read, or copied of a map, in
+#: pieces of about so many.
+WHOLE = 4 << 20
 
 
 class ReadArrow(FileReader):
@@ -85,7 +89,7 @@ class ArrowFormat(Format):
 
     def scan(self, file: FileBytes) -> Layout:
         def fetch(parts: list[tuple[int, int]]) -> list[bytes]:
-            return [bytes(part) for part in _parts(file, parts)]
+            return [as_bytes(part) for part in file.read(parts)]
 
         return read_layout(fetch, file.size)
 
@@ -98,7 +102,26 @@ class ArrowFormat(Format):
     def decode(
         self, data: FileBytes, layout: Layout, block: int, columns: Sequence[str] | None
     ) -> Iterator[pa.RecordBatch]:
-        yield _batch(data, _parts(data, self.ranges(layout, block, columns)), layout, block)
+        about = _about(layout.extra)
+        if not isinstance(data, LocalBytes) or about["dictionaries"] is not None:
+            yield _batch(data, data.read(self.ranges(layout, block, columns)), layout, block)
+            return
+        start, stop, rows = (int(each[block]) for each in (layout.start, layout.stop, layout.rows))
+        wanted = _places(layout.schema, columns)
+        if about["compressed"] or (stop - start <= WHOLE and len(wanted) == len(layout.schema)):
+            message = data.reading(lambda read: read(start, stop))
+            yield _batch(data, [message], layout, block)
+        elif all(map(can_be_cut, layout.schema.types)):
+            first = 0
+            for piece in pieces(data, layout.schema, (start, stop), rows, wanted):
+                data.once((block, first), partial(_check, piece, len(piece)))
+                first += len(piece)
+                yield piece
+        else:  # views and unions
+            begin, step = int(layout.rows[:block].sum()), max(1, rows * WHOLE // (stop - start))
+            for first in range(begin, begin + rows, step):
+                index = np.arange(first, min(first + step, begin + rows))
+                yield from self.take(data, layout, index, columns)
 
     def take(
         self, data: FileBytes, layout: Layout, rows: IntArray, columns: Sequence[str] | None
@@ -109,10 +132,11 @@ class ArrowFormat(Format):
         def of_batch(number: int, own: IntArray) -> pa.RecordBatch:
             start, stop = int(layout.start[number]), int(layout.stop[number])
             message = content.slice(start, stop - start)
-            return gathered(_batch(data, [message], layout, number), own)
+            return gathered(_batch(data, [message], layout, number, columns), own)
 
         firsts = np.append(0, np.cumsum(layout.rows))
         found: list[pa.RecordBatch] = take_rows(of_batch, firsts, rows).to_batches()
+        data.check()
         return found
 
     def unfit(self, layout: Layout, local: bool) -> bool:
@@ -125,16 +149,18 @@ def _about(extra: bytes) -> dict[str, Any]:
     return unpacked(extra)
 
 
-def _parts(data: FileBytes, ranges: Sequence[tuple[int, int]]) -> Sequence[memoryview]:
-    content = data.mapped()
-    if content is None:
-        return data.read(ranges)
-    whole = memoryview(content)
-    return [whole[start:stop] for start, stop in ranges]
+def _places(schema: pa.Schema, columns: Sequence[str] | None) -> list[int]:
+    names = schema.names
+    wanted = names if columns is None else inner_paths(columns, names)
+    return [place for place, name in enumerate(names) if name in wanted]
 
 
 def _batch(
-    data: FileBytes, parts: Sequence[memoryview], layout: Layout, block: int
+    data: FileBytes,
+    parts: Sequence[Any],
+    layout: Layout,
+    block: int,
+    columns: Sequence[str] | None = None,
 ) -> pa.RecordBatch:
     if len(parts) > 1:
         options = pa.ipc.IpcReadOptions(use_threads=False)
@@ -142,9 +168,10 @@ def _batch(
         found = pa.ipc.open_stream(whole, options=options).read_next_batch()
     else:
         found = pa.ipc.read_record_batch(pa.py_buffer(parts[0]), layout.schema)
+        found = found.select(_places(layout.schema, columns))
     check = partial(_check, found, int(layout.rows[block]))
     if data.local:
-        data.once(block, check)  # it is the same memory each time
+        data.once(block, check)  # the bytes are the same each time
     else:
         check()
     return found

@@ -117,7 +117,9 @@ class FileBytes(ABC):
         """Raise if what was read so far without ``read`` may be of another version."""
 
     def mapped(self) -> pa.Buffer | None:
-        """All of it, mapped into memory; None for a file on another machine."""
+        """All of it, mapped into memory; None for a file on another machine. Copy at once what is needed:
+        reading the map kills the process where the file is cut, or its disk fails.
+        """
         return None
 
 
@@ -132,18 +134,39 @@ class LocalBytes(FileBytes):
         self.version = " ".join(map(str, listed))
 
     def read(self, ranges: Ranges) -> list[memoryview]:
+        def read(handle: int) -> list[memoryview]:
+            return [memoryview(_read_at(handle, start, stop)) for start, stop in ranges]
+
+        found = self._opened(read)
+        if any(len(part) < b - a for part, (a, b) in zip(found, ranges, strict=True)):
+            raise changed(Place(self.name), "it has become shorter")
+        return found
+
+    def reading(self, work: Callable[[Callable[[int, int], pa.Buffer]], T]) -> T:
+        """What ``work`` makes of the file, given what reads a range into Arrow's memory."""
+
+        def opened(handle: int) -> T:
+            def read(start: int, stop: int) -> pa.Buffer:
+                found = pa.allocate_buffer(stop - start)
+                if _read_into(handle, start, memoryview(found)) < stop - start:
+                    raise changed(Place(self.name), "it has become shorter")
+                return found
+
+            return work(read)
+
+        return self._opened(opened)
+
+    def _opened(self, work: Callable[[int], T]) -> T:
         handle = os.open(self.name, FLAGS)  # half the time of open()
         try:
-            found = [memoryview(_read_at(handle, start, stop)) for start, stop in ranges]
+            found = work(handle)
             about = os.fstat(handle)
-        except OSError:
-            self.check()  # a pipe in place of the file
+        except Exception:
+            self.check()  # a pipe in place of the file, or other bytes
             raise
         finally:
             os.close(handle)
         self._compare(about)
-        if any(len(part) < b - a for part, (a, b) in zip(found, ranges, strict=True)):
-            raise changed(Place(self.name), "it has become shorter")
         return found
 
     def mapped(self) -> pa.Buffer | None:
@@ -175,6 +198,13 @@ def _read_at(handle: int, start: int, stop: int) -> bytes:
             break
         found += more
     return found
+
+
+def _read_into(handle: int, start: int, place: memoryview) -> int:
+    done = 0
+    while done < len(place) and (more := os.preadv(handle, [place[done:]], start + done)):
+        done += more
+    return done
 
 
 def as_bytes(view: memoryview) -> bytes:

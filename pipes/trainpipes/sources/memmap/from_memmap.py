@@ -108,12 +108,18 @@ class MemmapSource(RandomAccessSource):
         self._offset = np.int64 if many else np.int32
 
     def read(self, block: int, start: int, stop: int) -> Payload:
-        columns = self._dataset.files[int(self.file_of_block[block])].columns
+        file = self._dataset.files[int(self.file_of_block[block])]
+        file.check()
+        columns = file.columns
         first = int(self._begins[block])
         chosen = [columns[number] for number in self._dataset.chosen]
         return self._payload([column.slice(first + start, first + stop) for column in chosen])
 
     def take(self, index: IntArray) -> Payload:
+        files = self._dataset.files
+        touched = np.searchsorted(self._dataset.firsts, index, side="right") - 1
+        for number in np.unique(touched).tolist() if len(files) > 1 else [0]:
+            files[number].check()
         return self._payload([self._dataset.column_at(n, index) for n in self._dataset.chosen])
 
     def _payload(self, columns: list[Array | Ragged]) -> Payload:

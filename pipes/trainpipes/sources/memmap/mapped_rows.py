@@ -16,6 +16,8 @@ from trainpipes.columns.arrays import stretches
 from trainpipes.columns.tensor_rows import rows_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, UnreadableError
+from trainpipes.kinds.source import Place
+from trainpipes.sources.files.file_errors import changed
 from trainpipes.sources.memmap.manifest import (
     HEADER,
     Array,
@@ -79,7 +81,9 @@ class MappedColumn:
 
 @dataclass(frozen=True)
 class MappedRows:
-    """A part of a memory map, or a file of bare numbers; a state knows it by ``identity``."""
+    """A part of a memory map, or a file of bare numbers; a state knows it by ``identity``. ``sizes`` are the
+    bytes of each of its files.
+    """
 
     path: str
     rows: int
@@ -87,6 +91,17 @@ class MappedRows:
     columns: list[MappedColumn]
     row_bytes: float
     identity: list[Any]
+    sizes: dict[str, int]
+
+    def check(self) -> None:
+        """Raise if a file has shrunk, since to read its map would then kill the process."""
+        for path, size in self.sizes.items():
+            try:
+                now = os.stat(path).st_size
+            except FileNotFoundError:
+                continue  # what is mapped of it stays
+            if now < size:
+                raise changed(Place(path), f"it had {size:,} bytes, and has {now:,}")
 
     @property
     def kinds(self) -> list[str]:
@@ -136,7 +151,8 @@ def open_bare(path: str, dtype: str, length: int, labels: bool) -> MappedRows:
         for row in (0, rows // 2, rows - 1) if rows else ():
             digest.update(values[row].tobytes())
     identity = [dtype, length, labels, numbers, digest.hexdigest()[:16]]
-    return MappedRows(path, rows, "dict", columns, float(length * stored.itemsize), identity)
+    row_bytes = float(length * stored.itemsize)
+    return MappedRows(path, rows, "dict", columns, row_bytes, identity, {path: size})
 
 
 def open_folder(path: str) -> list[MappedRows]:
@@ -148,19 +164,20 @@ def open_folder(path: str) -> list[MappedRows]:
 
 
 def _opened(name: str, part: str, header: Header) -> MappedRows:
-    found, rows, nbytes = [], header.rows, 0
+    found, rows, nbytes, sizes = [], header.rows, 0, {}
     stem, endings = part.removesuffix(HEADER), file_endings([c.name for c in header.columns])
     for c, ending in zip(header.columns, endings, strict=True):
-        offsets, values = None, _npy(f"{stem}{ending}", c.dtype, (c.values, *c.shape))
-        nbytes += values.nbytes
+        file = f"{stem}{ending}"
+        offsets, values = None, _npy(file, c.dtype, (c.values, *c.shape))
+        nbytes, sizes[file] = nbytes + values.nbytes, os.stat(file).st_size
         if c.ragged:
             file = f"{stem}{offsets_ending(ending)}"
             offsets = _npy(file, "int64", (rows + 1,))
             _check_offsets(file, offsets, c.values)
-            nbytes += 8 * rows
+            nbytes, sizes[file] = nbytes + 8 * rows, os.stat(file).st_size
         found.append(MappedColumn(c, values, offsets))
     identity = [[str(c), c.values, c.crc32, c.offsets_crc32] for c in header.columns]
-    return MappedRows(name, rows, header.layout, found, nbytes / max(1, rows), identity)
+    return MappedRows(name, rows, header.layout, found, nbytes / max(1, rows), identity, sizes)
 
 
 def _check_offsets(path: str, offsets: IntArray, values: int) -> None:

@@ -1,0 +1,143 @@
+"""A local file that is cut or rewritten in place while it is read: an error that names it, never a signal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pytest
+
+import trainpipes as tp
+from trainpipes.sources.arrow import pieces
+
+#: Reads five batches, says so, and waits until the file has been changed.
+READ = """
+import sys, torch.utils.data, trainpipes as tp
+_, folder, reader, way = sys.argv
+if __name__ == "__main__":
+    rows = tp.read_arrow(folder) if reader == "arrow" else tp.from_memmap(f"{folder}/rows.map")
+    if reader == "memmap":
+        pipe = rows.sharding_filter(4).shuffle(2000).batch(32).collate()
+    elif way == "global":
+        pipe = rows.sharding_filter(4).shuffle(scope="global").batch(32)
+    else:
+        pipe = rows.sharding_filter(4).shuffle(2000).batch(32)
+    if way == "workers":
+        loader = tp.Loader(pipe, num_workers=2)
+    else:
+        loader = tp.Loader(pipe, threads=2 if way == "threads" else 0)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    print("reading", flush=True)
+    sys.stdin.readline()
+    try:
+        print(sum(1 for _ in batches), "more batches")
+    except tp.DataChangedError as error:
+        print(error)
+        sys.exit(7)
+"""
+
+
+def written(folder: Path, form: str) -> Path:
+    rows = 40_000
+    table = pa.table({"x": np.arange(rows), "text": ["some text " * 20] * rows})
+    if form in ("lz4", "zstd", "uncompressed"):
+        path = folder / "rows.feather"
+        pyarrow.feather.write_feather(table, path, compression=form, chunksize=1000)
+    elif form == "memmap":
+        tp.write_memmap(folder / "rows.map", {"x": np.zeros((rows, 32))})
+        [path] = (folder / "rows.map").glob("*.npy")
+    else:
+        path, new = folder / "rows.arrow", {"file": pa.ipc.new_file, "stream": pa.ipc.new_stream}
+        size = rows if form == "one batch" else 1000
+        with new.get(form, pa.ipc.new_file)(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=size)
+    return path
+
+
+FORMS = ["file", "stream", "one batch", "uncompressed", "lz4", "zstd"]
+CASES = [
+    *((form, way, "wb") for form in FORMS for way in ("alone", "threads")),
+    *(
+        ("file", way, how)
+        for way in ("alone", "threads", "workers", "global")
+        for how in ("cut", "wb")
+    ),
+    *(("memmap", way, how) for way in ("alone", "threads") for how in ("cut", "wb")),
+]
+
+
+@pytest.mark.parametrize(("form", "way", "how"), sorted(set(CASES)))
+def test_a_file_changed_in_place_is_an_error_that_names_it(
+    tmp_path: Path, form: str, way: str, how: str
+) -> None:
+    path = written(tmp_path, form)
+    reader = "memmap" if form == "memmap" else "arrow"
+    process = subprocess.Popen(
+        [sys.executable, "-c", READ, str(tmp_path), reader, way],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process:
+        assert process.stdout.readline() == "reading\n"
+        with open(path, "r+b" if how == "cut" else how) as file:
+            file.truncate(5000 if how == "cut" else 0)
+        said, errors = process.communicate("\n", timeout=120)
+    assert process.returncode == 7, (process.returncode, said, errors)
+    assert path.name in said
+
+
+# Pieces of a record batch
+
+
+def every_type(rows: int) -> pa.Table:
+    """Columns of all types that are cut, with nulls, also inside lists, structs and maps."""
+    rng = np.random.default_rng(0)
+
+    def some(make):
+        return [make(n) if rng.random() < 0.8 else None for n in range(rows)]
+
+    return pa.table(
+        {
+            "bool": pa.array(some(lambda n: n % 3 == 0)),
+            "i8": pa.array(some(lambda n: n % 100), pa.int8()),
+            "f": pa.array(some(float)),
+            "decimal": pa.array(some(int), pa.decimal128(20, 2)),
+            "four": pa.array(some(lambda n: b"%04d" % (n % 9999)), pa.binary(4)),
+            "text": pa.array(some(lambda n: "é" * (n % 7))),
+            "large": pa.array(some(lambda n: b"x" * (n % 5)), pa.large_binary()),
+            "lists": pa.array(some(lambda n: [None if k == 2 else k for k in range(n % 6)])),
+            "flags": pa.array(
+                some(lambda n: [k % 2 == 0 for k in range(n % 11)]), pa.large_list(pa.bool_())
+            ),
+            "pairs": pa.array(some(lambda n: [n % 2 == 0, None, True]), pa.list_(pa.bool_(), 3)),
+            "chat": pa.array(some(lambda n: [{"role": "user", "n": k} for k in range(n % 4)])),
+            "map": pa.array(some(lambda n: [("k", n)] * (n % 3)), pa.map_(pa.string(), pa.int64())),
+            "none": pa.nulls(rows),
+            "plain": np.arange(rows),
+        }
+    )
+
+
+@pytest.mark.parametrize("sliced", [0, 13])
+def test_pieces_are_the_rows_that_pyarrow_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sliced: int
+) -> None:
+    monkeypatch.setattr(pieces, "PIECE", 1000)
+    monkeypatch.setattr(pieces, "SHARE", 0)
+    monkeypatch.setattr("trainpipes.sources.arrow.read_arrow.WHOLE", 0)
+    table = every_type(1003 + sliced).slice(sliced).combine_chunks()
+    path = tmp_path / "rows.arrow"
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=700)
+    for columns in (None, ["flags", "text"], *([name] for name in table.column_names)):
+        rows = list(tp.read_arrow(path, columns=columns))
+        assert rows == table.select(columns or table.column_names).to_pylist()
