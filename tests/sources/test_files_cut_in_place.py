@@ -16,7 +16,7 @@ from trainpipes.sources.arrow import pieces
 
 #: Reads five batches, says so, and waits until the file has been changed.
 READ = """
-import sys, torch.utils.data, trainpipes as tp
+import sys, time, torch.utils.data, trainpipes as tp
 _, folder, reader, way = sys.argv
 if __name__ == "__main__":
     rows = tp.read_arrow(folder) if reader == "arrow" else tp.from_memmap(f"{folder}/rows.map")
@@ -33,6 +33,10 @@ if __name__ == "__main__":
     batches = iter(loader)
     for _ in range(5):
         next(batches)
+    spent = -1.0  # a map cut while a thread copies from it is a signal: wait until all is read ahead
+    while reader == "memmap" and time.process_time() > spent + 0.01:
+        spent = time.process_time()
+        time.sleep(0.3)
     print("reading", flush=True)
     sys.stdin.readline()
     try:

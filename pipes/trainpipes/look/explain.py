@@ -13,13 +13,14 @@ from trainpipes._internal.checks import whole_number
 from trainpipes._internal.secrets import hidden
 from trainpipes._internal.text import amount, cut
 from trainpipes.engine.layout import Layout, divisors
-from trainpipes.engine.planning.as_columns import columns, columns_if_known
+from trainpipes.engine.planning.as_columns import columns, columns_if_known, known_columns
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RandomAccessSource
 from trainpipes.look.lengths import ends_short, exact_length, expected_items, left_open
 from trainpipes.look.record import mermaid, record, written
 from trainpipes.stages.flat_map import FlatMap
+from trainpipes.stages.pack import Pack
 from trainpipes.stages.tokenizing import Tokenizes
 
 if TYPE_CHECKING:
@@ -203,6 +204,15 @@ def _shuffled(plan: Plan, window: int | None) -> str:
     return f"all {rows:,} rows are mixed together"
 
 
+def _left_out_by_pack(plan: Plan) -> Iterator[str]:
+    steps = [*plan.chain.before, *plan.chain.after_on_rows]
+    for place, pack in enumerate(steps):
+        if isinstance(pack, Pack):
+            schema = known_columns(plan.inputs, steps[:place])
+            if schema is not None and (said := pack.others(schema.names)):
+                yield said
+
+
 def _window_rows(plan: Plan) -> int | None:
     layout = plan.layouts.usual
     if not isinstance(layout, Layout) or not plan.inputs.epoch_rows:
@@ -253,6 +263,7 @@ def _notes(plan: Plan, window_rows: int | None) -> Iterator[str]:
             f"{several} makes several rows of one after the shuffle, so that these stay together: to mix "
             "them, too, write them to files by write_parquet(folder), and shuffle what is read from there"
         )
+    yield from _left_out_by_pack(plan)
     if ends_short(plan):
         short, size = f"up to {chain.num_shards} short batches", chain.batch_size
         what = f"leaves out {short}" if chain.drop_last else f"makes {short}"

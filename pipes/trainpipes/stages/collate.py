@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +24,10 @@ from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row, blame, each
+from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import BatchStage, RunStage
 from trainpipes.stages.columns import columns_as, refuse_collated, unbatched
+from trainpipes.stages.pack import Pack
 
 #: What ``default_collate`` makes of numbers of these types.
 NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
@@ -62,7 +64,10 @@ def _stacked(rows: Any) -> Any:
     return default_collate(rows)
 
 
-def stacked_columns(table: pa.Table, edges: Sequence[int]) -> MutableSequence[Any]:
+def stacked_columns(
+    table: pa.Table, edges: Sequence[int], kept: Collection[str] = ()
+) -> MutableSequence[Any]:
+    """What ``default_collate`` makes of the rows between ``edges``; of columns ``kept``, lists."""
     if len(set(table.column_names)) < table.num_columns:
         raise ValueError("two columns have the same name")
     cuts: dict[str, Callable[[int], Any]] = {}
@@ -71,7 +76,8 @@ def stacked_columns(table: pa.Table, edges: Sequence[int]) -> MutableSequence[An
         values = _values(table.column(name))
         if values is None:
             rows = table.column(name).to_pylist()
-            cuts[name] = [stacked(rows[a:b]) for a, b in pairwise(edges)].__getitem__
+            made = list if name in kept else stacked
+            cuts[name] = [made(rows[a:b]) for a, b in pairwise(edges)].__getitem__
         else:
             nbytes += values.nbytes
             cuts[name] = partial(_cut, values, edges)
@@ -126,6 +132,12 @@ class Collate(RunStage):
     version: str | None = None
     draws_by = BatchStage.draws_by
 
+    #: Columns of lists that ``pack`` keeps.
+    _kept: ClassVar[Collection[str]] = ()
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
+        return self.resolved(_kept=[n for one in below if isinstance(one, Pack) for n in one.keep])
+
     @property
     def needs_columns(self) -> bool:  # type: ignore[override]
         return self.format != "rows"
@@ -140,7 +152,7 @@ class Collate(RunStage):
             data, edges = run.block.data, [] if run.bounds is None else run.bounds.tolist()
             if isinstance(data, pa.Table) and edges:
                 with suppress(Exception):  # whose row is looked for below
-                    return run.with_items(stacked_columns(data, edges))
+                    return run.with_items(stacked_columns(data, edges, self._kept))
             return run.with_items(self._collated(run))
         if run.bounds is None:
             raise ConfigError(f"{self} works on batches: put .batch(n) before it")

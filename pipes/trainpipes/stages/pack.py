@@ -6,9 +6,12 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
+from torch.utils.data import get_worker_info
 
 from trainpipes._internal.checks import ColumnName, Count, Ge, Natural, Seed, column_names
+from trainpipes._internal.messages import need_columns, warn_once
 from trainpipes.columns.block import Block
+from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
@@ -50,11 +53,12 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
     - position_ids: from 0 in each document; 0 on padding
     - segment_ids: 1 on the row's first document, 2 on its second, ...; 0 on padding
 
-    and the columns that ``along`` names. ``pad_collate`` adds ``cu_seqlens`` and ``max_seqlen``.
-    Unless ``method="concat"``, no document that would fit is split (Ding et al., arXiv 2404.10830),
-    and the rows of a buffer come in an order drawn with ``seed``: anew every epoch if the chain
-    shuffles. With ``.repeat().pack()``, and in a mix, a buffer ends where its documents' next epoch
-    begins: documents of at most one row go on, in a row with some of that epoch.
+    and the columns that ``along`` and ``keep`` name; others are left out, with a warning.
+    ``pad_collate`` adds ``cu_seqlens`` and ``max_seqlen``. Unless ``method="concat"``, no document
+    that would fit is split (Ding et al., arXiv 2404.10830), and the rows of a buffer come in an
+    order drawn with ``seed``: anew every epoch if the chain shuffles. With ``.repeat().pack()``,
+    and in a mix, a buffer ends where its documents' next epoch begins: documents of at most one
+    row go on, in a row with some of that epoch.
 
     Args:
         max_length: tokens of a row.
@@ -68,6 +72,8 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
             count), or "raise".
         along: other columns of lists as long as those of ``column``, packed alike and padded with
             0.
+        keep: other columns, such as an id: lists of the documents' values, one for each number in
+            segment_ids. ``pad_collate`` and ``collate`` give a list of these lists.
         on_error: for rows whose own "labels" are all -100; as in ``tokenize``.
         seed: for the order of a buffer's rows.
         pad_token_id: pads input_ids; by default the pad token of the ``tokenize`` before this
@@ -102,6 +108,7 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
     max_documents: Count | None = None
     overflow: Literal["split", "truncate", "drop", "raise"] = "split"
     along: Sequence[str] = ()
+    keep: Sequence[str] = ()
     on_error: OnError | None = None
     seed: Seed = 0
     pad_token_id: Natural | None = None
@@ -109,11 +116,14 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
 
     def check(self) -> None:
         _ = self._own  # whether it is there is said here
-        self._require(not isinstance(self.along, str), "along", "a list of column names")
-        column_names(self.along, "pack(along)", least=0)
-        taken = {*self.along} & {*pack_fit.PACKED, self.column}
+        taken = {*pack_fit.PACKED, self.column}
         rule = f"columns besides {self.column!r} and those that it makes ({', '.join(pack_fit.PACKED)})"
-        self._require(not taken, "along", rule, 'a column "labels" is packed anyway')
+        for option in ("along", "keep"):
+            names = self.options[option]
+            self._require(not isinstance(names, str), option, "a list of column names")
+            column_names(names, f"pack({option})", least=0)
+            self._require(not taken & {*names}, option, rule, 'a column "labels" is packed anyway')
+        self._require(not {*self.along} & {*self.keep}, "keep", "columns that along does not name")
 
     #: Whether it packs what ``repeat`` gives, or there is none: rows go on over the joint of two epochs.
     _crosses: ClassVar[bool] = False
@@ -136,7 +146,10 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
         return self.pad_token_id or 0
 
     def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "pad_token_id": self.fill_id}
+        found = {**super().identity(), "pad_token_id": self.fill_id}
+        if not self.keep:
+            del found["keep"]
+        return found
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         at, used = opened(at)
@@ -151,6 +164,10 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
                 stop = min(first + lot, len(placing))
                 size, pad = self.max_length, self.fill_id
                 table = pack_fit.rows_of(documents, placing, first, stop, size, pad)
+                for name in self.keep:
+                    values = table_of(block.data, self).column(name)
+                    lists = pack_fit.lists_of(values, placing, first, stop)
+                    table = table.append_column(name, lists)
                 # Each row is known by its first piece's document and first token.
                 piece = placing.bounds[first:stop]
                 whose = block.take(placing.document[piece])
@@ -229,6 +246,8 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
         if {*pack_fit.PACKED} <= {*names}:
             way = "leave one pack() out"
             raise ConfigError(f"{self} takes documents, and these rows are packed already: {way}")
+        need_columns(names, self.keep, self)
+        self._warn_of_others(names)
         given = ["labels"] if "labels" in names else []
         for name in [*given, *self.along]:
             if name == "labels":
@@ -249,6 +268,20 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
             rule = f"documents must have at most {self.max_length} tokens, got one of"
             raise at_row(f"{self}: {rule} {lengths[row]}; {way}", self, block.ids[row])
         return pack_fit.Documents(columns, np.cumsum(lengths) - lengths, kept, lengths)
+
+    def others(self, names: Sequence[str]) -> str:
+        """What is said of columns of documents that packed rows lack; "" if there are none."""
+        known = {*pack_fit.PACKED, "attention_mask", self.column, *self.along, *self.keep}
+        lost = [name for name in names if name not in known]
+        if not lost:
+            return ""
+        ways = f"keep={[*self.keep, *lost]} makes lists of their values; drop_columns() before it is silent"
+        return f"{self} leaves out {', '.join(map(repr, lost))}: {ways}"
+
+    def _warn_of_others(self, names: Sequence[str]) -> None:
+        worker = get_worker_info()
+        if (worker is None or worker.id == 0) and (said := self.others(names)):
+            warn_once(said)
 
     @made_once
     def _dropped(self) -> LeftOut:

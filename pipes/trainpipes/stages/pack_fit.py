@@ -203,6 +203,13 @@ class Documents:
     given: IntArray
 
 
+def lists_of(values: pa.ChunkedArray, placing: Placing, first: int, stop: int) -> pa.Array:
+    """Of each row, the values of the documents that its pieces are of."""
+    bounds = placing.bounds[first : stop + 1]
+    found = values.take(to_arrow(placing.document[bounds[0] : bounds[-1]])).combine_chunks()
+    return pa.LargeListArray.from_arrays(to_arrow(bounds - bounds[0]), found)
+
+
 def rows_of(
     documents: Documents, placing: Placing, first: int, stop: int, length: int, pad_id: int
 ) -> pa.Table:

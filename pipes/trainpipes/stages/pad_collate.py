@@ -266,6 +266,9 @@ class PadCollate(TakesTokenizer, RunStage):
         return writers
 
     def _writer(self, name: str, values: Any, mask: str | None, ids: IntArray) -> Writer:
+        if self._pack is not None and name in self._pack.keep:
+            of_arrow = isinstance(values, pa.ChunkedArray)
+            return _object_writer(name, values.combine_chunks() if of_arrow else values)
         column = read(values, name, self, ids)
         if not isinstance(column, Ragged) and name in self._masks:
             raise _no_mask(self._masks[name])
