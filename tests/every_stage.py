@@ -654,6 +654,9 @@ FINITE: dict[str, Make] = {
         sharded(f, 4).tokenize("bytes", concat=["text", "answer"], add_eos=True, labels="answer")
         .pack(96, buffer_size=8).batch(2).pad_collate()
     ),
+    "pack / kept": lambda f: (
+        sharded(f, 4).pack(12, column="tokens", buffer_size=8, keep=["x", "text"]).batch(2).pad_collate()
+    ),
     "pack / each epoch": lambda f: sharded(f, 4).pack(12, column="tokens", buffer_size=8).repeat(2).batch(4),
     "pack / across": lambda f: (
         sharded(f, 4).repeat(2).pack(9, method="concat", column="tokens", max_documents=3).batch(5)

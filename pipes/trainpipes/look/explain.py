@@ -209,7 +209,7 @@ def _left_out_by_pack(plan: Plan) -> Iterator[str]:
     for place, pack in enumerate(steps):
         if isinstance(pack, Pack):
             schema = known_columns(plan.inputs, steps[:place])
-            if schema is not None and (said := pack.others(schema.names)):
+            if said := pack.others(None if schema is None else schema.names):
                 yield said
 
 

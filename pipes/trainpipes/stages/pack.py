@@ -269,9 +269,13 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
             raise at_row(f"{self}: {rule} {lengths[row]}; {way}", self, block.ids[row])
         return pack_fit.Documents(columns, np.cumsum(lengths) - lengths, kept, lengths)
 
-    def others(self, names: Sequence[str]) -> str:
-        """What is said of columns of documents that packed rows lack; "" if there are none."""
-        known = {*pack_fit.PACKED, "attention_mask", self.column, *self.along, *self.keep}
+    def others(self, names: Sequence[str] | None) -> str:
+        """What is said of columns that packed rows lack; "" if there are none. None: not known."""
+        own = [*self.along, *self.keep]
+        if names is None:
+            ways = "keep=[...] makes lists of the values of others"
+            return f"{self} gives {', '.join(map(repr, [*pack_fit.PACKED, *own]))}: {ways}"
+        known = {*pack_fit.PACKED, "attention_mask", self.column, *own}
         lost = [name for name in names if name not in known]
         if not lost:
             return ""
