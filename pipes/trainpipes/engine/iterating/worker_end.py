@@ -3,6 +3,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import socket
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from functools import cache
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
-from shutil import rmtree
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -56,10 +57,28 @@ def _end_with_parent() -> None:
         watched.append(os.pidfd_open(parent.pid))
     connection.wait(watched)
     try:
-        # Sockets by which tensors are handed over; of the parent, where that had made the folder.
-        rmtree(get_temp_dir(), ignore_errors=True)
+        _remove_sockets(Path(get_temp_dir()))
     finally:
         os._exit(0)
+
+
+def _remove_sockets(folder: Path) -> None:
+    """Remove this process's sockets, by which tensors are handed over, and those of processes that are gone.
+    Others stay: who started the trainer may have made the folder, and use it.
+    """
+    for path in folder.iterdir():
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as one:
+            one.settimeout(1)
+            try:
+                one.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+            else:
+                listening = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                if int.from_bytes(listening[:4], sys.byteorder) == os.getpid():
+                    path.unlink()
+    with suppress(OSError):  # not empty
+        folder.rmdir()
 
 
 def _leave() -> None:
