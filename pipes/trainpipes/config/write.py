@@ -192,7 +192,7 @@ class _Writer:
                 raise ValueError(_SECRET)
             return str(value).replace("${", "$${")
         if isinstance(value, Retry):
-            value = dataclasses.asdict(value)
+            value = value.given()
         if isinstance(value, Mapping):
             return {_key(key): self.value(one, str(key)) for key, one in value.items()}
         if isinstance(value, list | tuple):

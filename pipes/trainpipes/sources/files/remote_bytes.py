@@ -43,7 +43,7 @@ def open_bytes(
         return LocalBytes(files.paths[file], listed, file, kept)
     in_chunks = files.cache is not None and files.stamps[file]
     kind = CachedBytes if in_chunks else RemoteBytes
-    return kind(files, file, requests or Requests(files.retry_seconds), kept)
+    return kind(files, file, requests or Requests(files.retry), kept)
 
 
 class RemoteBytes(FileBytes):
