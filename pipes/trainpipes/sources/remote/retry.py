@@ -330,7 +330,7 @@ class Requests:
         return UnreachableError(f"{name}: {said}", path=name, attempts=tries, seconds=seconds)
 
 
-def retries() -> int:
+def made_again() -> int:
     """How many times this process has made a request again."""
     return _retries
 
