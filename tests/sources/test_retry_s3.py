@@ -17,6 +17,14 @@ from faulty_server import BUSY, DENIED, EXPIRED, SLOW, XML, Fault, FaultyServer,
 from s3_store import address_of, s3_store
 from trainpipes.sources.remote import retry
 
+LISTING: list[Fault] = [
+    SLOW,
+    (429, {}),
+    (200, {**XML, "body": "<List"}),
+    "half, then close",
+    "reset",
+]
+
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +159,8 @@ def test_credentials_that_are_renewed_in_mid_run_are_found(
     ids=str,
 )
 def test_a_listing_that_fails_for_a_while_has_all_files(server: FaultyServer, fault: Fault) -> None:
-    server.fault = first(2, fault)
+    failing = first(2, fault)
+    server.fault = lambda method, name, n: failing(method, name, n) if "list-type" in name else None
     assert len(list(pipeline(server))) == 400
 
 
@@ -188,6 +197,7 @@ def test_one_message_in_ten_seconds_says_how_many_retries_there_were(
 ) -> None:
     pipe = pipeline(server).batch(8)
     before = pipe.stats(0).retries
+    monkeypatch.setattr(retry, "_said_of", before)
     monkeypatch.setattr(retry, "_last_message", time.monotonic())
     server.fault = first(3, BUSY)
     len(pipe)

@@ -218,9 +218,7 @@ class _Lease:
     """Who writes to a URL, as an object there says; its number goes up while its holder lives."""
 
     def __init__(self, place: Place) -> None:
-        # What takes longer than the lease does not matter any more.
-        seconds = min(place.retry.deadline, LEASE)
-        self._place = replace(place, retry=replace(place.retry, deadline=seconds))
+        self._place = place
         self._me: dict[str, Any] = {
             "host": socket.gethostname(), "pid": os.getpid(), "token": secrets.token_hex(8), "beat": 0
         }  # fmt: skip
@@ -236,6 +234,9 @@ class _Lease:
         with writing(place.at(LOCK), place.caller), suppress(FileExistsError):
             self._write("create")
         self._check_own()
+        # What takes longer than the lease does not matter any more.
+        seconds = min(place.retry.deadline, LEASE)
+        self._place = replace(place, retry=replace(place.retry, deadline=seconds))
         thread = threading.Thread(target=self._renew, name="trainpipes-lease", daemon=True)
         thread.start()
         try:

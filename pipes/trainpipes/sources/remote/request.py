@@ -51,6 +51,7 @@ PASSING = (TimeoutError, ConnectionError, EOFError, ssl.SSLError, http.client.HT
 PASSING_NAMES = {
     "aiohttp.ClientConnectionError", "aiohttp.ClientPayloadError", "azure.ServiceRequestError",
     "azure.ServiceResponseError", "azure.IncompleteReadError", "botocore.ChecksumError",
+    "botocore.ConnectionError",
     "botocore.FlexibleChecksumError", "botocore.HTTPClientError", "botocore.IncompleteReadError",
     "botocore.ResponseParserError", "botocore.ResponseStreamingError", "google.TransportError",
     "httpx.TransportError", "paramiko.SSHException", "requests.ChunkedEncodingError",
