@@ -117,15 +117,7 @@ class Retry:
             whole_number(self.max_attempts, 1, "Retry(max_attempts)", "tries of a request")
 
     def __repr__(self) -> str:
-        return f"Retry({', '.join(f'{name}={value}' for name, value in self.given().items())})"
-
-    def given(self) -> dict[str, Any]:
-        """The arguments, without those that are None."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    @property
-    def try_seconds(self) -> float:
-        return self.timeout or min(TRY_SECONDS, self.deadline / 4)
+        return f"Retry({', '.join(f'{name}={value}' for name, value in given(self).items())})"
 
     @staticmethod
     def of(value: Any, option: str) -> Retry:
@@ -216,7 +208,7 @@ class Requests:
 
     def small_files(self, system: Any, wanted: Sequence[Wanted], most: int) -> list[Any]:
         """Whole files, or errors; without retries."""
-        limit = self._retry.try_seconds + sum(size for *_, size in wanted) / SLOWEST
+        limit = try_seconds(self._retry) + sum(size for *_, size in wanted) / SLOWEST
         try:
             found: list[Any] = self._result(begin_ranges(system, wanted, most), limit)
         except TimeoutError as error:
@@ -226,7 +218,7 @@ class Requests:
     def _short(self, system: Any, path: str, size: int, got: int, asked: int) -> Exception:
         """What fewer bytes mean: a file that has become shorter, or a broken connection."""
         system.invalidate_cache()
-        now = self._result(begin(system, "size", path), self._retry.try_seconds)
+        now = self._result(begin(system, "size", path), try_seconds(self._retry))
         if now is not None and now < size:
             return OtherVersionError(f"it had {size:,} bytes, and has {now:,}")
         return EOFError(f"{got:,} of {asked:,} bytes have come")
@@ -242,7 +234,7 @@ class Requests:
     ) -> tuple[Any, int]:
         """What ``work`` returns, and the number of tries; ``amount`` bytes go one way or the other."""
         more, began = amount / SLOWEST, time.monotonic()
-        limit = more + (LONG * self._seconds if long else self._retry.try_seconds)
+        limit = more + (LONG * self._seconds if long else try_seconds(self._retry))
         end = math.inf if long else began + self._seconds
         tries, pause, handled = 0, FIRST_PAUSE, sys.exc_info()[1]
         most, renewed = self._retry.max_attempts or math.inf, False
@@ -328,6 +320,15 @@ class Requests:
             times="1 try" if tries == 1 else f"{tries} tries", seconds=seconds,
         )  # fmt: skip
         return UnreachableError(f"{name}: {said}", path=name, attempts=tries, seconds=seconds)
+
+
+def given(retry: Retry) -> dict[str, Any]:
+    """The arguments, without those that are None."""
+    return {name: value for name, value in vars(retry).items() if value is not None}
+
+
+def try_seconds(retry: Retry) -> float:
+    return retry.timeout or min(TRY_SECONDS, retry.deadline / 4)
 
 
 def made_again() -> int:
