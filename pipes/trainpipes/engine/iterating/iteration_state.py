@@ -5,11 +5,11 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
-from weakref import WeakSet
 
 from torch.utils.data import get_worker_info
 
 from trainpipes._internal.checks import whole_number
+from trainpipes._internal.living import Living
 from trainpipes._internal.messages import has_warned, warn_once
 from trainpipes._internal.progress import counted
 from trainpipes._internal.text import shown
@@ -52,7 +52,7 @@ class IterationState:
         #: The pass that gave the last item.
         self.last: OnePass | None = None
         #: Those whose items were asked for.
-        self.begun: WeakSet[OnePass] = WeakSet()
+        self.begun: Living[OnePass] = Living()
         #: Seconds that loops of this process have waited for items.
         self.wait_seconds = 0.0
         #: How often a worker has iterated it.
@@ -77,7 +77,7 @@ class IterationState:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.begun = WeakSet()
+        self.begun = Living()
 
     @cached_property
     def plan(self) -> Plan:

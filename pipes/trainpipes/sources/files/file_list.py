@@ -15,7 +15,7 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.sources.files.folders import Wanted
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.ahead import PREFETCH_BYTES
-from trainpipes.sources.remote.retry import RETRY_SECONDS
+from trainpipes.sources.remote.retry import NORMAL, Retry
 from trainpipes.storage.caching.store import Store
 
 #: Digests in a fingerprint, at most.
@@ -42,7 +42,7 @@ class FileList:
     systems: tuple[Any, ...]
     stamps: list[str]
     inodes: IntArray
-    retry_seconds: float = RETRY_SECONDS
+    retry: Retry = NORMAL
     cache: Store | None = None
     prefetch_bytes: int = PREFETCH_BYTES
     listed: tuple[Listed, ...] = ()

@@ -138,7 +138,7 @@ class IndexStore:
                         self.sizes[file] = data.size
 
                     if self.files.cache is None:
-                        asked = Requests(self.files.retry_seconds)
+                        asked = Requests(self.files.retry)
                         fetch_small(self.files, missing, self.kept, asked, MAX_REQUESTS)
                     each_file(
                         self.files, look, caller, self._format, wanted=missing, progress=bar, **how

@@ -179,7 +179,7 @@ def _as_tensors(
     tensors = []
     for rows, array in zip(found, arrays, strict=True):
         kind = array.row_dtype
-        own = rows.flags.owndata and rows.flags.c_contiguous and rows.dtype == kind
+        own = rows.flags.writeable and rows.flags.c_contiguous and rows.dtype == kind
         tensors.append(torch.from_numpy(rows if own else np.array(rows, kind, order="C")))
     return TensorRows(tuple(tensors), tuple(columns))
 

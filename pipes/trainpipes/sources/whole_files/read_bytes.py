@@ -134,7 +134,7 @@ class WholeFilesReader:
 
     def __init__(self, source: WholeFiles) -> None:
         files = self._files = source.files
-        self._source, requests = source, Requests(files.retry_seconds)
+        self._source, requests = source, Requests(files.retry)
         weakref.finalize(self, requests.stop)
         self._content = partial(_content, files, requests)
         self._ahead = Ahead(self._content, lambda n: max(0.0, files.sizes[n]), files.prefetch_bytes)
