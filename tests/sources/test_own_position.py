@@ -133,3 +133,11 @@ def test_a_stream_of_hugging_face_is_sent_to_from_hf() -> None:
     with pytest.raises(tp.ConfigError, match=r"write from_hf\(dataset\)"):
         list(tp.from_iterable(lambda: stream))
     check_resume(tp.from_hf(stream).batch(2), processes=0)
+
+
+def test_an_iterator_that_is_given_twice_is_refused() -> None:
+    items = iter(range(10))
+    pipe = tp.from_iterable(lambda: items)
+    assert list(pipe) == list(range(10))
+    with pytest.raises(tp.ConfigError, match="the same one again"):
+        list(pipe)

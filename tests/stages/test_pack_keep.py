@@ -104,6 +104,19 @@ def test_kept_columns_can_be_chosen_renamed_and_counted_like_any_other() -> None
     assert all(len(row["id"]) == max(row["segment_ids"]) for row in packed)
 
 
+@pytest.mark.parametrize("last", ["pad_collate", "collate"])
+def test_lists_stay_lists_after_a_rename_and_in_a_mix(last: str) -> None:
+    rows = tp.from_arrow(
+        pa.table({"input_ids": [[n] * (n % 3 + 1) for n in range(20)], "id": range(20)})
+    )
+    packed = rows.pack(6, keep=["id"]).rename({"id": "doc"})
+    mixed = tp.mix({"a": packed, "b": packed}, weights={"a": 1, "b": 2})
+    for pipe in (packed, mixed):
+        whole = [row["doc"] for row in pipe]
+        batches = getattr(pipe.batch(4), last)()
+        assert [row for batch in batches for row in batch["doc"]] == whole
+
+
 def test_columns_that_pack_leaves_out_are_named_once_and_in_explain(tmp_path: Path) -> None:
     rows = documents(9)
     says = r"pack\(20\) leaves out 'score', 'tags', 'meta'.*keep=\['id', 'score', 'tags', 'meta'\]"

@@ -27,7 +27,7 @@ from trainpipes.kinds.blame import at_row, blame, each
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import BatchStage, RunStage
 from trainpipes.stages.columns import columns_as, refuse_collated, unbatched
-from trainpipes.stages.pack import Pack
+from trainpipes.stages.pack import kept_columns
 
 #: What ``default_collate`` makes of numbers of these types.
 NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
@@ -136,7 +136,7 @@ class Collate(RunStage):
     _kept: ClassVar[Collection[str]] = ()
 
     def resolve(self, below: Sequence[Stage]) -> Self:
-        return self.resolved(_kept=[n for one in below if isinstance(one, Pack) for n in one.keep])
+        return self.resolved(_kept=kept_columns(below))
 
     @property
     def needs_columns(self) -> bool:  # type: ignore[override]

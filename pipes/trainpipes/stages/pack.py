@@ -17,9 +17,10 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import Stage, made_once
-from trainpipes.kinds.stage_kinds import OpenBelow, RegroupStage
+from trainpipes.kinds.stage_kinds import CombiningSource, OpenBelow, RegroupStage
 from trainpipes.kinds.tally import Tally
 from trainpipes.stages import pack_fit
+from trainpipes.stages.columns import Rename
 from trainpipes.stages.held import CursorsOf, Held, Runs, around, opened
 from trainpipes.stages.pack_windows import best_window, fit_a_row, joint_window
 from trainpipes.stages.read_columns import check_beside, ids_of, names_of, numbers_of
@@ -279,7 +280,8 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
         lost = [name for name in names if name not in known]
         if not lost:
             return ""
-        ways = f"keep={[*self.keep, *lost]} makes lists of their values; drop_columns() before it is silent"
+        kept = f"keep={[*self.keep, *lost]} makes lists of their values"
+        ways = f"{kept}; drop_columns() before pack() leaves them out without this warning"
         return f"{self} leaves out {', '.join(map(repr, lost))}: {ways}"
 
     def _warn_of_others(self, names: Sequence[str]) -> None:
@@ -309,3 +311,16 @@ def _after(run: Run, document: IntArray, tokens: IntArray) -> CursorsOf:
         return Cursors(tuple(states[first : stop + 1]), which, tokens[first : stop + 1])
 
     return cursors
+
+
+def kept_columns(stages: Sequence[Stage]) -> set[str]:
+    """Columns of lists that packed rows keep, by the names that they have after these stages."""
+    found: set[str] = set()
+    for stage in stages:
+        if isinstance(stage, CombiningSource):
+            found.update(*map(kept_columns, stage.chains))
+        elif isinstance(stage, Pack):
+            found.update(stage.keep)
+        elif isinstance(stage, Rename):
+            found = {stage.names.get(name, name) for name in found}
+    return found

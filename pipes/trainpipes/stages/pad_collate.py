@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY
 from functools import cached_property, partial
@@ -27,7 +27,7 @@ from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages import pad_rules
 from trainpipes.stages.columns import refuse_collated, unbatched
-from trainpipes.stages.pack import Pack
+from trainpipes.stages.pack import Pack, kept_columns
 from trainpipes.stages.read_columns import Opaque, Ragged, check_fit, limits, read
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes, makers_of_columns
 
@@ -132,12 +132,16 @@ class PadCollate(TakesTokenizer, RunStage):
     _tokenize: ClassVar[Tokenizes | None] = None
     _id_columns: ClassVar[Mapping[str, Tokenizes]] = {}
     _pack: ClassVar[Pack | None] = None
+    _kept: ClassVar[Collection[str]] = ()
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         ids = makers_of_columns(below)
         ids |= {} if self._own is None else {"input_ids": self._own}
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
-        return self.resolved(_tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack)
+        kept = kept_columns(below)
+        return self.resolved(
+            _tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack, _kept=kept
+        )
 
     @property
     def _side_below(self) -> Side:
@@ -266,7 +270,7 @@ class PadCollate(TakesTokenizer, RunStage):
         return writers
 
     def _writer(self, name: str, values: Any, mask: str | None, ids: IntArray) -> Writer:
-        if self._pack is not None and name in self._pack.keep:
+        if name in self._kept:
             of_arrow = isinstance(values, pa.ChunkedArray)
             return _object_writer(name, values.combine_chunks() if of_arrow else values)
         column = read(values, name, self, ids)

@@ -70,6 +70,7 @@ class FromIterable(Source):
 class IterableStream(RowStream):
     factory: Callable[[], Iterable[Any]] | Iterable[Any]
     version: str | None
+    _items: Iterator[Any] | None = None  # the last ones that were opened
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
         found: Any = self.factory
@@ -88,7 +89,14 @@ class IterableStream(RowStream):
                 found,
                 way,
             )
-        return IterableReader(iter(found))
+        items = iter(found)
+        if items is self._items:
+            raise ConfigError(
+                f"from_iterable(factory) must give a fresh iterator each time, and {show(self.factory)} "
+                "gave the same one again, whose items are used up: make it within the function"
+            )
+        self._items = items
+        return IterableReader(items)
 
     def fingerprint(self) -> dict[str, Any]:
         if self.version is not None:
