@@ -7,6 +7,8 @@ later one.
 Pack length: changes where an epoch begins.
 
 Mix: see ``MixingSource.migrate``.
+
+Data: sizes and contents of files, whose names and rows are as they were.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from trainpipes.errors import StateError
 from trainpipes.kinds.stage_kinds import MixingSource
 from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import BatchSizes, Position, parse, read, render
+from trainpipes.state.identity import take_over
 
 #: What ``load_state_dict(state, allow_changes=...)`` may name.
-ALLOWED = ("batch_size", "mix", "pack_length")
+ALLOWED = ("batch_size", "data", "mix", "pack_length")
 
 
 def position_of(state: Any, plan: Plan) -> Position:
@@ -62,6 +65,8 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
     if position.num_shards != plan.chain.num_shards:
         return state
     identity = json.loads(saved.pipeline)
+    if "data" in allow_changes:
+        take_over(identity["data"], json.loads(plan.identity)["data"])
     if "mix" in allow_changes and isinstance(plan.chain.opener, MixingSource):
         plan.chain.opener.migrate(identity, json.loads(plan.identity), position)
     if "pack_length" in allow_changes:
