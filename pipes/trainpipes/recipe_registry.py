@@ -88,7 +88,7 @@ def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
     >>> batch["input_ids"].shape
     torch.Size([4, 8])
     """
-    build = recipe_function(name)
+    build, options = recipe_function(name), copied(options)
     given = _bound(name, inspect.signature(build), arguments, options)
     pipeline = build(*arguments, **options)
     if not isinstance(pipeline, Pipeline):

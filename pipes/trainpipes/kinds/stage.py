@@ -9,9 +9,17 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, dataclass_tra
 from trainpipes._internal.checks import require
 from trainpipes._internal.fork_lock import ForkLock
 from trainpipes._internal.messages import nearest
-from trainpipes.errors import ConfigError
+from trainpipes._internal.text import cut, shown
+from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.kinds.global_draws import DrawWatch
-from trainpipes.kinds.options import copied, declared_checks, identify_named, same, show_named
+from trainpipes.kinds.options import (
+    copied,
+    declared_checks,
+    identify,
+    identify_named,
+    same,
+    show_named,
+)
 from trainpipes.kinds.tally import Tally
 
 
@@ -172,12 +180,22 @@ class Stage:
         cls.__setattr__ = _refuse_to_set  # type: ignore[method-assign, assignment]
 
     def __post_init__(self) -> None:
-        if not self.holds_data:
-            self._set(**{name: copied(value) for name, value in self.options.items()})
         kind: Any = type(self)
-        for name, check in declared_checks(kind).items():
-            check(getattr(self, name), f"{self.name}({name})")
-        self.check()
+        try:
+            for name, value in self.options.items():
+                if not self.holds_data or name == "version":
+                    self._set(**{name: copied(value)})
+            for name, check in declared_checks(kind).items():
+                check(getattr(self, name), f"{self.name}({name})")
+            self.check()
+        except (ArithmeticError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+            if isinstance(error, TrainpipesError) or not is_ours(kind):
+                raise
+            given = ", ".join(f"{name}={shown(value)}" for name, value in self.options.items())
+            raise ConfigError(
+                f"{self.name}() must have options that it can use, got {given}: {cut(str(error))}; "
+                f"help(trainpipes.nodes.{kind.__name__}) says what they are"
+            ) from error
         added = vars(self).keys() - self.options.keys()
         lost = [name for name in added if not _derived(self, name)]
         if lost and not is_ours(kind):
@@ -278,7 +296,7 @@ class Stage:
             if field.name not in self.free and value is not None:
                 found[field.name] = value
         if self.versioned is not None and found.pop("version", None) is not None:
-            found[self.versioned] = f"version {vars(self)['version']}"
+            found[self.versioned] = f"version {identify(vars(self)['version'])}"
         return found
 
     def fingerprint(self) -> dict[str, Any]:

@@ -56,8 +56,8 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
         ConfigError: ``allow_changes`` names something else.
         StateError: it cannot change where the state stands.
     """
-    names = allow_changes if isinstance(allow_changes, Collection) else [allow_changes]
-    if isinstance(names, str) or not all(name in ALLOWED for name in names):
+    several = isinstance(allow_changes, list | tuple | set | frozenset)
+    if not several or not all(isinstance(n, str) and n in ALLOWED for n in allow_changes):
         way = "all else must be as it was saved"
         raise wrong("allow_changes", f"a list of some of {list(ALLOWED)}", allow_changes, way)
     saved = read(state)

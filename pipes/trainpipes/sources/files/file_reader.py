@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.checks import checked_schema, column_names, require, whole_number
+from trainpipes._internal.checks import (
+    checked_schema,
+    column_names,
+    is_path,
+    require,
+    whole_number,
+)
 from trainpipes._internal.text import amount
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, MissingFilesError
@@ -81,7 +87,7 @@ class FileReader(Source):
 
 
 def _index(value: Any, option: str) -> str | bool:
-    good = isinstance(value, bool) or (isinstance(value, str | os.PathLike) and os.fspath(value))
+    good = isinstance(value, bool) or is_path(value)
     rule = f"a file that ends in {SUFFIX}, a folder, True, False or None"
     require(good, option, rule, value)
     return value if isinstance(value, bool) else str(os.fspath(value))

@@ -21,6 +21,7 @@ from trainpipes._internal.secrets import hidden
 from trainpipes.engine.interrupts import result_of
 from trainpipes.engine.pool import waits
 from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
+from trainpipes.kinds.options import copied
 from trainpipes.sources.remote.request import (
     Failure,
     OtherVersionError,
@@ -90,7 +91,7 @@ class Retry:
     deadline: float = RETRY_SECONDS
 
     def __post_init__(self) -> None:
-        seconds = self.deadline
+        seconds = copied(self.deadline)
         good = isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0
         require(good, "Retry(deadline)", "a number of seconds above 0", seconds)
         object.__setattr__(self, "deadline", float(seconds))
