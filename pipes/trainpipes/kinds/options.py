@@ -6,8 +6,8 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -23,9 +23,10 @@ from trainpipes._internal.secrets import (
     stand_in,
     without_url_secrets,
 )
-from trainpipes._internal.text import shown
+from trainpipes._internal.text import cut, shown
 from trainpipes.columns.content import table_digest, tensor_digest
 from trainpipes.columns.row_types import written
+from trainpipes.errors import ConfigError, TrainpipesError
 
 #: Lists and dicts within one another, at most.
 DEEPEST = 100
@@ -86,6 +87,21 @@ def copied(value: Any, depth: int = 0) -> Any:
         return value
     require(value.bit_length() <= MOST_BITS, "an option", "an integer of up to 308 digits", value)
     return int(value)
+
+
+@contextmanager
+def in_our_words(name: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Where options are looked at: what Python or a library says of an odd one becomes our error."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, TrainpipesError):
+            raise
+        given = ", ".join(f"{option}={shown(value)}" for option, value in options.items())
+        raise ConfigError(
+            f"{name}() must have options that it can use, got {given}: {cut(str(error))}; its docstring "
+            "says what they are"
+        ) from error
 
 
 def either(values: Sequence[Any]) -> str:

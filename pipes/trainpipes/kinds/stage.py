@@ -4,19 +4,20 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, dataclass_transform, overload
 
 from trainpipes._internal.checks import require
 from trainpipes._internal.fork_lock import ForkLock
 from trainpipes._internal.messages import nearest
-from trainpipes._internal.text import cut, shown
-from trainpipes.errors import ConfigError, TrainpipesError
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.global_draws import DrawWatch
 from trainpipes.kinds.options import (
     copied,
     declared_checks,
     identify,
     identify_named,
+    in_our_words,
     same,
     show_named,
 )
@@ -181,21 +182,13 @@ class Stage:
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
-        try:
+        with in_our_words(self.name, self.options) if is_ours(kind) else nullcontext():
             for name, value in self.options.items():
                 if not self.holds_data or name == "version":
                     self._set(**{name: copied(value)})
             for name, check in declared_checks(kind).items():
                 check(getattr(self, name), f"{self.name}({name})")
             self.check()
-        except (ArithmeticError, AttributeError, TypeError, ValueError, RuntimeError) as error:
-            if isinstance(error, TrainpipesError) or not is_ours(kind):
-                raise
-            given = ", ".join(f"{name}={shown(value)}" for name, value in self.options.items())
-            raise ConfigError(
-                f"{self.name}() must have options that it can use, got {given}: {cut(str(error))}; "
-                f"help(trainpipes.nodes.{kind.__name__}) says what they are"
-            ) from error
         added = vars(self).keys() - self.options.keys()
         lost = [name for name in added if not _derived(self, name)]
         if lost and not is_ours(kind):
