@@ -20,6 +20,7 @@ from trainpipes.engine.planning.migrate import migrate, position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import ConfigError, DataError, StateError
+from trainpipes.kinds.options import copied
 from trainpipes.state.cursor import is_count
 from trainpipes.state.format import Position
 
@@ -97,7 +98,8 @@ class IterationState:
         return position_of(state, self.plan)
 
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
-        if allow_changes and isinstance(state, Mapping) and "pipeline" in state:
+        allowed = bool(allow_changes) if isinstance(allow_changes, list | tuple) else True
+        if allowed and isinstance(state, Mapping) and "pipeline" in state:
             state = migrate(state, self.plan, allow_changes)
         self.place(state)
 
@@ -217,7 +219,8 @@ class IterationState:
         return replace(position, m=0, cursors={}, extra={})
 
     def state_at(self, batches: int, epoch: int) -> dict[str, Any]:
-        if isinstance(batches, bool) or not isinstance(batches, int) or batches < 0:
+        batches, epoch = copied(batches), copied(epoch)
+        if not is_count(batches):
             raise StateError(f"state_at(batches_delivered) counts from 0, got {shown(batches)}")
         if not is_count(epoch):
             raise StateError(f"state_at(epoch) counts from 0, got {shown(epoch)}")

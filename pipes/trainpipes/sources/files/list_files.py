@@ -218,13 +218,14 @@ class StorageOptions(dict[str, Any]):
 
 
 def checked_options(value: Any, option: str) -> StorageOptions:
-    require(isinstance(value, Mapping), option, "a dict of fsspec options", type(value).__name__)
+    good = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+    require(good, option, "a dict of fsspec options", type(value).__name__)
     return StorageOptions(value)
 
 
 def _checked_urls(given: Any) -> str | list[str]:
     urls = [given] if isinstance(given, str | os.PathLike) else given
-    if urls == [] or urls == ():
+    if isinstance(urls, list | tuple) and not urls:
         raise MissingFilesError("list_files(urls) must name at least one file, got an empty list")
     good = isinstance(urls, list | tuple)
     found = [

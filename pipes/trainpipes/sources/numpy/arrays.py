@@ -34,7 +34,7 @@ _parsing = threading.Lock()
 @dataclass(frozen=True)
 class StoredArray:
     """An array in a file, or a field of one; ``start`` is in its member, if that is compressed. ``stored``
-    has the bytes and CRC-32 of a member that is not.
+    has the bytes and CRC-32 of a member that is not, ``crc32`` that of each.
     """
 
     dtype: str
@@ -43,6 +43,7 @@ class StoredArray:
     start: int
     member: str | None = None
     stored: tuple[int, int, int] | None = None
+    crc32: int | None = None
 
     @property
     def rows(self) -> int:
@@ -162,7 +163,7 @@ def _of_zip(
                 member = named[name]
                 with archive.open(member) as inner:
                     array = _Header(inner, member.file_size, f"array {name!r}: ").array(name)
-                found[name] = replace(array, member=name)
+                found[name] = replace(array, member=name, crc32=member.CRC)
                 if member.compress_type == zipfile.ZIP_STORED:
                     file.seek(member.header_offset + 26)
                     start = file.tell() + 4 + sum(struct.unpack("<HH", file.read(4)))  # name, more

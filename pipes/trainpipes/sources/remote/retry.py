@@ -21,6 +21,7 @@ from trainpipes._internal.secrets import hidden
 from trainpipes.engine.interrupts import result_of
 from trainpipes.engine.pool import waits
 from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
+from trainpipes.kinds.options import copied
 from trainpipes.sources.remote.request import (
     Failure,
     OtherVersionError,
@@ -107,14 +108,16 @@ class Retry:
 
     def __post_init__(self) -> None:
         for name in ("deadline", "timeout")[: 1 if self.timeout is None else 2]:
-            seconds = getattr(self, name)
+            seconds = copied(getattr(self, name))
             good = (
                 isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0
             )
             require(good, f"Retry({name})", "a number of seconds above 0", seconds)
             object.__setattr__(self, name, float(seconds))
         if self.max_attempts is not None:
-            whole_number(self.max_attempts, 1, "Retry(max_attempts)", "tries of a request")
+            most = copied(self.max_attempts)
+            whole_number(most, 1, "Retry(max_attempts)", "tries of a request")
+            object.__setattr__(self, "max_attempts", most)
 
     def __repr__(self) -> str:
         return f"Retry({', '.join(f'{name}={value}' for name, value in given(self).items())})"
