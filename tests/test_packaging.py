@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -181,3 +183,22 @@ def test_s3fs_and_moto_that_are_tested_fit_one_botocore() -> None:
     assert pinned["boto3"] == pinned["botocore"]
     assert {"s3fs", "aiobotocore", "moto"} <= pinned.keys()
     assert "-c constraints.txt" in (ROOT / "docs/formats.md").read_text()
+
+
+def test_the_list_of_what_is_needed_is_that_of_what_is_tested() -> None:
+    made = runpy.run_path(str(ROOT / ".ci" / "sbom.py"))
+    assert made["FILE"].read_text() == made["sbom"](), "python .ci/sbom.py writes it"
+    listed = json.loads(made["FILE"].read_text())
+    versions = {one["name"]: one["version"] for one in listed["components"]}
+    assert {"torch", "torchdata", "pyarrow", "numpy", "fsspec", "sympy"} <= versions.keys()
+    assert all(one["licenses"] for one in listed["components"])
+    for name, version in versions.items():
+        assert metadata.version(name).partition("+")[0] == version
+
+
+def test_the_list_is_in_the_wheel() -> None:
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]
+    assert built["wheel"]["sbom-files"] == ["sbom.cdx.json"]
+    assert "sbom.cdx.json" in built["sdist"]["only-include"]
