@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 import trainpipes as tp
 from trainpipes._internal.checks import pip_install
@@ -202,3 +203,17 @@ def test_the_list_is_in_the_wheel() -> None:
     ]
     assert built["wheel"]["sbom-files"] == ["sbom.cdx.json"]
     assert "sbom.cdx.json" in built["sdist"]["only-include"]
+
+
+HASHED = re.compile(r"^([\w-]+)==(\S+) \\\n    --hash=sha256:([0-9a-f]{64})$", re.MULTILINE)
+
+
+def test_all_that_builds_the_wheel_is_known_by_its_content() -> None:
+    text = (ROOT / ".ci" / "dist.txt").read_text()
+    found = {name: version for name, version, _ in HASHED.findall(text)}
+    assert len(found) == text.count("==") == text.count("sha256")
+    made = runpy.run_path(str(ROOT / ".ci" / "sbom.py"))
+    assert {"build", "hatchling"} <= found.keys()  # what these need, a build asks for
+    for name, version in found.items():
+        assert made["PINNED"][canonicalize_name(name)] == version
+    assert "--require-hashes -r .ci/dist.txt" in (ROOT / "Makefile").read_text()
