@@ -292,14 +292,18 @@ def soak(folder: Path, draw: random.Random) -> Iterator[Round]:
         fsspec.get_filesystem_class("s3").clear_instance_cache()
         lucky = random.Random(draw.random())
         server.fault = lambda *_: lucky.choice(FAULTS) if lucky.random() < 0.05 else None
-        files = tp.list_files("s3://campaigns/in/*.parquet", storage_options=options)
-        rows = files.read_parquet(index=False).sharding_filter(4).shuffle(500, seed=1)
-        loader = tp.Loader(rows.batch(16))
         found: list[tuple[int, int, int]] = []
 
         def epoch() -> Iterator[str]:
+            # Small files stay in memory once they are read: each epoch lists and reads them anew.
+            files = tp.list_files("s3://campaigns/in/*.parquet", storage_options=options)
+            rows = files.read_parquet(index=False).sharding_filter(4).shuffle(500, seed=1)
+            loader = tp.Loader(rows.batch(16))
+            loader.set_epoch(len(found))
             numbers = sorted(row["x"] for batch in loader for row in batch)
             pa.default_memory_pool().release_unused()
+            if len(server.asked) <= 8:
+                yield f"only {len(server.asked)} requests of an epoch"
             server.asked.clear()
             found.append((held(), len(os.listdir("/proc/self/fd")), threading.active_count()))
             yield "exact" if numbers == list(range(16_000)) else f"{len(numbers)} rows of 16,000"
