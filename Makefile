@@ -84,7 +84,7 @@ docs-check: docs $(VENV)/.docs-check
 	$(BIN)/python docs/site/check.py $(CHECK)
 
 # The wheel is built from the sdist, which shows that all it needs is in there.
-dist: $(VENV)/.lint
+dist: $(VENV)/.dist
 	rm -rf $(DIST)
 	$(BIN)/python -m build --no-isolation --outdir $(DIST) .
 
@@ -109,6 +109,12 @@ $(VENV)/.demo $(VENV)/.lint $(VENV)/.bench $(VENV)/.frameworks $(VENV)/.ray $(VE
 $(VENV)/.test: $(VENV)/.demo
 	@echo "installing what make test needs"
 	$(INSTALL) --quiet --group test
+	@touch $@
+
+# What builds is known by its content. All else is known by its version: packages with compiled parts have a
+# file for each platform and Python, and torch for each kind of GPU, too.
+$(VENV)/.dist: $(VENV)/.lint .ci/dist.txt
+	$(PIP) install --quiet --force-reinstall --no-deps --only-binary :all: --require-hashes -r .ci/dist.txt
 	@touch $@
 
 clean:

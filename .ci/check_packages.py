@@ -32,6 +32,8 @@ def faults_of_wheel(wheel: Path) -> Iterator[str]:
             yield f"{name} is no code of the library"
     if not any(n.endswith("/licenses/LICENSE") for n in names):
         yield "the licence is not there"
+    if not any(n.endswith(".dist-info/sboms/sbom.cdx.json") for n in names):
+        yield "the list of what it needs is not there"
     if "[trainpipes.recipes]" not in offered:
         yield "the recipes are not offered as entry points"
     if "trainpipes = trainpipes.cli:main" not in offered:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import socket
+import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,8 +17,16 @@ from typing import Any
 
 #: What a request gets: nothing special; a status with headers (and "body"); or one of
 #: "whole": all of the file, whatever range is asked for; "stall": no answer ever; "half, then stall";
-#: "half, then close"; "close": no answer, and the connection is closed.
+#: "half, then close"; "close": no answer, and the connection is closed; "reset": that, at once; "lost": the
+#: request is done upstream, and its answer is lost.
 Fault = tuple[int, dict[str, str]] | str | None
+#: What S3 says.
+BODY = "<?xml version='1.0'?><Error><Code>{}</Code><Message>so it is</Message></Error>"
+XML = {"Content-Type": "application/xml"}
+BUSY: Fault = (503, {**XML, "body": BODY.format("ServiceUnavailable")})
+SLOW: Fault = (503, {**XML, "body": BODY.format("SlowDown")})
+EXPIRED: Fault = (400, {**XML, "body": BODY.format("ExpiredToken")})
+DENIED: Fault = (403, {**XML, "body": BODY.format("AccessDenied")})
 
 
 def first(times: int, fault: Fault) -> Callable[[str, str, int], Fault]:
@@ -38,6 +48,7 @@ class FaultyServer(ThreadingHTTPServer):
         asked: the requests so far, "GET 1.parquet".
         versions: the header that tells a file's version: "ETag" or "Last-Modified".
         upstream: host and port of a server that answers in place of the folder.
+        expired: keys of S3 whose requests are refused, since their tokens have expired.
     """
 
     daemon_threads = True
@@ -51,6 +62,7 @@ class FaultyServer(ThreadingHTTPServer):
         self.asked: list[str] = []
         self.versions = "ETag"
         self.upstream: tuple[str, int] | None = None
+        self.expired: set[str] = set()
         self.lock = threading.Lock()
         self.over = threading.Event()
 
@@ -83,7 +95,15 @@ class Handler(BaseHTTPRequestHandler):
         fault = self.server.fault(self.command, name, number)
         if fault == "stall":
             self.server.over.wait()
-        if fault in ("stall", "close"):
+        if any(
+            f"Credential={key}/" in self.headers.get("Authorization", "")
+            for key in self.server.expired
+        ):
+            fault = EXPIRED
+        if fault == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+        if fault in ("stall", "close", "reset"):
             self.close_connection = True
             return
         if isinstance(fault, tuple):
@@ -91,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(fault[0], headers.pop("body", "no").encode(), headers)
             return
         if self.server.upstream is not None:
-            self.forward(*self.server.upstream)
+            self.forward(*self.server.upstream, lost=fault == "lost")
             return
         path = self.server.folder / name.partition("?")[0]
         if path.is_dir():
@@ -104,10 +124,14 @@ class Handler(BaseHTTPRequestHandler):
             changed = formatdate(path.stat().st_mtime, usegmt=True)
             self.give(path.read_bytes(), str(fault or ""), changed)
 
-    def forward(self, host: str, port: int) -> None:
+    def forward(self, host: str, port: int, lost: bool) -> None:
         upstream = http.client.HTTPConnection(host, port, timeout=30)
         upstream.request(self.command, self.path, self.body, headers=dict(self.headers))
         answer = upstream.getresponse()
+        if lost:
+            answer.read()
+            self.close_connection = True
+            return
         left = ("connection", "content-length", "date", "server", "transfer-encoding")
         headers = {key: value for key, value in answer.getheaders() if key.lower() not in left}
         length = answer.getheader("Content-Length")

@@ -6,6 +6,8 @@ import ctypes
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ import pytest
 import torch
 
 import trainpipes as tp
+from interpreters import python
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 
@@ -219,3 +222,37 @@ def test_a_wait_that_times_out_is_no_death() -> None:
     with pytest.raises(RuntimeError, match="timed out after 1 seconds") as e:
         list(tp.Loader(pipeline(sleepy), num_workers=2, timeout=1))
     assert not isinstance(e.value, tp.WorkerError)
+
+
+TO_A_GROUP = """
+import os, signal, sys
+import trainpipes as tp
+from test_dead_workers import WHOLE, numbers, pipeline, plain
+
+if __name__ == "__main__":
+    seen = []
+    signal.signal(signal.SIGTERM, lambda *_: seen.append(1))
+    pipe = pipeline(plain)
+    if sys.argv[1] == "map":
+        pipe = tp.from_dataset(list(range(400))).map(abs, num_workers=2, method="process").batch(2)
+        found = iter(pipe)
+    else:
+        found = numbers(tp.Loader(pipe, num_workers=2, multiprocessing_context=sys.argv[1]))
+    first = next(found)
+    os.killpg(0, signal.SIGTERM)
+    assert [first, *found] == WHOLE and seen
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn", "map"])
+def test_a_signal_to_the_group_of_a_trainer_is_not_for_its_workers(
+    start: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "trains.py"
+    path.write_text(TO_A_GROUP)
+    roots = [str(Path(__file__).parent), *filter(None, sys.path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(roots)}
+    run = subprocess.run(
+        [*python(), str(path), start], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr

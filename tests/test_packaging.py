@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 import trainpipes as tp
 from trainpipes._internal.checks import pip_install
@@ -181,3 +184,36 @@ def test_s3fs_and_moto_that_are_tested_fit_one_botocore() -> None:
     assert pinned["boto3"] == pinned["botocore"]
     assert {"s3fs", "aiobotocore", "moto"} <= pinned.keys()
     assert "-c constraints.txt" in (ROOT / "docs/formats.md").read_text()
+
+
+def test_the_list_of_what_is_needed_is_that_of_what_is_tested() -> None:
+    made = runpy.run_path(str(ROOT / ".ci" / "sbom.py"))
+    assert made["FILE"].read_text() == made["sbom"](), "python .ci/sbom.py writes it"
+    listed = json.loads(made["FILE"].read_text())
+    versions = {one["name"]: one["version"] for one in listed["components"]}
+    assert {"torch", "torchdata", "pyarrow", "numpy", "fsspec", "sympy"} <= versions.keys()
+    assert all(one["licenses"] for one in listed["components"])
+    for name, version in versions.items():
+        assert metadata.version(name).partition("+")[0] == version
+
+
+def test_the_list_is_in_the_wheel() -> None:
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]
+    assert built["wheel"]["sbom-files"] == ["sbom.cdx.json"]
+    assert "sbom.cdx.json" in built["sdist"]["only-include"]
+
+
+HASHED = re.compile(r"^([\w-]+)==(\S+) \\\n    --hash=sha256:([0-9a-f]{64})$", re.MULTILINE)
+
+
+def test_all_that_builds_the_wheel_is_known_by_its_content() -> None:
+    text = (ROOT / ".ci" / "dist.txt").read_text()
+    found = {name: version for name, version, _ in HASHED.findall(text)}
+    assert len(found) == text.count("==") == text.count("sha256")
+    made = runpy.run_path(str(ROOT / ".ci" / "sbom.py"))
+    assert {"build", "hatchling"} <= found.keys()  # what these need, a build asks for
+    for name, version in found.items():
+        assert made["PINNED"][canonicalize_name(name)] == version
+    assert "--require-hashes -r .ci/dist.txt" in (ROOT / "Makefile").read_text()

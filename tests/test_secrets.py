@@ -149,6 +149,6 @@ def test_a_server_that_does_not_answer_is_logged_without_password(
 ) -> None:
     monkeypatch.setattr(retry, "_last_message", 0.0)
     with caplog.at_level(logging.WARNING, "trainpipes"):
-        retry.Requests(10.0).call(Flaky(), "info", "a.parquet")
+        retry.Requests(tp.Retry(10)).call(Flaky(), "info", "a.parquet")
     assert "http://…@host/a.parquet" in caplog.text
     assert SECRET not in caplog.text

@@ -372,7 +372,7 @@ def test_other_files_than_those_of_rows_are_told_without_their_secrets_too(
     server: FaultyServer, monkeypatch: pytest.MonkeyPatch, what: str, fault: str
 ) -> None:
     monkeypatch.setattr(retry, "RETRY_SECONDS", 0.4)
-    monkeypatch.setattr(retry.Requests.__init__, "__defaults__", (0.4,))
+    monkeypatch.setattr(retry.Requests.__init__, "__defaults__", (tp.Retry(0.4), retry.READING))
     server.fault = lambda _, name, __: NEVER[fault] if "beside" in name else None
     url = signed(server, "beside.json")
     files = tp.list_files(signed(server, "a.jsonl"), retry=tp.Retry(deadline=0.4))

@@ -22,6 +22,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainpipes._internal.secrets import hidden
+from trainpipes._internal.text import cut
 
 __all__ = [
     "ConfigError",
@@ -37,6 +38,9 @@ __all__ = [
     "UnreadableError",
     "WorkerError",
 ]
+
+#: Characters of a message, at most: of a longer one, the start and the end are left.
+MOST = 20_000
 
 
 class TrainpipesError(Exception):
@@ -69,7 +73,7 @@ class TrainpipesError(Exception):
         self.source = source
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, hidden(value) if isinstance(value, str) else value)
+        super().__setattr__(name, cut(hidden(value), MOST) if isinstance(value, str) else value)
 
     def add_note(self, note: str, /) -> None:
         super().add_note(hidden(note))

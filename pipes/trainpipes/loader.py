@@ -14,7 +14,7 @@ from trainpipes._internal.callers import (
     refuse_prepared_by_ray,
     warn_without_data_module,
 )
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import flag, whole_number
 from trainpipes._internal.instead import instead
 from trainpipes._internal.messages import nearest
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
@@ -23,7 +23,7 @@ from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.iterating.worker_iterator import RunOptions
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
-from trainpipes.kinds.options import show
+from trainpipes.kinds.options import copied, show
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import stages_within
 from trainpipes.pipeline import Pipeline
@@ -63,7 +63,7 @@ def _with_hints(init: Callable[P, None]) -> Callable[P, None]:
             if name not in ("pipeline", *known):
                 said = f": {ELSEWHERE[name]}" if name in ELSEWHERE else nearest(name, known)
                 raise TypeError(f"Loader() has no option {name!r}{said}")
-        init(*args, **options)
+        init(*args, **{name: copied(value) for name, value in options.items()})
 
     return hinting
 
@@ -148,7 +148,7 @@ class Loader:
         if epoch is not None:
             _check_epoch(epoch, pipeline)
         source = pipeline._iteration
-        if pin_memory:
+        if flag(pin_memory, "Loader(pin_memory)"):
             pipeline = _pinned(pipeline)
         self.pipeline = pipeline
         plan = functools.partial(_plan, pipeline)

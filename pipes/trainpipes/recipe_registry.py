@@ -9,6 +9,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -18,7 +19,7 @@ from trainpipes._internal.messages import nearest
 from trainpipes._internal.table import WIDTH, table
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.options import copied
+from trainpipes.kinds.options import copied, in_our_words
 from trainpipes.pipeline import Pipeline
 
 #: The entry point group in which packages offer recipes.
@@ -88,9 +89,11 @@ def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
     >>> batch["input_ids"].shape
     torch.Size([4, 8])
     """
-    build = recipe_function(name)
+    build, options = recipe_function(name), copied(options)
     given = _bound(name, inspect.signature(build), arguments, options)
-    pipeline = build(*arguments, **options)
+    ours = build.__module__.startswith("trainpipes_recipes.")
+    with in_our_words(f"recipe {name}", given) if ours else nullcontext():
+        pipeline = build(*arguments, **options)
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(
             f"recipe {name!r} must return a trainpipes Pipeline, got {type(pipeline).__name__} from "

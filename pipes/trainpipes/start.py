@@ -121,13 +121,14 @@ def from_tensors(*tensors: Any, **named: Any) -> Pipeline:
 
 
 def read_by_name(
-    paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str
+    paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str, **options: Any
 ) -> Pipeline:
     """The rows of files, folders and globs of one format, which the ends of their names say."""
     reader = one_reader(paths, storage_options, caller)
     if reader == "from_memmap":
         return from_memmap(paths[0])
-    rows: Pipeline = getattr(list_files(list(paths), storage_options=storage_options), reader)()
+    files = list_files(list(paths), storage_options=storage_options, **options)
+    rows: Pipeline = getattr(files, reader)()
     return rows
 
 

@@ -51,6 +51,7 @@ class Launch:
         rendezvous: options of ``torchrun`` by which several launches meet; alone if left out.
         interpreter: the words that start Python; forked from one that has torch if left out.
         trains: whether the script trains: what an optimizer imports is imported once for all ranks.
+        forks: whether the launcher forks its ranks; else each is a process group, as torchrun starts it.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Launch:
         rendezvous: Sequence[str] = ("--standalone",),
         interpreter: Sequence[str] | None = None,
         trains: bool = False,
+        forks: bool = True,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._pid = folder / "launcher.pid"
@@ -80,8 +82,9 @@ class Launch:
             "TRAINS": "1" if trains else "",
         }
         command = [*(interpreter or python()), "-c", TORCHRUN, str(self._pid), *rendezvous]
-        command += ["--start-method", "fork"]
-        command += ["--nproc-per-node", str(ranks), "--run-path", str(script), *arguments]
+        command += ["--nproc-per-node", str(ranks)]
+        command += ["--start-method", "fork", "--run-path"] if forks else []
+        command += [str(script), *arguments]
         with self._said.open("wb") as output:
             self._started = psutil.Popen(
                 command, env=environment, stdout=output, stderr=subprocess.STDOUT
@@ -119,10 +122,14 @@ class Launch:
             psutil.Process(victim()).kill()
             assert self.wait(60) != 0
 
+    def launcher(self) -> psutil.Process:
+        """The process of ``torchrun``, the parent of its ranks."""
+        return psutil.Process(int(self._pid.read_text()))
+
     def kill(self) -> None:
         """SIGKILL the launcher and all processes below it, at once."""
         with suppress(psutil.NoSuchProcess, FileNotFoundError):
-            launcher = psutil.Process(int(self._pid.read_text()))
+            launcher = self.launcher()
             everyone = [launcher, *launcher.children(recursive=True)]
             for process in everyone:
                 with suppress(psutil.NoSuchProcess):

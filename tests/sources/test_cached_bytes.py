@@ -306,3 +306,30 @@ def test_all_kinds_of_files_are_read_through_the_cache_cold_and_scanned_again(
     assert plain == [500, 500, 500, 1, 500, 9]
     for _ in range(2):
         assert counts(cache_dir=tmp_path / "cache") == plain
+
+
+def test_chunks_that_were_exchanged_are_fetched_again(server: FaultyServer, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+
+    def read() -> list[Any]:
+        urls = [f"{server.url}/{file}.parquet" for file in range(FILES)]
+        return list(tp.list_files(urls, cache_dir=cache).read_parquet(index=False))
+
+    wanted = read()
+    whole = [
+        path
+        for path in chunks(cache)
+        if path.stat().st_size == max(p.stat().st_size for p in chunks(cache))
+    ]
+    assert len(whole) > 1
+    for one, other in zip(whole[::2], whole[1::2], strict=False):
+        first, second = one.read_bytes(), other.read_bytes()
+        one.write_bytes(second)
+        other.write_bytes(first)
+    kept_file._whole.clear()
+    server.asked.clear()
+    assert read() == wanted
+    assert sum(one.startswith("GET") for one in server.asked) > 0
+    server.asked.clear()
+    assert read() == wanted
+    assert not any(one.startswith("GET") for one in server.asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,22 @@ def test_a_bomb_in_an_archive_is_refused_by_what_its_header_says(tmp_path):
             archive.writestr("x.npy", content)
         with pytest.raises(tp.UnreadableError, match="cut short"):
             list(tp.read_numpy(tmp_path))
+
+
+def test_a_compressed_array_is_unpacked_once_and_not_copied(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "a.npz", np.zeros((1 << 20, 8), np.float32)
+    numbers[::1000] = 7
+    np.savez_compressed(path, x=numbers, y=np.asfortranarray(numbers[:, :2]))
+    pipe = tp.list_files(path).read_numpy(columns=["x"], index=False)
+    assert len(pipe) == len(numbers)
+    tracemalloc.start()
+    try:
+        first = next(iter(tp.Loader(pipe.batch(2), threads=0)))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert first[0]["x"].tolist() == numbers[0].tolist()
+    assert most < 1.3 * numbers.nbytes
+    both = next(iter(tp.list_files(path).read_numpy().batch(1 << 20).collate()))
+    assert np.array_equal(both["x"].numpy(), numbers)
+    assert np.array_equal(both["y"].numpy(), numbers[:, :2])

@@ -110,7 +110,7 @@ def test_a_fingerprint_names_counts_first_and_then_the_file(tmp_path: Path) -> N
         for n in range(3):
             write(tmp_path / folder / f"{n}.parquet", {"x": range(20 + n)}, row_group_size=10)
     one = source(tmp_path / "a").fingerprint()
-    assert list(one) == ["files", "rows", "bytes", "digests"]
+    assert list(one) == ["files", "rows", "bytes", "digests", "order", "content"]
     assert source(tmp_path / "b").fingerprint() == one
     write(tmp_path / "c" / "1.parquet", {"x": range(21)}, row_group_size=7)
     other = source(tmp_path / "c").fingerprint()

@@ -523,6 +523,19 @@ def test_seconds_that_are_no_time_are_refused(seconds: Any) -> None:
         tp.Retry(seconds)
 
 
+def test_tries_and_their_time_are_checked_and_shown() -> None:
+    with pytest.raises(
+        tp.ConfigError, match=r"Retry\(timeout\) must be a number of seconds above 0, got -1"
+    ):
+        tp.Retry(timeout=-1)
+    with pytest.raises(tp.ConfigError, match=r"Retry\(max_attempts\) must be"):
+        tp.Retry(max_attempts=0)
+    assert (
+        str(tp.Retry(max_attempts=3, timeout=5))
+        == "Retry(deadline=120.0, max_attempts=3, timeout=5.0)"
+    )
+
+
 @pytest.mark.parametrize("retry", [120, None, {"seconds": 3}])
 def test_what_is_no_retry_is_refused(retry: Any) -> None:
     with pytest.raises(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from faulty_server import Fault, FaultyServer, first, serving
+from faulty_server import BUSY, DENIED, EXPIRED, SLOW, XML, Fault, FaultyServer, first, serving
 from s3_store import address_of, s3_store
 from trainpipes.sources.remote import retry
 
-BODY = "<?xml version='1.0'?><Error><Code>{}</Code><Message>so it is</Message></Error>"
-XML = {"Content-Type": "application/xml"}
-BUSY: Fault = (503, {**XML, "body": BODY.format("ServiceUnavailable")})
-EXPIRED: Fault = (400, {**XML, "body": BODY.format("ExpiredToken")})
-DENIED: Fault = (403, {**XML, "body": BODY.format("AccessDenied")})
+LISTING: list[Fault] = [
+    SLOW,
+    (429, {}),
+    (200, {**XML, "body": "<List"}),
+    "half, then close",
+    "reset",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -117,4 +120,93 @@ def test_credentials_that_expire_are_named(server: FaultyServer, stage: str, fau
     server.fault = lambda *_: fault
     with pytest.raises(tp.UnreachableError, match="renew the credentials") as caught:
         list(pipe)
-    assert caught.value.attempts == 1
+    assert caught.value.attempts == (
+        2 if fault == EXPIRED else 1
+    )  # other credentials are looked for, once
+
+
+@pytest.mark.parametrize("stage", ["listing", "rows"])
+def test_credentials_that_are_renewed_in_mid_run_are_found(
+    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    def credentials(key: str) -> None:
+        text = f"[default]\naws_access_key_id = {key}\naws_secret_access_key = hush\n"
+        (tmp_path / "credentials").write_text(text)
+
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    credentials("before")
+    url = "s3://failing-store/*/*.parquet"
+    pipe = tp.list_files(url, storage_options={"endpoint_url": server.url}).read_parquet(
+        index=False
+    )
+    assert (
+        len(tp.list_files(url, storage_options={"endpoint_url": server.url}).read_parquet()) == 400
+    )
+    if stage == "rows":
+        len(pipe)
+    server.expired.add("before")
+    credentials("after")
+    rows = list(pipe)
+    assert sorted(row["x"] for row in rows) == sorted(row["x"] for row in pipeline(server))
+    server.expired.add("after")  # and again
+    credentials("third")
+    assert list(pipe) == rows
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [SLOW, (429, {}), (200, {**XML, "body": "<List"}), "half, then close", "reset"],
+    ids=str,
+)
+def test_a_listing_that_fails_for_a_while_has_all_files(server: FaultyServer, fault: Fault) -> None:
+    failing = first(2, fault)
+    server.fault = lambda method, name, n: failing(method, name, n) if "list-type" in name else None
+    assert len(list(pipeline(server))) == 400
+
+
+def test_a_store_that_is_silent_is_one_error_within_the_deadline(server: FaultyServer) -> None:
+    options: dict[str, Any] = {"endpoint_url": server.url, "key": "someone", "secret": "hush"}
+    retry = tp.Retry(deadline=4, timeout=1)
+    server.fault = lambda *_: "stall"
+    began = time.monotonic()
+    with pytest.raises(tp.UnreachableError, match=r"for longer than 4 s by list_files"):
+        list(
+            tp.list_files(
+                "s3://failing-store/*/*.parquet", storage_options=options, retry=retry
+            ).read_parquet()
+        )
+    assert time.monotonic() - began < 9
+
+
+def test_tries_may_be_counted(server: FaultyServer) -> None:
+    options: dict[str, Any] = {"endpoint_url": server.url, "key": "someone", "secret": "hush"}
+    retry = tp.Retry(max_attempts=3)
+    pipe = tp.list_files(
+        "s3://failing-store/0/0.parquet", storage_options=options, retry=retry
+    ).read_parquet()
+    server.fault = lambda *_: BUSY
+    with pytest.raises(
+        tp.UnreachableError, match=r"3 tries .* more than 3 by .*max_attempts"
+    ) as caught:
+        list(pipe)
+    assert caught.value.attempts == 3
+
+
+def test_one_message_in_ten_seconds_says_how_many_retries_there_were(
+    server: FaultyServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = pipeline(server).batch(8)
+    before = pipe.stats(0).retries
+    monkeypatch.setattr(retry, "_said_of", before)
+    monkeypatch.setattr(retry, "_last_message", time.monotonic())
+    server.fault = first(3, BUSY)
+    len(pipe)
+    made = pipe.stats(0).retries - before
+    assert made >= 3
+    assert "tried again" not in caplog.text
+    assert f"retries  {before + made:,} of requests, so far" in str(pipe.stats(0))
+    monkeypatch.setattr(retry, "_last_message", -1e9)
+    server.fault = first(1, BUSY)
+    list(pipe)
+    assert caplog.text.count("tried again for up to 60 s") == 1
+    assert f"{made + 1:,} requests of this process" in caplog.text

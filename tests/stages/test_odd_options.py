@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
+import json
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +17,10 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
+from every_stage import ENDLESS, FINITE
+from odd_values import ODD as VALUES
+from odd_values import said_well
+from trainpipes.start import stage_classes
 
 HUGE = 2**70
 ODD: list[Any] = [
@@ -152,3 +163,121 @@ def test_texts_in_views_are_shuffled() -> None:
     table = pa.table({"t": texts, "n": range(10)})
     found = list(tp.from_arrow(table).shuffle(4))
     assert sorted(found, key=lambda row: row["n"]) == table.to_pylist()
+
+
+# Every option of every stage, of the Loader and of Retry
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where relative paths may lie."""
+    monkeypatch.chdir(tmp_path)
+
+
+#: Objects of the user's that give rows: their own errors come as they are.
+OWN = {("from_dataset", "dataset"), ("from_iterable", "factory"), ("from_torchdata", "node")}
+
+
+@pytest.fixture(scope="module")
+def chains(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[tp.Pipeline, int]]:
+    """For each stage a pipeline with it, and its place there."""
+    folder, found = tmp_path_factory.mktemp("odd"), {}
+    for make in {**FINITE, **ENDLESS}.values():
+        pipe = make(folder)
+        found |= {stage.name: (pipe, number) for number, stage in enumerate(pipe.stages)}
+    return found
+
+
+def values(of: str, every: bool) -> Iterator[tuple[str, Any]]:
+    """All odd values, or some, which are others for each option."""
+    names = list(VALUES) if every else random.Random(of).sample(list(VALUES), 6)
+    # A tokenizer of such a name is looked for on the Hub.
+    hub = {"text", "numpy text"} if "tokenizer" in of else set()
+    return ((name, VALUES[name]()) for name in names if name not in hub)
+
+
+def given(make: Any, of: str, every: bool) -> None:
+    for name, value in values(of, every):
+        try:
+            pipe = make(value)
+            repr(pipe)
+            items = iter(pipe)
+            list(islice(items, 2))
+            json.dumps(items.state_dict())
+        except Exception as error:
+            assert not said_well(error), f"{of}: {name}"  # noqa: PT017
+
+
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", stage_classes())
+def test_an_odd_value_of_any_option_works_or_is_refused_in_our_words(
+    name: str, every: bool, chains: dict[str, tuple[tp.Pipeline, int]]
+) -> None:
+    pipe, number = chains[name]
+    for field in dataclasses.fields(stage_classes()[name]):
+        if (name, field.name) in OWN:
+            continue
+
+        def make(value: Any, option: str = field.name) -> tp.Pipeline:
+            stages = list(pipe.stages)
+            stages[number] = stages[number].replaced(**{option: value})
+            return tp.Pipeline(stages)
+
+        given(make, f"{name}({field.name})", every)
+
+
+@pytest.mark.parametrize("name", list(inspect.signature(tp.Loader).parameters))
+def test_an_odd_value_of_the_loader_is_refused_in_our_words(name: str) -> None:
+    for odd, value in values(name, True):
+        try:
+            tp.Loader(**{"pipeline": rows().batch(2), name: value})
+        except Exception as error:
+            assert not said_well(error), odd  # noqa: PT017
+
+
+def test_an_odd_value_of_a_call_is_refused_in_our_words() -> None:
+    pipe = rows().batch(2)
+    state = pipe.state_at(1)
+    calls: dict[str, Any] = {
+        "Retry": lambda v: tp.Retry(v),
+        "load": pipe.load_state_dict,
+        "allow": lambda v: pipe.load_state_dict(state, allow_changes=v),
+        **{k: lambda v, k=k: pipe.load_state_dict({**state, k: v}) for k in state},
+        "state_at": pipe.state_at,
+        "epoch": lambda v: pipe.state_at(1, epoch=v),
+        "set_epoch": lambda v: tp.Loader(pipe).set_epoch(v),
+        "rank": lambda v: pipe.distributed(rank=v, world_size=4),
+        "then": pipe.then,
+    }
+    for call, work in calls.items():
+        for odd, value in values(call, True):
+            try:
+                work(value)
+            except Exception as error:
+                assert not said_well(error), f"{call}: {odd}"  # noqa: PT017
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int32])
+def test_integers_of_numpy_are_integers(kind: Any) -> None:
+    def make(number: Any) -> tp.Pipeline:
+        pipe = rows().select("x").sharding_filter(number(4)).shuffle(number(5), seed=number(3))
+        return pipe.batch(number(2)).skip(number(1))
+
+    assert make(kind) == make(int)
+    state = make(kind).state_at(kind(2), epoch=kind(1))
+    assert json.loads(json.dumps(state)) == make(int).state_at(2, epoch=1)
+    texts = [tp.read_parquet("a.parquet").shuffle(n(5)).batch(n(2)).to_yaml() for n in (kind, int)]
+    assert texts[0] == texts[1]
+
+
+def test_an_odd_value_of_any_option_of_a_recipe_is_refused_in_our_words(tmp_path: Path) -> None:
+    pairs = rows().rename({"text": "prompt"}).map(lambda row: {**row, "response": "b"})
+    for option in tp.recipes():
+        if option.name == "sft":
+            for name in option.texts:
+                made = {"files": pairs, "tokenizer": "bytes", "batch_size": 2}
+                given(
+                    lambda value, own=made, k=name: tp.recipe("sft", **{**own, k: value}),
+                    f"sft({name})",
+                    False,
+                )

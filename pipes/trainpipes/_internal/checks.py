@@ -12,6 +12,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Annotated, Any
 
+import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.text import shown
@@ -19,6 +20,8 @@ from trainpipes.errors import ConfigError, MissingExtraError, UnreadableError
 
 #: The largest count that arrays of row numbers can hold.
 LARGEST = 2**63 - 1
+#: Characters of a path, at most.
+LONGEST_PATH = 4096
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
 #: What pip calls a package, where it is not what Python calls it or not every version will do.
 _REQUIREMENTS = {
@@ -59,12 +62,12 @@ def whole_number(
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def fraction(value: Any, option: str) -> float:
     """``value``, if it is a number from 0 to 1."""
-    number = _is_int(value) or isinstance(value, float)
+    number = _is_int(value) or isinstance(value, float | np.floating)
     require(number and 0 <= value <= 1, option, "a number from 0 to 1", value)
     return float(value)
 
@@ -80,7 +83,7 @@ def checked_schema(value: Any, option: str) -> pa.Schema | None:
 
 
 def text(value: Any, option: str) -> str:
-    require(isinstance(value, str), option, "text", value)
+    require(value == "" or is_name(value), option, "text", value)
     return str(value)
 
 
@@ -121,9 +124,15 @@ def refuse_special(path: str, mode: int | None = None) -> None:
         )
 
 
+def is_path(value: Any) -> bool:
+    """Whether a value can be the path of a file."""
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
+    return 0 < len(path) <= LONGEST_PATH and "\0" not in str(path)
+
+
 def local_path(value: Any, option: str) -> str:
     """``value`` as text, if it is a path on this machine."""
-    require(isinstance(value, str | os.PathLike) and os.fspath(value), option, "a path", value)
+    require(is_path(value), option, "a path", value)
     path = str(os.fspath(value))
     local = "://" not in path
     require(local, option, "a path on this machine", path, "write there, and copy it")
@@ -142,15 +151,20 @@ def one_by_one(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def column_name(value: Any, option: str) -> str:
-    require(isinstance(value, str) and value, option, "the name of a column", value)
+    require(is_name(value), option, "the name of a column", value)
     return str(value)
+
+
+def is_name(value: Any) -> bool:
+    """Whether a value can be the name of a column: text that UTF-8 can hold."""
+    return isinstance(value, str) and bool(value) and not re.search("[\ud800-\udfff]", value)
 
 
 def column_names(value: Any, option: str, least: int = 1) -> list[str]:
     """The names of one column or of several, each once."""
     names = [value] if isinstance(value, str) else value
     good = several(names) and len(names) >= least
-    good = good and all(isinstance(name, str) and name for name in names)
+    good = good and all(map(is_name, names))
     require(good, option, "a column name or several in a list", value)
     _once(names, option)
     return list(names)

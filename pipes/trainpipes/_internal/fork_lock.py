@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from weakref import WeakSet
+
+from trainpipes._internal.living import Living
 
 
 class ForkLock:
@@ -21,7 +22,7 @@ class ForkLock:
         self._lock.release()
 
 
-_all: WeakSet[ForkLock] = WeakSet()
+_all: Living[ForkLock] = Living()
 
 
 def _renew() -> None:

@@ -57,7 +57,10 @@ class _Short(reprlib.Repr):
 
     def repr1(self, value: Any, level: int) -> str:
         self.left -= 1
-        return super().repr1(value, level) if self.left >= 0 else "..."
+        try:
+            return super().repr1(value, level) if self.left >= 0 else "..."
+        except Exception:  # of a class that has the name of another one
+            return f"<{type(value).__name__}>"
 
     def repr_str(self, value: str, level: int) -> str:
         if len(value) > 2 * MOST_OF_URL:
@@ -67,7 +70,9 @@ class _Short(reprlib.Repr):
         return super().repr_str(value, level)
 
     def repr_bytes(self, value: bytes, level: int) -> str:
-        return self.repr_str(value, level)  # type: ignore[arg-type]
+        if len(value) > 2 * MOST_OF_URL:
+            value = value[:MOST_OF_URL] + value[-MOST_OF_URL:]
+        return cut(hidden(repr(value)), self.maxstring)
 
     def repr_dict(self, value: Mapping[Any, Any], level: int) -> str:
         if not value or level <= 0:

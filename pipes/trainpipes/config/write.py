@@ -26,7 +26,7 @@ from trainpipes.kinds.options import same
 from trainpipes.kinds.stage import Stage
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipe_registry import recipe_function
-from trainpipes.sources.remote.retry import Retry
+from trainpipes.sources.remote.retry import Retry, given
 from trainpipes.stages.filter import text_of
 from trainpipes.start import stage_classes
 from trainpipes.version import __version__
@@ -192,7 +192,7 @@ class _Writer:
                 raise ValueError(_SECRET)
             return str(value).replace("${", "$${")
         if isinstance(value, Retry):
-            value = dataclasses.asdict(value)
+            value = given(value)
         if isinstance(value, Mapping):
             return {_key(key): self.value(one, str(key)) for key, one in value.items()}
         if isinstance(value, list | tuple):

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
-from weakref import WeakSet
 
 from trainpipes._internal.checks import wrong
+from trainpipes._internal.living import Living
 from trainpipes.engine.interrupts import wait_for
 
 #: Most threads by default.
@@ -265,7 +265,7 @@ class Pool:
             self._waiting -= 1
 
 
-_pools: WeakSet[Pool] = WeakSet()
+_pools: Living[Pool] = Living()
 #: This thread's pool.
 _own = threading.local()
 

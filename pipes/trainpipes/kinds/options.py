@@ -6,7 +6,8 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -14,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.checks import require
+from trainpipes._internal.checks import require, wrong
 from trainpipes._internal.secrets import (
     hidden,
     is_secret,
@@ -22,9 +23,15 @@ from trainpipes._internal.secrets import (
     stand_in,
     without_url_secrets,
 )
+from trainpipes._internal.text import cut, shown
 from trainpipes.columns.content import table_digest, tensor_digest
 from trainpipes.columns.row_types import written
+from trainpipes.errors import ConfigError, TrainpipesError
 
+#: Lists and dicts within one another, at most.
+DEEPEST = 100
+#: Bits of an integer, at most: floats reach as far.
+MOST_BITS = 1023
 #: Raises ConfigError unless a value is good for the option of a name.
 Check = Callable[[Any, str], Any]
 
@@ -65,11 +72,36 @@ def _good(checks: Sequence[Check], or_none: bool, value: Any, option: str) -> No
         check(value, option)
 
 
-def copied(value: Any) -> Any:
-    """A value whose dicts and lists are copies."""
+def copied(value: Any, depth: int = 0) -> Any:
+    """A value whose dicts and lists are copies, with Python's numbers and text in place of NumPy's."""
+    if depth > DEEPEST:
+        rule = f"of lists and dicts within one another up to {DEEPEST} deep"
+        raise wrong("an option", rule, value, "it may hold itself")
     if type(value) is dict:
-        return {key: copied(inner) for key, inner in value.items()}
-    return [copied(inner) for inner in value] if type(value) is list else value
+        return {copied(k, depth + 1): copied(one, depth + 1) for k, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copied(one, depth + 1) for one in value)
+    if isinstance(value, np.number | np.bool_ | np.str_):
+        return value.item()
+    if not isinstance(value, int) or type(value) is bool:
+        return value
+    require(value.bit_length() <= MOST_BITS, "an option", "an integer of up to 308 digits", value)
+    return int(value)
+
+
+@contextmanager
+def in_our_words(name: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Where options are looked at: what Python or a library says of an odd one becomes our error."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, TrainpipesError):
+            raise
+        given = ", ".join(f"{option}={shown(value)}" for option, value in options.items())
+        raise ConfigError(
+            f"{name}() must have options that it can use, got {given}: {cut(str(error))}; its docstring "
+            "says what they are"
+        ) from error
 
 
 def either(values: Sequence[Any]) -> str:
@@ -110,7 +142,10 @@ def show(value: Any) -> str:
         return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
     if getattr(type(value), "__repr__", None) is object.__repr__:
         return f"{type(value).__qualname__}()".replace("<locals>.", "")
-    text = hidden(written(value) if isinstance(value, pa.Schema) else repr(value))
+    try:
+        text = hidden(written(value) if isinstance(value, pa.Schema) else repr(value))
+    except Exception:  # of an object within it, or of a number of many digits
+        text = shown(value)
     return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"
 
 
@@ -166,7 +201,7 @@ def identify(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         content = np.ascontiguousarray(value).tobytes()
         if value.dtype.hasobject:  # else by where its objects lie in memory
-            content = repr(value.tolist()).encode()
+            content = repr([identify(one) for one in value.reshape(-1).tolist()]).encode()
         digest = hashlib.sha256(content).hexdigest()[:16]
         return f"{value.dtype}{list(value.shape)}:{digest}"
     if isinstance(value, torch.Tensor) and value.numel() > 1000:  # its text leaves some out
@@ -202,4 +237,6 @@ def _identify_text(text: str) -> str:
 def stable_text(value: Any) -> str:
     """``str`` of a value whose class defines one (a dtype, an expression), else nothing."""
     named = any({"__repr__", "__str__"} & vars(c).keys() for c in type(value).__mro__[:-1])
-    return str(value) if named else ""
+    with suppress(Exception):  # of one that fails, the type alone
+        return str(value) if named else ""
+    return ""

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, dataclass_transform, overload
 
 from trainpipes._internal.checks import require
@@ -11,7 +12,15 @@ from trainpipes._internal.fork_lock import ForkLock
 from trainpipes._internal.messages import nearest
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.global_draws import DrawWatch
-from trainpipes.kinds.options import copied, declared_checks, identify_named, same, show_named
+from trainpipes.kinds.options import (
+    copied,
+    declared_checks,
+    identify,
+    identify_named,
+    in_our_words,
+    same,
+    show_named,
+)
 from trainpipes.kinds.tally import Tally
 
 
@@ -172,12 +181,14 @@ class Stage:
         cls.__setattr__ = _refuse_to_set  # type: ignore[method-assign, assignment]
 
     def __post_init__(self) -> None:
-        if not self.holds_data:
-            self._set(**{name: copied(value) for name, value in self.options.items()})
         kind: Any = type(self)
-        for name, check in declared_checks(kind).items():
-            check(getattr(self, name), f"{self.name}({name})")
-        self.check()
+        with in_our_words(self.name, self.options) if is_ours(kind) else nullcontext():
+            for name, value in self.options.items():
+                if not self.holds_data or name == "version":
+                    self._set(**{name: copied(value)})
+            for name, check in declared_checks(kind).items():
+                check(getattr(self, name), f"{self.name}({name})")
+            self.check()
         added = vars(self).keys() - self.options.keys()
         lost = [name for name in added if not _derived(self, name)]
         if lost and not is_ours(kind):
@@ -278,7 +289,7 @@ class Stage:
             if field.name not in self.free and value is not None:
                 found[field.name] = value
         if self.versioned is not None and found.pop("version", None) is not None:
-            found[self.versioned] = f"version {vars(self)['version']}"
+            found[self.versioned] = f"version {identify(vars(self)['version'])}"
         return found
 
     def fingerprint(self) -> dict[str, Any]:

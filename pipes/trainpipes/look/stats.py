@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice, takewhile
 from typing import Any
 
@@ -26,6 +26,7 @@ from trainpipes.look.values import masks_of
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.mixed.mix import Mix
 from trainpipes.sources.mixed.mixture import Mixture
+from trainpipes.sources.remote.retry import made_again
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.columns import Rename, Select, row_table
 from trainpipes.stages.labels import EncodeLabels, Label, LabelColumn
@@ -117,6 +118,7 @@ class Stats:
         mixture: which sources of a mix rows are from; None without a mix.
         shuffle: how well rows are shuffled, as they are read; None where rows have no numbers.
         labels: of each column that was asked for, rows of each label, over all rows of an epoch.
+        retries: how many times this process has made a request to a server again, so far.
     """
 
     batches: int
@@ -125,6 +127,7 @@ class Stats:
     mixture: Mixing | None
     shuffle: ShuffleQuality | None
     labels: dict[str, dict[Label, int]]
+    retries: int = field(default_factory=made_again)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON types; labels as texts."""
@@ -140,6 +143,7 @@ class Stats:
             shown = [f"{label!r}: {n:,}" for label, n in islice(counts.items(), MOST_LABELS)]
             shown += [f"and {len(counts) - MOST_LABELS:,} more"] * (len(counts) > MOST_LABELS)
             parts.append(("labels", f"{column}, over all rows: {', '.join(shown)}"))
+        parts += [("retries", f"{self.retries:,} of requests, so far")] * bool(self.retries)
         return table(parts)
 
     __repr__ = __str__

@@ -21,6 +21,7 @@ from trainpipes.prepare.shuffle import Shuffle, temporary_place
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.files.file_reader import ends_of_names
 from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.sources.remote.retry import NORMAL, Retry
 from trainpipes.start import read_by_name
 from trainpipes.storage.executor import Executor, Threads, checked_executor
 from trainpipes.storage.output_folder import Manifest
@@ -70,6 +71,7 @@ def repack(
     temp_dir: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    retry: Retry | Mapping[str, Any] = NORMAL,
     executor: Executor | None = None,
 ) -> Repacked:
     """Rewrite data for training, as Parquet files with row groups of one size; if wanted, shuffled, sorted
@@ -101,6 +103,7 @@ def repack(
         overwrite: whether to remove what was written there before.
         storage_options: for the file systems of ``data`` and ``folder``. If the two need other ones, give
             ``data`` as a pipeline.
+        retry: how long failing requests to URLs are made again.
         executor: ``Threads(n)``, ``Processes(n)`` or ``Ray(address)`` of ``trainpipes.storage``; if left out,
             a thread a core, 4 at most.
 
@@ -132,7 +135,7 @@ def repack(
     order = Order(seed if shuffle else None, by, descending, drop_duplicates)
     check_codec(compression, CODECS, CALLER)
     suffixes = None if isinstance(data, Pipeline) else ends_of_names()
-    out = Output(folder, num_files, rows_per_file, overwrite, storage_options, suffixes)
+    out = Output(folder, num_files, rows_per_file, overwrite, storage_options, retry, suffixes)
     out.check(ANY, CALLER)
     check_group(row_group_size, CALLER)
     for given, option in ((by, "sort"), (drop_duplicates, "drop_duplicates")):
@@ -142,7 +145,7 @@ def repack(
     options = {"shuffle": shuffle, **vars(order)}
     options |= {"row_group_size": row_group_size, "compression": compression}
     few = max(1, min(MOST_THREADS, default_threads()))
-    pipeline = _given_rows(data, storage_options)
+    pipeline = _given_rows(data, storage_options, retry)
     if columns is not None:
         pipeline = pipeline.select(*column_names(columns, f"{CALLER}(columns)"))
     with checked_executor(executor, CALLER, Threads(few)) as workers:
@@ -162,7 +165,7 @@ def repack(
     return Repacked(**vars(done), rows_in=done.notes.get("rows_in", done.rows))
 
 
-def _given_rows(data: Any, storage_options: Mapping[str, Any] | None) -> Pipeline:
+def _given_rows(data: Any, storage_options: Mapping[str, Any] | None, retry: Any) -> Pipeline:
     if isinstance(data, Pipeline):
         return data
     several = [data] if isinstance(data, str | os.PathLike) else data
@@ -170,7 +173,8 @@ def _given_rows(data: Any, storage_options: Mapping[str, Any] | None) -> Pipelin
     good = good and all(isinstance(path, str | os.PathLike) for path in several)
     rule = "files (a path, folder, glob, URL, or a list of them) or a pipeline of rows"
     require(good, f"{CALLER}(data)", rule, data)
-    return read_by_name([os.fspath(path) for path in several], storage_options, f"{CALLER}()")
+    paths = [os.fspath(path) for path in several]
+    return read_by_name(paths, storage_options, f"{CALLER}()", retry=retry)
 
 
 def _kept_metadata(pipeline: Pipeline, source: Any) -> dict[bytes, bytes] | None:

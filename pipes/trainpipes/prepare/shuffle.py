@@ -45,7 +45,7 @@ from trainpipes.state.cursor import checksum
 from trainpipes.storage.executor import Executor, Threads
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
-from trainpipes.storage.places import Place, place_at
+from trainpipes.storage.places import Place, clean_up, place_at
 from trainpipes.storage.ray_cluster import Ray
 from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.formats import FILE_BYTES, write_arrow
@@ -141,7 +141,7 @@ def temporary_place(
     # More than one output may have its temporary files in one folder.
     name = f"{root}/trainpipes-{CALLER}-{checksum(out.root)}"
     same = root.partition("://")[0] == out.root.partition("://")[0]
-    return place_at(name, CALLER, storage_options if same else None)
+    return place_at(name, CALLER, storage_options if same else None, out.retry)
 
 
 @dataclass(frozen=True)
@@ -172,14 +172,19 @@ class Shuffle:
                 places = Permutation(kept, self.order.seed or 0, CALLER)
             self.output.check(kept, CALLER)
         except (ConfigError, SchemaError):
-            self.temporary.remove("", recursive=True)  # nothing could go on with it
+            self._remove_temporary()  # nothing could go on with it
             raise
         done = self._moved(rows, first.schema, row_bytes, kept, places, place, out, executor)
-        self.temporary.remove("", recursive=True)
+        self._remove_temporary()
         return done
 
+    def _remove_temporary(self) -> None:
+        with clean_up(self.temporary.root):
+            self.temporary.remove("", recursive=True)
+
     def _counted(self, place: Place) -> EpochRows:
-        options: dict[str, Any] = {"storage_options": self.output.storage_options}
+        output = self.output
+        options: dict[str, Any] = {"storage_options": output.storage_options, "retry": output.retry}
         written = write_arrow(self.pipeline, place.at("rows"), compression="lz4", **options)
         return EpochRows(list_files(list(written.files), **options).read_arrow(), CALLER)
 

@@ -19,6 +19,7 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.ahead import Parts, cut, open_plan
 from trainpipes.prepare.token_files import BareFile, Task, first_rows, make, tasks_of
+from trainpipes.sources.remote.retry import NORMAL, Retry
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.start import list_files
 from trainpipes.storage.executor import Executor, Processes, Threads, checked_executor, cores
@@ -85,6 +86,7 @@ def tokenize(
     overwrite: bool = False,
     executor: Executor | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    retry: Retry | Mapping[str, Any] = NORMAL,
 ) -> Tokenized:
     r"""Tokenize a pipeline's rows once, ahead of training, and write the token ids.
 
@@ -105,6 +107,7 @@ def tokenize(
         executor: ``Processes(n)``, ``Threads(n)`` or ``Ray(address)`` of ``trainpipes.storage``; if left out,
             as many processes as there are cores and work for.
         storage_options: of the folder's file system.
+        retry: how long failing requests to a URL are made again.
 
     Raises:
         ConfigError: the pipeline makes no ids, or not of files; the folder holds other files, cannot be
@@ -132,7 +135,7 @@ def tokenize(
     is_parquet = format == "parquet"
     if is_parquet:
         _check_training(pipeline, parts)
-    place = place_at(folder, "tokenize", storage_options)
+    place = place_at(folder, "tokenize", storage_options, retry)
     with given:  # before anything is read: Ray starts processes
         plan = open_plan(parts.ahead)
         suffix = ".parquet" if is_parquet else ".bin"

@@ -131,7 +131,7 @@ class ReadFiles(FileReader):
 
     def open_files(self, files: Sequence[Stage]) -> FileSource:
         given, index = self.fn, self.options["index"]
-        known = self.version if self.version is not None else identify(given)
+        known = identify(self.version if self.version is not None else given)
         more: dict[str, Any] = {"index": index}
         if isinstance(given, Format):
             listed, format = self.listed(files, given.suffixes), given

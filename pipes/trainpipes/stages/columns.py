@@ -103,7 +103,7 @@ class Rename(ChooseStage):
     def check(self) -> None:
         names = self.names
         pairs = names.items() if isinstance(names, Mapping) else ()
-        good = names and pairs and all(isinstance(n, str) and n for p in pairs for n in p)
+        good = len(pairs) > 0 and all(isinstance(n, str) and n for p in pairs for n in p)
         require(good, "rename(names)", "a dict of old names to new ones", names)
         self._set(names=dict(names))
 

@@ -442,7 +442,9 @@ class ImageTransform(RowFunction):
 
     @property
     def function(self) -> tuple[Callable[..., Any], Any]:
-        return self.fresh()._seeded, self.version or str(identify(self.transform))
+        return self.fresh()._seeded, str(
+            identify(self.transform if self.version is None else self.version)
+        )
 
     def _seeded(self, row: Any, rng: np.random.Generator) -> dict[str, Any]:
         image = torch.from_numpy(np.array(image_of(row, self.column, self)))

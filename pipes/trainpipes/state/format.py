@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +40,7 @@ from trainpipes.state.cursor import (
     shard_of,
     unsealed,
 )
-from trainpipes.state.identity import check_identity
+from trainpipes.state.identity import FileName, check_identity
 
 FORMAT = 1
 
@@ -128,7 +128,7 @@ class Saved:
 
 
 def parse(
-    state: Any, identity: str, num_shards: int, file_name: Callable[[int], str] = lambda _: ""
+    state: Any, identity: str, num_shards: int, file_name: FileName = lambda *_: ""
 ) -> Position:
     """A state as a position, checked against the pipeline that loads it."""
     saved = read(state)

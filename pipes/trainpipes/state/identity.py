@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainpipes._internal.checks import pip_install
@@ -12,16 +12,19 @@ from trainpipes.errors import StateError
 
 _CURES = {
     "data": "load the state with the files it was saved with, or start a new run",
+    "order": "; as names and row counts are the same, load_state_dict(state, allow_changes=['data']) goes on",
     "stages": "build the pipeline as it was when the state was saved, or start a new run",
 }
 #: Characters of each of two values that differ.
 MOST = 200
 
 
-def check_identity(
-    saved: str, present: str, file_name: Callable[[int], str] = lambda _: ""
-) -> None:
-    """Raise StateError with the first difference of two pipelines. ``file_name``: of an input's number."""
+#: The name of a file by its number, of the source below which others it is found by these keys.
+FileName = Callable[[int, Sequence[str]], str]
+
+
+def check_identity(saved: str, present: str, file_name: FileName = lambda *_: "") -> None:
+    """Raise StateError with the first difference of two pipelines."""
     if saved == present:
         return
     before, now = json.loads(saved), json.loads(present)
@@ -36,8 +39,8 @@ def check_identity(
     if found is None:  # the same in another spelling
         return
     path, old, new = found
-    which = other_file(before, now, path, file_name)
-    cure = _CURES.get(path.split("/")[0], _CURES["stages"])
+    which, same_order = other_file(before, now, path, file_name)
+    cure = _CURES.get(path.split("/")[0], _CURES["stages"]) + same_order * _CURES["order"]
     if path.endswith("/engine") and old == "gigatoken":
         install = pip_install("gigatoken")
         cure = f'leave engine="tokenizers" out, with gigatoken installed: {install}'
@@ -48,24 +51,28 @@ def check_identity(
     raise StateError(f"{cut(path)}: saved {said(old)}, now {said(new)}{which}; {cure}")
 
 
-def other_file(before: Any, now: Any, path: str, file_name: Callable[[int], str]) -> str:
-    """Which file differs, or which few of many that share a digest, where there are as many files."""
-    keys = path.split("/")[:-1]
-    for key in keys:
-        if isinstance(before, dict) and "digests" in before:
-            break
-        before, now = (one.get(key) if isinstance(one, dict) else None for one in (before, now))
+def other_file(before: Any, now: Any, path: str, file_name: FileName) -> tuple[str, bool]:
+    """Which file differs, or which few of many that share a digest, where there are as many files; and
+    whether all have the names and rows that they had.
+    """
+    keys = path.split("/")
     try:
-        count, pairs = before["files"], list(zip(before["digests"], now["digests"], strict=True))
+        while "digests" not in before:
+            key, *keys = keys
+            at: Any = int(key) if isinstance(before, list) else key
+            before, now = before[at], now[at]
+        parts = [one["content"]["of"] if "of" in keys else one["digests"] for one in (before, now)]
+        count, pairs = before["files"], list(zip(*parts, strict=True))
         group = next(n for n, (old, new) in enumerate(pairs) if old != new)
-    except (KeyError, TypeError, ValueError, StopIteration):
-        return ""
+    except (KeyError, IndexError, TypeError, ValueError, StopIteration):
+        return "", False
     first, last = count * group // len(pairs), count * (group + 1) // len(pairs) - 1
     which = f"file {first + 1}" if first == last else f"one of the files {first + 1} to {last + 1}"
-    own = keys in (["data"], ["data", "digests"])  # not those of one of several sources
-    names = dict.fromkeys(file_name(n) for n in (first, last) if own)
-    named = f": {' to '.join(names)}" if all(names) and names else ""
-    return f" ({which} of {count} is not the saved one{named})"
+    sources = path.split("/")[1 : -len(keys)]
+    names = dict.fromkeys(file_name(n, sources[1::2]) for n in (first, last))
+    named = f": {' to '.join(names)}" if all(names) else ""
+    same_order = before.get("order") == now.get("order")
+    return f" ({which} of {count} is not the saved one{named})", same_order
 
 
 def named_difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
@@ -88,7 +95,8 @@ def first_difference(saved: Any, present: Any, path: str = "") -> tuple[str, Any
     if isinstance(saved, dict) and isinstance(present, dict):
         for key in [*saved, *(k for k in present if k not in saved)]:
             below = f"{path}/{key}" if path else str(key)
-            found = first_difference(saved.get(key), present.get(key), below)
+            old, new = saved.get(key), present.get(key)
+            found = None if _known_otherwise(old, new) else first_difference(old, new, below)
             if found:
                 return found
         return None
@@ -100,6 +108,24 @@ def first_difference(saved: Any, present: Any, path: str = "") -> tuple[str, Any
                 return found
         return None
     return None if saved == present and type(saved) is type(present) else (path, saved, present)
+
+
+def _known_otherwise(saved: Any, present: Any) -> bool:
+    """Whether these are digests of files' content by other means, as of another URL: none to compare."""
+    by = [one["by"] for one in (saved, present) if isinstance(one, dict) and {*one} == {"by", "of"}]
+    return len({*by}) == 2 or (len(by) == 1 and None in (saved, present))
+
+
+def take_over(saved: Any, present: Any) -> None:
+    """Put what files hold now into a saved identity, where their names and rows are the same."""
+    if isinstance(saved, dict) and isinstance(present, dict):
+        if "order" in saved and saved["order"] == present.get("order"):
+            saved.update({key: present.get(key) for key in ("bytes", "digests", "content")})
+        for key in saved.keys() & present.keys():
+            take_over(saved[key], present[key])
+    elif isinstance(saved, list) and isinstance(present, list):
+        for old, new in zip(saved, present, strict=False):
+            take_over(old, new)
 
 
 def said(value: Any) -> str:

@@ -16,6 +16,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.memmap.dataset import MemmapDataset
 from trainpipes.sources.memmap.manifest import DTYPES, HEADER, Layout
+from trainpipes.sources.remote.retry import NORMAL, Retry
 from trainpipes.storage.executor import Executor, Threads, checked_executor
 from trainpipes.storage.places import place_at
 from trainpipes.storage.writers.array_tables import (
@@ -51,6 +52,7 @@ def write_memmap(
     overwrite: bool = False,
     executor: Executor | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    retry: Retry | Mapping[str, Any] = NORMAL,
 ) -> MemmapDataset | None:
     """Write rows of numbers to a folder of ``.npy`` files that ``read_memmap`` maps into memory.
 
@@ -73,6 +75,7 @@ def write_memmap(
         executor: ``trainpipes.storage.Threads(n)``, ``Processes(n)`` or ``Ray(address)``, for a pipeline
             whose rows are counted, with ``num_files`` or ``rows_per_file``; None for this thread.
         storage_options: of the folder's file system.
+        retry: how long failing requests to a URL are made again.
 
     Returns:
         The memory map, opened; None where it was written to a URL.
@@ -96,7 +99,7 @@ def write_memmap(
     """
     ragged = [ragged] if isinstance(ragged, str) else list(ragged)
     dtypes = _dtypes(dtype)
-    out = Output(path, num_files, rows_per_file, overwrite, storage_options)
+    out = Output(path, num_files, rows_per_file, overwrite, storage_options, retry)
     if isinstance(source, Pipeline) and not _makes_batches(source):
         rows = EpochRows(source, CALLER, ragged=ragged)
         write(rows, _form("dict", dtypes, ragged), out, executor)

@@ -76,11 +76,7 @@ def writing(path: str | Path, caller: str) -> Iterator[None]:
     try:
         yield
     except UnreachableError as error:
-        why = error.message.split("; ")[0].removeprefix(f"{error.path}: ")
-        error.message = (
-            f"{what}: {why}; check the address, the network and the credentials (environment, or "
-            "storage_options={...}), then call it again to go on after the files that are whole"
-        )
+        error.message = f"{what}: {error.message.removeprefix(f'{error.path}: ')}"
         raise
     except (OSError, NotImplementedError) as error:
         why = str(getattr(error, "strerror", None) or error)

@@ -36,7 +36,7 @@ from trainpipes.sources.files.folders import MANIFEST, OURS, WORK
 from trainpipes.state.identity import check_identity, first_difference, said
 from trainpipes.storage.executor import Executor, Threads
 from trainpipes.storage.output_file import OutputFile
-from trainpipes.storage.places import LOCK_NAME, Place, place_at
+from trainpipes.storage.places import LOCK_NAME, Place, clean_up, place_at
 
 ABOUT = f"{WORK}/about.json"
 #: What the name of a sidecar ends with, after that of its file.
@@ -176,8 +176,9 @@ class OutputFolder:
             "notes": dict(notes), **self.about,
         }  # fmt: skip
         write_json(self.place, MANIFEST, content)
-        self._sweep()
-        self._clear()
+        with clean_up(self.place.at(WORK)):
+            self._sweep()
+            self._clear()
         return self._end(content, kept)
 
     def _end(self, content: Mapping[str, Any], kept: int) -> Manifest:
@@ -212,7 +213,10 @@ class OutputFolder:
     def _open(self) -> None:
         names, work = self.place.sizes(), self.place.sizes(WORK)
         if self._is_finished(names):
-            self._clear()  # another one has finished it, or was killed thereafter
+            with clean_up(
+                self.place.at(WORK)
+            ):  # another one has finished it, or was killed thereafter
+                self._clear()
             return
         begun = "about.json" in work
         if MANIFEST in names:  # what is there is a writer's, also without the manifest

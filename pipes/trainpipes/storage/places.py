@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 import socket
@@ -21,11 +22,13 @@ from typing import Any
 
 from trainpipes._internal.checks import local_path
 from trainpipes._internal.text import shown
-from trainpipes.errors import ConfigError
+from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.sources.files.folders import WORK
 from trainpipes.sources.files.listing import is_local, open_system
-from trainpipes.sources.remote.retry import Requests
+from trainpipes.sources.remote.retry import NORMAL, WRITING, Requests, Retry
 from trainpipes.storage.output_file import OutputFile, writing
+
+log = logging.getLogger("trainpipes")
 
 #: The lock in the folder of what is not finished.
 LOCK_NAME = "lock"
@@ -41,7 +44,10 @@ BEAT, LEASE = 5.0, 15.0
 
 
 def place_at(
-    folder: str | os.PathLike[str], caller: str, storage_options: Mapping[str, Any] | None = None
+    folder: str | os.PathLike[str],
+    caller: str,
+    storage_options: Mapping[str, Any] | None = None,
+    retry: Any = NORMAL,
 ) -> Place:
     url = str(folder).rstrip("/")
     scheme, _, rest = str(folder).partition("://")
@@ -52,8 +58,9 @@ def place_at(
             f"{caller}(folder) must be a path, or the URL of one file system, got {shown(url)}: leave out "
             "what stands before '::'"
         )
-    system, path = open_system(url, storage_options or {})
-    return Place(url, caller, system, path)
+    retry = Retry.of(retry, f"{caller}(retry)")
+    system, path = open_system(url, storage_options or {}, retry)
+    return Place(url, caller, system, path, retry)
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,7 @@ class Place:
     caller: str
     system: Any = field(repr=False)
     path: str = field(repr=False)
+    retry: Retry = NORMAL
 
     @property
     def is_local(self) -> bool:
@@ -102,7 +110,7 @@ class Place:
         most = 1 if self.is_local else REQUESTS
         for first in range(0, len(ranges), most):
             some = ranges[first : first + most]
-            yield from Requests().map(lambda one: self.read(*one), some, most)
+            yield from self._requests().map(lambda one: self.read(*one), some, most)
 
     @contextmanager
     def file(self, name: str, show: Callable[[int], None] | None = None) -> Iterator[OutputFile]:
@@ -132,18 +140,30 @@ class Place:
         self._make_work()
         self._call("put_file", str(made), sent, size=made.stat().st_size)
         if sent != path:
-            self.system.mv(sent, path)
+            try:
+                self._call("mv", sent, path)
+            except FileNotFoundError:
+                if self._call("info", path)["size"] != made.stat().st_size:
+                    raise  # else a try whose answer was lost has moved it
 
     def _make_work(self) -> None:
         if not self._is_object_store:
-            self.system.makedirs(f"{self.path}/{WORK}", exist_ok=True)
+            self._call("makedirs", f"{self.path}/{WORK}", exist_ok=True)
 
     def remove(self, *names: str, recursive: bool = False) -> None:
-        paths = [f"{self.path}/{name}".rstrip("/") for name in names]
-        for some in [[path] for path in paths] if self.is_local else [paths] * bool(paths):
-            with writing(self.at(names[0]), self.caller), suppress(FileNotFoundError):
-                self.system.invalidate_cache()
-                self.system.rm(some, recursive=recursive)
+        self.system.invalidate_cache()
+
+        def drop(
+            name: str,
+        ) -> None:  # a store that removes several at once may leave some, in silence
+            path = f"{self.path}/{name}".rstrip("/")
+            with writing(self.at(name), self.caller), suppress(FileNotFoundError):
+                if recursive:
+                    self._call("rm", path, recursive=True)
+                else:
+                    self._call("rm_file", path)
+
+        self._requests().map(drop, names, 1 if self.is_local else REQUESTS)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -185,10 +205,13 @@ class Place:
             path=self.root,
         )
 
-    def _call(self, method: str, *paths: str, **options: Any) -> Any:
+    def _call(self, method: str, *paths: Any, **options: Any) -> Any:
         if self.is_local:
             return getattr(self.system, method)(*paths, **options)
-        return Requests().call(self.system, method, *paths, **options)
+        return self._requests().call(self.system, method, *paths, **options)
+
+    def _requests(self) -> Requests:
+        return Requests(self.retry, WRITING)
 
 
 class _Lease:
@@ -211,6 +234,9 @@ class _Lease:
         with writing(place.at(LOCK), place.caller), suppress(FileExistsError):
             self._write("create")
         self._check_own()
+        # What takes longer than the lease does not matter any more.
+        seconds = min(place.retry.deadline, LEASE)
+        self._place = replace(place, retry=replace(place.retry, deadline=seconds))
         thread = threading.Thread(target=self._renew, name="trainpipes-lease", daemon=True)
         thread.start()
         try:
@@ -218,7 +244,7 @@ class _Lease:
         finally:
             self._ended.set()
             thread.join()
-            with suppress(ConfigError):
+            with clean_up(place.at(LOCK)), suppress(ConfigError):
                 self._check_own()
                 self._remove()
 
@@ -261,16 +287,28 @@ class _Lease:
         self._place._make_work()
         path, data = f"{self._place.path}/{LOCK}", json.dumps(self._me).encode()
         try:
-            self._place.system.pipe_file(path, data, mode=mode)
+            self._place._call("pipe_file", path, data, mode=mode)
         except (TypeError, ValueError, NotImplementedError):  # it knows no modes
-            self._place.system.pipe_file(path, data)
+            self._place._call("pipe_file", path, data)
 
     def _remove(self) -> None:
         place = self._place
-        with suppress(OSError):  # it is gone, or the folder holds something
-            place.system.rm_file(f"{place.path}/{LOCK}")
-            if not place._is_object_store:
-                place.system.rmdir(f"{place.path}/{WORK}")
+        with suppress(FileNotFoundError):
+            place._call("rm_file", f"{place.path}/{LOCK}")
+        if not (place._is_object_store or place.sizes(WORK)):
+            with suppress(FileNotFoundError):
+                place._call("rmdir", f"{place.path}/{WORK}")
+
+
+@contextmanager
+def clean_up(what: str) -> Iterator[None]:
+    """What fails is a warning: all that counts is there."""
+    try:
+        yield
+    except (OSError, TrainpipesError) as error:
+        log.warning(
+            "%s is of no more use, and cannot be removed: %s; remove it by hand", what, error
+        )
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from multiprocessing import connection, forkserver
 from multiprocessing.reduction import ForkingPickler
 from queue import Empty, SimpleQueue
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
+from trainpipes._internal.living import Living
 from trainpipes._internal.text import how_ended
 from trainpipes.engine.calling.process_worker import (
     Message,
@@ -291,7 +292,7 @@ def _preload(context: Any) -> None:
         context.set_forkserver_preload(["__main__", work.__module__])
 
 
-_maps: WeakSet[ProcessMap] = WeakSet()
+_maps: Living[ProcessMap] = Living()
 
 
 def _after_fork_in_child() -> None:

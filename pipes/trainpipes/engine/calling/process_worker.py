@@ -9,7 +9,6 @@ import io
 import os
 import pickle
 import random
-import signal
 import socket
 import struct
 import sys
@@ -97,7 +96,7 @@ def work(parent: socket.socket, call: RowCall | bytes, row: Any) -> None:
     The first answer is None, or why the function can't be used. ``row``, in shared memory, says which
     row is at work.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this
+    os.setpgid(0, 0)  # signals to the parent's group are for the parent, which ends this
     # Copies of one process would draw the same numbers otherwise.
     random.seed()
     np.random.seed()

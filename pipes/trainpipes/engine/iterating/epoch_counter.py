@@ -24,11 +24,11 @@ import sys
 from ctypes import Structure, addressof, c_int64, memmove, sizeof
 from multiprocessing import context, sharedctypes
 from typing import Any, ClassVar, TypeAlias
-from weakref import WeakSet
 
 from torch.utils.data._utils.worker import WorkerInfo
 
 from trainpipes._internal.fork_lock import ForkLock
+from trainpipes._internal.living import Living
 from trainpipes.errors import ConfigError
 
 #: What all workers of one pass have in common, and no others: the base seed, the loader's mark, and how
@@ -75,7 +75,7 @@ class _Lock(ForkLock):
 
 #: One for all pipelines: held for microseconds.
 _lock = _Lock()
-_counters: WeakSet[EpochCounter] = WeakSet()
+_counters: Living[EpochCounter] = Living()
 
 
 def _before_fork() -> None:

@@ -5,11 +5,11 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
-from weakref import WeakSet
 
 from torch.utils.data import get_worker_info
 
 from trainpipes._internal.checks import whole_number
+from trainpipes._internal.living import Living
 from trainpipes._internal.messages import has_warned, warn_once
 from trainpipes._internal.progress import counted
 from trainpipes._internal.text import shown
@@ -20,6 +20,7 @@ from trainpipes.engine.planning.migrate import migrate, position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import ConfigError, DataError, StateError
+from trainpipes.kinds.options import copied
 from trainpipes.state.cursor import is_count
 from trainpipes.state.format import Position
 
@@ -52,7 +53,7 @@ class IterationState:
         #: The pass that gave the last item.
         self.last: OnePass | None = None
         #: Those whose items were asked for.
-        self.begun: WeakSet[OnePass] = WeakSet()
+        self.begun: Living[OnePass] = Living()
         #: Seconds that loops of this process have waited for items.
         self.wait_seconds = 0.0
         #: How often a worker has iterated it.
@@ -77,7 +78,7 @@ class IterationState:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.begun = WeakSet()
+        self.begun = Living()
 
     @cached_property
     def plan(self) -> Plan:
@@ -97,7 +98,8 @@ class IterationState:
         return position_of(state, self.plan)
 
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
-        if allow_changes and isinstance(state, Mapping) and "pipeline" in state:
+        allowed = bool(allow_changes) if isinstance(allow_changes, list | tuple) else True
+        if allowed and isinstance(state, Mapping) and "pipeline" in state:
             state = migrate(state, self.plan, allow_changes)
         self.place(state)
 
@@ -217,7 +219,8 @@ class IterationState:
         return replace(position, m=0, cursors={}, extra={})
 
     def state_at(self, batches: int, epoch: int) -> dict[str, Any]:
-        if isinstance(batches, bool) or not isinstance(batches, int) or batches < 0:
+        batches, epoch = copied(batches), copied(epoch)
+        if not is_count(batches):
             raise StateError(f"state_at(batches_delivered) counts from 0, got {shown(batches)}")
         if not is_count(epoch):
             raise StateError(f"state_at(epoch) counts from 0, got {shown(epoch)}")

@@ -36,6 +36,9 @@ def end_in_peace() -> None:
     torch's own worker, when its parent is gone, waits forever until its batches are sent. And where a
     loader is left in mid-epoch, a spawned worker ends before its sending thread, and the C++ runtime
     aborts ("terminate called without an active exception").
+
+    A worker leaves the group of processes it was started in: torchrun sends SIGTERM to the whole group of
+    a rank, which may want to finish its step.
     """
     if get_worker_info() is not None:
         _register()
@@ -43,6 +46,7 @@ def end_in_peace() -> None:
 
 @cache
 def _register() -> None:
+    os.setpgid(0, 0)
     atexit.register(_leave)
     threading.Thread(target=_end_with_parent, name="trainpipes-parent", daemon=True).start()
 

@@ -211,12 +211,14 @@ class Inputs:
         stop = total if chain.stop_rows is None else min(total, chain.stop_rows)
         return max(0, stop - chain.skip_rows)
 
-    def file_name(self, file: int) -> str:
-        """The name of one of the source's files; nothing where it has none or is another's source."""
-        files = self.source.file_of_block if isinstance(self.source, RowSource) else None
-        if files is None or file not in files:
-            return ""
-        return self.listed.place(int(np.argmax(files == file)), 0).path or ""
+    def file_name(self, file: int, sources: Sequence[str] = ()) -> str:
+        """The name of one of the source's files, or of a source below it; nothing where it has none."""
+        if sources:
+            below = self.mixed or {str(n): part for n, part in enumerate(self.parts)}
+            return below[sources[0]].file_name(file, sources[1:]) if sources[0] in below else ""
+        listed = getattr(self.source, "files", None)
+        names: Sequence[str] = getattr(listed, "names", ())
+        return names[file] if file < len(names) else ""
 
     def place_of(self, row: int) -> Place:
         if isinstance(self.source, RowSource):

@@ -7,6 +7,8 @@ later one.
 Pack length: changes where an epoch begins.
 
 Mix: see ``MixingSource.migrate``.
+
+Data: sizes and contents of files, whose names and rows are as they were.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from trainpipes.errors import StateError
 from trainpipes.kinds.stage_kinds import MixingSource
 from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import BatchSizes, Position, parse, read, render
+from trainpipes.state.identity import take_over
 
 #: What ``load_state_dict(state, allow_changes=...)`` may name.
-ALLOWED = ("batch_size", "mix", "pack_length")
+ALLOWED = ("batch_size", "data", "mix", "pack_length")
 
 
 def position_of(state: Any, plan: Plan) -> Position:
@@ -53,8 +56,8 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
         ConfigError: ``allow_changes`` names something else.
         StateError: it cannot change where the state stands.
     """
-    names = allow_changes if isinstance(allow_changes, Collection) else [allow_changes]
-    if isinstance(names, str) or not all(name in ALLOWED for name in names):
+    several = isinstance(allow_changes, list | tuple | set | frozenset)
+    if not several or not all(isinstance(n, str) and n in ALLOWED for n in allow_changes):
         way = "all else must be as it was saved"
         raise wrong("allow_changes", f"a list of some of {list(ALLOWED)}", allow_changes, way)
     saved = read(state)
@@ -62,6 +65,8 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
     if position.num_shards != plan.chain.num_shards:
         return state
     identity = json.loads(saved.pipeline)
+    if "data" in allow_changes:
+        take_over(identity["data"], json.loads(plan.identity)["data"])
     if "mix" in allow_changes and isinstance(plan.chain.opener, MixingSource):
         plan.chain.opener.migrate(identity, json.loads(plan.identity), position)
     if "pack_length" in allow_changes:

@@ -9,6 +9,7 @@ schema, and each batch's rows, which it counts for each column, too
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -32,6 +33,8 @@ SCHEMA, DICTIONARY, BATCH = 1, 2, 3
 HEAD = 4096
 #: Bytes between two messages at most: writers let them begin at multiples of up to 64.
 PADDING = 63
+#: Bytes that are read before and behind a header: of the bodies of record batches, to know their content.
+SAMPLE = 1024
 #: A footer's message: its start, and the bytes of header and body. A batch's column: its rows.
 BLOCK, NODE = struct.Struct("<qi4xq"), struct.Struct("<q8x")
 
@@ -64,7 +67,8 @@ def read_layout(fetch: Fetch, size: int) -> Layout:
     elif head[:4] != CONTINUED:
         raise BadFileError(f"not an Arrow file (starts with {head!r})")
     try:
-        messages = _messages(fetch, len(head) if footer else 0, size - len(footer), footer)
+        about = len(head) if footer else 0, size - len(footer), footer
+        messages, content = _messages(fetch, *about)
         first = messages[0] if messages else None
         if first is None or first[2].number(1, "<B") != SCHEMA or first[2].table(2) is None:
             raise BadFileError("damaged: it does not begin with a schema")
@@ -80,7 +84,10 @@ def read_layout(fetch: Fetch, size: int) -> Layout:
     if dictionaries and not encoded:
         raise BadFileError(f"damaged: a dictionary of no column at byte {dictionaries[0][1]:,}")
     extra = packed(
-        schema=first[:2], compressed=compressed, dictionaries=dictionaries if encoded else None
+        schema=first[:2],
+        compressed=compressed,
+        dictionaries=dictionaries if encoded else None,
+        content=zlib.crc32(footer, content),
     )
     rows, start, stop = np.array(batches, dtype=np.int64).reshape(-1, 3).T
     return Layout(rows, start, stop, pa.schema([plain(field) for field in schema]), extra)
@@ -111,23 +118,36 @@ def _footer(fetch: Fetch, size: int) -> bytes:
     return fetch([(size - 10 - length, size)])[0]
 
 
-def _heads(fetch: Fetch, footer: bytes, end: int) -> dict[int, bytes]:
-    """Headers of messages where the footer says that they are, so that they are fetched at once."""
+def _heads(fetch: Fetch, footer: bytes, end: int) -> tuple[dict[int, bytes], int]:
+    """Headers of messages where the footer says that they are, so that they are fetched at once; and the
+    CRC-32 of them and of what lies around them.
+    """
     with suppress(struct.error, IndexError):
         table = Table(footer)
         blocks = [*table.vector(2, BLOCK), *table.vector(3, BLOCK)]  # dictionaries, record batches
         spans = [(start, start + header) for start, header, _ in blocks]
         spans = [(start, stop) for start, stop in spans if 0 <= start < stop <= end]
-        return {start: head for (start, _), head in zip(spans, fetch(spans), strict=True)}
-    return {}
+        around = [(max(0, start - SAMPLE), min(end, stop + SAMPLE)) for start, stop in spans]
+        *parts, last = fetch([*around, (max(0, end - SAMPLE), end)])
+        heads = {
+            start: part[start - first : stop - first]
+            for (start, stop), (first, _), part in zip(spans, around, parts, strict=True)
+        }
+        return heads, zlib.crc32(b"".join([*parts, last]))
+    return {}, 0
 
 
-def _messages(fetch: Fetch, at: int, end: int, footer: bytes) -> list[tuple[int, int, Table]]:
-    """Where messages begin and end, which lie side by side, and their headers."""
+def _messages(
+    fetch: Fetch, at: int, end: int, footer: bytes
+) -> tuple[list[tuple[int, int, Table]], int]:
+    """Where messages begin and end, which lie side by side, and their headers; a CRC-32 of what was read."""
     found: list[tuple[int, int, Table]] = []
-    heads, stop = _heads(fetch, footer, end), at
+    (heads, content), stop = _heads(fetch, footer, end), at
     while at < end:
-        head = heads.get(at) or fetch([(at, min(end, at + HEAD))])[0]
+        head = heads.get(at, b"")
+        if not head:
+            head = fetch([(at, min(end, at + HEAD))])[0]
+            content = zlib.crc32(head, content)
         if head.startswith(b"\0") and at - stop < PADDING:
             at = min(at + len(head) - len(head.lstrip(b"\0")), stop + PADDING)
             continue
@@ -160,7 +180,7 @@ def _messages(fetch: Fetch, at: int, end: int, footer: bytes) -> list[tuple[int,
             f"it goes on behind its end, at byte {at:,}, as streams do that were put together by cat: read "
             "them one by one"
         )
-    return found
+    return found, content
 
 
 def _parts(

@@ -139,6 +139,9 @@ class ArrowFormat(Format):
         data.check()
         return found
 
+    def content(self, layout: Layout) -> str:
+        return str(_about(layout.extra)["content"])
+
     def unfit(self, layout: Layout, local: bool) -> bool:
         about = _about(layout.extra)
         return not local or about["compressed"] or about["dictionaries"] is not None

@@ -15,7 +15,7 @@ from trainpipes.sources.remote.retry import Requests
 
 def saved_files(files: FileList, caller: str) -> FileList:
     """The files that ``save_to_disk`` names; all of other folders."""
-    requests = Requests(files.retry_seconds)
+    requests = Requests(files.retry)
     folders: dict[tuple[int, str], list[int]] = {}  # by file system and path
     for file, path in enumerate(files.paths):
         folder = posixpath.dirname(path.partition("?")[0] if _has_query(path) else path)

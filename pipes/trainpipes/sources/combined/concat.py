@@ -23,6 +23,8 @@ class JoiningSource(CombiningSource):
     pipelines: Sequence[Any]
 
     def check(self) -> None:
+        several = isinstance(self.pipelines, list | tuple)
+        require(several, f"{self.name}(...)", "one pipeline or more", self.pipelines)
         self._set(pipelines=tuple(self.pipelines))
         others = [one for one in self.pipelines if not is_pipeline(one)]
         way, good = instead(others[0]) if others else "", self.pipelines and not others

@@ -48,7 +48,7 @@ class BlockReader:
 
     def __init__(self, source: FileSource) -> None:
         self._source = source
-        requests = self._requests = Requests(source.files.retry_seconds)
+        requests = self._requests = Requests(source.files.retry)
         weakref.finalize(self, requests.stop)
 
         # This does not refer to the reader: it goes, with what it has open, when nobody else does.

@@ -51,7 +51,7 @@ def each_file(
     numbers = range(len(files)) if wanted is None else wanted
     found: dict[int, T] = {}
     failures: dict[int, Exception] = {}
-    requests = Requests(files.retry_seconds)
+    requests = Requests(files.retry)
 
     def work(file: int) -> None:
         try:

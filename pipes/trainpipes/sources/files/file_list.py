@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -12,10 +13,10 @@ import numpy as np
 
 from trainpipes._internal.secrets import kept_name, known_name
 from trainpipes.engine.layout import IntArray
-from trainpipes.sources.files.folders import Wanted
+from trainpipes.sources.files.folders import TAGS, Wanted
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.ahead import PREFETCH_BYTES
-from trainpipes.sources.remote.retry import RETRY_SECONDS
+from trainpipes.sources.remote.retry import NORMAL, Retry
 from trainpipes.storage.caching.store import Store
 
 #: Digests in a fingerprint, at most.
@@ -42,7 +43,7 @@ class FileList:
     systems: tuple[Any, ...]
     stamps: list[str]
     inodes: IntArray
-    retry_seconds: float = RETRY_SECONDS
+    retry: Retry = NORMAL
     cache: Store | None = None
     prefetch_bytes: int = PREFETCH_BYTES
     listed: tuple[Listed, ...] = ()
@@ -95,9 +96,27 @@ class FileList:
         shared = min(alike, *(len(p) - 1 for p in parts))
         return ["/".join(p[shared:]) for p in parts]
 
+    def content(self, read: Sequence[str]) -> dict[str, Any]:
+        """What a state knows of the files' content: what was ``read`` of it; where that is "", what the store
+        calls it, which counts for the same URL only.
+        """
+        pairs = []
+        for url, stamp, own in zip(self.known_names(), self.stamps, read, strict=True):
+            tagged = stamp.partition("=")[0] in TAGS
+            pairs.append(("read", own) if own else (url, stamp) if tagged else ("", ""))
+        if not any(known for _, known in pairs):
+            return {}
+        by, known = zip(*pairs, strict=True)
+        return {"content": {"by": digest(by), "of": digests(known)}}
+
+
+def digest(lines: Sequence[str]) -> str:
+    """36 bits of a SHA-256, as 6 characters: a state has up to 34 of them."""
+    content = hashlib.sha256(os.fsencode("\n".join(lines))).digest()
+    return urlsafe_b64encode(content).decode()[:6]
+
 
 def digests(lines: Sequence[str]) -> list[str]:
-    """Up to 16 short SHA-256 digests, each of a contiguous group of lines."""
+    """Up to 16 digests, each of a contiguous group of lines."""
     edges = np.linspace(0, len(lines), min(MAX_DIGESTS, len(lines)) + 1).astype(int).tolist()
-    groups = ("\n".join(lines[a:b]) for a, b in pairwise(edges))
-    return [hashlib.sha256(os.fsencode(group)).hexdigest()[:16] for group in groups]
+    return [digest(lines[a:b]) for a, b in pairwise(edges)]

@@ -10,14 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.checks import checked_schema, column_names, require, whole_number
+from trainpipes._internal.checks import (
+    checked_schema,
+    column_names,
+    is_path,
+    require,
+    whole_number,
+)
 from trainpipes._internal.text import amount
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.sources.files.file_list import FileList, digests
+from trainpipes.sources.files.file_list import FileList, digest, digests
 from trainpipes.sources.files.list_files import ListFiles, checked_options
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.memmap.manifest import is_memmap
@@ -81,7 +87,7 @@ class FileReader(Source):
 
 
 def _index(value: Any, option: str) -> str | bool:
-    good = isinstance(value, bool) or (isinstance(value, str | os.PathLike) and os.fspath(value))
+    good = isinstance(value, bool) or is_path(value)
     rule = f"a file that ends in {SUFFIX}, a folder, True, False or None"
     require(good, option, rule, value)
     return value if isinstance(value, bool) else str(os.fspath(value))
@@ -136,12 +142,19 @@ class FileBlocks(RowSource):
     def is_local(self) -> bool:
         return all(map(is_local, self.files.systems))
 
-    def fingerprint_of(self, lines: Sequence[str]) -> dict[str, Any]:
+    def fingerprint_of(self, rows: Sequence[str], read: Sequence[str]) -> dict[str, Any]:
+        """What a state knows files by: names, sizes and rows in "digests"; names and rows alone in "order",
+        since the order of rows depends on them; what was ``read`` of the content.
+        """
+        names = self._relative_names
+        lines = zip(names, self.sizes.tolist(), rows, strict=True)
         return {
-            "files": len(lines),
+            "files": len(names),
             "rows": int(self.lengths.sum()),
             "bytes": int(self.sizes.sum()),
-            "digests": digests(lines),
+            "digests": digests([f"{name}\0{size}\0{own}" for name, size, own in lines]),
+            "order": digest([f"{name}\0{own}" for name, own in zip(names, rows, strict=True)]),
+            **self.files.content(read),
         }
 
     def describe(self) -> list[tuple[str, str]]:

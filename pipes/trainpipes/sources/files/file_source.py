@@ -141,14 +141,14 @@ class FileSource(FileBlocks):
         return [name, int(self.sizes[file]), stamp, *rows, *known, *more]
 
     def fingerprint(self) -> dict[str, Any]:
-        lines, counts = [], np.diff(self.first_row).tolist()
-        for file, name in enumerate(self._relative_names):
-            rows: Any = counts[file]
+        rows, counts = [], np.diff(self.first_row).tolist()
+        for file, layout in enumerate(self.layouts):
+            own: Any = counts[file]
             if self.format.known_by_blocks:
-                rows = self.lengths[slice(*self.first_block[file : file + 2].tolist())].tolist()
-            note = self.format.note(self.layouts[file])
-            lines.append(f"{name}\0{int(self.sizes[file])}\0{rows}{note}")
-        return {**self._besides, **self.fingerprint_of(lines)}
+                own = self.lengths[slice(*self.first_block[file : file + 2].tolist())].tolist()
+            rows.append(f"{own}{self.format.note(layout)}")
+        read = [self.format.content(layout) for layout in self.layouts]
+        return {**self._besides, **self.fingerprint_of(rows, read)}
 
     def place(self, block: int, row: int) -> Place:
         file = int(self.file_of_block[block])

@@ -142,10 +142,10 @@ T = TypeVar("T")
 
 #: Requests to a store at once.
 MAX_THREADS = 16
-#: What a store's listing may say of a file that changes when the file does, the surest first.
+#: What a store's listing may say of a file's content; and what else changes when the file does.
+TAGS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "blob_id", "sha256", "oid", "sha")
 STAMPS = (
-    "ETag", "etag", "e_tag", "md5Hash", "content_md5", "blob_id", "sha256", "oid", "sha", "LastModified",
-    "last_modified", "Last-Modified", "mtime", "modified", "updated",
+    *TAGS, "LastModified", "last_modified", "Last-Modified", "mtime", "modified", "updated",
 )  # fmt: skip
 
 

@@ -191,6 +191,13 @@ class Format(ABC):
         """What identifies a file in a state, besides name, size and row count."""
         return ""
 
+    def content(self, layout: Layout) -> str:
+        """What ``scan`` read of a file's content, as text such as a checksum: a state knows the file by it.
+
+        By default "", nothing: then a store's ETag counts, or size alone.
+        """
+        return ""
+
     def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
         """More lines for ``explain()``: pairs of a label and a text."""
         return []

@@ -73,7 +73,7 @@ class IndexStore:
         least_bytes: float = float("inf"),
     ) -> None:
         self.files, self._reader, self._format = files, reader, format
-        self._about = {"layouts": 5, "format": format, "key": key}
+        self._about = {"layouts": 6, "format": format, "key": key}
         self._own = not isinstance(index, str)
         self.path = self._path(index, key, least_bytes)
         self.sizes: IntArray = files.sizes.copy()
@@ -138,7 +138,7 @@ class IndexStore:
                         self.sizes[file] = data.size
 
                     if self.files.cache is None:
-                        asked = Requests(self.files.retry_seconds)
+                        asked = Requests(self.files.retry)
                         fetch_small(self.files, missing, self.kept, asked, MAX_REQUESTS)
                     each_file(
                         self.files, look, caller, self._format, wanted=missing, progress=bar, **how

@@ -128,10 +128,10 @@ class ListFiles(Source):
         return self._listed[key]
 
     def _list(self, options: Mapping[str, Any], suffixes: tuple[str, ...]) -> FileList:
-        seconds = Retry.of(self.retry, "list_files(retry)").deadline
-        requests = Requests(seconds)
+        retry = Retry.of(self.retry, "list_files(retry)")
+        requests = Requests(retry)
         urls = [self.urls] if isinstance(self.urls, str) else self.urls
-        opened = [open_system(url, options) for url in urls]
+        opened = [open_system(url, options, retry) for url in urls]
 
         def find(which: int) -> tuple[Found, Wanted | None]:
             return expand(urls[which], opened[which], suffixes, requests)
@@ -165,7 +165,7 @@ class ListFiles(Source):
             tuple(systems),
             [one.stamp for one in reported],
             np.array([one.inode for one in reported], dtype=np.int64),
-            seconds,
+            retry,
             self._cache(),
             byte_count(self.prefetch_bytes, "list_files(prefetch_bytes)"),
             tuple(listed),
@@ -218,13 +218,14 @@ class StorageOptions(dict[str, Any]):
 
 
 def checked_options(value: Any, option: str) -> StorageOptions:
-    require(isinstance(value, Mapping), option, "a dict of fsspec options", type(value).__name__)
+    good = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+    require(good, option, "a dict of fsspec options", type(value).__name__)
     return StorageOptions(value)
 
 
 def _checked_urls(given: Any) -> str | list[str]:
     urls = [given] if isinstance(given, str | os.PathLike) else given
-    if urls == [] or urls == ():
+    if isinstance(urls, list | tuple) and not urls:
         raise MissingFilesError("list_files(urls) must name at least one file, got an empty list")
     good = isinstance(urls, list | tuple)
     found = [

@@ -38,7 +38,7 @@ from trainpipes.sources.files.folders import (
     wild,
 )
 from trainpipes.sources.remote.request import try_once
-from trainpipes.sources.remote.retry import Requests
+from trainpipes.sources.remote.retry import NORMAL, Requests, Retry
 
 #: Connections to one store, at most.
 CONNECTIONS = 64
@@ -62,7 +62,7 @@ def is_local(system: Any) -> bool:
     return isinstance(system, LocalFileSystem)
 
 
-def open_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+def open_system(url: str, options: Mapping[str, Any], retry: Retry = NORMAL) -> tuple[Any, str]:
     if os.path.exists(url) or not ("::" in url or "://" in url):
         return LocalFileSystem(), os.path.abspath(os.path.expanduser(url))
     try:
@@ -71,7 +71,9 @@ def open_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             options = {**options, "client_kwargs": client | (options.get("client_kwargs") or {})}
         elif "::" not in url and url.startswith(("s3://", "s3a://")):
             # botocore does not try again by itself, and has a connection for each part.
-            own = {"retries": {"total_max_attempts": 1}, "max_pool_connections": CONNECTIONS}
+            own: dict[str, Any] = {"retries": {"total_max_attempts": 1}}
+            own["max_pool_connections"] = CONNECTIONS
+            own |= {"read_timeout": retry.timeout} if retry.timeout else {}
             options = {**options, "config_kwargs": own | (options.get("config_kwargs") or {})}
         system, path = fsspec.url_to_fs(url, **options)
         try_once(system)

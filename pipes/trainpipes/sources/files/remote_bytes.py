@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from trainpipes._internal.secrets import known_name
 from trainpipes.engine.interrupts import InterruptibleLock
@@ -43,7 +43,7 @@ def open_bytes(
         return LocalBytes(files.paths[file], listed, file, kept)
     in_chunks = files.cache is not None and files.stamps[file]
     kind = CachedBytes if in_chunks else RemoteBytes
-    return kind(files, file, requests or Requests(files.retry_seconds), kept)
+    return kind(files, file, requests or Requests(files.retry), kept)
 
 
 class RemoteBytes(FileBytes):
@@ -124,7 +124,7 @@ class CachedBytes(RemoteBytes):
             for at in sorted({(os.getpid(), hash(path) % LOCKS) for path in paths.values()}):
                 stack.enter_context(_locks.setdefault(at, InterruptibleLock()))
             for n, path in paths.items():
-                if (data := read_content(path, lambda content: memoryview(content))) is not None:
+                if (data := read_content(path, partial(_belonging, self._mark(n)))) is not None:
                     found[n] = data
             missing = [n for n in paths if n not in found]
             if missing:
@@ -133,12 +133,23 @@ class CachedBytes(RemoteBytes):
                 self._confirm()
                 for n in missing:
                     if not self._cache.is_off(paths[n]):
-                        self._cache.make(paths[n], partial(_fill, found[n]))
+                        self._cache.make(paths[n], partial(_fill, found[n], self._mark(n)))
         return found
 
+    def _mark(self, number: int) -> bytes:
+        return hashlib.sha256(f"{self._digest}-{number}".encode()).digest()
 
-def _fill(data: memoryview, file: BinaryIO) -> None:
+
+def _belonging(mark: bytes, content: Any) -> memoryview | None:
+    """A chunk's bytes; None if it is another one's file, by a name that is not its own."""
+    view = memoryview(content)
+    return view[: -len(mark)] if bytes(view[-len(mark) :]) == mark else None
+
+
+def _fill(data: memoryview, mark: bytes, file: BinaryIO) -> None:
+    """The bytes, and what they are: their file and range."""
     file.write(data)
+    file.write(mark)
     add_checksum(file)
 
 

@@ -100,7 +100,7 @@ class IterableStream(RowStream):
 
     def fingerprint(self) -> dict[str, Any]:
         if self.version is not None:
-            return {"iterable": f"version {self.version}"}
+            return {"iterable": f"version {identify(self.version)}"}
         factory = self.factory
         return {"iterable": identify(factory) if callable(factory) else type(factory).__qualname__}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trainpipes._internal.checks import require, wrong
+from trainpipes._internal.checks import column_names, require, wrong
 from trainpipes.columns.content import tensor_digest
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
@@ -39,7 +39,17 @@ class FromTensors(Source):
     names: tuple[str, ...] | None = None
 
     def check(self) -> None:
-        require(self.tensors, "from_tensors(...)", "one tensor or more", self.tensors)
+        some = isinstance(self.tensors, list | tuple) and len(self.tensors) > 0
+        require(some, "from_tensors(...)", "one tensor or more", self.tensors)
+        if self.names is not None:
+            names = column_names(self.names, "from_tensors(names)")
+            require(
+                len(names) == len(self.tensors),
+                "from_tensors(names)",
+                "a name for each tensor",
+                names,
+            )
+            self._set(names=tuple(names))
         try:
             converted = tuple(torch.as_tensor(t) for t in self.tensors)
         except (RuntimeError, TypeError, ValueError) as error:

@@ -147,6 +147,8 @@ def amounts(order: IntArray, lengths: IntArray | None, sources: int) -> list[int
 
 #: Passes over one source after which another one that has not ended is warned of.
 MANY_PASSES = 100
+#: The same of one that has few rows for each pass, which makes the mix slow.
+TINY_PASSES, FEW_ROWS = 1000, 8
 #: Stretches of a run for each source. Where sources are small, runs are short, so that the next one comes
 #: soon; with runs of one stretch a row took 1.2 to 1.4 times as long.
 STRETCHES = 4
@@ -277,6 +279,8 @@ class MixRuns:
                 part, most = self._parts[i], mixture.max_epochs[i]
                 if not part.left:
                     part.fill()
+                    if part.passes >= TINY_PASSES and self._row < FEW_ROWS * part.passes:
+                        self._warn_of_tiny(i)
                 if mixture.mix.stop == "first_exhausted":
                     if part.passes >= (most or 1):
                         return None
@@ -296,6 +300,16 @@ class MixRuns:
             if len(active) == sum(w > 0 for w in own):
                 return own
             return whole_weights([own[i] if i in active else 0 for i in range(len(own))], sum(own))
+
+    def _warn_of_tiny(self, i: int) -> None:
+        name = self._mixture.names[i]
+        warn_once(
+            f"{self._mixture.mix}: source {name!r} was read {self._parts[i].passes:,} times for "
+            f"{self._row:,} rows of the mix, and to begin it again takes longer than to read it: lower its "
+            f"weight or num_shards, limit max_epochs, or write its rows many times over, such as by "
+            "concat([source] * 100).write_parquet(folder)",
+            key=("tiny", name),
+        )
 
     def _warn_of_endless(self, active: list[int]) -> None:
         most = max(active, key=lambda i: self._parts[i].passes)

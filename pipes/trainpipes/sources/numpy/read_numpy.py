@@ -110,6 +110,10 @@ class NumpyFormat(Format):
         nowhere = np.zeros(len(edges) - 1, dtype=np.int64)  # of each array somewhere else
         return Layout(np.diff(edges), nowhere, nowhere, pa.schema([]), kept(file.size, arrays))
 
+    def content(self, layout: Layout) -> str:
+        sums = {name: array.crc32 for name, array in arrays_of(layout.extra)[1].items()}
+        return "" if None in sums.values() else str(sums)
+
     def ranges(
         self, layout: Layout, block: int, columns: Sequence[str] | None
     ) -> list[tuple[int, int]]:
@@ -179,7 +183,7 @@ def _as_tensors(
     tensors = []
     for rows, array in zip(found, arrays, strict=True):
         kind = array.row_dtype
-        own = rows.flags.owndata and rows.flags.c_contiguous and rows.dtype == kind
+        own = rows.flags.writeable and rows.flags.c_contiguous and rows.dtype == kind
         tensors.append(torch.from_numpy(rows if own else np.array(rows, kind, order="C")))
     return TensorRows(tuple(tensors), tuple(columns))
 

@@ -36,7 +36,9 @@ END = b"....PAR1"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowGroupLayout(Layout):
-    """A file's row groups; ``extra`` has the footer's bytes and CRC-32, and each one's uncompressed bytes."""
+    """A file's row groups; ``extra`` has the footer's bytes, its CRC-32 and that of what was read with it,
+    and each one's uncompressed bytes.
+    """
 
     size: int
     folder: dict[str, pa.Scalar] = dataclasses.field(default_factory=dict)
@@ -51,7 +53,7 @@ class RowGroupLayout(Layout):
 
     @property
     def group_bytes(self) -> IntArray:
-        return footer_numbers(self)[2:]
+        return footer_numbers(self)[3:]
 
     def is_footer(self, footer: bytes) -> bool:
         return footer_numbers(self)[:2].tobytes() == _numbers([len(footer), zlib.crc32(footer)])
@@ -154,8 +156,10 @@ def read_footers(
 
 
 def footer_numbers(layout: Layout) -> IntArray:
-    """A footer's bytes and checksum, and the bytes of row groups, int64 ``[2 + row groups]``."""
-    return np.frombuffer(layout.extra, np.int64, 2 + len(layout.rows))
+    """A footer's bytes, its checksum and that of the file's end, and the bytes of row groups, int64
+    ``[3 + row groups]``.
+    """
+    return np.frombuffer(layout.extra, np.int64, 3 + len(layout.rows))
 
 
 def _numbers(values: list[int]) -> bytes:
@@ -164,7 +168,7 @@ def _numbers(values: list[int]) -> bytes:
 
 def _samples(layout: Layout) -> dict[str, Any]:
     """For columns that were chosen before: rows of some row groups, and their bytes in memory."""
-    more = layout.extra[8 * (2 + len(layout.rows)) :]
+    more = layout.extra[8 * (3 + len(layout.rows)) :]
     return unpacked(more) if more else {}
 
 
@@ -179,7 +183,8 @@ def _sample(
     return int(rows[some].sum()), float(sum(map(sum, sizes)))
 
 
-def read_footer(data: FileBytes) -> bytes:
+def read_footer(data: FileBytes) -> tuple[bytes, bytes]:
+    """The footer, and the end of the file that was read for it."""
     size = data.size
     if size == 0:
         raise BadFileError("empty: 0 bytes")
@@ -192,7 +197,7 @@ def read_footer(data: FileBytes) -> bytes:
         raise BadFileError(f"damaged: {size:,} bytes long, and its footer would have {length:,}")
     if length > len(tail):
         tail = bytes(data.read([(size - length, size)])[0])
-    return tail[-length:]
+    return tail[-length:], tail
 
 
 def _no_footer(end: bytes, head: bytes, size: int) -> str:
@@ -208,7 +213,7 @@ def parse_footer(footer: bytes) -> Any:
 
 
 def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layout]:
-    footer = read_footer(data)
+    footer, tail = read_footer(data)
     try:
         metadata = parse_footer(footer)
         schema = metadata.schema.to_arrow_schema().remove_metadata()
@@ -232,7 +237,7 @@ def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layo
                         "supported; choose others by columns=[...]"
                     ) from error
     sizes = [min(max(0, group.total_byte_size), MOST_BYTES) for group in groups]
-    extra = _numbers([len(footer), zlib.crc32(footer), *sizes])
+    extra = _numbers([len(footer), zlib.crc32(footer), zlib.crc32(tail), *sizes])
     # Where a row group lies is known by its columns, of which not all may be asked.
     nowhere = np.zeros(len(rows), dtype=np.int64)
     return metadata, Layout(rows, nowhere, nowhere, schema, extra)

@@ -91,7 +91,7 @@ class RowGroups(Format):
 
     def change(self, data: FileBytes, layout: Any) -> str:
         try:
-            same = layout.is_footer(read_footer(data))
+            same = layout.is_footer(read_footer(data)[0])
             return "" if same else "it has as many bytes as before, and another footer"
         except BadFileError as error:
             return str(error)
@@ -101,6 +101,9 @@ class RowGroups(Format):
 
     def note(self, layout: Any) -> str:
         return str(layout.note)
+
+    def content(self, layout: Any) -> str:
+        return str(footer_numbers(layout)[:3].tolist())
 
     def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
         return list(self.described)

@@ -61,7 +61,7 @@ def wanted_files(
     kept = may_hold_in_folders(filter, named) if named.num_columns else None
     try:
         first = int(kept[0]) if kept is not None and len(kept) else 0
-        footer = parse_footer(read_footer(open_bytes(files, first)))
+        footer = parse_footer(read_footer(open_bytes(files, first))[0])
         own = [plain(field) for field in footer.schema.to_arrow_schema()]
     except (OSError, pa.ArrowException, BadFileError, TypeError, ValueError):
         return everything  # the file is named when all footers are read

@@ -11,6 +11,7 @@ import email.utils
 import errno
 import http.client
 import inspect
+import os
 import ssl
 import threading
 import time
@@ -20,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 from trainpipes._internal.clean_errors import OriginalError
 from trainpipes._internal.secrets import hidden
@@ -49,6 +51,7 @@ PASSING = (TimeoutError, ConnectionError, EOFError, ssl.SSLError, http.client.HT
 PASSING_NAMES = {
     "aiohttp.ClientConnectionError", "aiohttp.ClientPayloadError", "azure.ServiceRequestError",
     "azure.ServiceResponseError", "azure.IncompleteReadError", "botocore.ChecksumError",
+    "botocore.ConnectionError",
     "botocore.FlexibleChecksumError", "botocore.HTTPClientError", "botocore.IncompleteReadError",
     "botocore.ResponseParserError", "botocore.ResponseStreamingError", "google.TransportError",
     "httpx.TransportError", "paramiko.SSHException", "requests.ChunkedEncodingError",
@@ -63,8 +66,10 @@ ACCESS_NAMES = {
 }  # fmt: skip
 #: Redirections that end nowhere.
 REJECTED_NAMES = {"aiohttp.TooManyRedirects", "aiohttp.InvalidURL", "httpx.TooManyRedirects"}
-#: Codes of S3 about credentials that come as "400 Bad Request".
-ACCESS_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
+#: Codes of S3 about credentials that come as "400 Bad Request"; and that of a reply without a body, which may
+#: be about them. An upload of parts that a try whose answer was lost has ended is begun again.
+ACCESS_CODES, NO_CODE = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}, "400"
+PASSING_CODES = {"NoSuchUpload"}
 #: Attributes that hold a status, of an error or its response.
 STATUS_NAMES = ("status", "status_code", "code")
 #: Characters shown of an error.
@@ -82,28 +87,35 @@ class Failure:
     kind: Kind
     text: str
     wait: float = 0.0
+    #: Whether other credentials may do.
+    expired: bool = False
 
 
 def understand(error: Exception, handled: BaseException | None = None) -> Failure:
     """The cause of an error; of all in its chain, a server's status tells most."""
     chain = [(one, _reply(one)) for one in _chain(error, handled)]
+    if isinstance(error, FileExistsError):
+        return Failure("other", _line(error))
+    expired = any(r.status == 401 or r.code in {*ACCESS_CODES, NO_CODE} for _, r in chain)
     for one, reply in chain:
         if isinstance(one, ssl.SSLCertVerificationError):
             return Failure("rejected", _line(one))
         denied = isinstance(one, PermissionError) or _named(one, ACCESS_NAMES)
         if denied or reply.code in ACCESS_CODES:
-            return Failure("access", _line(one))
+            return Failure("access", _line(one), expired=expired)
     for one, reply in chain:
-        if isinstance(one, PASSING) or _named(one, PASSING_NAMES):  # some have a status like 400
+        passing = isinstance(one, PASSING) or _named(
+            one, PASSING_NAMES
+        )  # some have a status like 400
+        if passing or reply.code in PASSING_CODES:
             return Failure("passing", _line(one))
         if _named(one, REJECTED_NAMES):
             return Failure("rejected", _line(one))
         if reply.status:
             kind = "passing" if reply.status >= 500 else KINDS.get(reply.status, "rejected")
-            return Failure(kind, _line(one), _seconds(reply.headers))
-    passing = next((one for one, _ in chain if _may_pass(one)), None)
-    if passing is not None:
-        return Failure("passing", _line(passing))
+            return Failure(kind, _line(one), _seconds(reply.headers), expired)
+    if (found := next((one for one, _ in chain if _may_pass(one)), None)) is not None:
+        return Failure("passing", _line(found))
     return Failure("missing" if isinstance(error, FileNotFoundError) else "other", _line(error))
 
 
@@ -186,7 +198,31 @@ def is_checked(system: Any, version: str) -> bool:
     return on_s3 or (_is(system, "HTTPFileSystem") and key in ("ETag", "Last-Modified"))
 
 
+#: What stands in for a file system whose credentials had expired, in a process.
+_renewed: WeakKeyDictionary[Any, tuple[int, Any]] = WeakKeyDictionary()
+_renewing = threading.Lock()
+
+
+def current(system: Any) -> Any:
+    process, found = _renewed.get(system, (0, system))
+    return found if process in (0, os.getpid()) else system
+
+
+def renew(system: Any, used: Any) -> bool:
+    """Have a new file system in place of the one that was ``used``, which finds its credentials again."""
+    if _is(system, "HTTPFileSystem"):
+        return False  # which has those of its address
+    with _renewing:
+        if current(system) is used:  # else another thread has just done so
+            options = {**system.storage_options, "use_listings_cache": False}
+            again = type(system)(*system.storage_args, **options, skip_instance_cache=True)
+            try_once(again)
+            _renewed[system] = os.getpid(), again
+    return True
+
+
 def begin(system: Any, method: str, *arguments: Any, **options: Any) -> Future[Any]:
+    system = current(system)
     coroutine = _coroutine(system, method)
     if coroutine is None:
         return _in_thread(partial(getattr(system, method), *arguments, **options))
@@ -195,6 +231,7 @@ def begin(system: Any, method: str, *arguments: Any, **options: Any) -> Future[A
 
 def begin_ranges(system: Any, wanted: Sequence[Wanted], most: int = 1 << 20) -> Future[Any]:
     """Fetch ranges side by side, so many at once; a failure is an error in its place."""
+    system = current(system)
     fetch, many = _coroutine(system, "cat_file"), _coroutine(system, "cat_ranges")
     checked = all(is_checked(system, version) for *_, version, _ in wanted)
     if not checked and (fetch is None or many is None):

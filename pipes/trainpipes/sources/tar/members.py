@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -29,7 +30,9 @@ KEY = re.compile(r"^((?:.*/|)[^./][^./]*)\.([^/]*)$")
 
 
 class Archive(Forward):
-    last = b""
+    """A tar archive as ``tarfile`` reads it; ``content`` is a checksum of both ends of each member."""
+
+    last, content = b"", 0
 
     def tell(self) -> int:
         return self.at
@@ -43,7 +46,9 @@ class Archive(Forward):
     def seek(self, at: int) -> None:
         if at < self.at:
             raise BadFileError(f"damaged: a member of less than no bytes at byte {self.at:,}")
-        self.skip(at - self.at)
+        first = self.take(min(at - self.at, BLOCK))
+        self.skip(max(0, at - self.at - BLOCK))
+        self.content = zlib.crc32(self.take(at - self.at), zlib.crc32(first, self.content))
 
 
 def samples_of(members: Iterable[tuple[str, int, int]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, replace
@@ -127,6 +128,7 @@ class Members(Layout):
     """Members of samples by extension: first byte (decompressed), size or -1, int64 ``[rows]``."""
 
     compression: str
+    content: str
     keys: pa.Array
     places: dict[str, tuple[IntArray, IntArray]]
 
@@ -165,10 +167,16 @@ class TarSamples(Format):
                 more = (
                     Stream(opened.read, kind).read if mapped is None else partial(next, parts, b"")
                 )
-                samples = samples_of(members_of(Archive(more)))
+                archive = Archive(more)
+                samples = samples_of(members_of(archive))
+                samples["content"] = archive.content
         extra = packed(compression=kind, **samples)
         rows, first, last = np.array([len(samples["keys"])]), np.array([0]), np.array([file.size])
         return Layout(rows, first, last, pa.schema([]), extra)
+
+    def content(self, layout: Layout) -> str:
+        assert isinstance(layout, Members)
+        return layout.content
 
     def unfit(self, layout: Layout, local: bool) -> bool:
         assert isinstance(layout, Members)
@@ -299,6 +307,7 @@ def members_in(
         Members(
             *(layout.rows, layout.start, layout.stop, layout.schema),
             compression=each["compression"],
+            content=f"{zlib.crc32(layout.extra)}" if "content" in each else "",
             keys=python_to_arrow(each["keys"], pa.string()),
             places={name: _members(each, name) for name in chosen},
         )

@@ -155,6 +155,10 @@ class TextFormat(Format):
         checks = layout.checks[blocks.start : blocks.stop].tolist()
         return [checks, hashlib.sha256(said).hexdigest()[:16], self.replace]
 
+    def content(self, layout: Layout) -> str:
+        assert isinstance(layout, TextLayout)
+        return str(layout.content)
+
     def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
         compressed = [each for each in layouts if isinstance(each, TextLayout) and each.compression]
         if not compressed:

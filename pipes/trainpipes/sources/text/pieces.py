@@ -43,13 +43,14 @@ def check_of(data: bytes | memoryview) -> int:
 
 
 def scan(stream: Stream, compression: str, form: TextFormat, path: str, size: int) -> Layout:
-    part, start = _head(stream, form, path)
-    cutter = form.cutter(start)
-    found = _Pieces(form, stream.entries, start.at, part.count(b"\n", 0, start.at))
-    part = part[start.at :]
-    while part := part or stream.read():
+    head, start = _head(stream, form, path)
+    cutter, content = form.cutter(start), zlib.crc32(head)
+    found = _Pieces(form, stream.entries, start.at, head.count(b"\n", 0, start.at))
+    if part := head[start.at :]:
         found.add(part, *cutter.stops(part))
-        part = b""
+    while part := stream.read():
+        content = zlib.crc32(part, content)
+        found.add(part, *cutter.stops(part))
     try:
         found.rows += cutter.finish()
     except BadFileError as error:
@@ -60,7 +61,7 @@ def scan(stream: Stream, compression: str, form: TextFormat, path: str, size: in
     noted = np.array(found.noted, dtype=np.int64).reshape(-1, len(names)).T
     columns = dict(zip(names, np.ascontiguousarray(noted), strict=True))
     begins, stops, rows = (columns.pop(name) for name in names[:3])
-    extra = packed(compression=compression, head=start, size=size, **columns)
+    extra = packed(compression=compression, head=start, size=size, content=content, **columns)
     return Layout(rows, begins, stops, pa.schema([]), extra)
 
 
@@ -156,13 +157,14 @@ class _Pieces:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TextLayout(Layout):
-    """Each piece's line feeds before it, checksum, member's start, and whether it begins a block; and the
-    rows whose types were found, with their bytes by column.
+    """Each piece's line feeds before it, checksum, member's start, and whether it begins a block; the
+    CRC-32 of all; and the rows whose types were found, with their bytes by column.
     """
 
     compression: str
     head: Start
     size: int
+    content: int
     lines: IntArray
     checks: IntArray
     entries: IntArray

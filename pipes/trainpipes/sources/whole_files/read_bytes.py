@@ -20,7 +20,7 @@ from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.block_reader import explained
 from trainpipes.sources.files.file_errors import without
-from trainpipes.sources.files.file_list import FileList, digests
+from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_reader import FileBlocks, FileReader, cut_by_bytes, cut_evenly
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.remote_bytes import open_bytes
@@ -109,9 +109,7 @@ class WholeFiles(FileBlocks, RandomAccessSource):
         return Place(self.files.names[self.rows(block)[row]])
 
     def fingerprint(self) -> dict[str, Any]:
-        pairs = zip(self._relative_names, self.sizes.tolist(), strict=True)
-        lines = [f"{name}\0{size}" for name, size in pairs]
-        found = {"files": len(lines), "bytes": int(self.sizes.sum()), "digests": digests(lines)}
+        found = self.fingerprint_of(["1"] * len(self.files), [""] * len(self.files))
         return found if self.more is None else found | {"labels": table_digest(self.more)[:16]}
 
     def block_key(self, block: int) -> Any:
@@ -134,7 +132,7 @@ class WholeFilesReader:
 
     def __init__(self, source: WholeFiles) -> None:
         files = self._files = source.files
-        self._source, requests = source, Requests(files.retry_seconds)
+        self._source, requests = source, Requests(files.retry)
         weakref.finalize(self, requests.stop)
         self._content = partial(_content, files, requests)
         self._ahead = Ahead(self._content, lambda n: max(0.0, files.sizes[n]), files.prefetch_bytes)

@@ -89,7 +89,7 @@ class ReadImages(FileReader):
         def unfit(what: str) -> SchemaError:
             return SchemaError(f"{self}: {path} {what}", path=path)
 
-        table = _read_csv(path, self.storage_options, files.retry_seconds)
+        table = _read_csv(path, self.storage_options, files.retry)
         column = next((name for name in NAMES if name in table.column_names), None)
         if column is None:
             there = f"one of {list(NAMES)}; there are {table.column_names}"
@@ -140,8 +140,8 @@ def _by_folder(files: FileList, below: list[str], caller: str) -> tuple[FileList
     return files.pick(np.array(order, dtype=np.int64)), more
 
 
-def _read_csv(path: str, options: Mapping[str, Any] | None, seconds: float) -> pa.Table:
-    listed = ListFiles(path, suffix="", storage_options=options, retry=Retry(seconds)).files()
+def _read_csv(path: str, options: Mapping[str, Any] | None, retry: Retry) -> pa.Table:
+    listed = ListFiles(path, suffix="", storage_options=options, retry=retry).files()
     data = open_bytes(listed, 0)
     try:
         return pyarrow.csv.read_csv(pa.BufferReader(data.read([(0, data.size)])[0]))

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from trainpipes._internal.checks import require, whole_number
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.options import either
+from trainpipes.sources.remote.retry import NORMAL, Retry
 from trainpipes.storage.executor import Executor
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import Manifest
@@ -46,6 +47,7 @@ def write_parquet(
     overwrite: bool = False,
     executor: Executor | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    retry: Retry | Mapping[str, Any] = NORMAL,
 ) -> Manifest:
     """Write the rows of one epoch to Parquet files, in order and without ``sharding_filter``.
 
@@ -63,6 +65,7 @@ def write_parquet(
         executor: ``trainpipes.storage.Threads(n)``, ``Processes(n)`` or ``Ray(address)``, where rows are
             counted and ``num_files`` or ``rows_per_file`` is given; None for this thread.
         storage_options: of the folder's file system.
+        retry: how long failing requests to a URL are made again.
 
     Raises:
         ConfigError: the pipeline batches, repeats or has no rows; the folder holds other files, is part of
@@ -81,7 +84,7 @@ def write_parquet(
     check_group(row_group_size, "write_parquet")
     options = {"row_group_size": row_group_size, "compression": compression}
     form = parquet_form("write_parquet", options, row_group_size, compression)
-    out = Output(folder, num_files, rows_per_file, overwrite, storage_options)
+    out = Output(folder, num_files, rows_per_file, overwrite, storage_options, retry)
     return write(pipeline, form, out, executor)
 
 
@@ -96,13 +99,15 @@ def write_arrow(
     overwrite: bool = False,
     executor: Executor | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    retry: Retry | Mapping[str, Any] = NORMAL,
 ) -> Manifest:
     """Write the rows of one epoch to Arrow IPC files (Feather), "part-00000.arrow" and so on.
 
     Args:
         row_group_size: rows in each record batch; if left out, 4 MiB of rows, and 16,384 rows at most.
         compression: "zstd", "lz4" or None, with which files can be mapped into memory.
-        folder, rows_per_file, num_files, overwrite, executor, storage_options: as in ``write_parquet``.
+        folder, rows_per_file, num_files, overwrite, executor, storage_options, retry: as in
+            ``write_parquet``.
 
     Raises:
         ConfigError, SchemaError: as ``write_parquet``.
@@ -114,7 +119,7 @@ def write_arrow(
         {"row_group_size": row_group_size, "compression": compression},
         row_group_size or GROUP_ROWS, ANY if row_group_size else OTHER_GROUP_BYTES, FILE_BYTES,
     )  # fmt: skip
-    out = Output(folder, num_files, rows_per_file, overwrite, storage_options)
+    out = Output(folder, num_files, rows_per_file, overwrite, storage_options, retry)
     return write(pipeline, form, out, executor)
 
 
@@ -128,13 +133,15 @@ def write_json(
     overwrite: bool = False,
     executor: Executor | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    retry: Retry | Mapping[str, Any] = NORMAL,
 ) -> Manifest:
     """Write the rows of one epoch to JSON lines, "part-00000.jsonl" and so on. Dates, times and decimals
     become text.
 
     Args:
         compression: "gzip", "zstd" or None.
-        folder, rows_per_file, num_files, overwrite, executor, storage_options: as in ``write_parquet``.
+        folder, rows_per_file, num_files, overwrite, executor, storage_options, retry: as in
+            ``write_parquet``.
 
     Raises:
         ConfigError, SchemaError: as ``write_parquet``.
@@ -145,7 +152,7 @@ def write_json(
         "write_json", JSON_SUFFIXES.get(compression or "", ".jsonl"), partial(_Lines, compression),
         {"compression": compression}, GROUP_ROWS, OTHER_GROUP_BYTES, FILE_BYTES,
     )  # fmt: skip
-    out = Output(folder, num_files, rows_per_file, overwrite, storage_options)
+    out = Output(folder, num_files, rows_per_file, overwrite, storage_options, retry)
     return write(pipeline, form, out, executor)
 
 

@@ -17,6 +17,7 @@ from trainpipes._internal.checks import whole_number
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, DataChangedError
+from trainpipes.sources.remote.retry import NORMAL, Retry
 from trainpipes.storage.executor import Executor, Threads, checked_executor
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
@@ -92,6 +93,7 @@ class Output:
     rows_per_file: int | None
     overwrite: bool
     storage_options: Mapping[str, Any] | None
+    retry: Retry | Mapping[str, Any] = NORMAL
     #: What names end with that the next run would read, too, unless the source says so.
     suffixes: Sequence[str] | None = None
 
@@ -101,7 +103,7 @@ class Output:
 
     def open(self, form: Format, reads: Any, workers: Executor, **about: Any) -> OutputFolder:
         """The folder, to be entered; ``reads`` is a plan, or anything else that may read files."""
-        place = place_at(self.folder, form.caller, self.storage_options)
+        place = place_at(self.folder, form.caller, self.storage_options, self.retry)
         options = {"format": form.caller.removeprefix("write_"), **form.options}
         options |= {"num_files": self.num_files, "rows_per_file": self.rows_per_file}
         return open_output(
