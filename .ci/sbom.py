@@ -47,11 +47,11 @@ def needed(requirements: Iterable[str]) -> dict[str, Distribution]:
 def license_of(package: Distribution) -> dict[str, Any]:
     """As the package says it: an SPDX expression, or a name."""
     about = package.metadata
-    if about["License-Expression"]:
-        return {"expression": about["License-Expression"]}
+    if expression := about.get("License-Expression"):
+        return {"expression": expression}
     kinds = [one for one in about.get_all("Classifier") or [] if one.startswith(CLASSIFIER)]
     name = (
-        kinds[0].removeprefix(CLASSIFIER) if kinds else (about["License"] or "").partition("\n")[0]
+        kinds[0].removeprefix(CLASSIFIER) if kinds else (about.get("License") or "").partition("\n")[0]
     )
     if not name:
         raise ValueError(f"{about['Name']} names no license")

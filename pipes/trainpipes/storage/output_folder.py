@@ -11,6 +11,7 @@ _unfinished/            until then:
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import os
@@ -33,7 +34,7 @@ from trainpipes.errors import (
     UnreadableError,
 )
 from trainpipes.sources.files.folders import MANIFEST, OURS, WORK
-from trainpipes.state.identity import check_identity, first_difference, said
+from trainpipes.state.identity import check_identity, first_difference, said, take_over
 from trainpipes.storage.executor import Executor, Threads
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.places import LOCK_NAME, Place, clean_up, place_at
@@ -279,9 +280,11 @@ class OutputFolder:
         if found is not None:
             what = f"files that {self.caller}() wrote with {found[0]}: {said(found[1])}, now "
             what += said(found[2])
-        old, new = (json.dumps(one.get("pipeline") or {"stages": []}) for one in (before, mine))
+        old, new = (one.get("pipeline") or {"stages": []} for one in (before, mine))
+        same_files = copy.deepcopy(old)
+        take_over(same_files, new)  # what they hold is looked at below
         try:
-            check_identity(old, new)
+            check_identity(json.dumps(same_files), json.dumps(new))
         except StateError as error:
             what = what or f"the rows of another pipeline, {str(error).split('; ')[0]}"
         if what:
@@ -290,10 +293,10 @@ class OutputFolder:
                 "or overwrite=True",
                 path=root,
             )
-        if before.get("inputs") != mine.get("inputs"):
+        if before.get("inputs") != mine.get("inputs") or same_files != old:
             raise DataChangedError(
-                f"{self.caller}(): the input was changed, as its files' times or etags say, since {root} was "
-                "begun (a copy counts as changed, too): begin anew with overwrite=True",
+                f"{self.caller}(): the input was changed, as its files' content, times or etags say, since "
+                f"{root} was begun (a copy counts as changed, too): begin anew with overwrite=True",
                 path=root,
             )
 
