@@ -51,7 +51,9 @@ def license_of(package: Distribution) -> dict[str, Any]:
         return {"expression": expression}
     kinds = [one for one in about.get_all("Classifier") or [] if one.startswith(CLASSIFIER)]
     name = (
-        kinds[0].removeprefix(CLASSIFIER) if kinds else (about.get("License") or "").partition("\n")[0]
+        kinds[0].removeprefix(CLASSIFIER)
+        if kinds
+        else (about.get("License") or "").partition("\n")[0]
     )
     if not name:
         raise ValueError(f"{about['Name']} names no license")
