@@ -238,9 +238,9 @@ if __name__ == "__main__":
         found = iter(pipe)
     else:
         found = numbers(tp.Loader(pipe, num_workers=2, multiprocessing_context=sys.argv[1]))
-    first = next(found)
+    first = [next(found) for _ in range(8)]  # all workers have started
     os.killpg(0, signal.SIGTERM)
-    assert [first, *found] == WHOLE and seen
+    assert [*first, *found] == WHOLE and seen
 """
 
 
