@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -215,13 +215,21 @@ class Windows:
         with self._lock:
             if coming in self._held:
                 return
-            # Windows that are not read yet count as the largest.
-            largest = max(window.nbytes for window in self._held.values())
-            sizes = [window.nbytes or largest for window in (*self._held.values(), current)]
-            if not largest or sum(sizes) > self.ahead_bytes:
-                return
             found = self.loader.window(coming, {})
-            if found is None:
+            if found is None or not self._fits((*self._held.values(), found)):
                 return
             self._held[coming] = found
         found.read_ahead(pool)
+
+    def _fits(self, windows: Sequence[Window]) -> bool:
+        """Whether these windows, the last of which would be read ahead, take no more than they may. Rows
+        that are not read yet count as those that are, and windows whose rows are not known as the
+        largest.
+        """
+        read = [(window.nbytes, window.rows or 1) for window in windows if window.nbytes]
+        if not read:
+            return False
+        a_row = sum(nbytes for nbytes, _ in read) / sum(rows for _, rows in read)
+        largest = max(nbytes for nbytes, _ in read)
+        sizes = [w.nbytes or (largest if w.rows is None else w.rows * a_row) for w in windows]
+        return sum(sizes) <= self.ahead_bytes
