@@ -282,11 +282,6 @@ class Layout:
         windows = self._windows(span)
         return windows.size if isinstance(windows, GrowingWindows) else windows.largest
 
-    def most_rows(self, span: int) -> int:
-        """Rows of a span's largest window."""
-        windows = self._windows(span)
-        return windows.last if isinstance(windows, GrowingWindows) else windows.largest
-
     def _windows(self, span: int) -> EqualWindows | GrowingWindows:
         start, stop = self.span(span)
         rows, limit = stop - start, self.window_limit
