@@ -18,8 +18,9 @@ from trainpipes.kinds.blame import blame
 from trainpipes.kinds.options import identify
 from trainpipes.stages import text_columns
 from trainpipes.stages.columns import taken
-from trainpipes.stages.targets import IGNORED, OnError
+from trainpipes.stages.targets import IGNORED
 from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.storage.quarantine import OnError
 from trainpipes.tokenizers.adapters import Function
 from trainpipes.tokenizers.engine import Affixes, Pair
 from trainpipes.tokenizers.ragged import Ragged, assemble
@@ -208,9 +209,10 @@ class Tokenize(Tokenizes):
             return run
         numbers = self._template is not None
         texts = text_columns.read_texts(run.block, self._texts, self, numbers)
-        there = text_columns.without_nulls(texts, self, run.block.ids, self.on_error == "skip")
+        there = text_columns.without_nulls(texts, self, run.block.ids, not self.keeps_rows)
         if there is not None:
-            self.without_target.drop(run.block.ids[~there], (~there)[~there].astype(np.int64))
+            gone, why = run.block.take(np.flatnonzero(~there)), "a text is null"
+            self.without_target.drop(gone, np.ones(len(gone), dtype=np.int64), lambda _: why)
             run = run.pick(np.flatnonzero(there))
             texts = {name: column.filter(to_arrow(there)) for name, column in texts.items()}
         block = run.block
@@ -223,7 +225,7 @@ class Tokenize(Tokenizes):
             blame(error, self, self._culprit(texts, block))
             raise
         run = run.with_block(block.with_data(self._replaced(block, columns)))
-        return self._checked(run, columns)
+        return self._checked(run, columns, block)
 
     def _encode(self, texts: Mapping[str, Any], numbers: IntArray) -> dict[str, Ragged]:
         if self.pair:
