@@ -105,7 +105,9 @@ class ChatTemplate(Tokenizes):
             table = table.append_column(key, columns[key].to_arrow())
         return self._checked(run.with_block(block.with_data(table)), columns, block, bad)
 
-    def _written(self, block: Block, given: list[list[Any]]) -> tuple[list[Written], dict[int, str]]:
+    def _written(
+        self, block: Block, given: list[list[Any]]
+    ) -> tuple[list[Written], dict[int, str]]:
         """What the template writes; and of rows that are left out, why."""
         written: list[Written] = []
         bad: dict[int, str] = {}

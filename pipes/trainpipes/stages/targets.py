@@ -116,7 +116,9 @@ class TargetStage(Stage):
         return found
 
     def refuse_batches(self, run: Run) -> None:
-        if leaves_out(self.options["on_error"]) and (run.bounds is not None or run.items is not None):
+        if leaves_out(self.options["on_error"]) and (
+            run.bounds is not None or run.items is not None
+        ):
             raise ConfigError(f"{self} leaves out rows by its on_error: put it before batch()")
 
     def check_targets(

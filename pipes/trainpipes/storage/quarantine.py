@@ -42,7 +42,7 @@ ERROR, VALUE, PLACES, KINDS = 500, 400, 10, 20
 PART_BYTES = 64 << 10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Quarantine:
     """Leaves out the rows that cannot be used, as ``on_error="skip"`` does, and lists them in a folder.
 
@@ -82,6 +82,13 @@ class Quarantine:
         whole_number(self.max_rows, 0, "Quarantine(max_rows)", "lines that a process writes")
         fraction(self.max_share, "Quarantine(max_share)")
 
+    def __repr__(self) -> str:
+        given = [repr(self.folder)]
+        for name, usual in (("max_rows", 100_000), ("max_share", 0.1)):
+            value = getattr(self, name)
+            given += [f"{name}={value}"] * (value != usual)
+        return f"Quarantine({', '.join(given)})"
+
     @staticmethod
     def of(value: Any) -> Any:
         """The value of an ``on_error`` in a config, where a mapping says ``quarantine``."""
@@ -89,7 +96,9 @@ class Quarantine:
             return value
         given = value.get("quarantine")
         if value.keys() != {"quarantine"} or not isinstance(given, str | Mapping):
-            raise ValueError(f"on_error must be a word, or {{quarantine: folder}}, got {shown(value)}")
+            raise ValueError(
+                f"on_error must be a word, or {{quarantine: folder}}, got {shown(value)}"
+            )
         return Quarantine(given) if isinstance(given, str) else Quarantine(**given)
 
     def fingerprint(self) -> str:
@@ -119,17 +128,26 @@ class LeftOut(Tally):
     """Rows left out; logs the first, the 10th, the 100th, ..."""
 
     def __init__(
-        self, stage: Any, why: str, kind: str = "document", unit: str = "tokens", on_error: Any = None
+        self,
+        stage: Any,
+        why: str,
+        kind: str = "document",
+        unit: str = "tokens",
+        on_error: Any = None,
     ) -> None:
         super().__init__(stage)
         self._why, self._kind, self._unit = why, kind, unit
         self._quarantine = on_error if isinstance(on_error, Quarantine) else None
 
     def drop(
-        self, given: Block, dropped: IntArray, error_of: Callable[[int], Any] | None = None
+        self,
+        given: Block,
+        dropped: IntArray,
+        error_of: Callable[[int], Any] | None = None,
+        value_of: Callable[[int], Any] | None = None,
     ) -> None:
-        """Count rows, of which those are left out where ``dropped`` is not 0. ``error_of`` says why, by the
-        row's place in the block.
+        """Count rows, of which those are left out where ``dropped`` is not 0. ``error_of`` says why, and
+        ``value_of`` what a row holds, by its place in the block.
         """
         lost = np.flatnonzero(dropped)
         found = self.add((len(dropped), len(lost), int(dropped.sum())))
@@ -138,7 +156,8 @@ class LeftOut(Tally):
         last = int(lost[-1])
         if self._quarantine is not None:
             why = error_of or (lambda _: self._why)
-            self._record(self._quarantine, given, lost.tolist(), why, found)
+            value = value_of or (lambda row: given.slice(row, row + 1).rows()[0])
+            self._record(self._quarantine, given, lost.tolist(), why, value, found)
         before = found[1] - len(lost)
         if before and len(str(before)) == len(str(found[1])):
             return
@@ -157,6 +176,7 @@ class LeftOut(Tally):
         given: Block,
         lost: Sequence[int],
         error_of: Callable[[int], Any],
+        value_of: Callable[[int], Any],
         found: tuple[int, int, int],
     ) -> None:
         listed = _lines_of(quarantine)
@@ -167,8 +187,8 @@ class LeftOut(Tally):
                 place = self._place(int(given.ids[n])) or Place(row=int(given.ids[n]))
                 error = hidden(cut(str(error_of(n)), ERROR))
                 if listed.count(str(self.stage), error, place):
-                    value = given.slice(n, n + 1).rows()[0]
-                    lines.append(line_of(place, self.stage.name, error, int(epochs[n]), value))
+                    line = line_of(place, self.stage.name, error, int(epochs[n]), value_of(n))
+                    lines.append(line)
             listed.write(lines)
             seen, gone, _ = found
             if gone > quarantine.max_share * max(seen, LEAST_ROWS):
@@ -239,7 +259,7 @@ class _Lines:
             name = f"{place.path}/{self._name}-{self._parts:04}.jsonl"
             if not place._is_object_store:
                 place.system.makedirs(place.path, exist_ok=True)
-            Requests().call(place.system, "pipe_file", name, self._part)
+            Requests().call(place.system, "pipe_file", name, value=self._part)
             if len(self._part) > PART_BYTES:
                 self._part, self._parts = b"", self._parts + 1
 

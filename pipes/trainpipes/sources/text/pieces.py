@@ -51,11 +51,11 @@ def scan(stream: Stream, compression: str, form: TextFormat, path: str, size: in
         found.add(part, *cutter.stops(part))
         part = b""
     try:
-        found.rows += cutter.finish()
+        found.end(cutter.finish())
     except BadFileError as error:
-        raise BadFileError(f"line {found.line:,}: {error}") from error
-    if found.rows:
-        found.close()
+        if not (form.leaves_out and cutter.inside):
+            raise BadFileError(f"line {found.line:,}: {error}") from error
+        found.end(True)
     names = ("start", "stop", "rows", "lines", "checks", "entries", "places", "opens")
     noted = np.array(found.noted, dtype=np.int64).reshape(-1, len(names)).T
     columns = dict(zip(names, np.ascontiguousarray(noted), strict=True))
@@ -91,6 +91,9 @@ class _Pieces:
         # Of what was read: bytes, line feeds, and rows in whole pieces.
         self._at, self._newlines, self._whole = at, newlines, 0
         self._row, self.line = at, newlines + 1
+        self._huge = max(form.max_row_bytes, PIECE_BYTES) if form.leaves_out else None
+        # Of the piece, where the row at hand begins: its first and last bytes, place, line feeds.
+        self._before_row = b"", b"", at, newlines
         self._block = -1  # where its first piece begins
         self._open()
 
@@ -100,6 +103,41 @@ class _Pieces:
 
     def add(self, part: bytes, stops: IntArray, feeds: IntArray) -> None:
         """Bytes, and where rows end in them, and lines."""
+        while self._huge is not None:  # rows beyond it are pieces of their own, and left out unread
+            begins = np.append(self._row - self._at, stops)
+            huge = np.flatnonzero(np.diff(begins) > self._huge)
+            if not len(huge):
+                break
+            row = int(huge[0])
+            begin, stop = max(0, int(begins[row])), int(stops[row])
+            if row:
+                self._add(part[:begin], stops[:row], feeds[feeds < begin])
+            lines = int((feeds < stop).sum() - (feeds < begin).sum())
+            self._add_huge(self._at + stop - begin, self._newlines + lines)
+            part, stops, feeds = part[stop:], stops[row + 1 :] - stop, feeds[feeds >= stop] - stop
+        self._add(part, stops, feeds)
+
+    def _add_huge(self, stop: int, newlines: int) -> None:
+        """The row at hand ends at a place, and is a piece of its own."""
+        if self.rows:
+            self._first, self._last, self._at, self._newlines = self._before_row
+            self.close()
+        self._at, self._newlines, self.rows = stop, newlines, 1
+        self._first = self._last = b""  # it is never read
+        self.close()
+        self._row, self.line = stop, newlines + 1
+        self._before_row = b"", b"", stop, newlines
+
+    def end(self, has_row: bool) -> None:
+        """The file ends, with a row behind the last stop or without."""
+        if has_row and self._huge is not None and self._at - self._row > self._huge:
+            self._add_huge(self._at, self._newlines)
+            return
+        self.rows += has_row
+        if self.rows:
+            self.close()
+
+    def _add(self, part: bytes, stops: IntArray, feeds: IntArray) -> None:
         before, newlines, begin, done = self._at, self._newlines, 0, 0
 
         def line_at(place: int) -> int:
@@ -117,7 +155,7 @@ class _Pieces:
 
         most, begins = self._form.max_row_bytes, np.append(self._row - before, stops)
         long = np.flatnonzero(np.append(stops, len(part)) - begins > most)
-        if len(long):
+        if len(long) and self._huge is None:
             line = line_at(int(begins[long[0]])) if long[0] else self.line
             raise BadFileError(
                 f"line {line:,}: a row here has more than {most:,} bytes: this is not text, or has no "
@@ -128,7 +166,11 @@ class _Pieces:
             take(stop, row + 1 - done)
             self.close()
             begin, done = stop, row + 1
-        take(len(part), len(stops) - done)
+        if len(stops):
+            take(int(stops[-1]), len(stops) - done)
+            begin = int(stops[-1])
+            self._before_row = self._first, self._last, self._at, self._newlines
+        take(len(part), 0)
         if len(stops):
             self._row, self.line = before + int(stops[-1]), line_at(int(stops[-1]))
 
