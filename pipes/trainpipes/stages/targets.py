@@ -60,6 +60,21 @@ class WithoutTarget(Tally):
         return f"{lacking:,} of {seen:,} {self._kind}s {have} no target for the loss{why_none(lacking, cut)}"
 
 
+class WereCut(Tally):
+    """Texts that lost tokens."""
+
+    warns = False  # it was asked for
+
+    def said(self, numbers: Numbers) -> str:
+        seen, cut, tokens = numbers
+        most = self.stage.options["max_length"]
+        return (
+            f"{cut:,} of {seen:,} texts cut to max_length={most:,} ({tokens:,} tokens)"
+            if cut
+            else ""
+        )
+
+
 def why_none(rows: int, cut: int) -> str:
     who = "it was" if rows == 1 else f"{cut:,} of them were"
     return f", since {who} cut before the response" if cut else ""

@@ -16,9 +16,11 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.options import identify
+from trainpipes.kinds.stage import made_once
+from trainpipes.kinds.tally import Tally
 from trainpipes.stages import text_columns
 from trainpipes.stages.columns import taken
-from trainpipes.stages.targets import IGNORED
+from trainpipes.stages.targets import IGNORED, WereCut
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.storage.quarantine import OnError
 from trainpipes.tokenizers.adapters import Function
@@ -202,6 +204,13 @@ class Tokenize(Tokenizes):
 
     # The work
 
+    @made_once
+    def _cut(self) -> WereCut:
+        return WereCut(self)
+
+    def tallies(self) -> Sequence[Tally]:
+        return (*super().tallies(), self._cut)
+
     def process(self, run: Run) -> Run:
         self._check_rows(run)
         self.refuse_batches(run)
@@ -245,9 +254,12 @@ class Tokenize(Tokenizes):
             segments = [self.maker.encode(texts[name], numbers) for name in names]
             ids, pieces = assemble(segments, prefix, suffix, room, side)
             columns[output] = ids
+            kept = pieces[:, 1:-1].sum(axis=1)
+            gone = sum(segment.lengths for segment in segments) - kept
+            if room is not None:
+                self._cut.add((len(gone), int(np.count_nonzero(gone)), int(gone.sum())))
             if output == "input_ids" and self._labelled is not None:
-                kept = pieces[:, 1:-1].sum(axis=1)
-                whole = sum(segment.lengths for segment in segments) == kept
+                whole = gone == 0
                 columns["labels"] = self._labels(ids, pieces, names, whole | (side == "left"))
         return columns
 

@@ -270,7 +270,7 @@ class _Lines:
             f"{stage}: {lost:,} of {seen:,} rows of this process are left out, more than max_share="
             f"{quarantine.max_share} of them (or of {LEAST_ROWS:,}); of all stages:", *errors,
             "the first ones:", *self._first,
-            f"they are listed in {hidden(str(quarantine.folder))}: mend the files, or raise max_share",
+            f"they are listed in {hidden(str(quarantine.folder))}: fix the files, or raise max_share",
         ])  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from trainpipes.sources.files.file_bytes import FileBytes, as_bytes
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError
 from trainpipes.sources.files.schema import unified
 from trainpipes.sources.text.cutters import Cutter
-from trainpipes.sources.text.pieces import PIECE_BYTES, Start, TextLayout, check_of, scan
+from trainpipes.sources.text.pieces import UNREAD, Start, TextLayout, check_of, scan
 from trainpipes.sources.text.row_errors import bad_row, bad_utf8, is_utf8, separated
 from trainpipes.storage.quarantine import leaves_out
 
@@ -119,7 +119,7 @@ class TextFormat(Format):
     ) -> list[tuple[int, int]]:
         assert isinstance(layout, TextLayout)
         stop = int(layout.stop[block])
-        if self._is_huge(layout, block):
+        if layout.checks[block] == UNREAD:
             return []
         if not layout.compression:
             return [(int(layout.start[block]), stop)]
@@ -149,10 +149,13 @@ class TextFormat(Format):
         fails. Where bad rows are left out: of stretches of rows, and why one is bad, as ``BadRows`` has it.
         """
         assert isinstance(layout, TextLayout)
-        rows, problem, most = int(layout.rows[block]), None, f"max_row_bytes={self.max_row_bytes:,}"
-        if self._is_huge(layout, block):
-            size = int(layout.stop[block] - layout.start[block])
-            yield rows, f"it has {size:,} bytes, more than {most}"
+        rows, problem = int(layout.rows[block]), None
+        if layout.checks[block] == UNREAD:
+            size, most = int(layout.stop[block] - layout.start[block]), self.max_row_bytes
+            what = (
+                f"more than max_row_bytes={most:,}" if size > most else "a quoted cell has no end"
+            )
+            yield rows, f"{what}: it has {size:,} bytes"
             return
         text = _content(data, layout, block)
         if self.leaves_out:
@@ -170,12 +173,6 @@ class TextFormat(Format):
             said = bad_row(self, data.name, layout, block, text)
             raise said or OtherBytesError("its rows are others than before") from problem
         yield rows, found
-
-    def _is_huge(self, layout: Layout, block: int) -> bool:
-        """Whether a piece is a row that is left out without being read."""
-        size = int(layout.stop[block] - layout.start[block])
-        most = max(self.max_row_bytes, PIECE_BYTES)
-        return self.leaves_out and int(layout.rows[block]) == 1 and size > most
 
     def block_key(self, layout: Layout, blocks: range) -> list[Any]:
         assert isinstance(layout, TextLayout)

@@ -26,6 +26,8 @@ PIECE_BYTES = 4 << 20
 END_BYTES = 1024
 #: First bytes that a format is shown, and most of them, if it asks for more.
 HEAD_BYTES, MOST_HEAD_BYTES = 64 << 10, 16 << 20
+#: In place of the checksum of a piece that is a row to be left out.
+UNREAD = -1
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -55,7 +57,7 @@ def scan(stream: Stream, compression: str, form: TextFormat, path: str, size: in
     except BadFileError as error:
         if not (form.leaves_out and cutter.inside):
             raise BadFileError(f"line {found.line:,}: {error}") from error
-        found.end(True)
+        found.end(True, good=False)
     names = ("start", "stop", "rows", "lines", "checks", "entries", "places", "opens")
     noted = np.array(found.noted, dtype=np.int64).reshape(-1, len(names)).T
     columns = dict(zip(names, np.ascontiguousarray(noted), strict=True))
@@ -113,25 +115,25 @@ class _Pieces:
             if row:
                 self._add(part[:begin], stops[:row], feeds[feeds < begin])
             lines = int((feeds < stop).sum() - (feeds < begin).sum())
-            self._add_huge(self._at + stop - begin, self._newlines + lines)
+            self._add_unread(self._at + stop - begin, self._newlines + lines)
             part, stops, feeds = part[stop:], stops[row + 1 :] - stop, feeds[feeds >= stop] - stop
         self._add(part, stops, feeds)
 
-    def _add_huge(self, stop: int, newlines: int) -> None:
+    def _add_unread(self, stop: int, newlines: int) -> None:
         """The row at hand ends at a place, and is a piece of its own."""
         if self.rows:
             self._first, self._last, self._at, self._newlines = self._before_row
             self.close()
         self._at, self._newlines, self.rows = stop, newlines, 1
-        self._first = self._last = b""  # it is never read
-        self.close()
+        self.close(UNREAD)
         self._row, self.line = stop, newlines + 1
         self._before_row = b"", b"", stop, newlines
 
-    def end(self, has_row: bool) -> None:
+    def end(self, has_row: bool, good: bool = True) -> None:
         """The file ends, with a row behind the last stop or without."""
-        if has_row and self._huge is not None and self._at - self._row > self._huge:
-            self._add_huge(self._at, self._newlines)
+        huge = self._huge is not None and self._at - self._row > self._huge
+        if has_row and (huge or not good):
+            self._add_unread(self._at, self._newlines)
             return
         self.rows += has_row
         if self.rows:
@@ -181,14 +183,15 @@ class _Pieces:
             return last
         return min(last, done + rows - 1 - (self._whole + self.rows) % rows)
 
-    def close(self) -> None:
+    def close(self, check: int | None = None) -> None:
         begin, entries, block_rows = self._begin, self._entries, self._form.block_rows
         del entries[: max(0, bisect_right(entries, begin, key=itemgetter(1)) - 1)]  # can be many
         entry, place = entries[0] if entries else (begin, begin)
         # Without a number of rows, blocks begin where a member does.
         opens = place > self._block if block_rows is None else self._whole % block_rows == 0
         self._block = begin if opens else self._block
-        check = zlib.crc32(self._last, zlib.crc32(self._first))
+        if check is None:
+            check = zlib.crc32(self._last, zlib.crc32(self._first))
         self.noted.append(
             (begin, self._at, self.rows, self._lines, check, entry, place, int(opens))
         )

@@ -127,8 +127,6 @@ def separated(
         yield rows, found
         return
     edges = [0, *_stops(form, data, start)]
-    if len(edges) == rows:  # a cell that has no end
-        edges.append(len(data))
     if len(edges) != rows + 1:
         raise OtherBytesError("its rows are others than before")
     long = np.diff(edges) > most

@@ -168,10 +168,16 @@ class _Types:
             return self.form.infer(text, start)
 
         def scan(job: Scan) -> Layout:
-            layout, found, sizes = self.layouts[job.file], [], Counter[str]()
+            layout, sizes = self.layouts[job.file], Counter[str]()
+            found: list[pa.Schema] = []
+            most = 1 if self.infer == "first" else len(layout.rows)
             opened: Any = self.form.open(job.data, layout)
             with closing(opened) if layout.compression else nullcontext():
-                for piece, length in enumerate((layout.stop - layout.start)[:most].tolist()):
+                for piece, length in enumerate((layout.stop - layout.start).tolist()):
+                    if piece == most and found:
+                        break
+                    if piece == most:  # all rows so far are bad
+                        most += 1
                     parts = self.form.parsed(opened, layout, piece, infer)
                     good = [(rows, *one) for rows, one in parts if not isinstance(one, str)]
                     for _, schema, each in sorted(good, key=lambda part: -part[0]):
