@@ -101,7 +101,8 @@ def test_an_epoch_gives_each_row_or_sets_it_aside(case: dict[str, Any]) -> None:
 @given(cases())
 @examples(100, often=40, shrink=False)
 def test_any_ranks_give_the_sequence_of_skip(case: dict[str, Any]) -> None:
-    case = {**case, "shards": 12, "stops": [*case["stops"], 6]}
+    # In file order, all rows of a shard might be bad, in every epoch.
+    case = {**case, "shards": 12, "buffer": case["buffer"] or 16, "stops": [*case["stops"], 6]}
     bad = bad_rows(case)
     if len(bad) > FILES * ROWS // 2:
         return
