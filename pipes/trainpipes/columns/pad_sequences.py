@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from trainpipes._internal.checks import require
 from trainpipes._internal.text import shown
-from trainpipes.columns.arrays import Array
-from trainpipes.columns.rectangles import RaggedRows
+from trainpipes.columns.arrays import Array, stretches
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
 
@@ -66,12 +65,12 @@ def pad_sequences(
             raise DataError("no sequences to take the longest of, got none; pass maxlen")
         maxlen = int(lengths.max())
     values = _flat(sequences, int(lengths.sum()), dtype)
-    rows = RaggedRows(
-        values, np.cumsum(lengths) - lengths, lengths, value, dtype=dtype, max_length=maxlen,
-        padding_side="left" if padding == "pre" else "right",
-        truncation_side="left" if truncating == "pre" else "right",
-    )  # fmt: skip
-    return rows.rectangles(None, np.array([0, len(lengths)]))[0][0]
+    kept, starts = np.minimum(lengths, maxlen), np.cumsum(lengths) - lengths
+    starts += lengths - kept if truncating == "pre" else 0
+    cells = np.full((len(kept) * maxlen, *values.shape[1:]), value, dtype)
+    places = np.arange(len(kept)) * maxlen + (maxlen - kept if padding == "pre" else 0)
+    cells[stretches(places, kept)] = values[stretches(starts, kept)]
+    return cells.reshape(len(kept), maxlen, *values.shape[1:])
 
 
 def _lengths(sequences: Sequence[Any]) -> IntArray:

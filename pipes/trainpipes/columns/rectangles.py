@@ -1,4 +1,4 @@
-"""Rows of different lengths to rectangles, cut out of all values at once, ends blanked."""
+"""Rows of different lengths to rectangles, those of several batches copied at once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes.columns.arrays import Array, apart
+from trainpipes.columns.byte_views import INLINE, STEP, VIEW, buffers_of, joined_views, views_of
 from trainpipes.engine.layout import IntArray
 
 Side = Literal["right", "left"]
 
 Rectangle = tuple[Array, "Array | None"]
-
-#: Kinds and sizes of numbers of which rectangles are cut as plain bits.
-PLAIN = {f"{kind}{size}" for kind in "iufb" for size in (1, 2, 4, 8)}
 
 
 class RaggedRows:
@@ -49,105 +47,103 @@ class RaggedRows:
             kept = np.minimum(lengths, max_length)
             starts = starts + (lengths - kept) if truncation_side == "left" else starts
             lengths = kept
-        self.values = np.ascontiguousarray(values)
-        self.starts, self.lengths = starts, lengths
         self.max_length, self.multiple = max_length, multiple
         self.side = padding_side
-        self.value, self.dtype = value, np.dtype(dtype)
+        self.value = np.array(value, dtype)
+        self.dtype = self.value.dtype
         self.mask = None if mask is None else np.dtype(mask)
-        self.inner: tuple[int, ...] = self.values.shape[1:]
-        #: Whether rectangles are cut as stretches, whose ends are blanked out.
-        self.plain = _is_plain(self.dtype) and _is_plain(self.values.dtype)
-        # Multiplied by 0 or 1 cells are exact as integers; floats are taken as such.
-        kind = self.dtype if self.dtype.kind in "iu" else f"u{self.dtype.itemsize}"
-        self.bits = np.dtype(kind) if self.plain else np.dtype(np.bool_)
-        # What is blanked out with zeros becomes the value when some bits are turned over.
-        self.flip = np.array(value, self.dtype).view(self.bits) if self.plain else None
-        self._views: dict[int, Array] = {}
+        self.lengths = lengths
+        values = np.ascontiguousarray(values)
+        self._kind, self._inner = values.dtype, values.shape[1:]
+        self._unit = self._kind.itemsize * int(np.prod(self._inner, dtype=np.int64))
+        own = _stored(self.value, self._kind)
+        #: Whether the type of the values has none for the pads.
+        self.pads_later = own is None
+        widest = max_length or int(lengths.max(initial=0))
+        widest = -(-widest // multiple) * multiple
+        pads = np.full((widest, *self._inner), 0 if own is None else own, self._kind)
+        rows, filler = (array.reshape(-1).view(np.uint8) for array in (values, pads))
+        self._starts, self._bytes = starts * self._unit, (rows, filler)
+        self._is_huge = len(filler) > STEP
+        if not self._is_huge:
+            self._rows = views_of(rows, self._starts, lengths * self._unit)
+            self._buffers = [*buffers_of(rows), pa.py_buffer(filler)]
+            # Those that stand in their view, and others; the size is filled in.
+            sizes = np.array([min(INLINE, len(filler)), len(filler)])
+            self._pads = views_of(filler, np.zeros(2, np.int64), sizes, len(self._buffers) - 1)
 
     @property
     def average_bytes(self) -> float:
-        inner = int(np.prod(self.inner, dtype=np.int64))
         mask = 0 if self.mask is None else self.mask.itemsize
         length = self.max_length or 2 * float(self.lengths.mean() if len(self.lengths) else 0)
-        return length * (self.dtype.itemsize * inner + mask)
+        return length * (self.dtype.itemsize * int(np.prod(self._inner, dtype=np.int64)) + mask)
 
     def rectangles(self, index: IntArray | None, bounds: IntArray) -> Rectangles:
         return Rectangles(self, index, bounds)
 
-    def stretches(self, width: int) -> Array:
-        found = self._views.get(width)
-        if found is None:
-            found = self._views[width] = _stretches(self.values, width)
-        return found
+    def padded(self, index: IntArray | None, lengths: IntArray, widths: IntArray) -> Array:
+        """Rows of these lengths, filled up to ``widths``, one after the other."""
+        which: Any = slice(None) if index is None else index
+        sizes = (widths - lengths) * self._unit
+        nbytes = int(widths.sum()) * self._unit
+        at = int(self.side == "left")  # of a row; the other one is that of its pads
+        if self._is_huge:
+            content = self._row_by_row(self._starts[which], lengths * self._unit, sizes)
+        else:
+            views = np.empty((len(lengths), 2), VIEW)
+            views[:, at] = self._rows[which]
+            views[:, 1 - at] = self._pads[(sizes > INLINE).view(np.int8)]
+            views["size"][:, 1 - at] = sizes
+            content = joined_views(views, self._buffers, nbytes)
+        cells = nbytes // self._unit if self._unit else int(widths.sum())
+        return content.view(self._kind).reshape(cells, *self._inner)
+
+    def _row_by_row(self, starts: IntArray, sizes: IntArray, pads: IntArray) -> Array:
+        rows, filler = self._bytes
+        parts = [np.empty(0, np.uint8)]
+        for start, size, pad in zip(starts.tolist(), sizes.tolist(), pads.tolist(), strict=True):
+            both = rows[start : start + size], filler[:pad]
+            parts += both[::-1] if self.side == "left" else both
+        return np.concatenate(parts)
+
+
+def _stored(value: Array, kind: np.dtype[Any]) -> Array | None:
+    """A value in the type of the rows, if it becomes just that when cells get their own type."""
+    if value.dtype.kind not in "biuf" or kind.kind not in "biuf":
+        return None
+    with np.errstate(all="ignore"):
+        stored = value.astype(kind)
+        return stored if stored.astype(value.dtype).tobytes() == value.tobytes() else None
 
 
 class Rectangles:
-    """Ragged rows as rectangles, made when asked for: cells ``[B, L, ...]`` in their own memory,
-    and a mask ``[B, L]``, 1 for real cells.
+    """Ragged rows as rectangles: cells ``[B, L, ...]`` in their own memory, and a mask ``[B, L]``, 1 for
+    real cells. Rows are copied at once, and get their type when a rectangle is asked for.
     """
 
     def __init__(self, rows: RaggedRows, index: IntArray | None, bounds: IntArray) -> None:
-        self._rows = rows
-        starts = rows.starts if index is None else rows.starts[index]
         self._lengths = lengths = rows.lengths if index is None else rows.lengths[index]
         self._edges: list[int] = bounds.tolist()
-        widths = widths_of(lengths, bounds, rows.max_length, rows.multiple)
+        widths, sizes = widths_of(lengths, bounds, rows.max_length, rows.multiple), np.diff(bounds)
         self._widths: list[int] = widths.tolist()
-        if rows.side == "left":
-            starts = starts + lengths - np.repeat(widths, np.diff(bounds))
-        self._starts = starts
-        # Of these a stretch would begin or end beside the values.
-        last = len(rows.values) - int(widths.max(initial=0))
-        outside = np.flatnonzero(starts < 0 if rows.side == "left" else starts > last)
-        self._outside = set((np.searchsorted(bounds, outside, side="right") - 1).tolist())
+        self._ends: list[int] = np.cumsum(widths * sizes).tolist()
+        # Not the rows themselves, which may be those of a whole window.
+        self._dtype, self._mask, self._side = rows.dtype, rows.mask, rows.side
+        self._value = rows.value if rows.pads_later else None
+        self._cells = rows.padded(index, lengths, np.repeat(widths, sizes))
 
     def __len__(self) -> int:
         return len(self._widths)
 
     def __getitem__(self, k: int) -> Rectangle:
-        rows, width = self._rows, self._widths[k]
-        start, stop = self._edges[k], self._edges[k + 1]
-        lengths = self._lengths[start:stop]
-        if not rows.plain or k in self._outside or start == stop:
-            return self._row_by_row(start, stop, width)
-        ones = _ones(lengths, width, rows.side, rows.bits)
-        cells = rows.stretches(width)[self._starts[start:stop]]
-        if rows.inner:
-            cells = cells.reshape(stop - start, width, *rows.inner)
-        if cells.dtype != rows.dtype:
-            cells = cells.astype(rows.dtype)
-        self._blank(cells, ones)
-        return cells, self._mask(ones, lengths, width)
-
-    def _blank(self, cells: Array, ones: Array) -> None:
-        rows = self._rows
-        bits = cells if cells.dtype == rows.bits else cells.view(rows.bits)
-        if rows.inner:
-            ones = ones.reshape(*ones.shape, *(1,) * len(rows.inner))
-        if rows.flip:
-            bits ^= rows.flip
-            bits *= ones
-            bits ^= rows.flip
-        else:
-            bits *= ones
-
-    def _mask(self, ones: Array, lengths: IntArray, width: int) -> Array | None:
-        mask = self._rows.mask
-        if mask is None or mask == ones.dtype:
-            return None if mask is None else ones
-        return _ones(lengths, width, self._rows.side, mask)
-
-    def _row_by_row(self, start: int, stop: int, width: int) -> Rectangle:
-        rows, lengths = self._rows, self._lengths[start:stop]
-        pre = rows.side == "left"
-        firsts = self._starts[start:stop] + (width - lengths if pre else 0)
-        ones = _ones(lengths, width, rows.side, np.dtype(np.bool_))
-        cells = np.full((len(lengths), width, *rows.inner), rows.value, rows.dtype)
-        each = zip(firsts.tolist(), lengths.tolist(), strict=True)
-        some = [rows.values[first : first + length] for first, length in each]
-        cells[ones] = np.concatenate(some) if some else rows.values[:0]
-        return cells, self._mask(ones, lengths, width)
+        start, stop, width = self._edges[k], self._edges[k + 1], self._widths[k]
+        shape = stop - start, width, *self._cells.shape[1:]
+        end, lengths = self._ends[k], self._lengths[start:stop]
+        cells = self._cells[end - width * (stop - start) : end].reshape(shape).astype(self._dtype)
+        if self._value is not None:
+            cells[_ones(lengths, width, self._side, np.dtype(np.bool_)) == 0] = self._value
+        mask = self._mask
+        return cells, None if mask is None else _ones(lengths, width, self._side, mask)
 
 
 def widths_of(
@@ -185,16 +181,8 @@ def _strip(half: int, pre: bool, dtype: np.dtype[Any]) -> Array:
 
 
 def _stretches(values: Array, width: int) -> Array:
-    size, unit = values.itemsize, values.strides[0]
-    shape: tuple[int, ...] = (max(0, len(values) - width + 1), width)
-    strides: tuple[int, ...] = (unit, unit)
-    if values.ndim > 1:  # each row is copied as a whole
-        shape, strides = (shape[0], width * (unit // size)), (unit, size)
-    return np.ndarray(shape, values.dtype, values.data, 0, strides)
-
-
-def _is_plain(dtype: np.dtype[Any]) -> bool:
-    return f"{dtype.kind}{dtype.itemsize}" in PLAIN
+    shape = max(0, len(values) - width + 1), width
+    return np.ndarray(shape, values.dtype, values.data, 0, values.strides * 2)
 
 
 def cut_rows(values: Array, offsets: Any, length: int, side: Side) -> tuple[Array, IntArray]:
