@@ -16,6 +16,9 @@ from trainpipes.engine.layout import IntArray
 
 Side = Literal["right", "left"]
 
+#: Most bytes of rows that are padded together.
+AT_ONCE = 8 << 20
+
 Rectangle = tuple[Array, "Array | None"]
 
 
@@ -55,7 +58,7 @@ class RaggedRows:
         self.lengths = lengths
         values = np.ascontiguousarray(values)
         self._kind, self._inner = values.dtype, values.shape[1:]
-        self._unit = self._kind.itemsize * int(np.prod(self._inner, dtype=np.int64))
+        self.unit = self._kind.itemsize * int(np.prod(self._inner, dtype=np.int64))
         own = _stored(self.value, self._kind)
         #: Whether the type of the values has none for the pads.
         self.pads_later = own is None
@@ -63,10 +66,10 @@ class RaggedRows:
         widest = -(-widest // multiple) * multiple
         pads = np.full((widest, *self._inner), 0 if own is None else own, self._kind)
         rows, filler = (array.reshape(-1).view(np.uint8) for array in (values, pads))
-        self._starts, self._bytes = starts * self._unit, (rows, filler)
+        self._starts, self._bytes = starts * self.unit, (rows, filler)
         self._is_huge = len(filler) > STEP
         if not self._is_huge:
-            self._rows = views_of(rows, self._starts, lengths * self._unit)
+            self._rows = views_of(rows, self._starts, lengths * self.unit)
             self._buffers = [*buffers_of(rows), pa.py_buffer(filler)]
             # Those that stand in their view, and others; the size is filled in.
             sizes = np.array([min(INLINE, len(filler)), len(filler)])
@@ -84,18 +87,18 @@ class RaggedRows:
     def padded(self, index: IntArray | None, lengths: IntArray, widths: IntArray) -> Array:
         """Rows of these lengths, filled up to ``widths``, one after the other."""
         which: Any = slice(None) if index is None else index
-        sizes = (widths - lengths) * self._unit
-        nbytes = int(widths.sum()) * self._unit
+        sizes = (widths - lengths) * self.unit
+        nbytes = int(widths.sum()) * self.unit
         at = int(self.side == "left")  # of a row; the other one is that of its pads
         if self._is_huge:
-            content = self._row_by_row(self._starts[which], lengths * self._unit, sizes)
+            content = self._row_by_row(self._starts[which], lengths * self.unit, sizes)
         else:
             views = np.empty((len(lengths), 2), VIEW)
             views[:, at] = self._rows[which]
             views[:, 1 - at] = self._pads[(sizes > INLINE).view(np.int8)]
             views["size"][:, 1 - at] = sizes
             content = joined_views(views, self._buffers, nbytes)
-        cells = nbytes // self._unit if self._unit else int(widths.sum())
+        cells = nbytes // self.unit if self.unit else int(widths.sum())
         return content.view(self._kind).reshape(cells, *self._inner)
 
     def _row_by_row(self, starts: IntArray, sizes: IntArray, pads: IntArray) -> Array:
@@ -118,7 +121,8 @@ def _stored(value: Array, kind: np.dtype[Any]) -> Array | None:
 
 class Rectangles:
     """Ragged rows as rectangles: cells ``[B, L, ...]`` in their own memory, and a mask ``[B, L]``, 1 for
-    real cells. Rows are copied at once, and get their type when a rectangle is asked for.
+    real cells. Rows are copied together, unless pads make them large, and get their type when a rectangle
+    is asked for.
     """
 
     def __init__(self, rows: RaggedRows, index: IntArray | None, bounds: IntArray) -> None:
@@ -127,19 +131,28 @@ class Rectangles:
         widths, sizes = widths_of(lengths, bounds, rows.max_length, rows.multiple), np.diff(bounds)
         self._widths: list[int] = widths.tolist()
         self._ends: list[int] = np.cumsum(widths * sizes).tolist()
-        # Not the rows themselves, which may be those of a whole window.
         self._dtype, self._mask, self._side = rows.dtype, rows.mask, rows.side
         self._value = rows.value if rows.pads_later else None
-        self._cells = rows.padded(index, lengths, np.repeat(widths, sizes))
+        self._later: tuple[RaggedRows, IntArray] | None = None
+        self._cells: Array | None = None
+        if self._ends and self._ends[-1] * rows.unit > AT_ONCE:
+            self._later = rows, np.arange(len(lengths)) if index is None else index
+        else:  # without the rows, which may be those of a whole window
+            self._cells = rows.padded(index, lengths, np.repeat(widths, sizes))
 
     def __len__(self) -> int:
         return len(self._widths)
 
     def __getitem__(self, k: int) -> Rectangle:
         start, stop, width = self._edges[k], self._edges[k + 1], self._widths[k]
-        shape = stop - start, width, *self._cells.shape[1:]
         end, lengths = self._ends[k], self._lengths[start:stop]
-        cells = self._cells[end - width * (stop - start) : end].reshape(shape).astype(self._dtype)
+        if self._later is not None:
+            rows, index = self._later
+            found = rows.padded(index[start:stop], lengths, np.full(stop - start, width))
+        else:
+            assert self._cells is not None
+            found = self._cells[end - width * (stop - start) : end]
+        cells = found.reshape(stop - start, width, *found.shape[1:]).astype(self._dtype)
         if self._value is not None:
             cells[_ones(lengths, width, self._side, np.dtype(np.bool_)) == 0] = self._value
         mask = self._mask
