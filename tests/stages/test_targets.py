@@ -164,7 +164,7 @@ def test_they_are_counted_at_the_end_of_each_epoch(
     loader = tp.Loader(tokenized(source, None).batch(4), **options)
     with pytest.warns(UserWarning, match="no target") as caught:
         _ = list(loader), list(loader)
-    assert len(caught) == 1
+    assert sum("no target" in str(one.message) for one in caught) == 1
     assert said_of(caplog.messages) == ["48 of 64 rows"] * 2
     assert "96 of 128 rows have no target" in str(loader.explain())
     next(iter(loader))
