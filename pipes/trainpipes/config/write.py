@@ -29,7 +29,7 @@ from trainpipes.recipe_registry import recipe_function
 from trainpipes.sources.remote.retry import Retry, given
 from trainpipes.stages.filter import text_of
 from trainpipes.start import stage_classes
-from trainpipes.storage.quarantine import Quarantine
+from trainpipes.storage.quarantine import IN_CONFIGS, Quarantine
 from trainpipes.version import __version__
 
 #: Characters of a list or mapping that is written in one line, at most.
@@ -196,14 +196,8 @@ class _Writer:
             value = given(value)
         if isinstance(value, Quarantine):
             self.left_out |= value.storage_options is not None
-            usual = Quarantine(value.folder)
-            names = ("folder", "max_rows", "max_share")
-            chosen = {
-                n: getattr(value, n)
-                for n in names
-                if n == "folder" or getattr(value, n) != getattr(usual, n)
-            }
-            value = {"quarantine": chosen}
+            own, usual = vars(value), {**vars(Quarantine(value.folder)), "folder": None}
+            value = {"quarantine": {n: own[n] for n in IN_CONFIGS if own[n] != usual[n]}}
         if isinstance(value, Mapping):
             return {_key(key): self.value(one, str(key)) for key, one in value.items()}
         if isinstance(value, list | tuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -28,7 +29,6 @@ from trainpipes.errors import DataError
 from trainpipes.kinds.options import either
 from trainpipes.kinds.source import Place
 from trainpipes.kinds.tally import Tally
-from trainpipes.sources.remote.retry import Requests
 from trainpipes.storage.output_file import writing
 from trainpipes.storage.places import place_at
 
@@ -38,6 +38,8 @@ log = logging.getLogger("trainpipes")
 LEAST_ROWS = 1000
 #: Characters of an error and of a row in a line, places and kinds of errors that a summary names.
 ERROR, VALUE, PLACES, KINDS = 500, 400, 10, 20
+#: The arguments that a config may have.
+IN_CONFIGS = ("folder", "max_rows", "max_share")
 #: Bytes of an object at a URL; up to there it is written anew with each further line.
 PART_BYTES = 64 << 10
 
@@ -95,11 +97,13 @@ class Quarantine:
         if not isinstance(value, Mapping):
             return value
         given = value.get("quarantine")
-        if value.keys() != {"quarantine"} or not isinstance(given, str | Mapping):
-            raise ValueError(
-                f"on_error must be a word, or {{quarantine: folder}}, got {shown(value)}"
-            )
-        return Quarantine(given) if isinstance(given, str) else Quarantine(**given)
+        options = {"folder": given} if isinstance(given, str) else given
+        good = isinstance(options, Mapping) and {"folder"} <= options.keys() <= {*IN_CONFIGS}
+        if value.keys() != {"quarantine"} or not good:
+            rule = "{quarantine: folder}, or a mapping there with folder, max_rows, max_share"
+            got = [*(options if isinstance(options, Mapping) else value)]  # no values: secrets
+            raise ValueError(f"on_error must be a word, or {rule}, got one with {shown(got)}")
+        return Quarantine(**options)
 
     def fingerprint(self) -> str:
         return "skip"  # the rows that come are the same
@@ -191,7 +195,7 @@ class LeftOut(Tally):
                     lines.append(line)
             listed.write(lines)
             seen, gone, _ = found
-            if gone > quarantine.max_share * max(seen, LEAST_ROWS):
+            if gone / max(seen, LEAST_ROWS) > quarantine.max_share:
                 raise DataError(listed.summary(str(self.stage), seen, gone), stage=str(self.stage))
 
     def said(self, numbers: tuple[int, int, int]) -> str:
@@ -253,13 +257,13 @@ class _Lines:
             if place.is_local:
                 os.makedirs(place.root, exist_ok=True)
                 with open(path, "ab", buffering=0) as file:
-                    file.write(data)
+                    begin = file.tell()
+                    if file.write(data) < len(data):  # a full disk takes a part
+                        file.truncate(begin)
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 return
             self._part += data
-            name = f"{place.path}/{self._name}-{self._parts:04}.jsonl"
-            if not place._is_object_store:
-                place.system.makedirs(place.path, exist_ok=True)
-            Requests().call(place.system, "pipe_file", name, value=self._part)
+            place.put(f"{self._name}-{self._parts:04}.jsonl", self._part)
             if len(self._part) > PART_BYTES:
                 self._part, self._parts = b"", self._parts + 1
 

@@ -54,7 +54,7 @@ class BadRows(RunStage):
         return f"{self.reader}(on_error)"
 
     def identity(self) -> dict[str, Any]:
-        return {"stage": "bad_rows", "on_error": "skip", "shaping": self.shaping}
+        return {"stage": str(self), "shaping": self.shaping}
 
     @made_once
     def _left_out(self) -> LeftOut:
