@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from quarantine.bad_data import (
     parquet,
     write_files,
 )
+from s3_store import s3_store
 
 BAD = {3, 7, 21, 59}
 
@@ -212,6 +215,129 @@ def test_a_quarantine_may_be_at_a_url(tmp_path: Path) -> None:
     system.rm("/quarantine", recursive=True)
 
 
+def test_a_quarantine_may_be_in_a_bucket_in_objects_of_some_size(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(f'{{"id": {n}{"}" * (n % 2)}\n' for n in range(2000))
+    )
+    with s3_store("quarantine") as options:
+        folder = f"s3://quarantine/{tmp_path.name}"
+        quarantine = tp.Quarantine(folder, max_share=1, storage_options=options)
+        pipe = tp.read_json(tmp_path / "rows.jsonl", block_rows=100, on_error=quarantine)
+        assert ids_of(pipe.batch(50).map(lambda rows: rows[0])) == [*range(1, 2000, 100)]
+        system = fsspec.filesystem("s3", **options)
+        system.invalidate_cache()
+        objects = sorted(system.ls(folder, detail=False))
+        lines = [json.loads(one) for path in objects for one in system.cat(path).splitlines()]
+    assert len(objects) > 1
+    assert [line["row"] for line in lines] == [*range(0, 2000, 2)]
+    assert "hush" not in json.dumps([lines, objects])
+
+
+def test_a_server_that_takes_no_lines_stops_the_run(tmp_path: Path) -> None:
+    files = write_files(tmp_path / "data", "json", 1, BAD)
+    with s3_store("quarantine") as options:
+        quarantine = tp.Quarantine("s3://no-such-bucket/x", storage_options=options)
+        with pytest.raises((tp.TrainpipesError, OSError), match="no-such-bucket"):
+            ids_of(tp.read_json(files, on_error=quarantine))
+
+
+def test_a_full_disk_stops_the_run_and_leaves_whole_lines(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"id": 1\n' * 400 + '{"id": 1}\n')
+    code = f"""
+import resource, signal, trainpipes as tp
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+quarantine = tp.Quarantine({str(tmp_path / "bad")!r}, max_share=1)
+list(tp.read_json({str(tmp_path / "rows.jsonl")!r}, block_rows=50, index=False, on_error=quarantine))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search(r"ConfigError: Quarantine\(\): .*/bad/.* cannot be written: ", done.stderr)
+    assert 0 < len(listed(tmp_path / "bad")) < 400
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_folder_that_cannot_be_made_stops_the_run(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    pipe = tp.read_json(
+        write_files(tmp_path / "data", "json", 1, BAD), on_error=tp.Quarantine(tmp_path / name)
+    )
+    with pytest.raises(tp.ConfigError, match=f"{name}.* cannot be written"):
+        ids_of(pipe)
+
+
+@pytest.mark.parametrize(("bad", "stops"), [(100, False), (101, True)])
+def test_max_share_itself_is_allowed(bad: int, stops: bool, tmp_path: Path) -> None:
+    lines = ['{"id": 1}\n'] * (1000 - bad) + ['{"id": 1\n'] * bad
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    pipe = tp.read_json(tmp_path / "rows.jsonl", on_error=tp.Quarantine(tmp_path / "bad"))
+    with pytest.raises(tp.DataError, match="101 of 1,000") if stops else nullcontext():
+        assert len(ids_of(pipe)) == 1000 - bad
+
+
+def test_too_many_bad_rows_in_a_worker_stop_the_run(
+    tmp_path: Path, no_processes_left: None
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(('{"id": 1}\n' * 9 + '{"id": 1\n') * 200)
+    quarantine = tp.Quarantine(tmp_path / "bad", max_share=0.001)
+    pipe = tp.read_json(tmp_path / "rows.jsonl", block_rows=100, on_error=quarantine)
+    loader = tp.Loader(pipe.sharding_filter(2).shuffle(50).batch(4), num_workers=2)
+    with pytest.raises(tp.DataError, match=r"more than max_share=0\.001"):
+        list(loader)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_each_kind_write_files_of_their_own(
+    context: str, tmp_path: Path, no_processes_left: None
+) -> None:
+    files = write_files(tmp_path / "data", "json", 3, BAD)
+    quarantine = tp.Quarantine(tmp_path / "bad")
+    ids_of(
+        tp.read_json(files, max_row_bytes=300, on_error=quarantine)
+    )  # a file of this process, too
+    pipe = tp.read_json(files, max_row_bytes=300, on_error=quarantine).sharding_filter(4).shuffle(8)
+    loader = tp.Loader(pipe.batch(4), num_workers=2, multiprocessing_context=context)
+    assert sorted(row["id"] for batch in loader for row in batch) == [
+        n for n in range(60) if n not in BAD
+    ]
+    assert len(listed(tmp_path / "bad")) == 2 * len(BAD)
+    names = [one.name.split("-")[-4:-1] for one in (tmp_path / "bad").iterdir()]
+    assert len({pid for pid, *_ in names}) == 3
+    assert sorted(worker for *_, worker in names) == ["0", "0", "1"]
+
+
+def test_rows_of_a_mix_are_listed_and_the_run_resumes(tmp_path: Path) -> None:
+    files = {name: write_files(tmp_path / name, "json", 3, BAD) for name in "ab"}
+
+    def pipe(on_error: Any) -> tp.Pipeline:
+        read = {
+            name: tp.read_json(one, max_row_bytes=300, on_error=on_error).shuffle(8)
+            for name, one in files.items()
+        }
+        return tp.mix(read, weights={"a": 1, "b": 2}).sharding_filter(2).batch(4)
+
+    expected = list(pipe("skip"))
+    first = pipe(tp.Quarantine(tmp_path / "bad"))
+    found = list(islice(first, 5))
+    then = pipe(tp.Quarantine(tmp_path / "bad"))
+    then.load_state_dict(first.state_dict())
+    assert found + list(then) == expected
+    lines = listed(tmp_path / "bad")
+    assert {Path(line["file"]).parent.name for line in lines} == {"a", "b"}
+    assert {n for _, n in numbers_of(lines)} == BAD
+
+
+@pytest.mark.parametrize("order", [("raise", "skip"), ("skip", "raise")])
+def test_a_state_of_raise_does_not_fit_a_run_that_leaves_rows_out(
+    order: tuple[Any, Any], tmp_path: Path
+) -> None:
+    files = write_files(tmp_path / "data", "json", 3, ())
+    first, then = (tp.read_json(files, on_error=one).shuffle(8).batch(2) for one in order)
+    next(iter(first))
+    with pytest.raises(tp.StateError, match=r"read_json\(on_error\)"):
+        then.load_state_dict(first.state_dict())
+
+
 def test_secrets_in_urls_are_hidden(tmp_path: Path) -> None:
     rows = [{"text": None, "url": "https://me:hush@host/x?token=hush"}, {"text": "a", "url": ""}]
     pipe = tp.from_arrow(pa.Table.from_pylist(rows))
@@ -251,6 +377,18 @@ stages:
     assert pipe.stages[2].options["on_error"] == tp.Quarantine(f"{tmp_path}/bad", max_rows=5)
     pipe.to_yaml(tmp_path / "b.yaml")
     assert tp.load(tmp_path / "b.yaml") == pipe
+    remote = text.replace(f"{tmp_path}/bad", "memory://bad")
+    (tmp_path / "c.yaml").write_text(remote)
+    given = {"key": "hush"}
+    for stage in tp.load(tmp_path / "c.yaml", storage_options=given).stages[1:]:
+        assert stage.options["on_error"].storage_options == given
+    odd = text.replace("max_rows: 5", "storage_options: {key: hush}")
+    (tmp_path / "d.yaml").write_text(odd)
+    with pytest.raises(
+        tp.ConfigError, match="mapping there with folder, max_rows, max_share"
+    ) as no:
+        tp.load(tmp_path / "d.yaml")
+    assert "hush" not in str(no.value)
     (tmp_path / "a.yaml").write_text(text.replace("quarantine:", "quarantined:"))
     with pytest.raises(tp.ConfigError, match="on_error must be a word, or"):
         tp.load(tmp_path / "a.yaml")

@@ -34,6 +34,14 @@ def bad_rows(schema: pa.Schema, rows: int, why: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*nulls, pa.repeat(why, rows)], schema=schema.append(BAD))
 
 
+def separate(table: Any) -> tuple[Any, dict[int, tuple[str, str]]]:
+    """A table without our column; and of its bad rows why they are, and their text."""
+    why = table.column(BAD.name)
+    bad = np.flatnonzero(to_numpy(why.is_valid())).tolist() if why.null_count < len(why) else []
+    said = {row: why[row].as_py().partition(END)[::2] for row in bad}
+    return table.drop_columns([BAD.name]), said
+
+
 class BadRows(RunStage):
     """Leaves out the rows that a reader could not read. ``shaping``: what else makes rows bad."""
 
@@ -64,21 +72,12 @@ class BadRows(RunStage):
         return (self._left_out,)
 
     def process(self, run: Run) -> Run:
-        table: Any = run.block.data
-        why = table.column(BAD.name)
-        run = run.with_block(run.block.with_data(table.drop_columns([BAD.name])))
-        if why.null_count == len(why):
-            self._left_out.add((len(why), 0, 0))
-            return run
-        bad = to_numpy(why.is_valid())
-        said = {row: why[row].as_py().split(END) for row in np.flatnonzero(bad).tolist()}
-        self._left_out.drop(
-            run.block,
-            bad.astype(np.int64),
-            lambda row: said[row][0],
-            lambda row: "".join(said[row][1:]),
-        )
-        return run.pick(np.flatnonzero(~bad).astype(np.int64))
+        table, said = separate(run.block.data)
+        run = run.with_block(run.block.with_data(table))
+        bad = np.zeros(len(run.block), dtype=np.int64)
+        bad[[*said]] = 1
+        self._left_out.drop(run.block, bad, lambda n: said[n][0], lambda n: said[n][1])
+        return run.pick(np.flatnonzero(bad == 0)) if said else run
 
 
 def above_reader(reader: Stage, shaping: Any = None) -> tuple[Stage, ...]:
