@@ -176,6 +176,19 @@ def test_a_run_goes_from_skip_to_a_quarantine_and_back(tmp_path: Path) -> None:
     assert found == expected[:10]
 
 
+def test_stats_say_all_that_a_stage_has_counted(tmp_path: Path) -> None:
+    files = {name: write_files(tmp_path / name, "json", 1, BAD) for name in "ab"}
+    read = {
+        name: tp.read_json(one, max_row_bytes=300, on_error="skip") for name, one in files.items()
+    }
+    pipe = tp.mix(read, weights={"a": 1, "b": 1}).batch(100)
+    assert pipe.stats().counts["read_json"].count(" rows left out: ") == 2
+    rows = tp.from_arrow(pa.table({"text": ["long enough", None, "a"]}))
+    counted = rows.tokenize("bytes", max_length=5, on_error="skip").batch(2).stats().counts
+    assert "1 of 3 rows left out" in counted["tokenize"]
+    assert "1 of 2 texts cut to max_length=5 (6 tokens)" in counted["tokenize"]
+
+
 def test_no_more_lines_than_max_rows_are_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -29,7 +29,7 @@ from trainpipes.recipe_registry import recipe_function
 from trainpipes.sources.remote.retry import Retry, given
 from trainpipes.stages.filter import text_of
 from trainpipes.start import stage_classes
-from trainpipes.storage.quarantine import IN_CONFIGS, Quarantine
+from trainpipes.storage.quarantine import Quarantine
 from trainpipes.version import __version__
 
 #: Characters of a list or mapping that is written in one line, at most.
@@ -196,8 +196,7 @@ class _Writer:
             value = given(value)
         if isinstance(value, Quarantine):
             self.left_out |= value.storage_options is not None
-            own, usual = vars(value), {**vars(Quarantine(value.folder)), "folder": None}
-            value = {"quarantine": {n: own[n] for n in IN_CONFIGS if own[n] != usual[n]}}
+            value = {"quarantine": value.given()}
         if isinstance(value, Mapping):
             return {_key(key): self.value(one, str(key)) for key, one in value.items()}
         if isinstance(value, list | tuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice, takewhile
@@ -184,8 +184,10 @@ def stats(pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None) 
         empty = room - sum(held)
         packing = Packing(len(packed), max(widths), sum(documents), empty, empty / max(1, room))
     mixing, shuffle = _mixing(pipeline, batches), order_quality(pipeline, batches)
-    tallies = [tally for tally in measured._iteration.plan.tallies if str(tally)]
-    counts = {tally.stage.name: str(tally) for tally in tallies}
+    said = defaultdict[str, list[str]](list)
+    for tally in measured._iteration.plan.tallies:
+        said[tally.stage.name] += filter(None, [str(tally)])
+    counts = {name: "; ".join(each) for name, each in said.items() if each}
     return Stats(count, padding, packing, mixing, shuffle, found, counts)
 
 

@@ -85,11 +85,13 @@ class Quarantine:
         fraction(self.max_share, "Quarantine(max_share)")
 
     def __repr__(self) -> str:
-        given = [repr(self.folder)]
-        for name, usual in (("max_rows", 100_000), ("max_share", 0.1)):
-            value = getattr(self, name)
-            given += [f"{name}={value}"] * (value != usual)
-        return f"Quarantine({', '.join(given)})"
+        said = (f"{name}={value!r}" for name, value in self.given().items())
+        return f"Quarantine({', '.join(said).removeprefix('folder=')})"
+
+    def given(self) -> dict[str, Any]:
+        """The arguments that are not left out, but for ``storage_options``."""
+        found = {name: getattr(self, name) for name in IN_CONFIGS}
+        return {n: one for n, one in found.items() if one != getattr(Quarantine, n, None)}
 
     @staticmethod
     def of(value: Any) -> Any:
