@@ -38,7 +38,7 @@ def bad_pictures(table: pa.Table, of_images: bool) -> Iterator[tuple[int, str]]:
 
 
 def _are_images(column: pa.ChunkedArray) -> bool:
-    some = pc.binary_slice(column.slice(0, LOOKED_AT).drop_null(), 0, 4).to_pylist()
+    some: list[bytes] = pc.binary_slice(column.slice(0, LOOKED_AT).drop_null(), 0, 4).to_pylist()
     return 2 * sum(one.startswith(BEGINS) for one in some) > len(some)
 
 

@@ -99,7 +99,7 @@ class Quarantine:
         if not isinstance(value, Mapping):
             return value
         given = value.get("quarantine")
-        options = {"folder": given} if isinstance(given, str) else given
+        options: Any = {"folder": given} if isinstance(given, str) else given
         good = isinstance(options, Mapping) and {"folder"} <= options.keys() <= {*IN_CONFIGS}
         if value.keys() != {"quarantine"} or not good:
             rule = "{quarantine: folder}, or a mapping there with folder, max_rows, max_share"

@@ -145,11 +145,10 @@ class _Types:
         paths = [self.store.files.names[n] for n in files]
         whole = self._merged(paths, [layout.schema for layout in layouts])
         if not len(whole) and filled:
-            rows = (
-                "no row that can be read" if self.form.leaves_out else "rows without a single field"
-            )
+            bad = self.form.leaves_out
+            what = "no row that can be read" if bad else "rows without a single field"
             raise SchemaError(
-                f"{self.caller}: {paths[0]} has {rows}, so that no column is known: say the columns and "
+                f"{self.caller}: {paths[0]} has {what}, so that no column is known: say the columns and "
                 "their types by schema=",
                 path=paths[0],
                 stage=self.caller,
