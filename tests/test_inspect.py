@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 import trainpipes as tp
 from faulty_server import serving
@@ -28,6 +29,10 @@ from tokenizer_fixtures import bracketed
 from trainpipes.look import Inspection, inspect_files
 
 DRAW = np.random.default_rng(0)
+#: An image of one pixel.
+FILE = io.BytesIO()
+Image.new("RGB", (1, 1)).save(FILE, "PNG")
+PNG = FILE.getvalue()
 
 
 def parquet(path: Path, columns: Any, **options: Any) -> Path:
@@ -135,12 +140,12 @@ def tar(folder: Path) -> None:
 def images(folder: Path) -> None:
     for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(name.encode())
+        (folder / name).write_bytes(PNG + name.encode())
 
 
 def loose_images(folder: Path) -> None:
     for n in range(3):
-        (folder / f"{n}.png").write_bytes(b"a")
+        (folder / f"{n}.png").write_bytes(PNG)
 
 
 def memmap(folder: Path) -> None:
@@ -313,7 +318,7 @@ def test_of_a_huge_row_group_and_of_wide_rows_only_a_part_is_read(
 def test_of_images_elsewhere_few_are_fetched() -> None:
     files = fsspec.filesystem("memory")
     for n in range(100):
-        files.pipe(f"/pictures/{'ab'[n % 2]}/{n}.png", b"a")
+        files.pipe(f"/pictures/{'ab'[n % 2]}/{n}.png", PNG)
     found = inspect_files("memory://pictures")
     files.rm("/pictures", recursive=True)
     assert (found.rows, found.sampled_rows, found.readable) == (100, 64, True)
@@ -384,10 +389,8 @@ def test_damaged_files_are_named_and_the_others_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("b.jsonl", b'{"x": 1}\n{"x": \n', "line 2: "),
         ("b.jsonl", b'{"x": "\xff"}\n', "not UTF-8"),
         ("b.jsonl.gz", b"\x1f\x8bnothing", "gzip"),
-        ("b.csv", b"x,y\n1,2\n3\n", "line 3: Expected 2 columns, got 1"),
         ("b.npy", b"junk" * 99, "neither .npy nor .npz"),
         ("b.arrow", b"junk" * 99, "not an Arrow file"),
         ("b.tar", b"junk" * 999, "not a tar archive"),
@@ -404,6 +407,57 @@ def test_damaged_files_of_every_format_are_named(
     assert str(tmp_path) not in found.unreadable[str(tmp_path / name)]
     assert not found.readable
     str(found)
+
+
+@pytest.mark.parametrize("end", ["jsonl", "csv", "jsonl.gz"])
+def test_all_bad_rows_of_the_sample_are_counted_and_the_first_ten_placed(
+    end: str, tmp_path: Path
+) -> None:
+    bad = range(3, 100, 4)
+    for file in range(2):
+        good, broken = ("1,2\n", "1\n") if end == "csv" else ('{"x": 1}\n', '{"x": 1\n')
+        lines = [broken if n in bad else good for n in range(100)]
+        text = "".join(["x,y\n"] * (end == "csv") + lines)
+        with fsspec.open(str(tmp_path / f"{file}.{end}"), "wt", compression="infer") as opened:
+            opened.write(text)
+    found = inspect_files(tmp_path)
+    assert (found.files, found.rows, found.sampled_rows) == (2, 200, 200)
+    assert (found.bad_rows, found.readable, found.unreadable) == (2 * len(bad), False, {})
+    places = [f"{tmp_path / f'0.{end}'}, row {n}" for n in bad[:10]]
+    assert list(found.bad_places) == places
+    assert "50 of 200 rows that were looked at cannot be used" in said(found, "bad_rows")
+    assert f"read_{'csv' if end == 'csv' else 'json'}(..., on_error=" in said(found, "bad_rows")
+    assert all(f"cannot be read: {place}: " in str(found) for place in places)
+    assert all(row["x"] == "1" for row in found.shown)
+    assert "trainpipes:bad" not in json.dumps(found.to_dict())
+    small = inspect_files(tmp_path, sample=40)
+    assert 0 < small.bad_rows < 20
+
+
+@pytest.mark.parametrize("kind", ["files", "struct", "binary", "tar"])
+def test_images_of_the_sample_that_cannot_be_decoded_are_counted(kind: str, tmp_path: Path) -> None:
+    contents = [PNG[:45] if n % 10 == 3 else PNG for n in range(30)]
+    if kind == "files":
+        for n, content in enumerate(contents):
+            (tmp_path / f"{n:02}.png").write_bytes(content)
+    elif kind == "tar":
+        with tarfile.open(tmp_path / "a.tar", "w") as archive:
+            for n, content in enumerate(contents):
+                info = tarfile.TarInfo(f"{n}.png")
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    else:
+        cells = contents if kind == "binary" else [{"bytes": one, "path": ""} for one in contents]
+        parquet(tmp_path / "a.parquet", {"image": cells, "other": [b"PNG"] * 30})
+    found = inspect_files(tmp_path)
+    assert (found.bad_rows, found.readable) == (3, False)
+    assert ["truncated" in why for why in found.bad_places.values()] == [True] * 3
+    if kind == "files":
+        assert [*found.bad_places] == [str(tmp_path / f"{n}.png") for n in ("03", "13", "23")]
+    else:
+        assert [place.rpartition(" ")[2] for place in found.bad_places] == ["3", "13", "23"]
+    assert "3 of 30 rows" in said(found, "bad_rows")
+    assert "decode_image(..., on_error=" in said(found, "bad_rows")
 
 
 def test_names_of_files_that_are_no_text_are_told(tmp_path: Path) -> None:

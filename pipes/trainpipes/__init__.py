@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from trainpipes.storage import cache as cache
     from trainpipes.storage.memmap import read_memmap as read_memmap
     from trainpipes.storage.memmap import write_memmap as write_memmap
+    from trainpipes.storage.quarantine import Quarantine as Quarantine
 
 #: Where each public name is from: a module is imported when one of its names is first used.
 _NAMES = {
@@ -94,6 +95,7 @@ _NAMES = {
     ),
     "state.merge": "merge_states",
     "storage.memmap": "read_memmap write_memmap",
+    "storage.quarantine": "Quarantine",
     "config": "load",
 }
 _FROM = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -9,21 +9,21 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from functools import cached_property
-from itertools import count as count_from
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 
 import trainpipes as tp
+from trainpipes.columns.run import Run
+from trainpipes.kinds.stage import made_once
+from trainpipes.kinds.tally import Tally
+from trainpipes.storage.quarantine import LeftOut, leaves_out
 from trainpipes_recipes.inputs import OnError
 
 __all__ = ["CheckedRows", "SplitPrompt", "checked", "conversations", "problem", "to_messages"]
-
-log = logging.getLogger("trainpipes")
 
 #: Names of roles that are not OpenAI's.
 ROLES: Mapping[str, str] = {
@@ -83,7 +83,7 @@ def conversations(
 def checked(rows: tp.Pipeline, stage: CheckedRows) -> tp.Pipeline:
     """Rows that a stage has looked at, without those that it leaves out."""
     rows = rows.then(stage)
-    return rows.filter(pc.field(stage.column).is_valid()) if stage.on_error == "skip" else rows
+    return rows.filter(pc.field(stage.column).is_valid()) if leaves_out(stage.on_error) else rows
 
 
 class CheckedRows(tp.RowStage):
@@ -92,6 +92,7 @@ class CheckedRows(tp.RowStage):
     """
 
     thread_safe = True
+    asks_inputs = True
 
     column: str
     _: KW_ONLY
@@ -106,6 +107,24 @@ class CheckedRows(tp.RowStage):
             raise tp.ConfigError(f"roles must be {rule}, got {names!r}")
 
     def apply(self, row: Any) -> Any:
+        row, wrong = self._looked_at(row)
+        if wrong is None or self.on_error == "keep":
+            return row
+        if not leaves_out(self.on_error):
+            way = 'on_error="skip" leaves such rows out, "keep" takes them as they are'
+            raise tp.DataError(f"{wrong}; {way}")
+        return {**row, self.column: None}
+
+    def process(self, run: Run) -> Run:
+        found = super().process(run)
+        if leaves_out(self.on_error):
+            rows, given = found.block.rows(), run.block.rows()
+            gone = np.array([row[self.column] is None for row in rows], dtype=np.int64)
+            self._left_out.drop(run.block, gone, lambda n: self._looked_at(given[n])[1])
+        return found
+
+    def _looked_at(self, row: Any) -> tuple[Any, str | None]:
+        """A row in one layout, and what is wrong with it."""
         if not isinstance(row, dict) or self.column not in row:
             there = list(row) if isinstance(row, dict) else type(row).__name__
             raise tp.SchemaError(f"there is no column {self.column!r}; there are {there}")
@@ -115,26 +134,19 @@ class CheckedRows(tp.RowStage):
             names = [name for name in (self.column, self.prompt) if name is not None]
             talks = [to_messages(row[name], {**ROLES, **self.roles}, name) for name in names]
             row, wrong = row | dict(zip(names, talks, strict=True)), problem(*talks)
-        if wrong is None or self.on_error == "keep":
-            return row
-        wrong = f"column {self.column!r}: {wrong}"
-        if self.on_error != "skip":
-            way = 'on_error="skip" leaves such rows out, "keep" takes them as they are'
-            raise tp.DataError(f"{wrong}; {way}")
-        count = next(self._skipped)
-        if str(count).strip("0") == "1":  # the first, the 10th, the 100th …
-            said = "rows left out: they have no target (%d so far); the last: %s"
-            log.warning(said, count, wrong)
-        return {**row, self.column: None}
+        return row, wrong and f"column {self.column!r}: {wrong}"
 
     def _empty(self, text: Any) -> str | None:
         if not isinstance(text, str | None):
             raise tp.SchemaError(f"column {self.column!r} holds texts, got {type(text).__name__}")
         return None if (text or "").strip() else "an empty response"
 
-    @cached_property
-    def _skipped(self) -> Iterator[int]:
-        return count_from(1)
+    @made_once
+    def _left_out(self) -> LeftOut:
+        return LeftOut(self, "they are bad", "row", unit="", on_error=self.on_error)
+
+    def tallies(self) -> Sequence[Tally]:
+        return (self._left_out,)
 
 
 class SplitPrompt(tp.RowStage):

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from trainpipes import ConfigError, DataError, Pipeline, RowStage, SchemaError
+from trainpipes.storage.quarantine import OnBadRow
 from trainpipes_recipes.inputs import LABELS, Input, documented
 
 __all__ = ["images"]
@@ -37,7 +38,7 @@ def images(
     std: float | Sequence[float] = STD,
     resize: int | None = None,
     min_size: int | None = None,
-    on_error: Literal["raise", "skip"] = "raise",
+    on_error: OnBadRow = "raise",
     batch_size: int = 32,
     buffer_size: int = 40_960,
     seed: int = 0,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +28,7 @@ import trainpipes as tp
 from trainpipes.columns.arrays import is_text
 from trainpipes.prepare import tokenized_rows
 from trainpipes.sources.files.file_reader import one_reader
+from trainpipes.storage.quarantine import OnError
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",
@@ -35,9 +36,6 @@ __all__ = [
 ]  # fmt: skip
 
 log = logging.getLogger("trainpipes")
-
-#: What becomes of rows that cannot be used.
-OnError = Literal["raise", "skip", "keep"]
 
 #: Common names of columns, the first that are there are taken.
 PAIRS = (

@@ -21,6 +21,8 @@ def test_how_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     good = written(tmp_path / "good.parquet", text=["one", "two"])
     nulls = written(tmp_path / "nulls.parquet", text=["a", None])
     empty = written(tmp_path / "empty.parquet", text=pa.array([], pa.string()))
+    bad_rows = tmp_path / "rows.txt"
+    bad_rows.write_bytes(b"one\n\xff\n")
     (tmp_path / "bad.parquet").write_bytes(Path(good).read_bytes()[:50])
     for line, code, said in (
         ([good, "--strict"], 0, ""),
@@ -29,6 +31,7 @@ def test_how_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ([nulls, "--strict"], 1, "error: --strict: there are warnings (1)\n"),
         ([empty], 1, "error: there are no rows in these files\n"),
         ([str(tmp_path)], 1, f"error: cannot be read: {tmp_path / 'bad.parquet'}\n"),
+        ([str(bad_rows)], 1, "error: 1 row of the sample cannot be used\n"),
         ([str(tmp_path / "nothing")], 1, "error: there is no file or folder"),
     ):
         assert run(["inspect", *line]) == code

@@ -152,7 +152,7 @@ def test_a_malformed_conversation_and_one_without_a_target_go_by_one_option(
         list(chat(files))
     with caplog.at_level(logging.WARNING, "trainpipes"):
         assert targets(chat(files, on_error="skip")) == [True]
-    assert "rows left out: they have no target (" in caplog.text
+    assert "1 of 3 rows left out: they are bad" in caplog.text
     assert sorted(targets(chat(files, on_error="keep"))) == [False, False, True]
 
 

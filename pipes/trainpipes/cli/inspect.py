@@ -26,7 +26,7 @@ def command(
     """Show what data files hold, how long their texts are, and what to fix before training.
 
     FILES are paths, folders, globs or URLs of Parquet, Arrow, JSON, CSV, text, NumPy, tar or image files.
-    Exit code 1: a file cannot be read, or there are no rows.
+    Exit code 1: a file or a row of the sample cannot be read, or there are no rows.
 
     \b
     Examples:
@@ -44,6 +44,9 @@ def command(
         more = len(found.unreadable) - 1
         others = f" and {more:,} more" if more else ""
         raise click.ClickException(f"cannot be read: {next(iter(found.unreadable))}{others}")
+    if found.bad_rows:
+        many = "rows" if found.bad_rows > 1 else "row"
+        raise click.ClickException(f"{found.bad_rows:,} {many} of the sample cannot be used")
     if not found.readable:
         raise click.ClickException("there are no rows in these files")
     if strict and found.findings:

@@ -108,6 +108,9 @@ def _lines(report: Mapping[str, Any], pipe: Pipeline) -> Iterator[tuple[str, str
         yield "then", f"{report['steps_per_second']:,.1f} batches/s, {rows}{tokens}"
     if report["wait_share"] is not None:
         yield "waits", f"{report['wait_share']:.1%} of the time after that"
+    for tally in pipe._iteration.plan.tallies:
+        if counted := str(tally):
+            yield "counted", f"{tally.stage.name}: {counted}"
 
 
 def advice(report: Mapping[str, Any], pipe: Pipeline, num_workers: int = 0) -> str:

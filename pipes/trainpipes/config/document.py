@@ -18,6 +18,7 @@ from trainpipes._internal.checks import need
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
+from trainpipes.storage.quarantine import Quarantine
 
 #: Bytes of a document, values in it (those of aliases counted wherever they are used), and levels, at most.
 LARGEST, MOST, DEEPEST = 1 << 20, 100_000, 64
@@ -269,4 +270,8 @@ def arrow_schema(value: Any) -> pa.Schema:
 
 
 #: What the value of an option of such a type is made of.
-MADE: dict[Any, Callable[[Any], Any]] = {torch.dtype: _dtype, pa.Schema: arrow_schema}
+MADE: dict[Any, Callable[[Any], Any]] = {
+    torch.dtype: _dtype,
+    pa.Schema: arrow_schema,
+    Quarantine: Quarantine.of,
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.kinds.stage import Stage, snake_case
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipe_registry import recipe, recipe_function
+from trainpipes.storage.quarantine import Quarantine
 
 _KEYS = ("recipe", "options", "stages")
 
@@ -197,6 +198,10 @@ class Reader(Document):
         if self.storage_options is not None and "storage_options" in takes:
             options["storage_options"] = dict(self.storage_options)
             self.used_storage = True
+        for name, one in options.items():
+            if self.storage_options and isinstance(one, Quarantine) and "://" in str(one.folder):
+                options[name] = replace(one, storage_options=dict(self.storage_options))
+                self.used_storage = True
         step = snake_case(getattr(kind, "__name__", ""))
         try:
             return make(**options)

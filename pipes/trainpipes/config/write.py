@@ -29,6 +29,7 @@ from trainpipes.recipe_registry import recipe_function
 from trainpipes.sources.remote.retry import Retry, given
 from trainpipes.stages.filter import text_of
 from trainpipes.start import stage_classes
+from trainpipes.storage.quarantine import Quarantine
 from trainpipes.version import __version__
 
 #: Characters of a list or mapping that is written in one line, at most.
@@ -193,6 +194,9 @@ class _Writer:
             return str(value).replace("${", "$${")
         if isinstance(value, Retry):
             value = given(value)
+        if isinstance(value, Quarantine):
+            self.left_out |= value.storage_options is not None
+            value = {"quarantine": value.given()}
         if isinstance(value, Mapping):
             return {_key(key): self.value(one, str(key)) for key, one in value.items()}
         if isinstance(value, list | tuple):

@@ -22,6 +22,9 @@ class Tally:
         #: Whether what is counted here is said elsewhere: in a worker.
         self.is_silent = False
 
+    #: Whether it is worth a warning at an epoch's end.
+    warns = True
+
     def add(self, more: Numbers) -> Numbers:
         """Count more rows; returns the sums."""
         with self._lock:

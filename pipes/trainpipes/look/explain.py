@@ -263,6 +263,12 @@ def _notes(plan: Plan, window_rows: int | None) -> Iterator[str]:
             f"{several} makes several rows of one after the shuffle, so that these stay together: to mix "
             "them, too, write them to files by write_parquet(folder), and shuffle what is read from there"
         )
+    dropping = [s for s in chain.stages if s.options.get("on_error") and not s.keeps_rows]
+    if dropping and not any(s.role == "pack" for s in chain.stages):
+        yield (
+            f"{' and '.join(s.name for s in dropping)} may leave out rows by on_error: how many an epoch has "
+            "is known only at its end, and a state keeps where each shard stands in place of one count"
+        )
     yield from _left_out_by_pack(plan)
     if ends_short(plan):
         short, size = f"up to {chain.num_shards} short batches", chain.batch_size

@@ -107,11 +107,12 @@ def inspect_files(
         memory_bytes=round(sum(table.nbytes for table in tables) / max(1, sampled) * total),
         row_groups=groups,
         columns=columns,
-        sampled_rows=sampled,
+        sampled_rows=found.looked_at,
         shown=_shown(tables, np.linspace(0, sampled - 1, min(rows, sampled)).astype(int).tolist()),
         lengths=lengths,
         findings=[
             *findings.of_files(found),
+            *findings.of_bad_rows(found),
             *findings.of_blocks(found, total),
             *findings.of_values(chunks, columns),
             *findings.of_lengths(lengths, max_length),
@@ -119,6 +120,8 @@ def inspect_files(
             *findings.of_equal_rows(found, tables, asked),
         ],
         unreadable=found.unreadable,
+        bad_rows=found.bad_rows,
+        bad_places=found.bad,
     )
 
 

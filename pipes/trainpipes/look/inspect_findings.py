@@ -14,7 +14,7 @@ from trainpipes._internal.text import amount, cut
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.content_hash import row_hashes
 from trainpipes.errors import SchemaError
-from trainpipes.look.inspect_reading import NAMES, Found
+from trainpipes.look.inspect_reading import NAMES, TEXTS, Found
 from trainpipes.look.inspect_result import Column, Finding, Lengths, percent
 from trainpipes.sources.files.schema import one_schema
 
@@ -54,6 +54,15 @@ def of_files(found: Found) -> Iterator[Finding]:
     except SchemaError as error:
         cure = f".{found.reader}(columns=[...]) with columns that all files have, or convert files"
         yield Finding("mixed_schemas", str(error), cure)
+
+
+def of_bad_rows(found: Found) -> Iterator[Finding]:
+    if found.bad_rows:
+        text = f"{found.bad_rows:,} of {found.looked_at:,} rows that were looked at cannot be used"
+        stage = found.reader if found.reader in TEXTS else "decode_image"
+        yield Finding(
+            "bad_rows", text, f".{stage}(..., on_error=tp.Quarantine(folder)), which lists them"
+        )
 
 
 def of_blocks(found: Found, rows: int) -> Iterator[Finding]:

@@ -26,9 +26,11 @@ from trainpipes.errors import (
     TrainpipesError,
     UnreachableError,
 )
-from trainpipes.kinds.source import RowSource
+from trainpipes.kinds.source import Place, RowSource
+from trainpipes.look.inspect_pictures import bad_pictures
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.arrow.saved_dataset import saved_files
+from trainpipes.sources.files.bad_rows import BAD, separate
 from trainpipes.sources.files.each_file import each_file, reason
 from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_reader import COMPRESSED, ends_of_names, reader_by_name
@@ -37,9 +39,12 @@ from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.memmap.from_memmap import FromMemmap
 from trainpipes.sources.memmap.manifest import is_memmap
 from trainpipes.sources.remote.retry import Stopped
+from trainpipes.storage.quarantine import PLACES
 
 #: Formats without a header: a file is read once to count its rows.
 SCANNED = ("read_json", "read_csv", "read_text", "read_webdataset")
+#: Those of which rows that cannot be parsed are counted.
+TEXTS = ("read_json", "read_csv", "read_text")
 #: Bytes of such files that are read, about 1 s a GB; a quarter of that if they are compressed or remote. Of
 #: more, some of so many files are, the small ones first.
 SCANNED_BYTES, SCANNED_FILES = 256 << 20, 64
@@ -74,13 +79,24 @@ class Found:
     sampled: dict[str, pa.Schema] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
+    bad: dict[str, str] = field(default_factory=dict)
+    bad_rows: int = 0
+    looked_at: int = 0
     scale: float = 1.0
 
     @property
     def schemas(self) -> dict[str, pa.Schema]:
         """Of each source, what its headers say, or else the sample."""
-        known = {name: one.schema for name, one in self.sources if one.schema is not None}
-        return {**self.sampled, **known}
+        known = {
+            name: getattr(one, "rows_schema", None) or one.schema for name, one in self.sources
+        }
+        return {**self.sampled, **{name: one for name, one in known.items() if one is not None}}
+
+    def note(self, place: Place, why: str) -> None:
+        """A row of the sample cannot be used."""
+        self.bad_rows += 1
+        if len(self.bad) < PLACES:
+            self.bad[hidden(str(place))] = hidden(why)
 
     @property
     def lengths(self) -> IntArray:
@@ -134,15 +150,19 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
 def _open(found: Found, files: FileList) -> None:
     wanted = _wanted_files(found, files)
 
-    def look(*numbers: int) -> list[tuple[str, RowSource]]:
+    def look(*numbers: int, bad_rows: str = "skip") -> list[tuple[str, RowSource]]:
         some = files.pick(np.array(numbers, dtype=np.int64))
         name = hidden(some.names[0])
         try:
-            return [(name, _opened(found.reader, some))]
+            return [(name, _opened(found.reader, some, bad_rows))]
         except OF_ALL:
             raise
         except Exception as error:
             if len(numbers) == 1:
+                if bad_rows == "skip":
+                    return look(
+                        *numbers, bad_rows="raise"
+                    )  # which says what is wrong with the rows
                 found.unreadable[name] = reason_of(name, error)
             return []
 
@@ -174,9 +194,10 @@ def _wanted_files(found: Found, files: FileList) -> list[int]:
     return sorted(spread[: max(1, fit)].tolist())
 
 
-def _opened(reader: str, files: FileList) -> RowSource:
+def _opened(reader: str, files: FileList, bad_rows: str) -> RowSource:
     read: Any = getattr(Pipeline([ListFiles.of(files, files.names)]), reader)
-    options: dict[str, Any] = {"missing": "null"} if reader == "read_webdataset" else {}
+    options: dict[str, Any] = {"on_error": bad_rows} if reader in TEXTS else {}
+    options |= {"missing": "null"} if reader == "read_webdataset" else {}
     if reader != "read_images":
         return _source(read(index=False, **options))
     try:
@@ -214,14 +235,24 @@ def read_sample(found: Found, rows: int, small: bool) -> list[pa.Table]:
         with closing(source.reader()) as reader:
             for _, *place in of_source:
                 try:
-                    tables.append(table_of(reader.read(*place), "inspect_files()"))
+                    table = table_of(reader.read(*place), "inspect_files()")
                 except OF_ALL:
                     raise
                 except Exception as error:
                     path = hidden(getattr(error, "path", None) or name)
                     found.unreadable[path] = reason_of(path, error)
                     continue
-                found.sampled.setdefault(name, tables[-1].schema)
+                block, start, _ = place
+                found.looked_at += len(table)
+                if BAD.name in table.column_names:
+                    table, bad = separate(table)
+                    for row, (why, _) in bad.items():
+                        found.note(source.place(block, start + row), why)
+                    table = table.take(np.setdiff1d(np.arange(len(table)), [*bad]))
+                for row, why in bad_pictures(table, found.reader == "read_images"):
+                    found.note(source.place(block, start + row), why)
+                tables.append(table)
+                found.sampled.setdefault(name, table.schema)
                 most -= tables[-1].nbytes
                 if most < 0:
                     return tables

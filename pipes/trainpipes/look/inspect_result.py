@@ -88,6 +88,9 @@ class Inspection:
         lengths: how long rows are.
         findings: what to fix before training.
         unreadable: why files cannot be read, by path.
+        bad_rows: how many rows of the sample cannot be used: lines that cannot be parsed, images
+            that cannot be decoded.
+        bad_places: why, of the first ten of them, by place.
     """
 
     reader: str
@@ -103,11 +106,13 @@ class Inspection:
     lengths: list[Lengths]
     findings: list[Finding]
     unreadable: dict[str, str]
+    bad_rows: int = 0
+    bad_places: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def readable(self) -> bool:
-        """Whether every file can be read, and there are rows."""
-        return not self.unreadable and self.rows > 0
+        """Whether every file and every row of the sample can be read, and there are rows."""
+        return not self.unreadable and not self.bad_rows and self.rows > 0
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -156,6 +161,8 @@ class Inspection:
             yield f"cannot be read: {path}: {reason}"
         if (more := len(self.unreadable) - MOST_UNREADABLE) > 0:
             yield f"cannot be read: {more:,} more files"
+        for place, reason in self.bad_places.items():
+            yield f"cannot be read: {place}: {reason}"
         for one in self.findings:
             yield f"warning: {one.text}"
             yield f"  -> {one.cure}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice, takewhile
@@ -118,6 +118,7 @@ class Stats:
         mixture: which sources of a mix rows are from; None without a mix.
         shuffle: how well rows are shuffled, as they are read; None where rows have no numbers.
         labels: of each column that was asked for, rows of each label, over all rows of an epoch.
+        counts: of each stage that counts rows, what it says of these batches: rows left out, texts cut.
         retries: how many times this process has made a request to a server again, so far.
     """
 
@@ -127,6 +128,7 @@ class Stats:
     mixture: Mixing | None
     shuffle: ShuffleQuality | None
     labels: dict[str, dict[Label, int]]
+    counts: dict[str, str] = field(default_factory=dict)
     retries: int = field(default_factory=made_again)
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,6 +145,7 @@ class Stats:
             shown = [f"{label!r}: {n:,}" for label, n in islice(counts.items(), MOST_LABELS)]
             shown += [f"and {len(counts) - MOST_LABELS:,} more"] * (len(counts) > MOST_LABELS)
             parts.append(("labels", f"{column}, over all rows: {', '.join(shown)}"))
+        parts += [("counted", f"{name}: {said}") for name, said in self.counts.items()]
         parts += [("retries", f"{self.retries:,} of requests, so far")] * bool(self.retries)
         return table(parts)
 
@@ -157,7 +160,8 @@ def stats(pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None) 
     if not batches:
         return Stats(0, None, None, None, None, found)
     stages = [stage for stage in pipeline._stages if stage.role != "place"]
-    looked_at = islice(Pipeline(stages, (0, 1)), batches)
+    measured = Pipeline([stage.fresh() for stage in stages], (0, 1))
+    looked_at = islice(measured, batches)
     cells = tokens = count = 0
     packed: list[tuple[int, int, int]] = []  # length, tokens and documents of each row
     for batch in counted(looked_at, "measuring batches", batches, "batches"):
@@ -180,7 +184,11 @@ def stats(pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None) 
         empty = room - sum(held)
         packing = Packing(len(packed), max(widths), sum(documents), empty, empty / max(1, room))
     mixing, shuffle = _mixing(pipeline, batches), order_quality(pipeline, batches)
-    return Stats(count, padding, packing, mixing, shuffle, found)
+    said = defaultdict[str, list[str]](list)
+    for tally in measured._iteration.plan.tallies:
+        said[tally.stage.name] += filter(None, [str(tally)])
+    counts = {name: "; ".join(each) for name, each in said.items() if each}
+    return Stats(count, padding, packing, mixing, shuffle, found, counts)
 
 
 def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:

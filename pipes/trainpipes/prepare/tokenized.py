@@ -13,12 +13,12 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.sources.files.folders import MANIFEST
 from trainpipes.stages.chat_template import ChatTemplate
-from trainpipes.stages.targets import OnError
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenizing import TokenizedBy
 from trainpipes.state.identity import said
 from trainpipes.storage.output_folder import ABOUT
 from trainpipes.storage.places import Place
+from trainpipes.storage.quarantine import OnError
 from trainpipes.tokenizers.load import load
 
 #: The stages that make ids, by their names in a manifest.

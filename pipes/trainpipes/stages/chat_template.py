@@ -12,8 +12,9 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import made_once
 from trainpipes.stages.columns import row_table
-from trainpipes.stages.targets import IGNORED, Flags, OnError
+from trainpipes.stages.targets import IGNORED
 from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.storage.quarantine import OnError
 from trainpipes.tokenizers.chat import Chat, Written, messages_of, tools_of
 from trainpipes.tokenizers.ragged import Ragged, assemble
 
@@ -102,21 +103,24 @@ class ChatTemplate(Tokenizes):
         for key, column in columns.items():
             columns[key] = assemble([column], room=self.max_length)[0]
             table = table.append_column(key, columns[key].to_arrow())
-        return self._checked(run.with_block(block.with_data(table)), columns, bad)
+        return self._checked(run.with_block(block.with_data(table)), columns, block, bad)
 
-    def _written(self, block: Block, given: list[list[Any]]) -> tuple[list[Written], Flags]:
+    def _written(
+        self, block: Block, given: list[list[Any]]
+    ) -> tuple[list[Written], dict[int, str]]:
+        """What the template writes; and of rows that are left out, why."""
         written: list[Written] = []
-        bad = np.zeros(len(block), dtype=np.bool_)
+        bad: dict[int, str] = {}
         for place, (messages, *others) in enumerate(zip(*given, strict=True)):
             try:
                 written.append(self._write(messages, others))
             except ConfigError:
                 raise
             except Exception as error:
-                bad[place] = self.on_error == "skip" and isinstance(error, DataError)
-                if not bad[place]:
+                if self.keeps_rows or not isinstance(error, DataError):
                     blame(error, self, int(block.ids[place]))
                     raise
+                bad[place] = error.message
                 written.append(Written("", []))
         return written, bad
 

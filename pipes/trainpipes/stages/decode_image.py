@@ -20,7 +20,7 @@ from trainpipes.kinds.tally import Tally
 from trainpipes.stages.columns import taken
 from trainpipes.stages.map import RowFunction
 from trainpipes.stages.read_columns import cell
-from trainpipes.stages.targets import LeftOut
+from trainpipes.storage.quarantine import LeftOut, OnBadRow, leaves_out
 
 #: An image, ``[C, H, W]``.
 Pixels = npt.NDArray[Any]
@@ -141,7 +141,7 @@ class DecodeImage(RowFunction):
     _: KW_ONLY
     output_column: ColumnName = "image"
     mode: Mode = "RGB"
-    on_error: Literal["raise", "skip"] = "raise"
+    on_error: OnBadRow = "raise"
     min_size: Count | None = None
 
     def check(self) -> None:
@@ -152,7 +152,7 @@ class DecodeImage(RowFunction):
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
-        return self.on_error == "raise"
+        return not leaves_out(self.on_error)
 
     def settle(self, threads: int) -> None:
         # Where the thread that iterates calls functions of the user's, others decode for it.
@@ -181,11 +181,11 @@ class DecodeImage(RowFunction):
         if error is not None:
             blame(error, self, int(ids[len(found)]))
             raise error
-        run = run.with_block(run.block.with_data(found))
+        given, run = run.block, run.with_block(run.block.with_data(found))
         if self.keeps_rows:
             return run
         kept = np.array([not isinstance(one, NoPicture) for one in found], dtype=np.bool_)
-        self._left_out.drop(ids, (~kept).astype(np.int64))
+        self._left_out.drop(given, (~kept).astype(np.int64), lambda row: found[row])
         return run if kept.all() else run.pick(np.flatnonzero(kept))
 
     def _decoded(self, row: Any) -> dict[str, Any]:
@@ -204,7 +204,8 @@ class DecodeImage(RowFunction):
 
     @made_once
     def _left_out(self) -> LeftOut:
-        return LeftOut(self, "they cannot be decoded", "image", unit="")
+        why = "they cannot be decoded"
+        return LeftOut(self, why, "image", unit="", on_error=self.on_error)
 
     def tallies(self) -> Sequence[Tally]:
         return (self._left_out,)

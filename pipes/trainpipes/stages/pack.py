@@ -24,8 +24,9 @@ from trainpipes.stages.columns import Rename
 from trainpipes.stages.held import CursorsOf, Held, Runs, around, opened
 from trainpipes.stages.pack_windows import best_window, fit_a_row, joint_window
 from trainpipes.stages.read_columns import check_beside, ids_of, names_of, numbers_of
-from trainpipes.stages.targets import LeftOut, OnError, TargetStage, have_target
+from trainpipes.stages.targets import TargetStage, have_target
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
+from trainpipes.storage.quarantine import LeftOut, OnError
 
 #: Tokens of a run: rows are made in small lots, so that only token ids wait.
 LOT_TOKENS = 1 << 16
@@ -296,7 +297,7 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
     def _count_dropped(self, documents: pack_fit.Documents, block: Block, count: int) -> None:
         if self.overflow == "drop" and count:
             lost = documents.given - documents.lengths
-            self._dropped.drop(block.ids[:count], lost[:count])
+            self._dropped.drop(block, lost[:count])
 
     def tallies(self) -> Sequence[Tally]:
         return self._dropped, *super().tallies()

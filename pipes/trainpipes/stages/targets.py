@@ -2,53 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal.messages import has_warned, warn_once
+from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.tally import Numbers, Tally
+from trainpipes.storage.quarantine import LeftOut, leaves_out
 
 #: What torch's ``cross_entropy`` leaves out by default.
 IGNORED = -100
-
-
-log = logging.getLogger("trainpipes")
-
-
-class LeftOut(Tally):
-    """Rows left out; logs the first, the 10th, the 100th, ..."""
-
-    def __init__(self, stage: Any, why: str, kind: str = "document", unit: str = "tokens") -> None:
-        super().__init__(stage)
-        self._why, self._kind, self._unit = why, kind, unit
-
-    def drop(self, ids: IntArray, dropped: IntArray) -> None:
-        lost = np.flatnonzero(dropped)
-        found = self.add((len(ids), len(lost), int(dropped.sum())))
-        before = found[1] - len(lost)
-        if not len(lost) or (before and len(str(before)) == len(str(found[1]))):
-            return
-        place, inputs = int(lost[-1]), self.stage.plan_inputs
-        where = "" if inputs is None else f" at {inputs.place_of(int(ids[place]))}"
-        size = f" has {dropped[place]:,}" if self._unit else ""
-        log.warning("%s: %s; the last one%s%s", self.stage, self.said(found), size, where)
-
-    def said(self, numbers: Numbers) -> str:
-        seen, lost, tokens = numbers
-        if not lost:
-            return ""
-        many = "" if seen == 1 else "s"
-        size = f" ({tokens:,} {self._unit})" if self._unit else ""
-        return f"{lost:,} of {seen:,} {self._kind}{many} left out: {self._why}{size}"
 
 
 class WithoutTarget(Tally):
@@ -89,6 +60,21 @@ class WithoutTarget(Tally):
         return f"{lacking:,} of {seen:,} {self._kind}s {have} no target for the loss{why_none(lacking, cut)}"
 
 
+class WereCut(Tally):
+    """Texts that lost tokens."""
+
+    warns = False  # it was asked for
+
+    def said(self, numbers: Numbers) -> str:
+        seen, cut, tokens = numbers
+        most = self.stage.options["max_length"]
+        return (
+            f"{cut:,} of {seen:,} texts cut to max_length={most:,} ({tokens:,} tokens)"
+            if cut
+            else ""
+        )
+
+
 def why_none(rows: int, cut: int) -> str:
     who = "it was" if rows == 1 else f"{cut:,} of them were"
     return f", since {who} cut before the response" if cut else ""
@@ -98,8 +84,6 @@ def raising(max_length: int | None) -> str:
     return f"raise max_length={max_length}, or " if max_length else ""
 
 
-#: What becomes of rows that cannot be used; None differs from one reason to another.
-OnError = Literal["raise", "skip", "keep"]
 #: One for each row, bool ``[rows]``.
 Flags = npt.NDArray[np.bool_]
 
@@ -126,11 +110,12 @@ class TargetStage(Stage):
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
-        return bool(self.options["on_error"] != "skip")
+        return not leaves_out(self.options["on_error"])
 
     @made_once
     def without_target(self) -> LeftOut:
-        return LeftOut(self, "they have no target, or cannot be read", self.item, unit="")
+        why, on_error = "they have no target, or cannot be read", self.options["on_error"]
+        return LeftOut(self, why, self.item, unit="", on_error=on_error)
 
     @made_once
     def kept_without(self) -> WithoutTarget:
@@ -141,24 +126,38 @@ class TargetStage(Stage):
 
     def identity(self) -> dict[str, Any]:
         found = super().identity()
-        if self.options["on_error"] != "skip":  # nothing else shapes the rows
+        if not leaves_out(self.options["on_error"]):  # nothing else shapes the rows
             found.pop("on_error", None)
         return found
 
     def refuse_batches(self, run: Run) -> None:
-        if self.options["on_error"] == "skip" and (run.bounds is not None or run.items is not None):
-            raise ConfigError(f'{self} leaves out rows with on_error="skip": put it before batch()')
+        if leaves_out(self.options["on_error"]) and (
+            run.bounds is not None or run.items is not None
+        ):
+            raise ConfigError(f"{self} leaves out rows by its on_error: put it before batch()")
 
     def check_targets(
-        self, run: Run, found: Flags, cut: Flags | None = None, bad: Flags | None = None
+        self,
+        run: Run,
+        found: Flags,
+        cut: Flags | None = None,
+        bad: Mapping[int, str] | None = None,
+        given: Block | None = None,
     ) -> Run:
         """The run without rows that are ``bad`` or in which no target was ``found``, if these are
-        left out; else raises or warns of the latter, of which ``cut`` were cut.
+        left out; else raises or warns of the latter, of which ``cut`` were cut. ``given``: the rows
+        as they came.
         """
-        asked, ids = self.options["on_error"], run.block.ids
-        if asked == "skip":
-            found = found if bad is None else found & ~bad
-            self.without_target.drop(ids, (~found).astype(np.int64))
+        asked, ids, bad = self.options["on_error"], run.block.ids, bad or {}
+        if leaves_out(asked):
+            found[[*bad]] = False
+
+            def error_of(row: int) -> str:
+                was_cut = cut is not None and bool(cut[row])
+                return bad.get(row) or f"no target for the loss{why_none(1, int(was_cut))}"
+
+            block = run.block if given is None else given
+            self.without_target.drop(block, (~found).astype(np.int64), error_of)
             return run if found.all() else run.pick(np.flatnonzero(found).astype(np.int64))
         lacking = np.flatnonzero(~found)
         if asked == "raise" and len(lacking):

@@ -23,8 +23,9 @@ from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import row_table, with_column
 from trainpipes.stages.read_columns import check_beside, ids_of, label_dtype, numbers_of
 from trainpipes.stages.row_hash import HashArray, mix, unit
-from trainpipes.stages.targets import IGNORED, OnError, TargetStage, have_target
+from trainpipes.stages.targets import IGNORED, TargetStage, have_target
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
+from trainpipes.storage.quarantine import OnError
 from trainpipes.tokenizers.engine import MASKS, begins_word
 
 #: What is cut where nothing is said, if it is there.
@@ -84,7 +85,7 @@ class Truncate(TargetStage, RunStage):
                 if name == "labels":
                     lost = longer & ~have_target(values, lengths)
         run = run.with_block(block if table is block.data else block.with_data(table))
-        return self.check_targets(run, ~lost, lost)
+        return self.check_targets(run, ~lost, lost, given=block)
 
 
 class AddLabels(RunStage):

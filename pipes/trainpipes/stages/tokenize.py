@@ -16,10 +16,13 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.options import identify
+from trainpipes.kinds.stage import made_once
+from trainpipes.kinds.tally import Tally
 from trainpipes.stages import text_columns
 from trainpipes.stages.columns import taken
-from trainpipes.stages.targets import IGNORED, OnError
+from trainpipes.stages.targets import IGNORED, WereCut
 from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.storage.quarantine import OnError
 from trainpipes.tokenizers.adapters import Function
 from trainpipes.tokenizers.engine import Affixes, Pair
 from trainpipes.tokenizers.ragged import Ragged, assemble
@@ -201,6 +204,13 @@ class Tokenize(Tokenizes):
 
     # The work
 
+    @made_once
+    def _cut(self) -> WereCut:
+        return WereCut(self)
+
+    def tallies(self) -> Sequence[Tally]:
+        return (*super().tallies(), self._cut)
+
     def process(self, run: Run) -> Run:
         self._check_rows(run)
         self.refuse_batches(run)
@@ -208,9 +218,10 @@ class Tokenize(Tokenizes):
             return run
         numbers = self._template is not None
         texts = text_columns.read_texts(run.block, self._texts, self, numbers)
-        there = text_columns.without_nulls(texts, self, run.block.ids, self.on_error == "skip")
+        there = text_columns.without_nulls(texts, self, run.block.ids, not self.keeps_rows)
         if there is not None:
-            self.without_target.drop(run.block.ids[~there], (~there)[~there].astype(np.int64))
+            gone, why = run.block.take(np.flatnonzero(~there)), "a text is null"
+            self.without_target.drop(gone, np.ones(len(gone), dtype=np.int64), lambda _: why)
             run = run.pick(np.flatnonzero(there))
             texts = {name: column.filter(to_arrow(there)) for name, column in texts.items()}
         block = run.block
@@ -223,7 +234,7 @@ class Tokenize(Tokenizes):
             blame(error, self, self._culprit(texts, block))
             raise
         run = run.with_block(block.with_data(self._replaced(block, columns)))
-        return self._checked(run, columns)
+        return self._checked(run, columns, block)
 
     def _encode(self, texts: Mapping[str, Any], numbers: IntArray) -> dict[str, Ragged]:
         if self.pair:
@@ -243,9 +254,12 @@ class Tokenize(Tokenizes):
             segments = [self.maker.encode(texts[name], numbers) for name in names]
             ids, pieces = assemble(segments, prefix, suffix, room, side)
             columns[output] = ids
+            kept = pieces[:, 1:-1].sum(axis=1)
+            gone = sum(segment.lengths for segment in segments) - kept
+            if room is not None:
+                self._cut.add((len(gone), int(np.count_nonzero(gone)), int(gone.sum())))
             if output == "input_ids" and self._labelled is not None:
-                kept = pieces[:, 1:-1].sum(axis=1)
-                whole = sum(segment.lengths for segment in segments) == kept
+                whole = gone == 0
                 columns["labels"] = self._labels(ids, pieces, names, whole | (side == "left"))
         return columns
 

@@ -7,13 +7,15 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from trainpipes._internal.checks import column_names
+from trainpipes.columns.block import Block
 from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.read_columns import cells, lists_of, names_of, read
-from trainpipes.stages.targets import Flags, OnError, TargetStage, have_target
+from trainpipes.stages.targets import TargetStage, have_target
+from trainpipes.storage.quarantine import OnError
 from trainpipes.tokenizers.adapters import Function
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
@@ -33,15 +35,23 @@ class Tokenizes(TargetStage, RunStage):
     def id_columns(self) -> list[str]:
         return ["input_ids"]
 
-    def _checked(self, run: Run, columns: Mapping[str, Ragged], bad: Flags | None = None) -> Run:
+    def _checked(
+        self,
+        run: Run,
+        columns: Mapping[str, Ragged],
+        given: Block,
+        bad: Mapping[int, str] | None = None,
+    ) -> Run:
         """The run without ``bad`` rows and those without a target, if these are left out."""
         labels, most = columns.get("labels"), self.options["max_length"]
         if labels is None:
-            return self.check_targets(run, np.ones(len(run), dtype=np.bool_), bad=bad)
+            found = np.ones(len(run), dtype=np.bool_)
+            return self.check_targets(run, found, bad=bad, given=given)
         if self.options["on_error"] == "keep":
             return run
         cut = None if most is None else labels.lengths >= most
-        return self.check_targets(run, have_target(labels.values, labels.lengths), cut, bad)
+        found = have_target(labels.values, labels.lengths)
+        return self.check_targets(run, found, cut, bad, given)
 
     @property
     def pad_id(self) -> int:

@@ -86,6 +86,12 @@ class Place:
     def below(self, name: str) -> Place:
         return replace(self, root=self.at(name), path=f"{self.path}/{name}")
 
+    def put(self, name: str, data: bytes) -> None:
+        """A small file at a URL, or all of it anew."""
+        if not self._is_object_store:
+            self._call("makedirs", self.path, exist_ok=True)
+        self._call("pipe_file", f"{self.path}/{name}", data)
+
     def sizes(self, folder: str = "") -> dict[str, int]:
         """Bytes of the files that are there, by name; of a folder -1."""
         self.system.invalidate_cache()

@@ -23,7 +23,7 @@ def say_counts(plan: Plan, name: str, before: Sequence[Numbers]) -> None:
     """Log what stages counted in a pass, or warn of it."""
     for tally, numbers in zip(plan.tallies, before, strict=True):
         tally.end()
-        if said := tally.said(tally.since(numbers)):
+        if tally.warns and (said := tally.said(tally.since(numbers))):
             log.warning("%s: %s: %s", name, tally.stage, said)
 
 

@@ -15,6 +15,7 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.sources.arrow.layout import read_layout, spans_before
 from trainpipes.sources.arrow.pieces import can_be_cut, pieces
 from trainpipes.sources.arrow.saved_dataset import saved_files
+from trainpipes.sources.files.bad_rows import above_reader, without_bad_files
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes, LocalBytes, as_bytes
 from trainpipes.sources.files.file_reader import FileReader, cut_evenly
@@ -22,6 +23,7 @@ from trainpipes.sources.files.file_source import NumberedFiles
 from trainpipes.sources.files.format import Format, Layout, unpacked
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.schema import different_schemas, inner_paths, one_schema
+from trainpipes.storage.quarantine import OnBadRow
 
 #: Files of which the first record batch is decoded to tell the size of a row.
 SAMPLED = 4
@@ -43,6 +45,7 @@ class ReadArrow(FileReader):
         block_rows: rows in a block (a shuffle permutes blocks first); if left out, a record batch.
         storage_options: more options of fsspec; never shown or saved.
         index: where to keep the headers for later starts; see ``read_parquet``.
+        on_error: for rows of a damaged record batch, and files that are cut short; as in ``read_json``.
 
     Raises:
         ConfigError: an option is invalid, or a folder is a ``DatasetDict`` of several splits.
@@ -65,7 +68,12 @@ class ReadArrow(FileReader):
     block_rows: int | None = None
     storage_options: Mapping[str, Any] | None = None
     index: str | os.PathLike[str] | bool | None = None
+    on_error: OnBadRow = "raise"
 
+    def above(self) -> Sequence[Stage]:
+        return above_reader(self)
+
+    @without_bad_files
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         format = ArrowFormat()
         listed = saved_files(self.listed(files), str(self))
@@ -77,6 +85,7 @@ class ReadArrow(FileReader):
         different = different_schemas(listed.names, [layout.schema for layout in layouts])
         schema = one_schema(different, self.columns, str(self))
         found = NumberedFiles(store, format, edges=edges, columns=self.columns, schema=schema)
+        found.leave_out(self.on_error)
         found.row_bytes = found.sampled(SAMPLED)
         return found
 

@@ -134,7 +134,9 @@ def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
             continue
         plain = stage.role == "rows" and isinstance(stage, RunStage)
         if not plain or not stage.keeps_rows or stage.by_epoch:
+            own = stage.name == _opener(stages).name
+            way = f"put {stage.name}() after {caller}(), for all sources"
             raise ConfigError(
                 f"{caller}(...): {stage} in source {number} does not keep each row as it is read, in every "
-                f"epoch: put {stage.name}() after {caller}(), for all sources"
+                f"epoch: {'leave that option out, or write the rows to files first' if own else way}"
             )

@@ -67,6 +67,7 @@ class BlockReader:
         self._batches: Iterator[tuple[int, Any]] = iter(())
         self._batch: Any = None  # the last one
         self._begins = self._row = 0  # in the file: of that batch, and of the next one
+        self._next = 0  # the first row that is not decoded yet
 
     def expect(self, blocks: Sequence[int]) -> None:
         """Have remote blocks that will be read next fetched, several side by side."""
@@ -130,7 +131,10 @@ class BlockReader:
         block = int(self._source.first_block[file])
         try:
             self._go_to(block)
-            return next(self._begin(0))[1]
+            try:
+                return next(self._begin(0))[1]
+            except Exception as error:
+                return self._source.bad_rows(int(self._source.layouts[file].rows[0]), error)
         except BaseException as error:
             raise self._explained(block, 0, error) from error
 
@@ -159,18 +163,30 @@ class BlockReader:
         self._block = block
 
     def _decode(self, row: int) -> None:
+        source = self._source
         number = int(np.searchsorted(self._ends, row, side="right"))
         if number != self._number or row < self._row:
             self._stop_decoding()
             self._batches, self._number = self._begin(number), number
+            self._next = int(self._ends[number] - source.layouts[self._file].rows[number])
         self._begins = self._row = 0
         while not self._begins <= row < self._row:
             self._batch = None  # two would take twice the memory
-            self._begins, batch = next(self._batches)
-            self._row = self._begins + len(batch)
-            first = max(0, self._begins - int(self._source.begins[self._block]))
-            place = partial(self._source.place, self._block, first)
-            self._batch = self._source.conform(batch, place)
+            try:
+                self._begins, batch = next(self._batches)
+            except Exception as error:
+                self._begins, batch = self._next, self._left_out(error)
+            self._row = self._next = self._begins + len(batch)
+            first = max(0, self._begins - int(source.begins[self._block]))
+            place = partial(source.place, self._block, first)
+            self._batch = source.conform(batch, place)
+
+    def _left_out(self, error: Exception) -> pa.RecordBatch:
+        """The rows left of the format's block, which cannot be read; raises if they are not left out."""
+        rows = int(self._ends[self._number]) - self._next
+        if not rows or self._source.rows_schema is None or self._change(self._file):
+            raise error
+        return self._source.bad_rows(rows, error)
 
     def _begin(self, number: int) -> Iterator[tuple[int, Any]]:
         # The generator does not refer to the reader.
@@ -186,10 +202,8 @@ class BlockReader:
             error, DataError | MemoryError | OSError
         ):
             forget(source.kept_in)  # it may be what is wrong
-            try:  # how the file differs from the one that was listed and scanned
-                data = source.data(file, self._requests)
-                data.read([(0, min(1, data.size))])
-                change = source.format.change(data, source.layouts[file])
+            try:
+                change = self._change(file)
             except Exception as failed:
                 error, change = failed, ""
             if change:
@@ -197,6 +211,12 @@ class BlockReader:
         if isinstance(error, _OtherRowsError):
             return source.other_rows(place, *error.args)
         return explanation(error, place, source.failed, source.kept_in)
+
+    def _change(self, file: int) -> str:
+        """How a file differs from the one that was listed and scanned; or ""."""
+        data = self._source.data(file, self._requests)
+        data.read([(0, min(1, data.size))])
+        return self._source.format.change(data, self._source.layouts[file])
 
 
 def _counted(

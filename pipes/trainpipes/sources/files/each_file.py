@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from time import perf_counter
 from typing import TypeVar
 
+import pyarrow as pa
 from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes._internal.progress import Progress
@@ -12,6 +13,7 @@ from trainpipes.errors import (
     ConfigError,
     DataError,
     MissingFilesError,
+    TrainpipesError,
     UnreachableError,
     UnreadableError,
 )
@@ -111,6 +113,9 @@ def failed(files: FileList, failures: dict[int, Exception], caller: str, what: s
     )
     kind = MissingFilesError if gone else UnreadableError
     failed = kind(text, path=files.names[first], stage=caller)
+    if len(failures) < len(files) and all(map(is_of_content, failures.values())):
+        # What ``without_bad_files`` may go on without.
+        vars(failed)["bad_files"] = {files.names[n]: reason(one) for n, one in failures.items()}
     failed.__cause__ = failures[first]
     return failed
 
@@ -127,6 +132,16 @@ def reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "the name of a column is not UTF-8"
     return f"{type(error).__name__}: {one_line(error)}"
+
+
+def is_of_content(error: BaseException) -> bool:
+    """Whether an error is about what a file holds, the same wherever it is read: not about a file that is
+    not reached.
+    """
+    if isinstance(error, OSError):  # Arrow raises those without a number
+        return type(error) is OSError and error.errno is None
+    kinds = BadFileError | ValueError | EOFError | ArithmeticError | LookupError | pa.ArrowException
+    return isinstance(error, kinds) and not isinstance(error, TrainpipesError)
 
 
 def is_encrypted(error: BaseException) -> bool:

@@ -21,7 +21,7 @@ from trainpipes._internal.text import amount
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import RowSource
-from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.files.file_list import FileList, digest, digests
 from trainpipes.sources.files.list_files import ListFiles, checked_options
@@ -57,6 +57,19 @@ class FileReader(Source):
             if hasattr(stage, "predicate"):
                 found = self._kept(found, stage)
         self._check_names(found)
+        if not self.bad_files:
+            return found
+        good = [n for n, name in enumerate(found.names) if name not in self.bad_files]
+        return found.pick(np.array(good, dtype=np.int64))
+
+    @made_once
+    def bad_files(self) -> dict[str, str]:
+        """Files that are left out, since they cannot be read, and why; see ``without_bad_files``."""
+        return {}
+
+    def identity(self) -> dict[str, Any]:
+        found = super().identity()
+        found.pop("on_error", None)  # ``BadRows`` above has it
         return found
 
     def _check_names(self, files: FileList) -> None:

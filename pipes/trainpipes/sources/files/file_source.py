@@ -17,7 +17,9 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.source import Place, RandomAccessSource, Reader
 from trainpipes.kinds.stage import is_ours
+from trainpipes.sources.files.bad_rows import BAD, bad_rows
 from trainpipes.sources.files.block_reader import BlockReader, explained
+from trainpipes.sources.files.each_file import is_of_content, reason
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_errors import unreadable
 from trainpipes.sources.files.file_list import FileList
@@ -28,6 +30,7 @@ from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.remote_bytes import open_bytes
 from trainpipes.sources.files.schema import cast_to, chosen, different_schemas, one_schema
 from trainpipes.sources.remote.retry import Requests
+from trainpipes.storage.quarantine import leaves_out
 
 
 class FileSource(FileBlocks):
@@ -73,6 +76,20 @@ class FileSource(FileBlocks):
             block_bytes = spread if spread.any() else None
         self.block_bytes = block_bytes
 
+    #: The columns of rows that can be read, of a reader that leaves out others; see ``BadRows``.
+    rows_schema: pa.Schema | None = None
+
+    def leave_out(self, on_error: Any) -> None:
+        """Have rows that cannot be read come as nulls, if ``on_error`` says that they are left out."""
+        if leaves_out(on_error) and self.schema is not None:
+            self.rows_schema, self.schema = self.schema, self.schema.append(BAD)
+
+    def bad_rows(self, rows: int, error: BaseException) -> pa.RecordBatch:
+        """Rows that are left out for an error about what the file holds; raises for others."""
+        if self.rows_schema is None or not is_of_content(error):
+            raise error
+        return bad_rows(self.rows_schema, rows, reason(error))  # type: ignore[arg-type]
+
     def reader(self) -> Reader:
         return BlockReader(self)
 
@@ -107,8 +124,18 @@ class FileSource(FileBlocks):
         return size / rows if rows else None
 
     def conform(self, batch: Any, place: Callable[[], Place]) -> Any:
-        schema = self.schema
-        if schema is None or batch.schema.equals(schema):
+        if self.schema is None or batch.schema.equals(self.schema):
+            return batch
+        if self.rows_schema is not None:
+            return self._with_bad(self._conform(batch, self.rows_schema, place))
+        return self._conform(batch, self.schema, place)
+
+    def _with_bad(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [*batch.columns, pa.nulls(len(batch), BAD.type)]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _conform(self, batch: Any, schema: pa.Schema, place: Callable[[], Place]) -> Any:
+        if batch.schema.equals(schema):
             return batch
         names = batch.schema.names
         counts = Counter(names)
@@ -212,7 +239,15 @@ class NumberedFiles(FileSource, RandomAccessSource):
         place = Place(self.files.names[file], row=first)
         with explained(place, self.failed, self.kept_in):
             data, layout = self.data(file), self.layouts[file]
-            found = self.format.take(data, layout, rows, self.columns)
+            try:
+                found = self.format.take(data, layout, rows, self.columns)
+            except Exception as error:
+                if isinstance(rows, slice) or len(rows) < 2 or not is_of_content(error):
+                    found = self.bad_rows(1, error)
+                else:  # which of them
+                    half = len(rows) // 2
+                    some = (rows[:half], rows[half:])
+                    return join_payloads([self._taken(file, each) for each in some])
             if isinstance(found, TensorRows):
                 return found
             batches = found if isinstance(found, list) else [found]

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes.kinds.stage import Stage
+from trainpipes.sources.files.bad_rows import above_reader, without_bad_files
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_source import FileSource
@@ -25,6 +26,7 @@ from trainpipes.sources.parquet.footers import RowGroupLayout, read_footers
 from trainpipes.sources.parquet.row_groups import RowGroups
 from trainpipes.sources.parquet.wanted import ChosenColumns, wanted_files
 from trainpipes.stages.filter import Filter, text_of
+from trainpipes.storage.quarantine import OnBadRow
 
 
 class ReadParquet(FileReader):
@@ -44,6 +46,8 @@ class ReadParquet(FileReader):
         errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
         index: where to keep the footers for later starts: an ".arrow" file or a folder, True for the cache
             folder, False for nowhere. If left out, the cache folder for remote files or from 64 files on.
+        on_error: for rows of a damaged row group, from where it cannot be decoded on, and files whose footer
+            is damaged; as in ``read_json``.
 
     Raises:
         ConfigError: an option is invalid.
@@ -68,6 +72,7 @@ class ReadParquet(FileReader):
     errors: Literal["strict", "replace"] = "strict"
     filter: pc.Expression | Sequence[Any] | None = None
     partitioning: Literal["hive"] | None = None
+    on_error: OnBadRow = "raise"
 
     def check(self) -> None:
         super().check()
@@ -82,11 +87,13 @@ class ReadParquet(FileReader):
         return identity
 
     def above(self) -> Sequence[Stage]:
+        bad = above_reader(self)
         if self.filter is None:
-            return ()
+            return bad
         exact = Filter(self.filter)
-        return (exact,) if self.columns is None else (exact, ChosenColumns(self.columns))
+        return (*bad, exact, *([] if self.columns is None else [ChosenColumns(self.columns)]))
 
+    @without_bad_files
     def open_files(self, files: Sequence[Stage]) -> FileSource:
         caller, filter = str(self), checked_filter(self.filter, self.name)
         hive, replaces = self.partitioning == "hive", self.errors == "replace"
@@ -130,6 +137,7 @@ class ReadParquet(FileReader):
             besides=besides,
         )
         source.unread = unread
+        source.leave_out(self.on_error)
         return source
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.compressed import Decompressed, ReadAgain, Stream, kind_by_content
+from trainpipes.sources.files.bad_rows import BAD, above_reader, without_bad_files
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader, cut_by_bytes, cut_evenly
@@ -28,6 +30,7 @@ from trainpipes.sources.files.file_source import NumberedFiles
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError, packed, unpacked
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.tar.members import BLOCK, Archive, beside, is_header, members_of, samples_of
+from trainpipes.storage.quarantine import OnBadRow, leaves_out
 
 KEY = "__key__"
 #: Bytes that are decoded at once, about; and of one Arrow column of bytes, at most.
@@ -55,6 +58,8 @@ class ReadWebdataset(FileReader):
         block_rows: samples in a block (a shuffle permutes blocks first); if left out, about 4 MB.
         storage_options: more options of fsspec; never shown or saved.
         index: where to keep the headers; see ``read_parquet``. If left out, also from 64 MB on.
+        on_error: for samples that lack a member or alone have one, texts that are not UTF-8, and damaged
+            archives; as in ``read_json``.
 
     Raises:
         UnreadableError: names all files that are no archives.
@@ -82,11 +87,16 @@ class ReadWebdataset(FileReader):
     block_rows: int | None = None
     storage_options: Mapping[str, Any] | None = None
     index: str | os.PathLike[str] | bool | None = None
+    on_error: OnBadRow = "raise"
 
     def check(self) -> None:
         super().check()
         self._set(text=tuple(column_names(self.text, "read_webdataset(text)", least=0)))
 
+    def above(self) -> Sequence[Stage]:
+        return above_reader(self)
+
+    @without_bad_files
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         caller, listed = str(self), self.listed(files)
         store = IndexStore(listed, self.name, TarSamples.name, "", self.options["index"], LARGE)
@@ -95,7 +105,8 @@ class ReadWebdataset(FileReader):
             caller,
             job="reading headers of tar archives",
         )
-        found = members_in(store, self.columns, self.missing == "null", caller)
+        how = "null" if self.missing == "null" else "bad" if leaves_out(self.on_error) else "raise"
+        found = members_in(store, self.columns, how, caller)
         edges, layouts = [], []
         for each in found:
             own = each.row_bytes(np.arange(len(each.keys)))
@@ -113,8 +124,16 @@ class ReadWebdataset(FileReader):
         rows = sum(int(layout.rows.sum()) for layout in layouts)
         total = sum(int((layout.stop - layout.start).sum()) for layout in layouts)
         row_bytes = total / rows if rows else None
-        how: Any = {"layouts": layouts, "edges": edges, "schema": schema, "row_bytes": row_bytes}
-        return NumberedFiles(store, TarSamples(schema), **how)
+        source = NumberedFiles(
+            store,
+            TarSamples(schema, leaves_out(self.on_error)),
+            layouts=layouts,
+            edges=edges,
+            schema=schema,
+            row_bytes=row_bytes,
+        )
+        source.leave_out(self.on_error)
+        return source
 
     def _type(self, name: str, found: Sequence[Members]) -> pa.DataType:
         is_text = name in (*self.text, KEY)
@@ -125,12 +144,15 @@ class ReadWebdataset(FileReader):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Members(Layout):
-    """Members of samples by extension: first byte (decompressed), size or -1, int64 ``[rows]``."""
+    """Members of samples by extension: first byte (decompressed), size or -1, int64 ``[rows]``; and what is
+    wrong with samples that are left out.
+    """
 
     compression: str
     content: str
     keys: pa.Array
     places: dict[str, tuple[IntArray, IntArray]]
+    bad: dict[int, str] = field(default_factory=dict)
 
     def row_bytes(self, rows: IntArray) -> IntArray:
         none = np.zeros(len(rows), dtype=np.int64)
@@ -152,8 +174,8 @@ class TarSamples(Format):
     fit = "archives that are on this machine and not compressed"
     otherwise = "unpack it to .tar, or shuffle within a buffer"
 
-    def __init__(self, schema: pa.Schema | None = None) -> None:
-        self.schema = schema or pa.schema([])
+    def __init__(self, schema: pa.Schema | None = None, leaves_out: bool = False) -> None:
+        self.schema, self.leaves_out = schema or pa.schema([]), leaves_out
         self.again = ReadAgain()
 
     def scan(self, file: FileBytes, samples: dict[str, Any] | None = None) -> Layout:
@@ -206,7 +228,8 @@ class TarSamples(Format):
         return [self._batch(data, layout, each) for each in np.split(rows, edges[1:-1])]
 
     def _batch(self, data: Any, layout: Members, rows: IntArray) -> pa.RecordBatch:
-        columns = {KEY: layout.keys.take(to_arrow(rows))}
+        columns, schema = {KEY: layout.keys.take(to_arrow(rows))}, self.schema
+        bad = {n: layout.bad[row] for n, row in enumerate(rows.tolist()) if row in layout.bad}
         parts = iter(_parts(data, layout.ranges(rows)))
         for name, (_, whole) in layout.places.items():
             kind, sizes = self.schema.field(name).type, whole[rows]
@@ -219,10 +242,14 @@ class TarSamples(Format):
             buffers = [valid, pa.py_buffer(ends), pa.py_buffer(content)]
             columns[name] = pa.Array.from_buffers(kind, len(rows), buffers)
             if kind in (pa.string(), pa.large_string()):
-                _check_text(columns[name], name)
-        return pa.RecordBatch.from_arrays(
-            [columns[n] for n in self.schema.names], schema=self.schema
-        )
+                if self.leaves_out:
+                    columns[name] = _without_bad_text(columns[name], name, bad)
+                else:
+                    _check_text(columns[name], name)
+        if self.leaves_out:
+            columns[BAD.name] = pa.array([bad.get(n) for n in range(len(rows))], BAD.type)
+            schema = schema.append(BAD)
+        return pa.RecordBatch.from_arrays([columns[n] for n in schema.names], schema=schema)
 
     def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
         lines = [("columns", ", ".join(self.schema.names))]
@@ -264,23 +291,41 @@ def _check_text(column: pa.Array, name: str) -> None:
         ) from error
 
 
+def _without_bad_text(column: pa.Array, name: str, bad: dict[int, str]) -> pa.Array:
+    """The texts, with null in place of one that is not UTF-8; ``bad`` then says so of its row."""
+    try:
+        column.validate(full=True)
+        return column
+    except pa.ArrowInvalid:
+        kind = pa.large_binary() if column.type == pa.large_string() else pa.binary()
+        contents = column.view(kind).to_pylist()
+    for n, content in enumerate(contents):
+        try:
+            contents[n] = None if content is None else content.decode()
+        except UnicodeDecodeError:
+            contents[n] = None
+            bad.setdefault(n, f"member {name!r} is not UTF-8")
+    return pa.array(contents, column.type)
+
+
 # The columns of one stage
 
 
 def members_in(
-    store: IndexStore, columns: Sequence[str] | None, nulls: bool, caller: str
+    store: IndexStore, columns: Sequence[str] | None, missing: str, caller: str
 ) -> list[Members]:
-    """Where members lie; SchemaError where a sample lacks one that may not be null."""
+    """Where members lie; where a sample lacks one, it is "bad", or "raise" raises SchemaError."""
+    nulls, bad = missing == "null", defaultdict[int, dict[int, str]](dict)
     layouts, paths = store.layouts(), store.files.names
     archives = [unpacked(layout.extra) for layout in layouts]
     kinds = list(dict.fromkeys(kind for each in archives for kind in each["kinds"]))
     chosen = kinds if columns is None else [name for name in columns if name != KEY]
     filled = next((each for each in archives if each["keys"]), None)
     if filled is not None:
-        missing = next((name for name in chosen if name not in kinds), None)
-        if missing is not None:
+        unknown = next((name for name in chosen if name not in kinds), None)
+        if unknown is not None:
             raise SchemaError(
-                f"{caller}: no sample has a member {missing!r}{nearest(missing, kinds)}; there are {kinds}, "
+                f"{caller}: no sample has a member {unknown!r}{nearest(unknown, kinds)}; there are {kinds}, "
                 f"and {KEY!r}",
                 path=paths[0],
                 stage=caller,
@@ -292,9 +337,12 @@ def members_in(
         for file, each in enumerate(archives):
             rows = np.flatnonzero((_members(each, name)[1] < 0) == wanted)
             odd += [(file, row) for row in rows.tolist()]
-        if odd:
+        what = f"{'has no' if wanted else 'alone has a'} member {name!r}"
+        if missing == "bad":
+            for file, row in odd:
+                bad[file].setdefault(row, f"the sample {what}")
+        elif odd:
             file, row = odd[0]
-            what = f"{'has no' if wanted else 'alone has a'} member {name!r}"
             more = f", and {len(odd) - 1:,} more" if len(odd) > 1 else ""
             raise SchemaError(
                 f"{caller}: sample {archives[file]['keys'][row]!r} of {paths[file]} {what}{more}: choose "
@@ -310,8 +358,9 @@ def members_in(
             content=f"{zlib.crc32(layout.extra)}" if "content" in each else "",
             keys=python_to_arrow(each["keys"], pa.string()),
             places={name: _members(each, name) for name in chosen},
+            bad=bad[file],
         )
-        for layout, each in zip(layouts, archives, strict=True)
+        for file, (layout, each) in enumerate(zip(layouts, archives, strict=True))
     ]
 
 

@@ -31,6 +31,7 @@ class Cutter(ABC):
     """Finds where rows end. ``before`` are a few bytes that stand for the part of a row that came before."""
 
     before = b""
+    inside = False  # a quoted cell
 
     def stops(self, part: bytes) -> tuple[IntArray, IntArray]:
         """The places behind the rows that end in this part, and of its line feeds, int64."""
@@ -83,8 +84,6 @@ class DocumentCutter(Cutter):
 
 class RecordCutter(Cutter):
     """Rows are records. As in Arrow, a quoted cell begins with a quote, and two quotes in it are one."""
-
-    inside = False
 
     def __init__(self, delimiter: str, quote: str | None) -> None:
         self._delimiter = delimiter.encode()

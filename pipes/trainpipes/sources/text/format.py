@@ -21,13 +21,15 @@ from trainpipes.sources.compressed import (
     kind_by_content,
     kind_by_name,
 )
+from trainpipes.sources.files.bad_rows import bad_rows
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes, as_bytes
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError
 from trainpipes.sources.files.schema import unified
 from trainpipes.sources.text.cutters import Cutter
-from trainpipes.sources.text.pieces import Start, TextLayout, check_of, scan
-from trainpipes.sources.text.row_errors import bad_row, bad_utf8, is_utf8
+from trainpipes.sources.text.pieces import UNREAD, Start, TextLayout, check_of, scan
+from trainpipes.sources.text.row_errors import bad_row, bad_utf8, is_utf8, separated
+from trainpipes.storage.quarantine import leaves_out
 
 #: Bytes of a row, unless a reader says otherwise; and the most that Arrow holds in a text.
 MAX_ROW_BYTES, MOST_ROW_BYTES = "256MB", 2_000_000_000
@@ -61,6 +63,7 @@ class TextFormat(Format):
         self.inferred = "schema" in options and options["schema"] is None
         self.schema: pa.Schema | None = None
         self.strict, self.replace = False, options["errors"] == "replace"
+        self.leaves_out = leaves_out(options["on_error"])
         self.again = ReadAgain()
 
     @abstractmethod
@@ -116,6 +119,8 @@ class TextFormat(Format):
     ) -> list[tuple[int, int]]:
         assert isinstance(layout, TextLayout)
         stop = int(layout.stop[block])
+        if layout.checks[block] == UNREAD:
+            return []
         if not layout.compression:
             return [(int(layout.start[block]), stop)]
         behind = np.flatnonzero(layout.places[block + 1 :] >= stop)
@@ -126,28 +131,48 @@ class TextFormat(Format):
         self, data: Any, layout: Layout, block: int, columns: Sequence[str] | None
     ) -> Iterator[pa.RecordBatch]:
 
-        def parse(text: bytes, start: Start) -> pa.Table | None:
+        def parse(text: bytes, start: Start, rows: int) -> pa.Table | None:
             found = self.parse(text, start, self.schema, self.strict)
-            return found if len(found) == int(layout.rows[block]) else None
+            return found if len(found) == rows else None
 
-        yield from self.parsed(data, layout, block, parse).to_batches()
+        for rows, found in self.parsed(data, layout, block, parse):
+            if isinstance(found, str):
+                assert self.schema is not None
+                yield bad_rows(self.schema, rows, found)
+            else:
+                yield from found.to_batches()
 
-    def parsed(self, data: Any, layout: Layout, block: int, parse: Callable[..., Any]) -> Any:
-        """What ``parse`` makes of a piece; an error or None where it fails."""
+    def parsed(
+        self, data: Any, layout: Layout, block: int, parse: Callable[[bytes, Start, int], Any]
+    ) -> Iterator[tuple[int, Any]]:
+        """What ``parse`` makes of a piece, with the number of its rows; it gives None, or raises, where it
+        fails. Where bad rows are left out: of stretches of rows, and why one is bad, as ``BadRows`` has it.
+        """
         assert isinstance(layout, TextLayout)
-        text, problem = _content(data, layout, block), None
+        rows, problem = int(layout.rows[block]), None
+        if layout.checks[block] == UNREAD:
+            size, most = int(layout.stop[block] - layout.start[block]), self.max_row_bytes
+            what = (
+                f"more than max_row_bytes={most:,}" if size > most else "a quoted cell has no end"
+            )
+            yield rows, f"{what}: it has {size:,} bytes"
+            return
+        text = _content(data, layout, block)
+        if self.leaves_out:
+            yield from separated(self, text, layout.head, rows, parse)
+            return
         if not is_utf8(text):
             if not self.replace:
                 raise bad_utf8(self, data.name, layout, block, text)
             text = text.decode("utf-8", "replace").encode()
         try:
-            found = parse(text, layout.head)
+            found = parse(text, layout.head, rows)
         except (pa.ArrowException, UnicodeDecodeError) as error:
             found, problem = None, error
-        if found is not None:
-            return found
-        said = bad_row(self, data.name, layout, block, text)
-        raise said or OtherBytesError("its rows are others than before") from problem
+        if found is None:
+            said = bad_row(self, data.name, layout, block, text)
+            raise said or OtherBytesError("its rows are others than before") from problem
+        yield rows, found
 
     def block_key(self, layout: Layout, blocks: range) -> list[Any]:
         assert isinstance(layout, TextLayout)

@@ -26,6 +26,8 @@ PIECE_BYTES = 4 << 20
 END_BYTES = 1024
 #: First bytes that a format is shown, and most of them, if it asks for more.
 HEAD_BYTES, MOST_HEAD_BYTES = 64 << 10, 16 << 20
+#: In place of the checksum of a piece that is a row to be left out.
+UNREAD = -1
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -52,11 +54,11 @@ def scan(stream: Stream, compression: str, form: TextFormat, path: str, size: in
         content = zlib.crc32(part, content)
         found.add(part, *cutter.stops(part))
     try:
-        found.rows += cutter.finish()
+        found.end(cutter.finish())
     except BadFileError as error:
-        raise BadFileError(f"line {found.line:,}: {error}") from error
-    if found.rows:
-        found.close()
+        if not (form.leaves_out and cutter.inside):
+            raise BadFileError(f"line {found.line:,}: {error}") from error
+        found.end(True, good=False)
     names = ("start", "stop", "rows", "lines", "checks", "entries", "places", "opens")
     noted = np.array(found.noted, dtype=np.int64).reshape(-1, len(names)).T
     columns = dict(zip(names, np.ascontiguousarray(noted), strict=True))
@@ -92,6 +94,9 @@ class _Pieces:
         # Of what was read: bytes, line feeds, and rows in whole pieces.
         self._at, self._newlines, self._whole = at, newlines, 0
         self._row, self.line = at, newlines + 1
+        self._huge = max(form.max_row_bytes, PIECE_BYTES) if form.leaves_out else None
+        # Of the piece, where the row at hand begins: its first and last bytes, place, line feeds.
+        self._before_row = b"", b"", at, newlines
         self._block = -1  # where its first piece begins
         self._open()
 
@@ -101,6 +106,41 @@ class _Pieces:
 
     def add(self, part: bytes, stops: IntArray, feeds: IntArray) -> None:
         """Bytes, and where rows end in them, and lines."""
+        while self._huge is not None:  # rows beyond it are pieces of their own, and left out unread
+            begins = np.append(self._row - self._at, stops)
+            huge = np.flatnonzero(np.diff(begins) > self._huge)
+            if not len(huge):
+                break
+            row = int(huge[0])
+            begin, stop = max(0, int(begins[row])), int(stops[row])
+            if row:
+                self._add(part[:begin], stops[:row], feeds[feeds < begin])
+            lines = int((feeds < stop).sum() - (feeds < begin).sum())
+            self._add_unread(self._at + stop - begin, self._newlines + lines)
+            part, stops, feeds = part[stop:], stops[row + 1 :] - stop, feeds[feeds >= stop] - stop
+        self._add(part, stops, feeds)
+
+    def _add_unread(self, stop: int, newlines: int) -> None:
+        """The row at hand ends at a place, and is a piece of its own."""
+        if self.rows:
+            self._first, self._last, self._at, self._newlines = self._before_row
+            self.close()
+        self._at, self._newlines, self.rows = stop, newlines, 1
+        self.close(UNREAD)
+        self._row, self.line = stop, newlines + 1
+        self._before_row = b"", b"", stop, newlines
+
+    def end(self, has_row: bool, good: bool = True) -> None:
+        """The file ends, with a row behind the last stop or without."""
+        huge = self._huge is not None and self._at - self._row > self._huge
+        if has_row and (huge or not good):
+            self._add_unread(self._at, self._newlines)
+            return
+        self.rows += has_row
+        if self.rows:
+            self.close()
+
+    def _add(self, part: bytes, stops: IntArray, feeds: IntArray) -> None:
         before, newlines, begin, done = self._at, self._newlines, 0, 0
 
         def line_at(place: int) -> int:
@@ -118,7 +158,7 @@ class _Pieces:
 
         most, begins = self._form.max_row_bytes, np.append(self._row - before, stops)
         long = np.flatnonzero(np.append(stops, len(part)) - begins > most)
-        if len(long):
+        if len(long) and self._huge is None:
             line = line_at(int(begins[long[0]])) if long[0] else self.line
             raise BadFileError(
                 f"line {line:,}: a row here has more than {most:,} bytes: this is not text, or has no "
@@ -129,7 +169,11 @@ class _Pieces:
             take(stop, row + 1 - done)
             self.close()
             begin, done = stop, row + 1
-        take(len(part), len(stops) - done)
+        if len(stops):
+            take(int(stops[-1]), len(stops) - done)
+            begin = int(stops[-1])
+            self._before_row = self._first, self._last, self._at, self._newlines
+        take(len(part), 0)
         if len(stops):
             self._row, self.line = before + int(stops[-1]), line_at(int(stops[-1]))
 
@@ -140,14 +184,15 @@ class _Pieces:
             return last
         return min(last, done + rows - 1 - (self._whole + self.rows) % rows)
 
-    def close(self) -> None:
+    def close(self, check: int | None = None) -> None:
         begin, entries, block_rows = self._begin, self._entries, self._form.block_rows
         del entries[: max(0, bisect_right(entries, begin, key=itemgetter(1)) - 1)]  # can be many
         entry, place = entries[0] if entries else (begin, begin)
         # Without a number of rows, blocks begin where a member does.
         opens = place > self._block if block_rows is None else self._whole % block_rows == 0
         self._block = begin if opens else self._block
-        check = zlib.crc32(self._last, zlib.crc32(self._first))
+        if check is None:
+            check = zlib.crc32(self._last, zlib.crc32(self._first))
         self.noted.append(
             (begin, self._at, self.rows, self._lines, check, entry, place, int(opens))
         )

@@ -24,6 +24,7 @@ from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, TextFormat, row_b
 from trainpipes.sources.text.pieces import Start
 from trainpipes.sources.text.refused import refuse_rounded
 from trainpipes.sources.text.text_reader import TextReader
+from trainpipes.storage.quarantine import OnBadRow
 
 TABBED = (".tsv", ".tab")
 #: Bytes that Arrow parses at once, unless a row has more: 4 MB take 1.6 times as long for each, since they do
@@ -46,7 +47,8 @@ class ReadCsv(TextReader):
         quote: the quote character; None if cells are not quoted.
         column_names: names of the columns, for files without a header line.
         null_values: unquoted cells that mean null, such as ``["", "NA"]``.
-        schema, infer, block_rows, max_row_bytes, errors, index, storage_options: as in ``read_json``.
+        schema, infer, block_rows, max_row_bytes, errors, on_error, index, storage_options: as in
+            ``read_json``.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.csv"
@@ -66,6 +68,7 @@ class ReadCsv(TextReader):
     block_rows: int | None = None
     max_row_bytes: Annotated[int | str, row_bytes] = MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
+    on_error: OnBadRow = "raise"
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
 

@@ -34,6 +34,7 @@ from trainpipes.sources.text.refused import (
     refuse_rounded,
 )
 from trainpipes.sources.text.text_reader import TextReader
+from trainpipes.storage.quarantine import OnBadRow
 
 #: What a start says of a file that is one array.
 ARRAY = "array"
@@ -57,8 +58,10 @@ class ReadJson(TextReader):
         infer: "first" infers columns and types from the first block of up to 16 files; "all" from all rows,
             and widens types.
         block_rows: rows in a block; if left out, about 4 MB.
-        max_row_bytes: a file with a longer row is refused.
+        max_row_bytes: a longer row is bad, and where bad rows are not left out, its file is refused.
         errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
+        on_error: for rows that cannot be read, are too long or do not fit the columns, and files whose rows
+            cannot be counted: "raise"; "skip", which leaves them out and logs how many; or a ``Quarantine``.
         index: where to keep the index: a path, True for the cache folder, False for nowhere.
         storage_options: more options of fsspec; never shown or saved.
 
@@ -82,6 +85,7 @@ class ReadJson(TextReader):
     block_rows: int | None = None
     max_row_bytes: Annotated[int | str, row_bytes] = MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
+    on_error: OnBadRow = "raise"
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
 
@@ -103,7 +107,7 @@ class Json(TextFormat):
             return None
         if filled.startswith(b"["):
             return Start(len(head) - len(filled) + 1, kind=ARRAY)
-        if filled[:1] not in (b"{", b""):
+        if filled[:1] not in (b"{", b"") and not self.leaves_out:
             raise BadFileError(
                 f"not JSON: rows are objects, {{...}}, one on each line or in one array, and it starts "
                 f"with {cut(repr(filled[:100]), 40)}"

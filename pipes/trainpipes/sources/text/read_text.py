@@ -27,6 +27,7 @@ from trainpipes.sources.text.format import (
 )
 from trainpipes.sources.text.pieces import Start
 from trainpipes.sources.text.text_reader import TextReader
+from trainpipes.storage.quarantine import OnBadRow
 
 Unit = Literal["line", "paragraph", "document"]
 #: Lines that follow each other and have something.
@@ -45,7 +46,7 @@ class ReadText(TextReader):
         unit: "line": every line, empty ones too, without its end (``\n`` or ``\r\n``). "paragraph": lines
             between blank ones, joined by ``\n``. "document": the whole file as it is.
         output_column: the name of the column.
-        block_rows, max_row_bytes, errors, index, storage_options: as in ``read_json``.
+        block_rows, max_row_bytes, errors, on_error, index, storage_options: as in ``read_json``.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "notes.txt"
@@ -62,6 +63,7 @@ class ReadText(TextReader):
     block_rows: int | None = None
     max_row_bytes: Annotated[int | str, row_bytes] = MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
+    on_error: OnBadRow = "raise"
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +11,10 @@ import pyarrow as pa
 from trainpipes._internal.text import cut
 from trainpipes.columns import arrays
 from trainpipes.errors import SchemaError, TrainpipesError, UnreadableError
+from trainpipes.sources.files.bad_rows import END
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_errors import without
+from trainpipes.sources.files.format import OtherBytesError
 from trainpipes.sources.text.pieces import Start, TextLayout
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Characters of a row that a message shows, and bytes around one that is not UTF-8.
 SHOWN, AROUND = 80, 20
+#: Bytes of a row that is left out which are kept to be listed.
+SHOWN_BYTES = 1000
 #: What Arrow says of where a row is, which is of the piece.
 ARROW = re.compile(r"\s*(in row \d+|(CSV|JSON) parse error: |Row #\d+: )\s*")
 
@@ -87,6 +91,46 @@ def bad_row(
         f"{without(name)}",
         **of_row,
     )
+
+
+def separated(
+    form: TextFormat, data: bytes, start: Start, rows: int, parse: Callable[..., Any]
+) -> Iterator[tuple[int, Any]]:
+    """What ``parse`` makes of stretches of a piece's rows; and of each bad row why, and its text."""
+
+    def tried(text: bytes, count: int) -> Any:
+        if not is_utf8(text):
+            if not form.replace:
+                return "it is not UTF-8"
+            text = text.decode("utf-8", "replace").encode()
+        found = _tried(parse, text, start, count)
+        if isinstance(found, Exception):
+            return ARROW.sub("", one_line(found)).rstrip(".")
+        return "it holds more rows than one, or none" if found is None else found
+
+    def parts(first: int, last: int) -> Iterator[tuple[int, Any]]:
+        text, found = data[edges[first] : edges[last]], f"it has more than max_row_bytes={most:,}"
+        if not long[first:last].any():
+            found = tried(text, last - first)
+        if not isinstance(found, str):
+            yield last - first, found
+        elif last - first == 1:
+            shown = text[:SHOWN_BYTES].strip(form.between).decode("utf-8", "replace")
+            yield 1, f"{found}{END}{shown}"
+        else:
+            middle = (first + last) // 2
+            yield from parts(first, middle)
+            yield from parts(middle, last)
+
+    most = form.max_row_bytes
+    if len(data) <= most and not isinstance(found := tried(data, rows), str):
+        yield rows, found
+        return
+    edges = [0, *_stops(form, data, start)]
+    if len(edges) != rows + 1:
+        raise OtherBytesError("its rows are others than before")
+    long = np.diff(edges) > most
+    yield from parts(0, rows)
 
 
 def _tried(make: Callable[..., Any], *args: Any) -> Any:

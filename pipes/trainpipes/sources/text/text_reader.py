@@ -14,6 +14,7 @@ from trainpipes._internal.progress import Progress
 from trainpipes.engine.pool import default_threads
 from trainpipes.errors import ConfigError, SchemaError, UnreadableError
 from trainpipes.kinds.stage import Stage
+from trainpipes.sources.files.bad_rows import above_reader, without_bad_files
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.format import Columns, Layout, OtherBytesError
@@ -40,9 +41,11 @@ class TextReader(FileReader):
     def form(self) -> TextFormat:
         """The format of the files."""
 
+    @without_bad_files
     def open_files(self, files: Sequence[Stage]) -> FileSource:
         form, listed, caller, given = self.form, self.listed(files), str(self), self.options
         shape = [given[name] for name in SHAPE if name in given]
+        shape += ["bad rows are left out"] * form.leaves_out
         key = json.dumps([*shape, form.max_row_bytes, PIECE_BYTES])
         local = all(map(is_local, listed.systems))
         store = IndexStore(listed, self.name, form.name, key, given["index"], PIECE_BYTES)
@@ -72,9 +75,13 @@ class TextReader(FileReader):
         source = FileSource(
             store, form, layouts=layouts, edges=edges, schema=form.schema, row_bytes=size
         )
+        source.leave_out(given["on_error"])
         if schema is not None:
             source.row_bytes = source.sampled(SIZED_FILES)
         return source
+
+    def above(self) -> Sequence[Stage]:
+        return above_reader(self, self.options["max_row_bytes"])
 
 
 def _progress(said: str, size: Callable[[int], int]) -> Callable[[list[int]], Progress]:
@@ -138,9 +145,11 @@ class _Types:
         paths = [self.store.files.names[n] for n in files]
         whole = self._merged(paths, [layout.schema for layout in layouts])
         if not len(whole) and filled:
+            bad = self.form.leaves_out
+            what = "no row that can be read" if bad else "rows without a single field"
             raise SchemaError(
-                f"{self.caller}: {paths[0]} has rows without a single field, so that no column is known: say "
-                "the columns and their types by schema=",
+                f"{self.caller}: {paths[0]} has {what}, so that no column is known: say the columns and "
+                "their types by schema=",
                 path=paths[0],
                 stage=self.caller,
             )
@@ -157,14 +166,31 @@ class _Types:
         """Have the types of some files in the index, by their first pieces."""
         most = 1 if self.infer == "first" else None
 
+        def infer(text: bytes, start: Start, _: int) -> tuple[pa.Schema, list[float]]:
+            return self.form.infer(text, start)
+
         def scan(job: Scan) -> Layout:
-            layout, found, sizes = self.layouts[job.file], [], Counter[str]()
+            layout, sizes = self.layouts[job.file], Counter[str]()
+            found: list[pa.Schema] = []
+            most = 1 if self.infer == "first" else len(layout.rows)
             opened: Any = self.form.open(job.data, layout)
             with closing(opened) if layout.compression else nullcontext():
-                for piece, length in enumerate((layout.stop - layout.start)[:most].tolist()):
-                    schema, each = self.form.parsed(opened, layout, piece, self.form.infer)
-                    found.append(schema)
-                    sizes.update(dict(zip(schema.names, each, strict=True)))
+                for piece, length in enumerate((layout.stop - layout.start).tolist()):
+                    if piece == most and found:
+                        break
+                    if piece == most:  # all rows so far are bad
+                        most += 1
+                    parts = self.form.parsed(opened, layout, piece, infer)
+                    good = [(rows, *one) for rows, one in parts if not isinstance(one, str)]
+                    for _, schema, each in sorted(good, key=lambda part: -part[0]):
+                        found.append(schema)
+                        if self.form.leaves_out:
+                            try:
+                                found = [self._merged([job.data.name] * len(found), found)]
+                            except SchemaError:  # these rows are bad
+                                found.pop()
+                                continue
+                        sizes.update(dict(zip(schema.names, each, strict=True)))
                     if job.progress is not None:
                         job.progress.advance(length)
             found = found or [_texts(layout.head.names)]  # without rows
