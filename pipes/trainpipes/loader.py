@@ -183,7 +183,9 @@ class Loader:
         return {**self.pipeline._repr_mimebundle_(), "text/plain": repr(self)}
 
     def __len__(self) -> int:
-        return len(self.pipeline)
+        from trainpipes.look.lengths import length_of
+
+        return length_of(self._iteration)
 
     def estimate_len(self) -> int:
         """Estimate ``len()``, for learning rate schedules; exact where the length is known. ``sample`` and

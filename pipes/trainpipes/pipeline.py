@@ -372,13 +372,9 @@ class Pipeline(IterableDataset[Any]):
         return EpochIterator(self._iteration, RunOptions(threads=None, places=True))
 
     def __len__(self) -> int:
-        from trainpipes.look.lengths import exact_length, no_length
+        from trainpipes.look.lengths import length_of
 
-        plan = self._iteration.plan
-        length = exact_length(plan, *self._data_parallel())
-        if length is None:
-            raise TypeError(f"this pipeline has no len(): {no_length(plan)}")
-        return length
+        return length_of(self._iteration)
 
     def peek(self) -> Any:
         """Return the first item of the next iteration, without starting one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,8 @@ def test_a_resume_reads_the_files_of_its_epoch_and_the_next_epoch_lists_again(
     state = json.loads(json.dumps(loader.state_dict()))
     write(folder, 3)
     rest, after = list(batches), list(loader)
-    assert 3 * ROWS not in numbers(rest)
     if make is counted:
+        assert 3 * ROWS not in numbers(rest)
         assert numbers(after) == list(range(4 * ROWS))
     for resumed in (tp.Loader(make(folder)), tp.Loader(make(folder), num_workers=1), make(folder)):
         resumed.load_state_dict(state)
@@ -274,9 +274,9 @@ def test_a_position_can_be_computed_and_explained(folder: Path) -> None:
 
 
 def test_the_option_is_written_to_a_config(folder: Path) -> None:
-    text = counted(folder).to_yaml()
-    assert "refresh: epoch" in text
-    assert tp.load(text) == counted(folder)
+    path = folder / "pipeline.yaml"
+    assert "refresh: epoch" in counted(folder).to_yaml(path)
+    assert tp.load(path) == counted(folder)
 
 
 def test_another_value_is_refused() -> None:
@@ -295,10 +295,12 @@ def test_names_that_a_state_has_no_room_for_are_refused(
 
 
 def test_states_of_ranks_merge_with_their_files(folder: Path) -> None:
-    def rank(number: int) -> Iterator[Any]:
-        return iter(tp.Loader(filtered(folder)))
-
-    iterator: Any = rank(0)
-    next(iterator)
-    state = iterator.state_dict()
-    assert tp.merge_states([state]) == state
+    loader = tp.Loader(filtered(folder))
+    next(iter(loader))
+    state = loader.state_dict()
+    merged = tp.merge_states([state])
+    assert merged["files"] == state["files"]
+    write(folder, 1)
+    resumed = tp.Loader(filtered(folder))
+    resumed.load_state_dict(merged)
+    assert resumed.state_dict()["files"] == state["files"]

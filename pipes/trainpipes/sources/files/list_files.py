@@ -200,8 +200,8 @@ class ListFiles(Source):
         if gone:
             raise MissingFilesError(
                 f"{self}: an epoch must have all files that it began with, and {len(gone):,} of "
-                f"{len(only):,} are not there, such as {gone[0]!r}; put them back, on all ranks, or load a state of an "
-                "epoch's start, which lists the files again",
+                f"{len(only):,} are not there, such as {gone[0]!r}; put them back, on all ranks, or "
+                "load a state of an epoch's start, which lists the files again",
                 path=gone[0],
             )
 
