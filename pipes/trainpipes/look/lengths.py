@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from trainpipes.columns.run import Run
+from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.layout import count_batches, slots_before
-from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RowSource, RowStream

@@ -14,6 +14,7 @@ from trainpipes.engine.planning.counts import Counts
 from trainpipes.engine.planning.growing import grows, listed_files, refuse_repeat, versions
 from trainpipes.engine.planning.inputs import Inputs, Schemas
 from trainpipes.engine.planning.layouts import Layouts
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import stages_within
@@ -94,6 +95,14 @@ class Plan:
     def growing(self) -> int:
         """How many folders grow."""
         return sum(bool(getattr(s, "grows", False)) for s in stages_within(self.chain.stages))
+
+    def require_fixed(self, what: str) -> None:
+        """Raise ConfigError for folders that grow, where files are listed once."""
+        if self.grows:
+            raise ConfigError(
+                f"list_files(refresh) must be left out with {what}, where files are listed once for all "
+                "epochs, got refresh='epoch'; use trainpipes.Loader"
+            )
 
     @property
     def files_if_open(self) -> str | None:
