@@ -13,7 +13,7 @@ from trainpipes._internal.messages import has_warned, warn_once
 from trainpipes._internal.progress import counted
 from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.epoch_counter import EpochCounter
-from trainpipes.engine.iterating.lookahead import told_by_first
+from trainpipes.engine.iterating.lookahead import from_first_rank
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.iterating.worker_iterator import WorkerIterator
 from trainpipes.engine.planning.growing import FILES, files_of
@@ -114,7 +114,7 @@ class IterationState:
         if topology.world_size == 1:
             listed()
         else:
-            found = told_by_first(topology, listed)
+            found = from_first_rank(topology, listed)
         if topology.rank:
             self._plan = self._make(files_of(found, before.growing))
         if before.has_same_files(self.plan):

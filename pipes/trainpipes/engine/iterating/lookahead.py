@@ -253,7 +253,7 @@ def agreement_over(topology: Topology) -> Agreement:
     return agreed
 
 
-def told_by_first(topology: Topology, make: Callable[[], str]) -> str:
+def from_first_rank(topology: Topology, make: Callable[[], str]) -> str:
     """A text that rank 0 makes, on all data-parallel ranks; if it fails there, it fails on all.
 
     Raises:
@@ -280,10 +280,10 @@ def told_by_first(topology: Topology, make: Callable[[], str]) -> str:
     group.broadcast([data], dist.BroadcastOptions()).wait()  # type: ignore[attr-defined]
     if failed is not None:
         raise failed
-    told = data.numpy().tobytes().decode()
-    if told[0] == "-":
-        raise MissingFilesError(f"rank 0 could not list the files of this epoch: {told[1:]}")
-    return told[1:]
+    said = data.numpy().tobytes().decode()
+    if said[0] == "-":
+        raise MissingFilesError(f"rank 0 could not list the files of this epoch: {said[1:]}")
+    return said[1:]
 
 
 def _group_over(topology: Topology, why: str, what: str) -> dist.ProcessGroupGloo:

@@ -50,7 +50,7 @@ def position_of(state: Any, plan: Plan) -> Position:
 
 
 def at_start(state: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """The state of an epoch's start as ``plan`` would have it, whatever files the epoch before had."""
+    """The state of an epoch's start as ``plan`` would have it, with any files of the epoch before."""
     saved = read(state)
     identity = json.loads(saved.pipeline)
     identity["data"] = json.loads(plan.identity)["data"]
