@@ -256,13 +256,16 @@ def test_ranks_without_a_process_group_are_refused(folder: Path) -> None:
         next(iter(pipe))
 
 
-def test_nodes_and_to_hf_are_refused_by_name(folder: Path) -> None:
+def test_nodes_are_refused_by_name(folder: Path) -> None:
+    files: Any = tp.nodes.ListFiles(str(folder), refresh="epoch")
+    with pytest.raises(tp.ConfigError, match=r"list_files\(refresh\).*nodes"):
+        tp.nodes.ReadParquet(files).reset()
+
+
+def test_to_hf_is_refused_by_name(folder: Path) -> None:
     pytest.importorskip("datasets")
     with pytest.raises(tp.ConfigError, match=r"list_files\(refresh\).*to_hf\(\)"):
         tp.list_files(folder, refresh="epoch").read_parquet().to_hf()
-    node = tp.nodes.ReadParquet(tp.nodes.ListFiles(str(folder), refresh="epoch"))
-    with pytest.raises(tp.ConfigError, match=r"list_files\(refresh\).*nodes"):
-        node.reset()
 
 
 def test_peek_shows_the_first_batch_of_the_epoch_to_come(folder: Path) -> None:
