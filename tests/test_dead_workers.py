@@ -87,6 +87,7 @@ WHOLE = [[n, n + 1] for n in range(0, 400, 2)]
             r"signal 9 \(SIGKILL\), as the system does where memory runs out, while",
         ),
         ("fork", "segfault", {"persistent_workers": True}, r"signal 11 \(SIGSEGV\) while"),
+        ("fork", "SIGBUS", {}, r"signal 7 \(SIGBUS\), as the system does where /dev/shm is full"),
         ("fork", "exit", {"timeout": 60}, "has ended with exit code 3 while"),
         pytest.param("spawn", "segfault", {}, r"signal 11 \(SIGSEGV\) while", marks=SLOW),
         (

@@ -250,3 +250,18 @@ def test_an_epoch_in_the_middle_may_give_nothing():
     for seed, items in ((0, (0, 0, 1, 0)), (3, (1, 0, 0, 0)), (2, (0, 1, 0, 0))):
         report = check_resume(lambda seed=seed: sums_above(6, seed), epochs=4, processes=0)
         assert report.items == items
+
+
+def test_a_limit_looks_at_the_beginning_of_each_epoch_that_ends():
+    pipe = tp.from_dataset(range(40)).shuffle(10).batch(4)
+    report = check_resume(pipe, limit=3, processes=1)
+    assert report.items == (3, 3, 3)
+    assert report.points == 5  # 0, 1, 2, and 1, 2: an epoch's start is not seen where one was left
+    assert check_resume(pipe, limit=10, processes=0).items == (10, 10, 10)
+
+
+def test_a_limit_finds_a_function_with_memory_in_an_epoch_that_ends():
+    counts = iter(range(1000))
+    pipe = tp.from_dataset(range(40)).map(lambda row: row + next(counts)).batch(4)
+    with pytest.raises(ResumeError, match="after resuming at item"):
+        check_resume(pipe, limit=3, processes=0)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import functools
 import inspect
 import pickle
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -183,7 +183,9 @@ class Loader:
         return {**self.pipeline._repr_mimebundle_(), "text/plain": repr(self)}
 
     def __len__(self) -> int:
-        return len(self.pipeline)
+        from trainpipes.look.lengths import length_of
+
+        return length_of(self._iteration)
 
     def estimate_len(self) -> int:
         """Estimate ``len()``, for learning rate schedules; exact where the length is known. ``sample`` and
@@ -356,8 +358,9 @@ def _pinned(pipeline: Pipeline) -> Pipeline:
     return Pipeline((*stages[:place], Pin(), *stages[place:]), pipeline._ranks, pipeline._members)
 
 
-def _plan(pipeline: Pipeline) -> Plan:
-    return pipeline._iteration.plan
+def _plan(pipeline: Pipeline, files: Sequence[Sequence[str]] | None) -> Plan:
+    plan = pipeline._iteration.plan
+    return pipeline._plan(files) if plan.grows else plan
 
 
 def packed_stages(pipeline: Pipeline) -> list[Stage]:

@@ -73,6 +73,7 @@ class StageNode(BaseNode[Any]):
         super().reset(initial_state)
         if self._plan is None:
             self._plan = Plan.of(self.stages())
+            self._plan.require_fixed("nodes")
         plan = self._plan
         rank, world = data_parallel()
         topology = Topology(rank, world)

@@ -26,6 +26,7 @@ from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.iterating.worker_iterator import RunOptions
+from trainpipes.engine.planning.growing import of_files
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError, TrainpipesError
@@ -210,8 +211,8 @@ class Pipeline(IterableDataset[Any]):
         if self._batching() is None:
             raise ConfigError(f"{option} must make batches, got single rows; {way}:\n{self}")
 
-    def _plan(self) -> Plan:
-        return Plan.of(self.stages)
+    def _plan(self, files: Sequence[Sequence[str]] | None = None) -> Plan:
+        return Plan.of(self.stages if files is None else of_files(self.stages, files))
 
     def __bool__(self) -> bool:
         return True  # without len(), which reads what the files hold
@@ -371,13 +372,9 @@ class Pipeline(IterableDataset[Any]):
         return EpochIterator(self._iteration, RunOptions(threads=None, places=True))
 
     def __len__(self) -> int:
-        from trainpipes.look.lengths import exact_length, no_length
+        from trainpipes.look.lengths import length_of
 
-        plan = self._iteration.plan
-        length = exact_length(plan, *self._data_parallel())
-        if length is None:
-            raise TypeError(f"this pipeline has no len(): {no_length(plan)}")
-        return length
+        return length_of(self._iteration)
 
     def peek(self) -> Any:
         """Return the first item of the next iteration, without starting one.

@@ -134,6 +134,8 @@ class Input:
             way = (
                 "trainpipes.from_hf, from_dataset and from_arrow make a pipeline of data in memory"
             )
+            if data == [] or data == ():
+                raise tp.MissingFilesError(f"{recipe} takes {rule}, got an empty list: name a file")
             raise tp.ConfigError(f"{recipe} takes {rule}, got {type(data).__name__}: {way}")
 
     # Rows
@@ -222,7 +224,10 @@ class Input:
 
     def _not_found(
         self, options: Mapping[str, Any], known: Sequence[Sequence[str]]
-    ) -> tp.SchemaError:
+    ) -> tp.TrainpipesError:
+        if not self.columns and not isinstance(self._data, tp.Pipeline):
+            way = "name files that have rows, or leave empty ones out"
+            return tp.DataError(f"{self.recipe}: {self._data!r} has no rows and no columns; {way}")
         open_ones = [name for name, value in options.items() if value is None]
         lines = ", ".join(f"{name}=..." for name in open_ones)
         what = "token ids" if open_ones[0] == "column" else open_ones[0].replace("_", " ")

@@ -177,7 +177,7 @@ def test_pretrain_ends_documents_as_it_is_told() -> None:
     ("data", "error", "said"),
     [
         (ROWS, tp.ConfigError, "takes files .* or a pipeline of rows, got Table: .*from_arrow"),
-        ([], tp.ConfigError, "got list"),
+        ([], tp.MissingFilesError, "got an empty list: name a file"),
         (tp.list_files("x").shuffle(2), tp.ConfigError, r"one of paths: .*\.read_parquet\(\)"),
         (tp.from_arrow(ROWS).batch(2), tp.ConfigError, "got one that batches: leave out its batch"),
         (tp.from_arrow(ROWS).select("id"), tp.SchemaError,

@@ -129,5 +129,9 @@ def how_ended(code: int | None) -> str:
     if code is None or code >= 0:
         return f"has ended with exit code {code}"
     name = signal.Signals(-code).name if -code in {*signal.Signals} else "unknown"
-    hint = ", as the system does where memory runs out," if name == "SIGKILL" else ""
+    hints = {
+        "SIGKILL": ", as the system does where memory runs out,",
+        "SIGBUS": ", as the system does where /dev/shm is full or a file that is mapped was cut,",
+    }
+    hint = hints.get(name, "")
     return f"was ended by signal {-code} ({name}){hint}"

@@ -155,6 +155,7 @@ def _check_keys(state: dict[str, Any]) -> None:
 def to_hf(pipeline: Pipeline) -> IterableDataset:
     """The rows of a pipeline as a ``datasets.IterableDataset``. See ``Pipeline.to_hf``."""
     plan = pipeline._iteration.plan
+    plan.require_fixed("to_hf()")
     batching = pipeline._batching()
     if batching is not None or plan.chain.device_stages:
         got = batching or plan.chain.device_stages[0]

@@ -351,6 +351,7 @@ class Source(Stage):
         makes_batches: an item is a batch already.
         read_once: rows can be read only once.
         endless: an epoch has no end.
+        grows: each epoch has the files that stand there when it begins.
         one_consumer: why ranks or workers cannot share it; "" if they can.
     """
 
@@ -361,6 +362,7 @@ class Source(Stage):
     makes_batches = False
     read_once = False
     endless = False
+    grows = False
     one_consumer: ClassVar[str] = ""
 
     def open(self) -> RowSource | RowStream:
@@ -385,6 +387,10 @@ class CombiningSource(Source):
 
     @property
     def chains(self) -> Sequence[Sequence[Stage]]:
+        raise NotImplementedError
+
+    def of_chains(self, chains: Sequence[Sequence[Stage]]) -> CombiningSource:
+        """This source over other chains, in the order of ``chains``."""
         raise NotImplementedError
 
     def _any(self, attribute: str) -> bool:

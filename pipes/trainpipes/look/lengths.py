@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainpipes.columns.run import Run
+from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.layout import count_batches, slots_before
 from trainpipes.engine.planning.plan import Plan
@@ -27,6 +28,13 @@ SAMPLE_ROWS = 2048
 MINIMUM_BATCHES = 64
 #: Stages that rows come from.
 READING = ("reader", "source")
+
+
+def length_of(iteration: IterationState) -> int:
+    length = exact_length(iteration.plan, *iteration.ranks())
+    if length is None:
+        raise TypeError(f"this pipeline has no len(): {no_length(iteration.plan)}")
+    return length
 
 
 def exact_length(plan: Plan, rank: int, world_size: int) -> int | None:

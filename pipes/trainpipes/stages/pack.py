@@ -122,7 +122,8 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
         rule = f"columns besides {self.column!r} and those that it makes ({', '.join(pack_fit.PACKED)})"
         for option in ("along", "keep"):
             names = self.options[option]
-            self._require(not isinstance(names, str), option, "a list of column names")
+            several = isinstance(names, list | tuple)
+            self._require(several, option, "a list of column names, [] for none")
             column_names(names, f"pack({option})", least=0)
             self._require(not taken & {*names}, option, rule, 'a column "labels" is packed anyway')
         self._require(not {*self.along} & {*self.keep}, "keep", "columns that along does not name")

@@ -98,6 +98,7 @@ def without_nulls(
     found = [name for name, column in texts.items() if column.null_count]
     if found and not skip:
         way = f"drop such rows with .filter(pc.field({found[0]!r}).is_valid()) before"
+        way += ", or by on_error='skip'" * bool(caller.options.get("labels"))
         problem = f"is null, and there is no text to tokenize; {way}"
         raise in_column(BadCell(first_null(texts[found[0]]), problem), found[0], caller, ids)
     there = [to_numpy(texts[name].is_valid()) for name in found]

@@ -62,7 +62,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     first = positions[0]
     if not any(position.cursors for position in positions):
         _same(positions, "m")
-        return render(replace(first, extra={}), parts[0].pipeline)
+        return render(replace(first, extra=_files(positions)), parts[0].pipeline)
     m = max(position.m for position in positions)
     owner: dict[int, int] = {}
     for number, position in enumerate(positions):
@@ -80,8 +80,17 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             check_delivered(shard, cursor, m, first.num_shards)
         except StateError as error:
             raise StateError(f"state {owner[shard]}: {error}") from None
-    whole = replace(first, m=m, cursors=cursors, extra={})
+    whole = replace(first, m=m, cursors=cursors, extra=_files(positions))
     return render(whole, parts[0].pipeline)
+
+
+def _files(positions: list[Position]) -> dict[str, Any]:
+    """The names of the files of an epoch, where folders grow: all ranks have the same."""
+    found = [position.extra.get("files") for position in positions]
+    if found.count(found[0]) < len(found):
+        other = next(number for number, one in enumerate(found) if one != found[0])
+        raise StateError(f"files: state 0 and state {other} differ; merge states of one run")
+    return {} if found[0] is None else {"files": found[0]}
 
 
 def _same(positions: list[Position], key: str) -> None:

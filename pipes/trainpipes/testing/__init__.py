@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import multiprocessing
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -86,7 +87,7 @@ def check_resume(
             time.
         epochs: number of epochs to run. States are taken within all of them but the last, and at the start
             and the end of the last.
-        limit: items of each epoch to look at, for endless pipelines; all if left out.
+        limit: items of each epoch to look at, for endless or long pipelines; all if left out.
         processes: how many of the points to resume in a process of their own.
         every: take a state before every n-th item.
         start_method: how those processes start: "fork", or "spawn" if ``subject`` pickles.
@@ -103,7 +104,7 @@ def check_resume(
     first = make()
     reference = _walk(first, epochs, limit)
     hint = partial(_hint, _functions(first))
-    points = _points(reference, every)
+    points = _points(reference, every, () if _continues(first) else _cut(reference, limit))
     largest = 0
     for epoch, k in points:
         state = reference[epoch].states[k]
@@ -162,6 +163,14 @@ def _walk(
     """Items of a subject, from a state after ``begun`` items of an epoch; without one also the state
     before each item and after the last.
     """
+    with warnings.catch_warnings():  # a limit leaves epochs before their end
+        warnings.filterwarnings("ignore", "the loop before was left within")
+        return _walked(subject, epochs, limit, state, begun)
+
+
+def _walked(
+    subject: Subject, epochs: int, limit: int | None, state: Any, begun: int
+) -> list[_Epoch]:
     found: list[_Epoch] = []
     left, saves = KEPT_BYTES, state is None
     for number in range(epochs):
@@ -184,12 +193,30 @@ def _walk(
     return found
 
 
-def _points(reference: Sequence[_Epoch], every: int) -> list[tuple[int, int]]:
+def _points(
+    reference: Sequence[_Epoch], every: int, cut: Sequence[tuple[int, int]] = ()
+) -> list[tuple[int, int]]:
     return [
         (number, k)
         for number, epoch in enumerate(reference)
         for k in range(0, len(epoch.items) + 1, every)
         if number < max(1, len(reference) - 1) or k % max(1, len(epoch.items)) == 0
+        if (number, k) not in cut
+    ]
+
+
+def _continues(subject: Subject) -> bool:
+    """Whether a loop that was left is gone on with by the next one; a node begins anew at ``reset()``."""
+    return isinstance(subject, BaseNode) or subject._iteration.plan.chain.endless
+
+
+def _cut(reference: Sequence[_Epoch], limit: int | None) -> list[tuple[int, int]]:
+    """Where epochs were left at ``limit``: a state there is within the epoch, and what follows in it was not
+    looked at. It stays the state until the next epoch gives an item.
+    """
+    found = [number for number, epoch in enumerate(reference) if len(epoch.items) == limit]
+    return [(number, len(reference[number].items)) for number in found] + [
+        (n + 1, 0) for n in found
     ]
 
 

@@ -13,7 +13,7 @@ from trainpipes.engine.iterating.lookahead import Lookahead
 from trainpipes.engine.iterating.one_pass import IteratorLock, OnePass
 from trainpipes.engine.iterating.worker_end import end_in_peace
 from trainpipes.engine.iterating.worker_iterator import SERIAL, RunOptions
-from trainpipes.errors import StateError
+from trainpipes.errors import StateError, TopologyError
 from trainpipes.state.format import Position
 
 
@@ -35,6 +35,12 @@ class EpochIterator:
         self._rest: Lookahead | None = None
         self._info = get_worker_info()
         self._shared: Shared | None = None  # what the workers of a pass have in common
+        if self._info is not None and iteration.plan.grows:
+            raise TopologyError(
+                "list_files(refresh) must be left out in workers of a plain DataLoader, which cannot agree "
+                f"on the files of an epoch, got {self._info.num_workers} workers; use trainpipes.Loader, "
+                "which takes any number of workers, or num_workers=0"
+            )
         end_in_peace()
         #: How items are made.
         self._options = options if self._info is None else SERIAL
@@ -121,15 +127,30 @@ class EpochIterator:
         iteration = self._iteration
         current = self._begin()
         if not self._is_taken:  # what can't be begun was not claimed
-            self._current = current = self._open(iteration.claim(self._own))
-            iteration.begun.add(current)
-            iteration.last = current
+            self._current = current = self._begun(iteration.claim(self._own))
         self._is_taken = True
-        item = next(current)
+        try:
+            item = next(current)
+        except StopIteration:
+            if not (current.position.m and iteration.plan.grows):
+                raise
+            # There was nothing left of it, and the next epoch has its own files.
+            number = iteration.passes.after(current.epoch)
+            iteration.passes.go_on(number, None)
+            self._current = current = self._begun(iteration.start_of(number))
+            item = next(current)
         if current.epoch != current.position.epoch:  # there was nothing left of it
             iteration.passes.go_on(current.epoch, self._shared)
         self._rest = current.items
         return item
+
+    def _begun(self, position: Position) -> OnePass:
+        iteration = self._iteration
+        iteration.list_files(position)
+        current = self._open(position)
+        iteration.begun.add(current)
+        iteration.last = current
+        return current
 
     def _begin(self) -> OnePass:
         if self._is_taken and self._current is not None:
@@ -145,12 +166,13 @@ class EpochIterator:
 
     def _open(self, position: Position, origin: int | None = None, go_on: bool = True) -> OnePass:
         iteration = self._iteration
+        plan = iteration.plan_of(position)
         return OnePass(
-            iteration.plan,
+            plan,
             iteration.topology(),
             position,
             origin=origin,
-            go_on=go_on,
+            go_on=go_on and not plan.grows,
             options=self._options,
             iterator_lock=self._iterator_lock,
             after=iteration.passes.after,

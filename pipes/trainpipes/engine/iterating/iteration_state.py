@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -14,9 +13,11 @@ from trainpipes._internal.messages import has_warned, warn_once
 from trainpipes._internal.progress import counted
 from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.epoch_counter import EpochCounter
+from trainpipes.engine.iterating.lookahead import from_first_rank
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.iterating.worker_iterator import WorkerIterator
-from trainpipes.engine.planning.migrate import migrate, position_of
+from trainpipes.engine.planning.growing import FILES, files_of
+from trainpipes.engine.planning.migrate import at_start, migrate, position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import ConfigError, DataError, StateError
@@ -32,19 +33,20 @@ class IterationState:
     """Where one pipeline object, or one ``Loader``, stands.
 
     Args:
-        stages: makes the plan.
+        stages: makes the plan, of the files of an epoch if they are given.
         source: the pipeline's, where a ``Loader``'s own starts.
         fixed: the epoch of every pass that starts from no load, or None.
     """
 
     def __init__(
         self,
-        stages: Callable[[], Plan],
+        stages: Callable[[Sequence[Sequence[str]] | None], Plan],
         ranks: Callable[[], tuple[int, int]],
         source: IterationState | None = None,
         fixed: int | None = None,
     ) -> None:
         self._make = stages
+        self._plan: Plan | None = None
         self.ranks = ranks
         self.members: tuple[int, ...] | None = None
         self.passes = EpochCounter(fixed or 0, fixed)
@@ -73,16 +75,50 @@ class IterationState:
 
     def __getstate__(self) -> dict[str, Any]:
         # Without what is of this process.
-        kept = {name: value for name, value in vars(self).items() if name != "plan"}
-        return {**kept, "last": None, "begun": None}
+        return {**vars(self), "_plan": None, "last": None, "begun": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self.begun = Living()
 
-    @cached_property
+    @property
     def plan(self) -> Plan:
-        return self._make()
+        if self._plan is None:
+            self._plan = self._make(None)
+        return self._plan
+
+    def plan_of(self, position: Position) -> Plan:
+        """The plan of a pass from a position on, with the files that its epoch began with."""
+        return self._plan_of(position.extra.get(FILES) if position.m else None)
+
+    def _plan_of(self, files: Any) -> Plan:
+        plan = self.plan
+        if files is None or not plan.grows or plan.files_if_open == files:
+            return plan
+        self._plan = self._make(files_of(files, plan.growing))
+        return self._plan
+
+    def list_files(self, position: Position) -> None:
+        """A pass begins: where folders grow and it is an epoch's start, all ranks take the files that stand
+        there now on rank 0. A collective then.
+        """
+        before = self.plan
+        if not before.grows or position.m:
+            return
+        topology, found = self.topology(), ""
+
+        def listed() -> str:
+            self._plan = self._make(None)
+            return self._plan.files or ""
+
+        if topology.world_size == 1:
+            listed()
+        else:
+            found = from_first_rank(topology, listed)
+        if topology.rank:
+            self._plan = self._make(files_of(found, before.growing))
+        if before.has_same_files(self.plan):
+            self._plan = before  # whose workers can go on
 
     def topology(self) -> Topology:
         """This consumer, checked against the pipeline's shards."""
@@ -95,12 +131,23 @@ class IterationState:
         return topology
 
     def parse(self, state: Any) -> Position:
-        return position_of(state, self.plan)
+        return position_of(*self._fitting(state))
+
+    def _fitting(self, state: Any) -> tuple[Any, Plan]:
+        """A state, and the plan of the files that it names; at an epoch's start they are listed again, so
+        that those of the epoch before do not count.
+        """
+        plan = self.plan
+        if not plan.grows or not isinstance(state, Mapping) or "trainpipes" not in state:
+            return state, plan
+        if state.get("m") == 0:
+            return at_start(state, plan), plan
+        return state, self._plan_of(state.get(FILES))
 
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
         allowed = bool(allow_changes) if isinstance(allow_changes, list | tuple) else True
         if allowed and isinstance(state, Mapping) and "pipeline" in state:
-            state = migrate(state, self.plan, allow_changes)
+            state = migrate(*self._fitting(state), allow_changes)
         self.place(state)
 
     def place(self, state: Any) -> tuple[int, Position]:
@@ -255,11 +302,14 @@ class IterationState:
 
     def coming(self) -> Iterator[Any]:
         position = self.upcoming()
+        plan = self.plan_of(position)
+        if plan.grows and not position.m:
+            plan = self._make(None)
         starts = [position]
         if position.m:  # there may be nothing left
             starts.append(self.start_of(self.passes.after(position.epoch)))
         for start in starts:
-            items = WorkerIterator(self.plan, self.topology(), start, start.m)
+            items = WorkerIterator(plan, self.topology(), start, start.m)
             gave = False
             while (item := next(items, self)) is not self:
                 gave = True
@@ -289,4 +339,5 @@ class IterationState:
             )
         # With cursors of a rank's own shards, also of a state that had all of them.
         after = self.passes.after
-        return OnePass(self.plan, self.topology(), self.upcoming(), after=after).state()
+        start = self.upcoming()
+        return OnePass(self.plan_of(start), self.topology(), start, after=after).state()

@@ -152,7 +152,8 @@ class LoaderWorkers:
         """
         idle, self._idle = self._idle, None
         watch = None
-        if idle is not None and not position.m and idle[2].is_well:
+        is_of_plan = idle is not None and idle[1].source is plan.inputs.source
+        if idle is not None and is_of_plan and not position.m and idle[2].is_well:
             loader, data, watch = idle
             data.memory.begin(position.epoch)
         else:

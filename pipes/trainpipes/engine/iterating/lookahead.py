@@ -25,7 +25,7 @@ from torch.utils.data import get_worker_info
 from trainpipes.engine.iterating.epoch_end import MANY, MOST_COUNTED
 from trainpipes.engine.iterating.worker_iterator import ConsumerPosition, WorkerIterator
 from trainpipes.engine.topology import Topology
-from trainpipes.errors import TopologyError
+from trainpipes.errors import MissingFilesError, TopologyError
 from trainpipes.kinds.stage_kinds import DeviceStage
 
 #: Most items that are held for ranks to agree on; the number grows by one an item.
@@ -239,25 +239,9 @@ def agreement_over(topology: Topology) -> Agreement:
     Raises:
         TopologyError: ``torch.distributed`` is not initialized, or has other ranks.
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        raise TopologyError(
-            "row counts of this pipeline are not known in advance, so that its ranks must agree where an "
-            "epoch ends, and torch.distributed is not initialized: call init_process_group() first, or "
-            "add .repeat() and count steps"
-        )
-    members = topology.members or tuple(range(dist.get_world_size()))
-    if len(members) != topology.world_size:
-        raise TopologyError(
-            f"the pipeline is one of {topology.world_size} ranks, and torch.distributed has "
-            f"{len(members)}, so that it is not known which ranks must agree where an epoch ends: give "
-            "pipe.distributed(mesh=...) the data-parallel dimension of a DeviceMesh"
-        )
-    world = dist.group.WORLD
-    if (world, members) not in _groups:
-        for known in [known for known in _groups if known[0] is not world]:
-            del _groups[known]  # of an earlier world
-        _groups[world, members] = _group(members)
-    group = _groups[world, members]
+    group = _group_over(
+        topology, "row counts of this pipeline are not known in advance", "where an epoch ends"
+    )
 
     def agreed(number: int, total: bool) -> int:
         options = dist.AllreduceOptions()
@@ -267,6 +251,61 @@ def agreement_over(topology: Topology) -> Agreement:
         return int(shared.item())
 
     return agreed
+
+
+def from_first_rank(topology: Topology, make: Callable[[], str]) -> str:
+    """A text that rank 0 makes, on all data-parallel ranks; if it fails there, it fails on all.
+
+    Raises:
+        TopologyError: as ``agreement_over`` does, or the ranks are not all of ``torch.distributed``.
+    """
+    why, what = "list_files(refresh) lists files for each epoch", "on the files of an epoch"
+    group = _group_over(topology, why, what)
+    if topology.members and len(topology.members) != dist.get_world_size():
+        raise TopologyError(
+            f"{why}, which all processes must agree on, and the mesh has {len(topology.members)} of "
+            f"{dist.get_world_size()} of them: make a pipeline of the files of each epoch, list_files(names)"
+        )
+    text, failed = "", None
+    if topology.rank == 0:
+        try:
+            text = f"+{make()}"
+        except Exception as error:
+            text, failed = f"-{type(error).__name__}: {error}", error
+    data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+    size = torch.tensor([len(data)], dtype=torch.int64)
+    group.broadcast([size], dist.BroadcastOptions()).wait()  # type: ignore[attr-defined]
+    if topology.rank:
+        data = torch.empty(int(size.item()), dtype=torch.uint8)
+    group.broadcast([data], dist.BroadcastOptions()).wait()  # type: ignore[attr-defined]
+    if failed is not None:
+        raise failed
+    said = data.numpy().tobytes().decode()
+    if said[0] == "-":
+        raise MissingFilesError(f"rank 0 could not list the files of this epoch: {said[1:]}")
+    return said[1:]
+
+
+def _group_over(topology: Topology, why: str, what: str) -> dist.ProcessGroupGloo:
+    if not (dist.is_available() and dist.is_initialized()):
+        or_else = "add .repeat() and count steps" if "epoch ends" in what else "leave out refresh"
+        raise TopologyError(
+            f"{why}, so that its ranks must agree {what}, and torch.distributed is not initialized: call "
+            f"init_process_group() first, or {or_else}"
+        )
+    members = topology.members or tuple(range(dist.get_world_size()))
+    if len(members) != topology.world_size:
+        raise TopologyError(
+            f"the pipeline is one of {topology.world_size} ranks, and torch.distributed has "
+            f"{len(members)}, so that it is not known which ranks must agree {what}: give "
+            "pipe.distributed(mesh=...) the data-parallel dimension of a DeviceMesh"
+        )
+    world = dist.group.WORLD
+    if (world, members) not in _groups:
+        for known in [known for known in _groups if known[0] is not world]:
+            del _groups[known]  # of an earlier world
+        _groups[world, members] = _group(members)
+    return _groups[world, members]
 
 
 def _group(members: tuple[int, ...]) -> dist.ProcessGroupGloo:

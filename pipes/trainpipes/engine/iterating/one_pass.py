@@ -16,6 +16,7 @@ from trainpipes.engine.iterating.worker_iterator import (
     RunOptions,
     WorkerIterator,
 )
+from trainpipes.engine.planning.growing import FILES
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.tally import Numbers
@@ -167,6 +168,8 @@ class OnePass:
         if turn:
             who = {"worker": topology.worker, "num_workers": topology.num_workers}
             extra["turn"] = json.dumps({**who, "origin": self.origin}, separators=(",", ":"))
+        if self._plan.files is not None:
+            extra[FILES] = self._plan.files
         with self.iterator_lock.between_items():
             state, plan, start = self.consumer_position(), self._plan, self._start
             cursors = self._cursors

@@ -3,6 +3,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import threading
@@ -137,10 +138,16 @@ class WorkerWatch:
             else f"while it made batch {m} of shard {m % num_shards}"
         )
         process = self._workers[worker]
+        again = "loader.load_state_dict(loader.state_dict()) goes on after the last batch that came"
+        way = f"{again}, with fewer workers if memory ran out; num_workers=0 shows what a function does there"
+        if process.exitcode == -signal.SIGBUS:  # num_workers=0 would end the trainer
+            way = (
+                "look at df /dev/shm, and give it more room (docker run --shm-size=8g) or make smaller "
+                "batches; write a new file and rename it, in place of cutting one that is read, and keep it "
+                f"on a disk of the machine; then {again}"
+            )
         return WorkerError(
-            f"worker {worker} of the Loader (process {process.pid}) {how_ended(process.exitcode)} {at}; "
-            "loader.load_state_dict(loader.state_dict()) goes on after the last batch that came, with fewer "
-            "workers if memory ran out; num_workers=0 shows what a function does there"
+            f"worker {worker} of the Loader (process {process.pid}) {how_ended(process.exitcode)} {at}; {way}"
         )
 
     def end(self) -> None:

@@ -14,7 +14,7 @@ Data: sizes and contents of files, whose names and rows are as they were.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +47,15 @@ def position_of(state: Any, plan: Plan) -> Position:
                 f"{position.m}; load the state as it was saved"
             )
     return position
+
+
+def at_start(state: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """The state of an epoch's start as ``plan`` would have it, with any files of the epoch before."""
+    saved = read(state)
+    identity = json.loads(saved.pipeline)
+    identity["data"] = json.loads(plan.identity)["data"]
+    position = replace(saved.position, cursors={}, extra={})
+    return render(position, json.dumps(identity, separators=(",", ":")))
 
 
 def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> dict[str, Any]:

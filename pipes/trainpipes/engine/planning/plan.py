@@ -11,10 +11,13 @@ from functools import cached_property
 
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.counts import Counts
+from trainpipes.engine.planning.growing import grows, listed_files, refuse_repeat, versions
 from trainpipes.engine.planning.inputs import Inputs, Schemas
 from trainpipes.engine.planning.layouts import Layouts
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import stages_within
 from trainpipes.kinds.tally import Tally
 from trainpipes.state.cursor import checksum
 from trainpipes.state.format import BatchSizes
@@ -38,6 +41,7 @@ class Plan:
         quiet: bool = False,
     ) -> Plan:
         """The plan of stages, which then belong to it. Raises ConfigError where they make no pipeline."""
+        refuse_repeat(stages)
         return Plan(Inputs(arrange(stages), source, schemas), quiet)
 
     def resized(self, sizes: BatchSizes | None, m: int | None = None) -> Plan:
@@ -77,6 +81,38 @@ class Plan:
         """What stages count, also those of the sources of a mix."""
         own = [tally for stage in self.chain.stages for tally in stage.tallies()]
         return own + [tally for part in self.mixed.values() for tally in part.tallies]
+
+    @cached_property
+    def grows(self) -> bool:
+        return grows(self.chain.stages)
+
+    @cached_property
+    def files(self) -> str | None:
+        """The files of folders that grow, for a state; None without such folders."""
+        return listed_files(self.inputs) if self.grows else None
+
+    @property
+    def growing(self) -> int:
+        """How many folders grow."""
+        return sum(bool(getattr(s, "grows", False)) for s in stages_within(self.chain.stages))
+
+    def require_fixed(self, what: str) -> None:
+        """Raise ConfigError for folders that grow, where files are listed once."""
+        if self.grows:
+            raise ConfigError(
+                f"list_files(refresh) must be left out with {what}, where files are listed once for all "
+                "epochs, got refresh='epoch'; use trainpipes.Loader"
+            )
+
+    @property
+    def files_if_open(self) -> str | None:
+        return self.files if self.inputs.is_open else None
+
+    def has_same_files(self, other: Plan) -> bool:
+        """Whether another plan of these stages has files of the same names, sizes and times."""
+        if not self.inputs.is_open or self.files != other.files:
+            return False
+        return versions(self.inputs) == versions(other.inputs)
 
     # Who may call what
 

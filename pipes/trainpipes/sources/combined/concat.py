@@ -40,6 +40,11 @@ class JoiningSource(CombiningSource):
     def chains(self) -> Sequence[Sequence[Stage]]:
         return [pipeline.stages for pipeline in self.pipelines]
 
+    def of_chains(self, chains: Sequence[Sequence[Stage]]) -> JoiningSource:
+        return self.replaced(
+            pipelines=[type(p)(c) for p, c in zip(self.pipelines, chains, strict=True)]
+        )
+
     @property
     def makes_objects(self) -> bool:  # type: ignore[override]
         return all(map(gives_objects, self.chains))

@@ -47,6 +47,8 @@ class FileList:
     cache: Store | None = None
     prefetch_bytes: int = PREFETCH_BYTES
     listed: tuple[Listed, ...] = ()
+    #: The names below what was listed, which are the same wherever that stands.
+    below: list[str] = field(default_factory=list, repr=False)
     _process: int = field(default_factory=os.getpid, repr=False)
     _machine: str = field(default_factory=platform.node, repr=False)
 
@@ -55,7 +57,7 @@ class FileList:
 
     def pick(self, index: IntArray) -> FileList:
         which = index.tolist()
-        texts = ("names", "paths", "stamps")
+        texts = ("names", "paths", "stamps", *(["below"] if self.below else []))
         chosen: dict[str, Any] = {name: [getattr(self, name)[i] for i in which] for name in texts}
         chosen |= {name: getattr(self, name)[index] for name in ("sizes", "system_of", "inodes")}
         return replace(self, **chosen)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import cache as once
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -50,10 +50,13 @@ class ListFiles(Source):
         cache_dir: a local folder that keeps remote bytes for later epochs and runs.
         cache_bytes: its limit, such as ``"500GB"``.
         prefetch_bytes: remote bytes that each process fetches ahead, such as ``"1GB"``.
+        refresh: "epoch" for folders that grow: each epoch has the files that stand there when it begins, on
+            rank 0 for all ranks. A state within an epoch names them, and a resume reads exactly these. Not
+            with ``repeat()``, and not in workers of a plain ``DataLoader``.
 
     Raises:
         ConfigError: no path is given, a file is named twice, or a folder holds files and output made of them.
-        MissingFilesError: nothing matches.
+        MissingFilesError: nothing matches, or a file of the epoch to be resumed is gone.
         UnreachableError: a server does not answer, or denies access.
         MissingExtraError: the package for a protocol is not installed.
 
@@ -67,7 +70,7 @@ class ListFiles(Source):
     """
 
     role = "files"
-    free = frozenset({"retry", "cache_dir", "cache_bytes", "prefetch_bytes"})
+    free = frozenset({"retry", "cache_dir", "cache_bytes", "prefetch_bytes", "refresh"})
 
     urls: Any
     _: KW_ONLY
@@ -77,7 +80,10 @@ class ListFiles(Source):
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int | str = "100GB"
     prefetch_bytes: int | str = PREFETCH_BYTES
+    refresh: Literal["epoch"] | None = None
 
+    #: The only files that are listed, by their names below what was listed.
+    only: ClassVar[tuple[str, ...] | None] = None
     _known: ClassVar[FileList | None] = None
 
     @staticmethod
@@ -110,6 +116,14 @@ class ListFiles(Source):
             return suffixes
         return (self.suffix,) if isinstance(self.suffix, str) else self.suffix
 
+    @property
+    def grows(self) -> bool:  # type: ignore[override]
+        return self.refresh is not None
+
+    def fresh(self) -> ListFiles:
+        stage = super().fresh()
+        return stage if self.only is None else _with(stage, self.only)
+
     @made_once
     def _listed(self) -> dict[str, FileList]:
         return {}
@@ -139,8 +153,11 @@ class ListFiles(Source):
         found = requests.map(find, range(len(urls)), 16)
         systems: list[Any] = []
         rows: dict[str, tuple[str, str, int, Reported]] = {}
+        below: dict[str, str] = {}
         listed = []
-        for url, (system, _), (files, wanted) in zip(urls, opened, found, strict=True):
+        for which, (url, (system, _), (files, wanted)) in enumerate(
+            zip(urls, opened, found, strict=True)
+        ):
             if not any(system is one for one in systems):
                 systems.append(system)
             number = next(n for n, one in enumerate(systems) if one is system)
@@ -154,8 +171,13 @@ class ListFiles(Source):
                         path=name,
                     )
                 rows[name] = url, path, number, about
+                below[f"{which}/{_below(path, wanted)}"] = name
                 if about.stamp.startswith("Last-Modified="):
                     _say_no_etag("/".join(name.split("/")[:3]))
+        if self.only is not None:
+            self._require_all(below)
+            below = {key: below[key] for key in self.only}
+            rows = {name: rows[name] for name in below.values()}
         _, paths, system_of, reported = zip(*rows.values(), strict=True)
         return FileList(
             list(rows),
@@ -169,7 +191,19 @@ class ListFiles(Source):
             self._cache(),
             byte_count(self.prefetch_bytes, "list_files(prefetch_bytes)"),
             tuple(listed),
+            list(below),
         )
+
+    def _require_all(self, below: Mapping[str, str]) -> None:
+        only = self.only or ()
+        gone = [key.split("/", 1)[1] for key in only if key not in below]
+        if gone:
+            raise MissingFilesError(
+                f"{self}: an epoch must have all files that it began with, and {len(gone):,} of "
+                f"{len(only):,} are not there, such as {gone[0]!r}; put them back, on all ranks, or "
+                "load a state of an epoch's start, which lists the files again",
+                path=gone[0],
+            )
 
     def _cache(self) -> Store | None:
         root = cache.folder(self.cache_dir) if self.cache_dir is not None else None
@@ -183,6 +217,16 @@ class ListFiles(Source):
         return PathSource(self.files())
 
 
+def _with(stage: ListFiles, only: tuple[str, ...]) -> ListFiles:
+    vars(stage)["only"] = only
+    return stage
+
+
+def _below(path: str, wanted: Wanted | None) -> str:
+    """A file's name below the folder that was listed; of a file that was named, its last part."""
+    return path.rsplit("/", 1)[-1] if wanted is None else path.removeprefix(wanted.root).lstrip("/")
+
+
 @once
 def _say_no_etag(server: str) -> None:
     log.warning("%s gives no ETag: changes are seen by Last-Modified and size", hidden(server))
@@ -190,24 +234,24 @@ def _say_no_etag(server: str) -> None:
 
 class PathSource(RowSource):
     def __init__(self, files: FileList) -> None:
-        self._files = files
+        self.files = files
         self.lengths = np.array([len(files)], dtype=np.int64)
         self.row_bytes = 64.0 + sum(map(len, files.names)) / max(1, len(files))
 
     def read(self, block: int, start: int, stop: int) -> list[Any]:
-        return self._files.names[start:stop]
+        return self.files.names[start:stop]
 
     def place(self, block: int, row: int) -> Place:
-        return Place(path=self._files.names[row])
+        return Place(path=self.files.names[row])
 
     def fingerprint(self) -> dict[str, Any]:
-        sizes = self._files.sizes.tolist()
-        names = self._files.relative_names()
+        sizes = self.files.sizes.tolist()
+        names = self.files.relative_names()
         lines = [f"{name}\0{size}" for name, size in zip(names, sizes, strict=True)]
         return {"files": len(lines), "bytes": sum(sizes), "digests": digests(lines)}
 
     def describe(self) -> list[tuple[str, str]]:
-        return [("files", f"{len(self._files):,}")]
+        return [("files", f"{len(self.files):,}")]
 
 
 class StorageOptions(dict[str, Any]):

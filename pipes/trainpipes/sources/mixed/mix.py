@@ -146,6 +146,10 @@ class Mix(MixingSource):
     def chains(self) -> Sequence[Sequence[Stage]]:
         return [pipeline.stages for pipeline in self.sources.values()]
 
+    def of_chains(self, chains: Sequence[Sequence[Stage]]) -> Mix:
+        pairs = zip(self.sources.items(), chains, strict=True)
+        return self.replaced(sources={name: type(p)(chain) for (name, p), chain in pairs})
+
     @property
     def makes_objects(self) -> bool:  # type: ignore[override]
         return all(map(gives_objects, self.chains))

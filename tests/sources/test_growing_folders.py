@@ -1,0 +1,318 @@
+"""list_files(refresh="epoch"): each epoch has the files that stand there when it begins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import trainpipes as tp
+from trainpipes.testing import check_resume
+
+ROWS = 24
+
+
+def write(folder: Path, number: int) -> None:
+    rows = pa.table({"x": range(ROWS * number, ROWS * (number + 1))})
+    pq.write_table(rows, folder / f"day-{number}.parquet", row_group_size=6)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path, 0)
+    return tmp_path
+
+
+def growing(folder: Path, **options: Any) -> tp.Pipeline:
+    files = tp.list_files(folder / "*.parquet", refresh="epoch", **options)
+    return files.read_parquet().sharding_filter(4).shuffle(20, seed=0)
+
+
+def counted(folder: Path) -> tp.Pipeline:
+    return growing(folder).batch(4)
+
+
+def filtered(folder: Path) -> tp.Pipeline:
+    return growing(folder).filter(lambda row: row["x"] % 3 > 0).batch(4)
+
+
+def packed(folder: Path) -> tp.Pipeline:
+    return growing(folder).map(lambda row: {"input_ids": [row["x"]] * 3}).pack(7).batch(2)
+
+
+def mixed(folder: Path) -> tp.Pipeline:
+    fixed = tp.from_arrow(pa.table({"x": range(1000, 1030)}))
+    files = tp.list_files(folder / "*.parquet", refresh="epoch").read_parquet().shuffle(20)
+    pipe = tp.mix({"z": files, "a": fixed}, weights={"z": 1, "a": 1})
+    return pipe.sharding_filter(2).batch(4)
+
+
+def joined(folder: Path) -> tp.Pipeline:
+    fixed = tp.from_arrow(pa.table({"x": range(1000, 1030)}))
+    files = tp.list_files(folder / "*.parquet", refresh="epoch").read_parquet()
+    return (fixed + files).sharding_filter(2).shuffle(20).batch(4)
+
+
+def cached(folder: Path) -> tp.Pipeline:
+    files = tp.list_files(folder / "*.parquet", refresh="epoch").read_parquet()
+    return files.map(lambda row: {"x": row["x"]}).cache().shuffle(20).batch(4)
+
+
+Make = Callable[[Path], tp.Pipeline]
+ALL = [counted, filtered, packed, mixed, joined, cached]
+
+
+def numbers(batches: Any) -> list[int]:
+    return sorted({row["x"] for batch in batches for row in batch} - set(range(1000, 1030)))
+
+
+def test_each_of_ten_epochs_has_the_files_that_stood_there_when_it_began(folder: Path) -> None:
+    loader = tp.Loader(counted(folder))
+    for epoch in range(10):
+        seen = []
+        for step, batch in enumerate(loader):
+            if not step:
+                write(folder, epoch + 1)
+            seen.append(batch)
+        assert numbers(seen) == list(range(ROWS * (epoch + 1)))
+        assert len(loader) == len(seen) == 6 * (epoch + 1)
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_a_resume_reads_the_files_of_its_epoch_and_the_next_epoch_lists_again(
+    folder: Path, make: Make
+) -> None:
+    write(folder, 1)
+    loader = tp.Loader(make(folder))
+    list(loader)
+    write(folder, 2)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    write(folder, 3)
+    rest, after = list(batches), list(loader)
+    if make is counted:
+        assert 3 * ROWS not in numbers(rest)
+        assert numbers(after) == list(range(4 * ROWS))
+    for resumed in (tp.Loader(make(folder)), tp.Loader(make(folder), num_workers=1), make(folder)):
+        resumed.load_state_dict(state)
+        assert list(resumed) == rest
+        assert list(resumed) == after
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_check_resume_passes(folder: Path, make: Make) -> None:
+    write(folder, 1)
+    check_resume(make(folder), epochs=2, processes=1)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_persistent_workers_of_the_epoch_before_are_not_used_with_new_files(
+    folder: Path, method: str
+) -> None:
+    loader = tp.Loader(
+        counted(folder), num_workers=2, persistent_workers=True, multiprocessing_context=method
+    )
+    assert numbers(loader) == list(range(ROWS))
+    idle: Any = loader._workers._idle
+    assert numbers(loader) == list(range(ROWS))
+    kept: Any = loader._workers._idle
+    assert kept[1] is idle[1]  # no file came: the same processes go on
+    write(folder, 1)
+    assert numbers(loader) == list(range(2 * ROWS))
+
+
+def test_an_end_of_an_epoch_loads_though_its_files_are_gone(folder: Path) -> None:
+    loader = tp.Loader(counted(folder))
+    list(loader)
+    state = loader.state_dict()
+    write(folder, 1)
+    (folder / "day-0.parquet").unlink()
+    resumed = tp.Loader(counted(folder))
+    resumed.load_state_dict(state)
+    assert numbers(resumed) == list(range(ROWS, 2 * ROWS))
+    assert resumed.state_dict()["epoch"] == 2
+
+
+def test_the_end_of_an_epoch_without_counts_goes_on_with_new_files(folder: Path) -> None:
+    loader = tp.Loader(filtered(folder))
+    list(loader)
+    state = loader.state_dict()
+    assert state["m"] > 0
+    write(folder, 1)
+    resumed = tp.Loader(filtered(folder))
+    resumed.load_state_dict(state)
+    assert numbers(resumed) == [x for x in range(2 * ROWS) if x % 3]
+    assert resumed.state_dict()["epoch"] == 1
+
+
+def test_a_file_of_the_epoch_that_is_gone_is_named(folder: Path) -> None:
+    loader = tp.Loader(counted(folder))
+    next(iter(loader))
+    state = loader.state_dict()
+    write(folder, 1)
+    (folder / "day-0.parquet").unlink()
+    with pytest.raises(tp.MissingFilesError, match=r"1 of 1 are not there, such as 'day-0"):
+        tp.Loader(counted(folder)).load_state_dict(state)
+
+
+def test_a_file_of_the_epoch_that_has_changed_is_refused(folder: Path) -> None:
+    loader = tp.Loader(counted(folder))
+    next(iter(loader))
+    state = loader.state_dict()
+    pq.write_table(pa.table({"x": range(30)}), folder / "day-0.parquet")
+    with pytest.raises(tp.StateError, match="data"):
+        tp.Loader(counted(folder)).load_state_dict(state)
+
+
+def test_a_file_that_is_rewritten_between_epochs_is_read_as_it_is(folder: Path) -> None:
+    loader = tp.Loader(counted(folder))
+    assert numbers(loader) == list(range(ROWS))
+    pq.write_table(pa.table({"x": range(100, 130)}), folder / "day-0.parquet")
+    assert numbers(loader) == list(range(100, 130))
+
+
+def test_the_folder_may_move_between_saving_and_loading(folder: Path, tmp_path: Path) -> None:
+    loader = tp.Loader(counted(folder))
+    batches = iter(loader)
+    next(batches)
+    state, rest = loader.state_dict(), list(batches)
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for number in range(3):
+        write(moved, number)
+    resumed = tp.Loader(counted(moved))
+    resumed.load_state_dict(state)
+    assert list(resumed) == rest
+
+
+def test_a_damaged_list_in_a_state_is_refused(folder: Path) -> None:
+    loader = tp.Loader(counted(folder))
+    next(iter(loader))
+    state = {**loader.state_dict(), "files": "?"}
+    with pytest.raises(tp.StateError, match="files: damaged"):
+        tp.Loader(counted(folder)).load_state_dict(state)
+
+
+def test_two_iterators_keep_the_files_of_their_own_epochs(folder: Path) -> None:
+    loader = tp.Loader(counted(folder))
+    first = iter(loader)
+    seen = [next(first)]
+    write(folder, 1)
+    second = iter(loader)
+    other = [next(second)]
+    state = first.state_dict()
+    seen += first
+    assert numbers(seen) == list(range(ROWS))
+    assert numbers([*other, *second]) == list(range(2 * ROWS))
+    resumed = tp.Loader(counted(folder))
+    resumed.load_state_dict(state)
+    assert list(resumed) == seen[1:]
+
+
+def test_a_stateful_loader_without_workers_resumes(folder: Path) -> None:
+    loader: Any = StatefulDataLoader(counted(folder), batch_size=None)
+    batches = iter(loader)
+    next(batches)
+    state, rest = loader.state_dict(), list(batches)
+    write(folder, 1)
+    resumed: Any = StatefulDataLoader(counted(folder), batch_size=None)
+    resumed.load_state_dict(state)
+    assert list(resumed) == rest
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_workers_of_a_plain_loader_are_refused_by_name(folder: Path, kind: Any) -> None:
+    with pytest.raises(tp.TopologyError, match=r"list_files\(refresh\).*trainpipes.Loader"):
+        list(kind(counted(folder), batch_size=None, num_workers=2))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: growing(folder).repeat().batch(4),
+        lambda folder: growing(folder).batch(4).repeat(2),
+        lambda folder: mixed(folder).repeat(),
+        lambda folder: tp.mix({"a": tp.list_files(folder, refresh="epoch").read_parquet()}, stop="repeat")
+        .batch(2),
+    ],
+)  # fmt: skip
+def test_repeat_is_refused_by_name(folder: Path, make: Make) -> None:
+    with pytest.raises(tp.ConfigError, match=r"refresh='epoch'.*(repeat|mix)\("):
+        make(folder)
+
+
+def test_ranks_without_a_process_group_are_refused(folder: Path) -> None:
+    pipe = counted(folder).distributed(rank=0, world_size=2)
+    with pytest.raises(tp.TopologyError, match=r"list_files\(refresh\).*init_process_group"):
+        next(iter(pipe))
+
+
+def test_nodes_are_refused_by_name(folder: Path) -> None:
+    files: Any = tp.nodes.ListFiles(str(folder), refresh="epoch")
+    with pytest.raises(tp.ConfigError, match=r"list_files\(refresh\).*nodes"):
+        tp.nodes.ReadParquet(files).reset()
+
+
+def test_to_hf_is_refused_by_name(folder: Path) -> None:
+    pytest.importorskip("datasets")
+    with pytest.raises(tp.ConfigError, match=r"list_files\(refresh\).*to_hf\(\)"):
+        tp.list_files(folder, refresh="epoch").read_parquet().to_hf()
+
+
+def test_peek_shows_the_first_batch_of_the_epoch_to_come(folder: Path) -> None:
+    loader = tp.Loader(counted(folder))
+    list(loader)
+    write(folder, 1)
+    assert loader.peek() == next(iter(loader))
+
+
+def test_a_position_can_be_computed_and_explained(folder: Path) -> None:
+    write(folder, 1)
+    pipe = counted(folder)
+    assert "refresh='epoch'" in str(pipe.explain())
+    batches = list(pipe)
+    resumed = counted(folder)
+    resumed.load_state_dict(pipe.state_at(3))
+    assert list(resumed) == batches[3:]
+
+
+def test_the_option_is_written_to_a_config(folder: Path) -> None:
+    path = folder / "pipeline.yaml"
+    assert "refresh: epoch" in counted(folder).to_yaml(path)
+    assert tp.load(path) == counted(folder)
+
+
+def test_another_value_is_refused() -> None:
+    with pytest.raises(tp.ConfigError, match="refresh"):
+        tp.list_files("x", refresh="step")  # type: ignore[arg-type]
+
+
+def test_names_that_a_state_has_no_room_for_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainpipes.engine.planning.growing.MOST_TEXT", 10)
+    with pytest.raises(
+        tp.ConfigError, match=r"list_files\(refresh\).*1 files; .*list_files\(names\)"
+    ):
+        next(iter(counted(folder)))
+
+
+def test_states_of_ranks_merge_with_their_files(folder: Path) -> None:
+    loader = tp.Loader(filtered(folder))
+    next(iter(loader))
+    state = loader.state_dict()
+    merged = tp.merge_states([state])
+    assert merged["files"] == state["files"]
+    write(folder, 1)
+    resumed = tp.Loader(filtered(folder))
+    resumed.load_state_dict(merged)
+    assert resumed.state_dict()["files"] == state["files"]
