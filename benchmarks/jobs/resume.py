@@ -13,7 +13,7 @@ from benchmarks.race import Make
 from benchmarks.settings import Spec
 
 TITLE = "First batch from cold and after a resume, ms"
-TEXT = SLOW = ONCE = MEMORY = False
+TEXT = SLOW = MANY = ONCE = MEMORY = False
 ENTRIES = (
     "ours", "ours-workers", "blog-stateful", "nodes", "hf", "hf-arrow", "grain", "mosaic",
     "litdata", "lance",

@@ -12,7 +12,7 @@ from benchmarks.race import Make
 from benchmarks.settings import Spec
 
 TITLE = "A whole epoch, pretokenised: rows, memory, state"
-TEXT = SLOW = False
+TEXT = SLOW = MANY = False
 ONCE = MEMORY = True
 ENTRIES = (
     "ours", "ours-workers", "blog-stateful", "blog-workers", "nodes", "hf", "hf-arrow",
