@@ -371,7 +371,7 @@ def steady(folder: Path, megabytes: int, workers: int, rate: float) -> Steady:
 
 
 def waiting(folder: Path, megabytes: int, workers: int, rate: float) -> float:
-    """The share of its time that a trainer waits which needs half of the bandwidth, after ``WARM`` batches."""
+    """The share of its time that a trainer waits that needs half of the bandwidth, after ``WARM`` batches."""
     step = 4 * IDS * BATCH / (rate / 2)
     with store(folder, rate) as served:
         loader = tp.Loader(
@@ -433,7 +433,9 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--rate", type=float, default=RATE / 1e6, help="MB/s")
     parser.add_argument("--only", nargs="*", choices=FORMATS, default=list(FORMATS))
-    parser.add_argument("--steady", type=int, default=1500, help="MB of rows that are shuffled; 0: none")
+    parser.add_argument(
+        "--steady", type=int, default=1500, help="MB of rows that are shuffled; 0: none"
+    )
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -463,8 +465,8 @@ def tell_steady(folder: Path, megabytes: int, rate: float) -> None:
     for workers in (0, 2):
         found = steady(folder, megabytes, workers, rate / 2)
         print(
-            f"steady, {workers} workers: {found.share:.2f} of {rate / 2e6:g} MB/s; first batch {found.first:.2f} "
-            f"times two answers and a row group; of the median the slowest {STRETCH} s "
+            f"steady, {workers} workers: {found.share:.2f} of {rate / 2e6:g} MB/s; first batch "
+            f"{found.first:.2f} times two answers and a row group; of the median the slowest {STRETCH} s "
             f"{found.slowest(STRETCH):.2f}, the slowest second {found.slowest(1):.2f}; batches in each second"
         )
         print(f"    {' '.join(map(str, found.seconds))}")

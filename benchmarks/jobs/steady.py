@@ -33,7 +33,7 @@ COLUMNS = (
 STRETCHES = 16
 
 
-def measure(make: Make, spec: Spec) -> dict[str, Any]:
+def measure(make: Make, _: Spec) -> dict[str, Any]:
     """An epoch of all files, then one of a part of them, which the shuffle mixes as a whole."""
     contestant = make()
     told, before = contestant.told(), resident("VmRSS")
