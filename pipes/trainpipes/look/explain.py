@@ -217,9 +217,7 @@ def _window_rows(plan: Plan) -> int | None:
     layout = plan.layouts.usual
     if not isinstance(layout, Layout) or not plan.inputs.epoch_rows:
         return None
-    ends = (0, layout.num_spans - 1)
-    spans = [(*layout.span(span), layout.num_windows(span)) for span in ends]
-    return max((-(-(stop - start) // count) for start, stop, count in spans if count), default=0)
+    return max(layout.mixed_rows(span) for span in (0, layout.num_spans - 1))
 
 
 def _window_bytes(plan: Plan, processes: int) -> int | None:

@@ -74,13 +74,14 @@ class Layouts:
             cutting = [s for s in chain.after if s.role in ("pack", "batch") and not s.keeps_rows]
             if buffer is None and cutting:
                 rows = max(rows, STREAM_ROWS)  # batches have other rows than these
-            return StreamLayout(size, shards, rows, self.whole)
+            return StreamLayout(size, shards, rows, self.whole, shuffled=buffer is not None)
         drawn = chain.drawn is not None
         window = (DRAWN_ROWS if drawn else READ_ROWS) if buffer is None else buffer
         stride = drawn or (chain.shard is not None and chain.shard.split == "stride")
         layout = Layout(
             self.inputs.epoch_rows or 0, size, shards, window, 1 if buffer is None else buffer,
             whole=self.whole, rolling=chain.rolling, stride=stride, lanes=self.lanes,
+            grows=buffer is not None,
         )  # fmt: skip
         return replace(layout, window_limit=self._window_limit(layout.num_spans))
 

@@ -217,7 +217,7 @@ class Windows:
             if not read:  # how large they are is not known yet
                 return
             self._moved = False
-            row_bytes = max(window.nbytes / max(1, len(window)) for window in read)
+            row_bytes = sum(window.nbytes for window in read) / max(1, sum(map(len, read)))
             largest = max(window.nbytes for window in read)
 
             def size(window: Window) -> float:
