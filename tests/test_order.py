@@ -109,9 +109,7 @@ def test_windows_partition_a_span_and_none_is_empty(layout: Layout) -> None:
 
 @examples(300)
 @given(cut_layouts(), st.data())
-def test_windows_of_spans_of_any_length_partition_them(
-    layout: Layout, data: st.DataObject
-) -> None:
+def test_windows_of_spans_of_any_length_partition_them(layout: Layout, data: st.DataObject) -> None:
     for span, (start, stop) in enumerate(spans_of(layout)):
         edges = windows_of(layout, span)
         assert [a for a, _ in edges] == [0, *[b for _, b in edges]][: len(edges)]

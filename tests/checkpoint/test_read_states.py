@@ -182,7 +182,7 @@ def test_nothing_is_there(tmp_path):
         ({"a": 1}, "a dict without the key 'trainpipes' ('a')"),
         ({"root": {}, "num_yielded": 3}, "the state of a torchdata.nodes.Loader"),
         ([1, 2], "holds no state of trainpipes: it holds [1, 2]"),
-        ({"trainpipes": 2}, "a dict without the key 'm' ('trainpipes')"),
+        ({"trainpipes": 2}, "a dict without the key 'batches' ('trainpipes')"),
     ],
 )
 def test_what_another_library_saved_is_named(value, said, tmp_path):
