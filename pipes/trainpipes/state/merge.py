@@ -90,8 +90,8 @@ def _same(positions: list[Position], name: str, key: str | None = None) -> None:
         found = getattr(position, name)
         if found != first:
             raise StateError(
-                f"{key or name}: state 0 has {first}, state {number} has {found}; merge states that one run saved "
-                "after the same step"
+                f"{key or name}: state 0 has {first}, state {number} has {found}; merge states that one run "
+                "saved after the same step"
             )
 
 
