@@ -91,7 +91,8 @@ def slots_before(m: int, shard: int, num_shards: int) -> int:
     return max(0, -(-(m - shard) // num_shards))
 
 
-class EqualWindows(NamedTuple):
+@dataclass(frozen=True)
+class EqualWindows:
     """Windows of about the same number of rows."""
 
     rows: int
@@ -106,7 +107,8 @@ class EqualWindows(NamedTuple):
         return window * self.rows // self.count
 
 
-class GrowingWindows(NamedTuple):
+@dataclass(frozen=True)
+class GrowingWindows:
     """Windows of a span that begin small and grow to ``size`` rows; the last one has up to ``last``.
 
     One curve has the starts of all spans' windows. Span g of G has those at v = j + (g + 1/2) / G
