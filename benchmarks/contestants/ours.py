@@ -50,6 +50,10 @@ class Trainpipes(Contestant):
     def epoch(self) -> Iterator[Batch]:
         return iter(self.loader)
 
+    def told(self) -> int | None:
+        found: int | None = self.loader.explain().memory_bytes
+        return found
+
     def state(self) -> Any:
         return self.loader.state_dict()
 
