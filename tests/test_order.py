@@ -165,22 +165,26 @@ def test_no_window_of_a_shuffle_is_short_where_a_span_has_fewer_than_three_buffe
             assert min(sizes) >= layout.window_rows
 
 
-@examples(100)
+@examples(200)
 @given(
-    buffer=st.integers(500, 50_000),
-    buffers=st.floats(3, 40),
+    buffer=st.integers(1000, 50_000),
+    buffers=st.one_of(st.floats(3, 3.1), st.floats(3.1, 5), st.floats(3.1, 40)),
     num_shards=st.sampled_from([12, 24, 48, 96]),
-    batch_size=st.integers(1, 64),
+    batches=st.integers(200, 1000),
 )
-def test_windows_that_begin_within_a_part_of_an_epoch_have_about_twice_its_rows_at_most(
-    buffer: int, buffers: float, num_shards: int, batch_size: int
+def test_windows_that_begin_within_a_24th_of_an_epoch_have_twice_its_rows_at_most(
+    buffer: int, buffers: float, num_shards: int, batches: int
 ) -> None:
+    """Spans end with a batch, so some are a batch longer: of ``batches`` in a buffer, that is little.
+
+    24 spans of hardly more than three buffers go above: within 1/24, windows begin 6.4 spans apart on
+    average, so 7 may begin, each of at most 0.89 buffers on average. 7 * 0.89 / 24 is 2.06 of 3 / 24.
+    """
     rows = int(buffer * buffers) * num_shards
-    layout = Layout(rows, batch_size, num_shards, buffer, buffer, grows=True)
+    layout = Layout(rows, buffer // batches, num_shards, buffer, buffer, grows=True)
     begins = []
     for span, (start, stop) in enumerate(spans_of(layout)):
         begins += [(a / (stop - start), b - a) for a, b in windows_of(layout, span)]
-    assume(layout.num_spans == num_shards)
     assume(min(stop - start for start, stop in spans_of(layout)) >= 3 * buffer)
     begins.sort()
     places = np.array([place for place, _ in begins])
@@ -188,7 +192,7 @@ def test_windows_that_begin_within_a_part_of_an_epoch_have_about_twice_its_rows_
     part = 1 / min(24, num_shards)
     ends = np.searchsorted(places, places + part)
     most = (before[ends] - before[:-1]).max()
-    assert most <= 2.03 * part * rows
+    assert most <= (2.06 if buffers < 3.1 else 2.0) * part * rows
 
 
 def test_a_first_window_is_a_sixteenth_of_the_buffer() -> None:

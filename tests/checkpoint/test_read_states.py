@@ -57,6 +57,18 @@ def refused(path: Path) -> str:
 # Layouts
 
 
+def test_a_state_of_an_older_format_is_found_and_refused_by_its_format(tmp_path: Path) -> None:
+    old = {**state(), "trainpipes": 1}
+    old["m"] = old.pop("batches")
+    path = save({"model": 1, "loader": old}, tmp_path / "old.pt", "torch")
+    (found,) = read_states(path)
+    (fit,) = fits([found], counted())
+    with pytest.raises(tp.StateError) as error:
+        summarize(found)
+    assert fit.problem == str(error.value)
+    assert "format must be 2, got 1, in which rows come in another order" in fit.problem
+
+
 @pytest.mark.parametrize("layout", ["torch", "json", "dcp"])
 @pytest.mark.parametrize(
     ("wrap", "keys"),

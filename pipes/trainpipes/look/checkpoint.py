@@ -233,7 +233,7 @@ def _states_in(value: Any, path: str) -> Iterator[FoundState]:
 
 def _found(value: Any, path: str, keys: str) -> FoundState | None:
     names = value.keys() if isinstance(value, Mapping) else set()
-    if {"trainpipes", "batches"} <= names:
+    if {"trainpipes", "epoch", "num_shards"} <= names:  # in all formats
         return FoundState(path, keys, value)
     if names == {"trainpipes", "type"}:
         return FoundState(path, keys, problem=OF_DATASETS)

@@ -154,9 +154,10 @@ def read(state: Any) -> Saved:
         )
     version = state["trainpipes"]
     if type(version) is not int or version != FORMAT:
+        why = ", in which rows come in another order" if shown(version) == "1" else ""
         raise StateError(
-            f"trainpipes: the state's format must be {FORMAT}, got {shown(version)}, in which rows come in "
-            "another order; load it with the trainpipes that wrote it, or start a new run"
+            f"trainpipes: the state's format must be {FORMAT}, got {shown(version)}{why}; "
+            "load it with the trainpipes that wrote it, or start a new run"
         )
     epoch, m = _integer(state, "epoch", MOST_PASSES), _integer(state, "batches", MOST_COUNTED)
     num_shards = _integer(state, "num_shards", MOST_COUNTED, 1)
