@@ -122,6 +122,30 @@ def test_epochs_that_move_shards_to_other_spans_hold_no_more(monkeypatch, filter
     assert most[0] <= 8 // ranks
 
 
+@pytest.mark.parametrize("filtered", [False, True])
+def test_after_a_resume_only_windows_under_way_are_read_for_the_batches_to_come(monkeypatch, filtered):
+    pipe = rows(24_000).sharding_filter(4).shuffle(500)  # 4 spans of 14 windows
+    pipe = (pipe.filter(lambda row: True, version="1") if filtered else pipe).batch(20)
+    whole = tp.Loader(pipe, threads=0)
+    batches = iter(whole)
+    for number in range(1, 1100):
+        expected = next(batches)
+        if number % 77:
+            continue
+        state = whole.state_dict()
+        expected = [next(batches) for _ in range(4)]
+        with monkeypatch.context() as patched:
+            read, _ = watched(patched)
+            loader = tp.Loader(pipe, threads=0)
+            loader.load_state_dict(state)
+            again = iter(loader)
+            for done, batch in enumerate(expected, 1):
+                assert next(again) == batch
+                # of each span its own; two where a batch has rows of both
+                assert len(read) <= 2 * done
+                assert sum(read) <= 2000 * done
+
+
 class OneGroup(tp.Source):
     """1,000 rows in one block, which is read from its start to where it is asked for."""
 
