@@ -81,6 +81,8 @@ PROMISES = (
     least("the same, slowest later stretch / median", 0.7, (("steady", "ours", "slowest"),), where=STEADY),
     most("the same, peak memory / what explain() says, two threads and none", 1.5,
          (("steady", "ours", "of told"), ("steady", "ours-serial", "of told")), where=STEADY),
+    most("the same, 8 ranks that wait for the slowest / the mean one", 1.1,
+         (("steady", "ours", "slowest rank"),), where=STEADY),
     least("an epoch that is mixed as a whole, of the scan", 0.35, (("steady", "ours", "once"),),
           (("steady", "scan-two", "once"),), where=STEADY),
     least("the same, two threads / none", 1.1, (("steady", "ours", "once"),),

@@ -425,7 +425,9 @@ def test_a_state_of_the_old_order_is_refused_by_its_format() -> None:
     old = {**new, "trainpipes": 1, "m": new["batches"]}
     del old["batches"]
     told = refusal(pipeline(), old)
-    assert f"format must be {FORMAT}, got 1, in which rows come in another order; load it with" in told
+    assert (
+        f"format must be {FORMAT}, got 1, in which rows come in another order; load it with" in told
+    )
 
 
 @pytest.mark.parametrize("key", ["epoch", "batches", "num_shards", "pipeline"])

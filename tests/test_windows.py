@@ -123,7 +123,9 @@ def test_epochs_that_move_shards_to_other_spans_hold_no_more(monkeypatch, filter
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-def test_after_a_resume_only_windows_under_way_are_read_for_the_batches_to_come(monkeypatch, filtered):
+def test_after_a_resume_only_windows_under_way_are_read_for_the_batches_to_come(
+    monkeypatch, filtered
+):
     pipe = rows(24_000).sharding_filter(4).shuffle(500)  # 4 spans of 14 windows
     pipe = (pipe.filter(lambda row: True, version="1") if filtered else pipe).batch(20)
     whole = tp.Loader(pipe, threads=0)

@@ -41,6 +41,10 @@ class Contestant:
         """Bytes that it says it will take, above imports."""
         return None
 
+    def ranks(self, world_size: int) -> list[Iterator[Batch]]:
+        """The next epoch, as so many ranks go through it."""
+        raise Cannot("")
+
     def state(self) -> Any:
         """Where it stands, after the batch given last."""
         raise Cannot("has no state")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants.contestant import Contestant
+from benchmarks.contestants.contestant import Cannot, Contestant
 from benchmarks.race import Make, rows_of
 from benchmarks.settings import Spec
 
@@ -19,6 +19,8 @@ MANY = True
 TEXT = SLOW = ONCE = MEMORY = False
 ENTRIES = ("ours", "ours-serial", "scan-two")
 QUICK = ENTRIES
+#: Ranks in one process; seconds of their trainer's step.
+RANKS, STEP = 8, 0.002
 COLUMNS = (
     ("rate", "rows/s", ",.0f"),
     ("cpu", "processor time a row, us", ".2f"),
@@ -26,6 +28,7 @@ COLUMNS = (
     ("slowest", "slowest later one / median", ".2f"),
     ("held", "peak memory above imports, MB", "MB"),
     ("of told", "the same / what explain() says", ".2f"),
+    ("slowest rank", f"{RANKS} ranks: steps that wait for the slowest / the mean one", ".2f"),
     ("once", "its files once, rows/s", ",.0f"),
     ("stretches", "1,000 rows/s, sixteenth by sixteenth", ""),
 )
@@ -51,7 +54,29 @@ def measure(make: Make, _: Spec) -> dict[str, Any]:
         "stretches": " ".join(f"{rate / 1e3:.0f}" for rate in rates),
         "once": once(type(contestant)(replace(contestant.data, many=False))),
     }
+    del contestant
+    found["slowest rank"] = slowest_rank(make())
     return found | {"of told": "" if told is None else held / told}
+
+
+def slowest_rank(contestant: Contestant) -> float | str:
+    """How long steps take that wait for the slowest of all ranks, over what the mean rank takes."""
+    try:
+        ranks = contestant.ranks(RANKS)
+    except Cannot as reason:
+        return str(reason)
+    slowest = mean = 0.0
+    while True:
+        waits = []
+        for batches in ranks:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            waits.append(time.perf_counter() - asked)
+            if batch is None:
+                return slowest / mean
+        slowest += STEP + max(waits)
+        mean += STEP + statistics.mean(waits)
+        time.sleep(STEP)
 
 
 def stretches(contestant: Contestant) -> Iterator[float]:

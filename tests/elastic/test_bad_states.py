@@ -210,8 +210,14 @@ def test_an_epoch_of_unknown_length_on_several_ranks_with_plain_workers_is_refus
         ),
         (lambda: [states(3)[0], states(3, shards=24)[1]], ("num_shards", "0 has 12", "1 has 24")),
         (lambda: states(2, [25, 24]), ("epoch", "0 has 1", "1 has 0", "the same step")),
-        (lambda: states(3, [4, 4, 3]), ("batches: state 0 has 12, state 2 has 9", "after the same step")),
-        (lambda: states(3, [0, 1, 1]), ("batches: state 0 has 0, state 1 has 3", "after the same step")),
+        (
+            lambda: states(3, [4, 4, 3]),
+            ("batches: state 0 has 12, state 2 has 9", "after the same step"),
+        ),
+        (
+            lambda: states(3, [0, 1, 1]),
+            ("batches: state 0 has 0, state 1 has 3", "after the same step"),
+        ),
     ],
     ids=["options", "data", "shards", "epochs", "a step behind", "not started"],
 )

@@ -70,7 +70,11 @@ class ShuffleQuality:
             ("neighbors kept", f"{kept:<10.4f}random: {min(1.0, 2 / n):.4f}"),
             ("files in a batch", f"{self.files_per_batch:<10.1f}random: {self.random_files_per_batch:.1f}"),
         ]  # fmt: skip
-        if self.window_rows and self.first_window_rows and self.first_window_rows < self.window_rows:
+        if (
+            self.window_rows
+            and self.first_window_rows
+            and self.first_window_rows < self.window_rows
+        ):
             first, later = self.first_window_rows, self.window_rows
             lines.append(("mixed together", f"{first:,} rows at first, {later:,} later"))
         return table(lines)
@@ -147,7 +151,10 @@ def order_quality(
     lengths = source.lengths
     if source.file_of_block is not None:
         lengths = np.bincount(source.file_of_block, weights=lengths).astype(np.int64)
-    found, layout = _measured(numbers, lengths, size, plan.inputs.epoch_rows), plan.layouts.of(epoch)
+    found, layout = (
+        _measured(numbers, lengths, size, plan.inputs.epoch_rows),
+        plan.layouts.of(epoch),
+    )
     if plan.chain.buffer is None or plan.chain.drawn is not None or not isinstance(layout, Layout):
         return found
     first = layout.window(0, 0)[1]
