@@ -148,6 +148,19 @@ def test_after_a_resume_only_windows_under_way_are_read_for_the_batches_to_come(
                 assert sum(read) <= 2000 * done
 
 
+@pytest.mark.parametrize("buffer", [1, 2, 7, 100])
+def test_the_first_batch_of_a_stream_waits_for_one_buffer(buffer):
+    came = []
+
+    def numbers():
+        for number in range(1000):
+            came.append(number)
+            yield number
+
+    next(iter(tp.Loader(tp.from_iterable(numbers).shuffle(buffer, seed=0), threads=0)))
+    assert len(came) <= buffer + 2  # which tell that the stream does not end there
+
+
 class OneGroup(tp.Source):
     """1,000 rows in one block, which is read from its start to where it is asked for."""
 
