@@ -202,7 +202,7 @@ def windows_of(spec: Spec, rows: list[int], place: Fraction) -> list[list[int]]:
     size = READ_ROWS if spec.buffer_size is None else spec.buffer_size
     count = max(1, len(rows) // size)
     edges = [w * len(rows) // count for w in range(count + 1)]
-    if spec.buffer_size is not None and not spec.stride and count > 2 and len(rows) - 2 * size > 1:
+    if spec.buffer_size is not None and not spec.stride and count > 2 and size > 1:
         edges = growing(len(rows), size, place)
     return [rows[first:stop] for first, stop in pairwise(edges)]
 

@@ -195,6 +195,13 @@ def test_windows_that_begin_within_a_24th_of_an_epoch_have_twice_its_rows_at_mos
     assert most <= (2.06 if buffers < 3.1 else 2.0) * part * rows
 
 
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_a_buffer_of_one_row_mixes_none(rows: int) -> None:
+    layout = Layout(rows, 8, 4, window_rows=1, span_rows=1, grows=True)
+    for span in range(layout.num_spans):
+        assert all(stop - start == 1 for start, stop in windows_of(layout, span))
+
+
 def test_a_first_window_is_a_sixteenth_of_the_buffer() -> None:
     layout = Layout(24 * 133_333, 32, 24, 40_960, 40_960, grows=True)
     assert [b - a for a, b in windows_of(layout, 0)] == [

@@ -291,7 +291,8 @@ class Layout:
         if limit is not None:
             count = max(count, -(-rows // limit))
         count = min(count, rows)
-        if self.grows and not self.stride and count >= 3:
+        # A buffer of one row mixes none.
+        if self.grows and not self.stride and count >= 3 and self.window_rows > 1:
             size, last = self.window_rows, 2 * self.window_rows
             if limit is not None and limit < last:
                 size, last = max(1, min(size, limit * 6 // 7)), limit
