@@ -4,6 +4,7 @@ Written once into a folder, and again where its settings differ:
 
     ids/part-000.parquet ...     input_ids: list<int32>
     text/part-000.parquet ...    text: string
+    many/part-000.parquet ...    the files of ids, several times under other names
     tokenizer.json               byte-level BPE, trained on the same text
     made.json                    the settings; rows, tokens and digest of each
 """
@@ -11,6 +12,7 @@ Written once into a folder, and again where its settings differ:
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sysconfig
 from collections.abc import Iterator
@@ -41,6 +43,7 @@ class Sizes:
         buffer: rows of the shuffle buffer.
         files: files of each.
         groups: row groups of each file.
+        copies: of each file of ids in ``many``.
         vocabulary: of the tokenizer.
         corpus_bytes: of the standard library's source, at most; it is gone through again as needed,
             cut at other places.
@@ -51,13 +54,14 @@ class Sizes:
     buffer: int
     files: int = 8
     groups: int = 5
+    copies: int = 8
     vocabulary: int = 16_384
     corpus_bytes: int = 16 << 20
 
 
 FULL = Sizes(ids_rows=400_000, text_rows=100_000, buffer=40_960)
 QUICK = Sizes(ids_rows=100_000, text_rows=24_000, buffer=8_192)
-CHECK = Sizes(64_000, 16_000, 8_192, vocabulary=8_192, corpus_bytes=4 << 20)
+CHECK = Sizes(64_000, 16_000, 8_192, copies=16, vocabulary=8_192, corpus_bytes=4 << 20)
 TINY = Sizes(1_200, 600, 128, files=3, groups=4, vocabulary=600, corpus_bytes=200_000)
 
 
@@ -71,6 +75,7 @@ class Data:
         buffer: rows of the shuffle buffer.
         batch: rows of a batch.
         slow: from storage that takes 20 ms to answer.
+        many: the token ids as often as ``Sizes.copies`` says.
     """
 
     folder: Path
@@ -78,10 +83,11 @@ class Data:
     buffer: int
     batch: int = 32
     slow: bool = False
+    many: bool = False
 
     @property
     def kind(self) -> str:
-        return "text" if self.text else "ids"
+        return "text" if self.text else "many" if self.many else "ids"
 
     @property
     def column(self) -> str:
@@ -119,7 +125,7 @@ class Data:
 
 def make(folder: Path, sizes: Sizes, tell: Any = lambda _: None) -> None:
     """Write the data, unless it is there already."""
-    settings = {**asdict(sizes), "python": sysconfig.get_python_version(), "format": 1}
+    settings = {**asdict(sizes), "python": sysconfig.get_python_version(), "format": 2}
     made = folder / "made.json"
     if made.exists() and json.loads(made.read_text())["settings"] == settings:
         return
@@ -147,7 +153,20 @@ def make(folder: Path, sizes: Sizes, tell: Any = lambda _: None) -> None:
             count, tokens = count + len(held), tokens + len(ids.values)
             digest = (digest + of_ragged(ids)) % (1 << 64)
         found[kind] = {"rows": count, "tokens": tokens, "digest": f"{digest:016x}"}
+    copy(folder, sizes, found)
     made.write_text(json.dumps(found, indent=1))
+
+
+def copy(folder: Path, sizes: Sizes, found: dict[str, Any]) -> None:
+    """The files of ids again and again, at no more bytes on the disk."""
+    (folder / "many").mkdir()
+    for part in sorted((folder / "ids").iterdir()):
+        for number in range(sizes.copies):
+            os.link(part, folder / "many" / f"{part.stem}-{number:02d}.parquet")
+    once = found["ids"]
+    digest = int(once["digest"], 16) * sizes.copies % (1 << 64)
+    counts = {key: once[key] * sizes.copies for key in ("rows", "tokens")}
+    found["many"] = {**counts, "digest": f"{digest:016x}"}
 
 
 def source(most: int) -> str:

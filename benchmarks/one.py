@@ -43,7 +43,7 @@ def run(
             cls(Data(folder, text, settings.sizes.buffer)).convert()
             return {}
         task = job(name)
-        data = Data(folder, task.TEXT, settings.sizes.buffer, slow=task.SLOW)
+        data = Data(folder, task.TEXT, settings.sizes.buffer, slow=task.SLOW, many=task.MANY)
         states = folder / "states" / f"{entry}.pickle"
         spec = Spec(settings, round, states, ENTRIES[entry].group == "peer")
         found: dict[str, Any] = task.measure(lambda: cls(data), spec)

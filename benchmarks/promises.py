@@ -50,6 +50,7 @@ SPEED, DATASETS, PACKING, MIXING = (
     "docs/tokens.md",
     "docs/mixing.md",
 )
+STEADY = "benchmarks/jobs/steady.py"
 STATE, SCALE = "benchmarks/state.py", "benchmarks/scale.py"
 COLLATING = "benchmarks/collating.py"
 FORMATS = "docs/formats.md"
@@ -71,6 +72,21 @@ PROMISES = (
           rates("text", "blog"), where=SPEED),
     least("epoch 2 with .cache(), 88 times the row buffer", 50, (("epoch_two", "ours-cache", "two"),),
           rates("text", "blog"), where=SPEED),
+    # A steady stream.
+    least("a long epoch, of the two-thread scan", 0.40, rates("steady", "ours"),
+          rates("steady", "scan-two"), where=STEADY),
+    least("the same, two threads / none", 1.4, rates("steady", "ours"), rates("steady", "ours-serial"),
+          where=STEADY),
+    least("the same, first stretch / median", 0.5, (("steady", "ours", "first"),), where=STEADY),
+    least("the same, slowest later stretch / median", 0.7, (("steady", "ours", "slowest"),), where=STEADY),
+    most("the same, peak memory / what explain() says, two threads and none", 1.5,
+         (("steady", "ours", "of told"), ("steady", "ours-serial", "of told")), where=STEADY),
+    most("the same, 8 ranks that wait for the slowest / the mean one", 1.1,
+         (("steady", "ours", "slowest rank"),), where=STEADY),
+    least("an epoch that is mixed as a whole, of the scan", 0.35, (("steady", "ours", "once"),),
+          (("steady", "scan-two", "once"),), where=STEADY),
+    least("the same, two threads / none", 1.1, (("steady", "ours", "once"),),
+          (("steady", "ours-serial", "once"),), where=STEADY),
     # Memory maps.
     least("token file: as fast as nanoGPT's loop or faster, global order", 1,
           alone("memmap", "nanoGPT ms"), alone("memmap", "global ms"), where=DATASETS),

@@ -12,6 +12,10 @@ read-ahead  Large files, with the index there: the bytes that an epoch fetches a
             ``bare``, 16 plain connections that throw the bytes away: it is below 1 where the store lacks a
             core. If only ``bare`` is fast, the limit is the CPU of reading, which is shown in cores; with a
             lower ``--rate`` it no longer is.
+steady      Shuffled rows of 2,048 ids, 24 shards, at half of ``--rate``: batches in each second, the share of
+            the bandwidth over the epoch, the first batch over two answers and a row group, the slowest 5
+            seconds and the slowest second over the median; with 0 and 2 workers. Then, at ``--rate``, a
+            trainer that needs half of it: the share of its time that it waits after 100 batches.
 
 And how many requests the store gets for each row group of a shuffled epoch.
 """
@@ -24,6 +28,7 @@ import io
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -33,6 +38,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -43,11 +49,15 @@ import pyarrow.parquet as pq
 
 import trainpipes as tp
 
-__all__ = ["row_group_requests", "start_ratio", "store", "used_bandwidth"]
+__all__ = ["row_group_requests", "start_ratio", "steady", "store", "used_bandwidth", "waiting"]
 
 LATENCY, RATE, PIECE = 0.020, 100e6, 64 << 10
 LARGE = 16  # files of each format
 PART = 4 << 20  # bytes of a request
+#: Of the rows that are shuffled: ids in each, rows of a batch, row groups of a file.
+IDS, BATCH, GROUP = 2048, 32, 128
+#: Seconds of a stretch; batches before a trainer's waits are counted.
+STRETCH, WARM = 5, 100
 KEPT = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 64}
 
 
@@ -221,12 +231,12 @@ def row_group_requests(folder: Path) -> float:
 
 
 def parquet(folder: Path, each: int) -> None:
-    tokens = np.random.default_rng(0).integers(0, 50_000, (each // 8192, 2048), np.int32)
-    rows = pa.FixedSizeListArray.from_arrays(tokens.ravel(), 2048)
+    tokens = np.random.default_rng(0).integers(0, 50_000, (each // (4 * IDS), IDS), np.int32)
+    rows = pa.FixedSizeListArray.from_arrays(tokens.ravel(), IDS)
     for n in range(LARGE):
         pq.write_table(
             pa.table({"input_ids": rows.cast(pa.list_(pa.int32()))}), folder / f"{n}.parquet",
-            row_group_size=1 << 7, compression="none", use_dictionary=False,
+            row_group_size=GROUP, compression="none", use_dictionary=False,
         )  # fmt: skip
 
 
@@ -309,6 +319,79 @@ def used_bandwidth(folder: Path, name: str, megabytes: int, workers: int, rate: 
         return max(found, key=lambda one: one.share)
 
 
+@dataclass
+class Steady:
+    """Batches in each second of an epoch, and when the first one came.
+
+    Args:
+        seconds: batches in each.
+        took: of the whole epoch.
+        first: seconds to the first batch, over two answers and a row group.
+        share: of the store's bandwidth.
+    """
+
+    seconds: list[int]
+    took: float
+    first: float
+    share: float
+
+    def slowest(self, length: int) -> float:
+        """The slowest so many seconds, over the median of all seconds."""
+        counts = self.seconds[:-1] or self.seconds  # the last one is not whole
+        length = min(length, len(counts))
+        usual = max(1e-9, statistics.median(counts))
+        starts = range(len(counts) - length + 1)
+        return min(sum(counts[n : n + length]) for n in starts) / length / usual
+
+
+def shuffled(served: Served, there: Path, megabytes: int) -> tp.Pipeline:
+    """Rows of files on the store, each span of which has about eight windows; its index is made."""
+    if not there.exists():
+        there.mkdir()
+        parquet(there, megabytes * 10**6 // LARGE)
+    files = tp.list_files(f"s3://{there.name}", storage_options=served.options)
+    buffer = max(1, megabytes * 10**6 // (4 * IDS) // (24 * 15 // 2))
+    pipe = files.read_parquet(index=True).sharding_filter().shuffle(buffer).batch(BATCH)
+    len(pipe)
+    return pipe.pad_collate()
+
+
+def steady(folder: Path, megabytes: int, workers: int, rate: float) -> Steady:
+    """An epoch that is only read."""
+    there = folder / f"steady{megabytes}"
+    with store(folder, rate) as served:
+        loader = tp.Loader(shuffled(served, there, megabytes), num_workers=workers)
+        size, came = sum(file.stat().st_size for file in there.iterdir()), []
+        began = time.perf_counter()
+        for _ in loader:
+            came.append(time.perf_counter() - began)
+    least = 2 * LATENCY + 4 * IDS * GROUP / rate
+    seconds = np.bincount(np.array(came, dtype=np.int64)).tolist()
+    return Steady(seconds, came[-1], came[0] / least, size / rate / came[-1])
+
+
+def waiting(folder: Path, megabytes: int, workers: int, rate: float) -> float:
+    """The share of its time that a trainer waits that needs half of the bandwidth, after ``WARM`` batches."""
+    step = 4 * IDS * BATCH / (rate / 2)
+    with store(folder, rate) as served:
+        loader = tp.Loader(
+            shuffled(served, folder / f"steady{megabytes}", megabytes), num_workers=workers
+        )
+        waited, batches = 0.0, iter(loader)
+        for number in count():
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            now = time.perf_counter()
+            if number == WARM:
+                began, waited = asked, 0.0
+            waited += now - asked
+            if batch is None:
+                return waited / (now - began)
+            del batch
+            time.sleep(step)
+    raise AssertionError
+
+
 def cpu_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
@@ -350,6 +433,9 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--rate", type=float, default=RATE / 1e6, help="MB/s")
     parser.add_argument("--only", nargs="*", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument(
+        "--steady", type=int, default=1500, help="MB of rows that are shuffled; 0: none"
+    )
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -371,6 +457,21 @@ def main() -> None:
                     f"{used.bare:.2f}; the process that trains takes {used.cores:.2f} cores",
                     flush=True,
                 )
+        if args.steady:
+            tell_steady(folder, args.steady, args.rate * 1e6)
+
+
+def tell_steady(folder: Path, megabytes: int, rate: float) -> None:
+    for workers in (0, 2):
+        found = steady(folder, megabytes, workers, rate / 2)
+        print(
+            f"steady, {workers} workers: {found.share:.2f} of {rate / 2e6:g} MB/s; first batch "
+            f"{found.first:.2f} times two answers and a row group; of the median the slowest {STRETCH} s "
+            f"{found.slowest(STRETCH):.2f}, the slowest second {found.slowest(1):.2f}; batches in each second"
+        )
+        print(f"    {' '.join(map(str, found.seconds))}")
+        waits = waiting(folder, megabytes, workers, rate)
+        print(f"    a trainer that needs half of {rate / 1e6:g} MB/s waits {waits:.1%}", flush=True)
 
 
 if __name__ == "__main__":

@@ -117,9 +117,9 @@ def no_making_ahead() -> None:
 
 def no_reading_ahead() -> None:
     """A window is read when its first row is asked for."""
-    from trainpipes.engine.shards import shard_rows
+    from trainpipes.engine.planning import layouts
 
-    shard_rows.AHEAD_BYTES, shard_rows.AHEAD_SHARE = 0, 0.0
+    layouts.HELD_BYTES, layouts.HELD_SHARE = 0, 0.0
 
 
 def no_memory_of_tables() -> None:

@@ -112,9 +112,12 @@ TARGETS = (
         10, 20, (("epoch_two", "ours-cache", "two"),), rates("text", *PEERS),
     ),
     Target(
-        "first batch after a resume, the slowest of three, against cold",
-        1.5, 1.2, tuple(("resume", "ours", f"at {part}") for part in (0.1, 0.5, 0.9)),
-        (("resume", "ours", "cold"),), most=True,
+        "first batch after a resume, the slowest of three, s",
+        0.35, 0.2, tuple(("resume", "ours", f"at {part}") for part in (0.1, 0.5, 0.9)), most=True,
+    ),
+    Target(
+        "read before it with threads=0, of all bytes: windows of one span only",
+        0.35, 0.2, (("resume", "ours-serial", "read"),), most=True,
     ),
     Target(
         "one shard against 24",

@@ -82,7 +82,9 @@ def resealed(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state that was edited, with checksums that fit."""
     pipeline, _ = unsealed(state["pipeline"])
     tag = checksum(pipeline)
-    common = [state.get(key, "") for key in ("epoch", "m", "num_shards", "batch_sizes", "turn")]
+    common = [
+        state.get(key, "") for key in ("epoch", "batches", "num_shards", "batch_sizes", "turn")
+    ]
     texts = {"pipeline": sealed(pipeline, tag + checksum(pipeline, tag, *common))}
     for key in state:
         if key.startswith("shard-"):

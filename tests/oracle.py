@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from fractions import Fraction
+from itertools import islice, pairwise
 
 from trainpipes.engine.layout import permutation
 
@@ -185,21 +186,51 @@ def num_spans(spec: Spec) -> int:
     return max(fitting)
 
 
-def windows_of(spec: Spec, rows: list[int]) -> list[list[int]]:
-    """A span's rows, cut into windows."""
+def windows_of(spec: Spec, rows: list[int], place: Fraction) -> list[list[int]]:
+    """A span's rows, cut into windows. ``place``: the middle of the span among all, from 0 to 1."""
     if not rows:
         return []
     if spec.stream:
         size = spec.rows_a_batch if spec.buffer_size is None else spec.buffer_size
-        cut = [rows[i : i + size] for i in range(0, len(rows), size)]
-        if spec.buffer_size is not None and len(cut) > 1 and len(cut[-1]) < size:
-            last = cut.pop()
-            cut[-1] = cut[-1] + last
-        return cut
+        half = size if spec.buffer_size is None else size // 2 + 1
+        starts = [0, half, *range(2 * half, len(rows) + 1, size)]
+        edges = [*(start for start in starts if start < len(rows)), len(rows)]
+        last = half if len(edges) < 4 else size
+        if spec.buffer_size is not None and len(edges) > 2 and edges[-1] - edges[-2] < last:
+            del edges[-2]
+        return [rows[first:stop] for first, stop in pairwise(edges)]
     size = READ_ROWS if spec.buffer_size is None else spec.buffer_size
     count = max(1, len(rows) // size)
     edges = [w * len(rows) // count for w in range(count + 1)]
-    return [rows[edges[w] : edges[w + 1]] for w in range(count)]
+    if spec.buffer_size is not None and not spec.stride and count > 2 and size > 1:
+        edges = growing(len(rows), size, place)
+    return [rows[first:stop] for first, stop in pairwise(edges)]
+
+
+def growing(rows: int, size: int, place: Fraction) -> list[int]:
+    """The edges of windows: points of one curve, a step apart from each other, from ``place`` on."""
+    grown = min(
+        2 * size, rows - 2 * size
+    )  # what the curve comes to at 1, having doubled with each step
+    end = 2 + Fraction(rows - 2 * size - grown, size)  # size rows a step, up to a step before this
+
+    def double(v: Fraction) -> Fraction:
+        octave = v.numerator // v.denominator
+        return Fraction(2) ** octave * (1 + (2 * (v - octave) + (v - octave) ** 2) / 3)
+
+    v, edges = place, [0]
+    while v > -3 and Fraction(grown, 2) * Fraction(2) ** int(v - 1 - place) >= 1:
+        v -= 1
+    while v < end:
+        if v < 1:
+            edge = Fraction(grown, 2) * double(v)
+        elif v < end - 1:
+            edge = grown + size * (v - 1)
+        else:
+            edge = rows - size * double(end - v)
+        edges.append(edge.numerator // edge.denominator)
+        v += 1
+    return [*edges, rows]
 
 
 def epoch_windows(spec: Spec, epoch: int) -> list[list[list[int]]]:
@@ -207,9 +238,10 @@ def epoch_windows(spec: Spec, epoch: int) -> list[list[list[int]]]:
     rows = epoch_rows(spec, epoch)
     found = []
     first = 0
-    for span, size in enumerate(span_sizes(spec, num_spans(spec))):
-        windows = []
-        for number, held in enumerate(windows_of(spec, rows[first : first + size])):
+    spans = num_spans(spec)
+    for span, size in enumerate(span_sizes(spec, spans)):
+        windows, place = [], Fraction(2 * span + 1, 2 * spans)
+        for number, held in enumerate(windows_of(spec, rows[first : first + size], place)):
             if spec.keep is not None and spec.keep_before:
                 held = [row for row in held if spec.keep(row)]
             if spec.buffer_size is not None:

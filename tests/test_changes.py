@@ -113,7 +113,7 @@ def test_each_row_comes_at_most_once_and_few_are_left_over(sizes, stops, rows, s
             return
     last = pipeline(json.loads(state["pipeline"])["stages"][-1]["batch_size"], **options)
     last.load_state_dict(state)
-    rest = given_by(last) if state["m"] else given_by(pipeline(sizes[-1], **options))
+    rest = given_by(last) if state["batches"] else given_by(pipeline(sizes[-1], **options))
     seen = sorted(x for batch in taken + rest for x in batch)
     assert len(seen) == len(set(seen))
     spans = last._iteration.plan.layouts.usual.num_spans

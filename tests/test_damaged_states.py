@@ -120,7 +120,7 @@ def test_no_character_of_a_state_can_be_another(folder: Path, name: str) -> None
                 )
 
 
-@pytest.mark.parametrize("key", ["epoch", "m", "num_shards"])
+@pytest.mark.parametrize("key", ["epoch", "batches", "num_shards"])
 @pytest.mark.parametrize("by", [-1, 1, 4, 1 << 40])
 def test_no_number_that_shards_have_in_common_can_be_another(
     folder: Path, key: str, by: int

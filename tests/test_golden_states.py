@@ -158,7 +158,7 @@ def test_a_state_without_shards_of_a_pipeline_that_is_not_counted_is_refused(
 
 def check_ranks(pipe: tp.Pipeline, states: list[dict[str, Any]], expected: list[str]) -> None:
     """Load a state in each rank: together they go on as expected, up to where they end together."""
-    ranks, m = len(states), states[0]["m"]
+    ranks, m = len(states), states[0]["batches"]
     leg = Leg(pipe, ranks, states=states)
     leg.begin()
     found: list[str] = []

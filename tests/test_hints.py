@@ -284,7 +284,7 @@ def test_a_state_counts_turns_of_shards_that_have_ended() -> None:
     pipe = tp.from_dataset(range(4000)).filter(late).sharding_filter(24).batch(16)
     loader = tp.Loader(pipe)
     batches = list(loader)
-    assert loader.state_dict()["m"] > len(batches)
+    assert loader.state_dict()["batches"] > len(batches)
     assert "a shard that has ended still takes its turns" in RESUME.read_text()
 
 

@@ -80,7 +80,7 @@ def test_an_error_that_comes_next_is_raised_when_it_is_due() -> None:
         assert not batches.is_last()
         assert not batches.is_last(), "however often it is asked"
     assert batch == [4, 5]
-    assert loader.state_dict()["m"] == 3
+    assert loader.state_dict()["batches"] == 3
     with pytest.raises(ValueError, match="row 6"):
         next(batches)
 

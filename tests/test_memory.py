@@ -63,3 +63,64 @@ def test_the_default_recipe_reads_four_gigabytes_within_one_and_a_half(tmp_path)
     found = json.loads(done.stdout)
     assert found["rows"] == 96_000
     assert found["peak"] < 1.5 * (1 << 30), f"{found['peak'] / 1e9:.2f} GB"
+
+
+TOLD = """
+import json, re, sys
+from pathlib import Path
+import psutil
+import trainpipes as tp
+import trainpipes.loader, torch, fsspec
+url, column, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
+rows = tp.list_files([f"{url}/{n}.parquet" for n in range(8)]).read_parquet(columns=[column])
+pipe = rows.sharding_filter(12).shuffle(2500, seed=1)
+if column == "text":
+    pipe = pipe.tokenize("bytes", max_length=64)
+loader = tp.Loader(pipe.batch(32).pad_collate(), num_workers=workers)
+told = loader.explain().memory_bytes
+
+def peak(pid):
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) * 1024
+
+me, found = psutil.Process(), []
+before = me.memory_info().rss
+for number, _ in zip(range(2500), loader):
+    if workers and number % 200 == 100:
+        found += [peak(child.pid) for child in me.children()]
+found = found if workers else [peak(me.pid)]
+print(json.dumps({"told": told, "took": max(found) - before}))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Files of texts and token ids, of about 1 kB a row."""
+    found = tmp_path_factory.mktemp("told")
+    rng = np.random.default_rng(0)
+    for number in range(8):
+        edges = np.concatenate([[0], np.cumsum(rng.integers(100, 400, 15_000))]).astype(np.int32)
+        ids = pa.array(rng.integers(0, 50_000, int(edges[-1])).astype(np.int32))
+        content = pa.py_buffer(rng.integers(97, 123, 4 * int(edges[-1])).astype(np.uint8))
+        texts = pa.Array.from_buffers(pa.string(), 15_000, [None, pa.py_buffer(4 * edges), content])
+        rows = pa.ListArray.from_arrays(pa.array(edges), ids)
+        table = pa.table({"input_ids": rows, "text": texts})
+        pq.write_table(table, found / f"{number}.parquet", row_group_size=1000)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("column", ["input_ids", "text"])
+@pytest.mark.parametrize("where", ["local", "remote"])
+def test_a_process_takes_at_most_one_and_a_half_times_what_explain_says(
+    folder, where, column, workers
+):
+    from faulty_server import serving
+
+    with serving(folder) as server:
+        url = server.url if where == "remote" else str(folder)
+        command = [sys.executable, "-W", "ignore", "-c", TOLD, url, column, str(workers)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert 0 < found["took"] <= 1.5 * found["told"], found

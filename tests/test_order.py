@@ -41,7 +41,20 @@ def layouts(draw: st.DrawFn) -> Layout:
         whole=whole,
         rolling=draw(st.booleans()),
         stride=draw(st.booleans()),
+        grows=draw(st.booleans()),
     )
+
+
+@st.composite
+def cut_layouts(draw: st.DrawFn) -> Layout:
+    """Layouts whose spans are cut by bytes, or whose batch size changed."""
+    layout = draw(layouts())
+    if draw(st.booleans()):
+        cuts = draw(st.lists(st.integers(0, layout.rows), min_size=layout.num_spans - 1,
+                             max_size=layout.num_spans - 1))  # fmt: skip
+        return replace(layout, whole=False, cuts=(0, *sorted(cuts), layout.rows))
+    change = (draw(st.integers(1, 40)), draw(st.integers(1, 64)))
+    return replace(layout, whole=True, rolling=False, changes=(change,))
 
 
 def spans_of(layout: Layout) -> list[tuple[int, int]]:
@@ -95,28 +108,106 @@ def test_windows_partition_a_span_and_none_is_empty(layout: Layout) -> None:
 
 
 @examples(300)
+@given(cut_layouts(), st.data())
+def test_windows_of_spans_of_any_length_partition_them(layout: Layout, data: st.DataObject) -> None:
+    for span, (start, stop) in enumerate(spans_of(layout)):
+        edges = windows_of(layout, span)
+        assert [a for a, _ in edges] == [0, *[b for _, b in edges]][: len(edges)]
+        assert all(a < b for a, b in edges)
+        assert sum(b - a for a, b in edges) == stop - start
+        row = data.draw(st.integers(0, stop - start))
+        window = layout.window_of(span, row)
+        assert window == sum(b <= row for _, b in edges)
+
+
+@examples(300)
 @given(layouts())
-def test_a_window_has_the_buffer_to_twice_the_buffer_where_its_span_has_as_many(
+def test_a_window_has_the_buffer_to_twice_the_buffer_once_windows_have_grown(
     layout: Layout,
 ) -> None:
     layout = replace(layout, window_limit=None)
     for span, (start, stop) in enumerate(spans_of(layout)):
         sizes = [b - a for a, b in windows_of(layout, span)]
-        if stop - start >= layout.window_rows:
-            assert all(layout.window_rows <= size < 2 * layout.window_rows for size in sizes)
-        else:
+        if stop - start < layout.window_rows:
             assert len(sizes) <= 1
+            continue
+        grown = next(n for n, size in enumerate(sizes) if size >= layout.window_rows)
+        assert all(layout.window_rows <= size <= 2 * layout.window_rows for size in sizes[grown:])
+        grows = layout.grows and not layout.stride and stop - start >= 3 * layout.window_rows
+        assert grown <= (6 if grows else 0)
+        assert sizes[:grown] == sorted(sizes[:grown]) or sizes[0] == sizes[1] + 1
+
+
+@examples(200)
+@given(layouts(), st.integers(2, 500))
+def test_windows_that_memory_limits_are_no_smaller_than_it_asks_for(
+    layout: Layout, limit: int
+) -> None:
+    layout = replace(layout, window_limit=limit)
+    least = min(layout.window_rows, limit * 6 // 7)
+    for span in range(layout.num_spans):
+        sizes = [b - a for a, b in windows_of(layout, span)]
+        assert all(size >= least for size in sizes[6:-2])
+        if len(sizes) > 7:
+            assert sizes[-1] >= limit // 2 or sizes[-1] >= layout.window_rows
 
 
 @examples(300)
 @given(layouts())
-def test_no_window_of_a_shuffle_is_short_where_there_are_buffer_rows_at_all(
+def test_no_window_of_a_shuffle_is_short_where_a_span_has_fewer_than_three_buffers(
     layout: Layout,
 ) -> None:
     layout = replace(layout, span_rows=layout.window_rows, window_limit=None, stride=False)
     assume(layout.rows >= layout.window_rows)
-    sizes = [b - a for span in range(layout.num_spans) for a, b in windows_of(layout, span)]
-    assert min(sizes) >= layout.window_rows
+    for span, (start, stop) in enumerate(spans_of(layout)):
+        sizes = [b - a for a, b in windows_of(layout, span)]
+        if stop - start < 3 * layout.window_rows or not layout.grows:
+            assert min(sizes) >= layout.window_rows
+
+
+@examples(200)
+@given(
+    buffer=st.integers(1000, 50_000),
+    buffers=st.one_of(st.floats(3, 3.1), st.floats(3.1, 5), st.floats(3.1, 40)),
+    num_shards=st.sampled_from([12, 24, 48, 96]),
+    batches=st.integers(200, 1000),
+)
+def test_windows_that_begin_within_a_24th_of_an_epoch_have_twice_its_rows_at_most(
+    buffer: int, buffers: float, num_shards: int, batches: int
+) -> None:
+    """Spans end with a batch, so some are a batch longer: of ``batches`` in a buffer, that is little.
+
+    24 spans of hardly more than three buffers go above: within 1/24, windows begin 6.4 spans apart on
+    average, so 7 may begin, each of at most 0.89 buffers on average. 7 * 0.89 / 24 is 2.06 of 3 / 24.
+    """
+    rows = int(buffer * buffers) * num_shards
+    layout = Layout(rows, buffer // batches, num_shards, buffer, buffer, grows=True)
+    begins = []
+    for span, (start, stop) in enumerate(spans_of(layout)):
+        begins += [(a / (stop - start), b - a) for a, b in windows_of(layout, span)]
+    assume(min(stop - start for start, stop in spans_of(layout)) >= 3 * buffer)
+    begins.sort()
+    places = np.array([place for place, _ in begins])
+    before = np.concatenate([[0], np.cumsum([size for _, size in begins])])
+    part = 1 / min(24, num_shards)
+    ends = np.searchsorted(places, places + part)
+    most = (before[ends] - before[:-1]).max()
+    assert most <= (2.06 if buffers < 3.1 else 2.0) * part * rows
+
+
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_a_buffer_of_one_row_mixes_none(rows: int) -> None:
+    layout = Layout(rows, 8, 4, window_rows=1, span_rows=1, grows=True)
+    for span in range(layout.num_spans):
+        assert all(stop - start == 1 for start, stop in windows_of(layout, span))
+
+
+def test_a_first_window_is_a_sixteenth_of_the_buffer() -> None:
+    layout = Layout(24 * 133_333, 32, 24, 40_960, 40_960, grows=True)
+    assert [b - a for a, b in windows_of(layout, 0)] == [
+        1629, 1630, 3259, 6518, 13_036, 26_483, 80_789,
+    ]  # fmt: skip
+    assert [a for a, _ in windows_of(layout, 23)][:3] == [0, 3167, 6335]
 
 
 @examples(200)
@@ -242,12 +333,13 @@ def test_the_window_of_a_row_is_the_one_that_holds_it(layout: Layout, data: st.D
     num_shards=SHARDS,
     buffer=st.integers(1, 60),
     whole=st.booleans(),
+    shuffled=st.booleans(),
 )
 def test_a_stream_is_dealt_row_by_row_to_exactly_one_shard(
-    rows: int, batch_size: int, num_shards: int, buffer: int, whole: bool
+    rows: int, batch_size: int, num_shards: int, buffer: int, whole: bool, shuffled: bool
 ) -> None:
-    layout = StreamLayout(batch_size, num_shards, buffer, whole)
-    edges = [*range(0, rows, buffer), rows]
+    layout = StreamLayout(batch_size, num_shards, buffer, whole, shuffled)
+    edges = [*(start for n in range(rows) if (start := layout.start(n)) < rows), rows]
     owner: dict[int, int] = {}
     for window, (start, stop) in enumerate(pairwise(edges)):
         for shard in range(num_shards):
@@ -330,9 +422,10 @@ def test_permutations_of_a_shuffle_are_close_to_uniform() -> None:
     assert max(abs(count - 200) for count in seen.values()) < 70
 
 
+@pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("rows", [1, 24, 100_000_000_000])
-def test_a_layout_costs_the_same_for_any_number_of_rows(rows: int) -> None:
-    layout = Layout(rows=rows, batch_size=32, num_shards=960, window_rows=40_960, span_rows=40_960)
+def test_a_layout_costs_the_same_for_any_number_of_rows(rows: int, grows: bool) -> None:
+    layout = Layout(rows, 32, 960, window_rows=40_960, span_rows=40_960, grows=grows)
     assert layout.span(layout.num_spans - 1)[1] == rows
     last = layout.num_windows(layout.num_spans - 1)
     assert layout.window_of(layout.num_spans - 1, rows) == last

@@ -260,7 +260,7 @@ def test_an_iterator_that_failed_or_gave_nothing_takes_no_further_epoch(run: Any
     with pytest.raises(ValueError, match="not yet"):
         next(running)
     state = subject.state_dict()
-    assert (state["epoch"], state["m"]) == (0, 0)
+    assert (state["epoch"], state["batches"]) == (0, 0)
     assert given_by(running) == epochs_of(1)[0]
     nothing = run(tp.from_arrow(TABLE.slice(0, 0)).batch(8))
     running = iter(nothing)
@@ -340,7 +340,7 @@ def test_a_state_is_not_taken_while_another_thread_takes_an_item() -> None:
         running.state_dict()
     go_on.set()
     thread.join()
-    assert loader.state_dict()["m"] == 1
+    assert loader.state_dict()["batches"] == 1
 
 
 def test_threads_that_start_iterators_of_one_pipeline_at_once_get_an_epoch_each() -> None:
@@ -485,12 +485,12 @@ def test_a_state_beyond_the_step_at_which_ranks_end_together_is_refused() -> Non
     pipe = rows.filter(lambda x: x < 20 or x % 4 != 1, version="1").batch(3)
     batches, numbers = iter(pipe), []
     for _ in batches:
-        m = batches.state_dict()["m"]
+        m = batches.state_dict()["batches"]
         numbers.append(m - 1 if m else numbers[-1] + 1)
     hole = next(m for m in range(100) if m not in numbers)
     assert hole < numbers[-1]  # shards end at different steps
     ranks = pipe.distributed(rank=0, world_size=2)
-    assert ranks.state_at(hole // 2)["m"] == hole // 2 * 2
+    assert ranks.state_at(hole // 2)["batches"] == hole // 2 * 2
     with pytest.raises(tp.StateError, match=rf"has {hole // 2} batches for each of 2 ranks, got"):
         ranks.state_at(hole // 2 + 1)
     assert pipe.state_at(len(numbers))  # one process goes on to the last shard's end

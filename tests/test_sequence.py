@@ -222,7 +222,7 @@ def test_holes_are_passed_over_by_one_rank_and_counted_in_m() -> None:
     spec = Spec((40,), num_shards=2, batch_size=5, keep=lambda row: row < 30)
     pipe = tp.from_arrow(table_of_rows(0, 40)).sharding_filter(2)
     run = iter(pipe.filter(pc.field("row") < 30).batch(5))
-    found = [(run.state_dict()["m"] - 1, rows_of(batch)) for batch in run]
+    found = [(run.state_dict()["batches"] - 1, rows_of(batch)) for batch in run]
     assert found == list(numbered(spec))
     assert [m for m, _ in found] == [0, 1, 2, 3, 4, 6]
 

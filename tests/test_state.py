@@ -68,14 +68,14 @@ def refusal(pipe: tp.Pipeline, state: Any) -> str:
 # Format
 
 
-COMMON = ["trainpipes", "epoch", "m", "num_shards", "pipeline", "batch_sizes"]
+COMMON = ["trainpipes", "epoch", "batches", "num_shards", "pipeline", "batch_sizes"]
 
 
 def test_a_state_is_a_flat_dict_of_integers_and_strings() -> None:
     state = saved(pipeline())
     assert list(state) == COMMON
     assert [type(value) for value in state.values()] == [int] * 4 + [str] * 2
-    assert list(state.values())[:4] == [FORMAT, 0, 5, 4] == [1, 0, 5, 4]
+    assert list(state.values())[:4] == [FORMAT, 0, 5, 4] == [2, 0, 5, 4]
 
 
 def test_a_state_of_a_pipeline_that_is_not_counted_says_where_each_shard_stands() -> None:
@@ -391,7 +391,7 @@ def test_another_table_is_refused() -> None:
         ("run/last.pt", "got str; load what torch.load(path, weights_only=True) gives"),
         ({}, "a dict without the key 'trainpipes' (empty)"),
         ({"model": 1, "optimizer": 2}, "the key 'trainpipes' ('model', 'optimizer')"),
-        ({"model": 1, "data": {"m": 3}}, "load state['data'], which is in it"),
+        ({"model": 1, "data": {"batches": 3}}, "load state['data'], which is in it"),
         (
             {"_snapshot": 3},
             "got the state of a StatefulDataLoader; load it into a StatefulDataLoader",
@@ -413,13 +413,24 @@ def test_what_is_no_state_is_refused(state: Any, said: str) -> None:
     assert said in refusal(pipeline(), state)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", True, None, 1.5])
+@pytest.mark.parametrize("version", [0, 3, "2", True, None, 1.5])
 def test_another_format_is_refused(version: Any) -> None:
     told = refusal(pipeline(), {**saved(pipeline()), "trainpipes": version})
     assert f"trainpipes: the state's format must be {FORMAT}, got {version!r}; load it with" in told
+    assert told.endswith("load it with the trainpipes that wrote it, or start a new run")
 
 
-@pytest.mark.parametrize("key", ["epoch", "m", "num_shards", "pipeline"])
+def test_a_state_of_the_old_order_is_refused_by_its_format() -> None:
+    new = saved(pipeline())
+    old = {**new, "trainpipes": 1, "m": new["batches"]}
+    del old["batches"]
+    told = refusal(pipeline(), old)
+    assert (
+        f"format must be {FORMAT}, got 1, in which rows come in another order; load it with" in told
+    )
+
+
+@pytest.mark.parametrize("key", ["epoch", "batches", "num_shards", "pipeline"])
 @pytest.mark.parametrize("value", [None, -1, 1.5, [], True])
 def test_a_key_that_is_missing_or_of_another_type_is_named(key: str, value: Any) -> None:
     state = saved(pipeline())
@@ -475,16 +486,16 @@ def test_an_edited_count_is_refused() -> None:
     del cursor["check"]
     state["shard-0001"] = json.dumps({**cursor, "delivered": 2})
     told = refusal(filtered(), resealed(state))
-    assert told.startswith("shard-0001/delivered: 2 batches, but m = 5 means 1")
+    assert told.startswith("shard-0001/delivered: 2 batches, but batches = 5 means 1")
     assert "save on all ranks after the same step" in told
 
 
 @pytest.mark.parametrize("m", [4, 6, 9])
 def test_an_edited_m_is_refused(m: int) -> None:
     for make in (pipeline, filtered):
-        state = {**saved(make()), "m": m}
+        state = {**saved(make()), "batches": m}
         assert "its checksum does not fit" in refusal(make(), state)
-    assert "batches, but m =" in refusal(filtered(), resealed(state))
+    assert "batches, but batches =" in refusal(filtered(), resealed(state))
 
 
 @pytest.mark.parametrize(
@@ -500,10 +511,10 @@ def test_an_edited_m_is_refused(m: int) -> None:
 def test_an_m_beyond_the_epoch_is_refused(make: Callable[[], tp.Pipeline], most: int) -> None:
     state = make().state_at(0, epoch=2)
     for m in (0, most):
-        make().load_state_dict(resealed({**state, "m": m}))
+        make().load_state_dict(resealed({**state, "batches": m}))
     for m in (most + 1, 1 << 61):
-        assert refusal(make(), resealed({**state, "m": m})).startswith(
-            "m: epoch 2 of this pipeline has "
+        assert refusal(make(), resealed({**state, "batches": m})).startswith(
+            "batches: epoch 2 of this pipeline has "
         )
 
 

@@ -9,21 +9,25 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading import windows
 
 
-def watched(monkeypatch):
-    """How many rows each window has that is read, and most windows in memory at once."""
+def watched(monkeypatch, least=0):
+    """How many rows each window has that is read, and most windows, of ``least`` rows or more, in memory
+    at once."""
     read, most = [], [0]
-    held = WeakSet()
+    seen, held = WeakSet(), WeakSet()
     reading = windows.Window.content
 
     def content(window):
         is_new = not window.nbytes
         found = reading(window)
-        if is_new and window not in held:
-            held.add(window)
+        if is_new and window not in seen:
+            seen.add(window)
             read.append(len(found[0]))
+            if read[-1] >= least:
+                held.add(window)
             most[0] = max(most[0], len(held))
         return found
 
@@ -38,10 +42,13 @@ def rows(count=6000):
 @pytest.mark.parametrize(("threads", "held"), [(0, 2), (2, 4)])
 @pytest.mark.parametrize("shards", [1, 23])
 def test_shards_that_share_a_span_read_each_window_once(monkeypatch, shards, threads, held):
-    read, most = watched(monkeypatch)
+    read, most = watched(monkeypatch, least=6000)
     pipe = rows(60_000).sharding_filter(shards).shuffle(6000).batch(32)
     list(tp.Loader(pipe, threads=threads))
-    assert read == [6000] * 10
+    layout = Plan.of(pipe.stages).layouts.usual
+    windows = [layout.window(0, number) for number in range(layout.num_windows(0))]
+    assert read == [stop - start for start, stop in windows]
+    assert sum(size >= 6000 for size in read) == 8
     assert most[0] <= held
 
 
@@ -63,7 +70,7 @@ def test_the_next_epochs_windows_are_read_before_it_begins(monkeypatch, where):
 
 
 def test_windows_are_not_read_ahead_where_memory_is_short(monkeypatch):
-    read, most = watched(monkeypatch)
+    read, most = watched(monkeypatch, least=1000)
     pipe = rows().shuffle(1500, max_bytes=16_000).filter(lambda row: True).batch(8)
     list(tp.Loader(pipe, threads=2))
     assert sum(read) == 6000
@@ -113,6 +120,45 @@ def test_epochs_that_move_shards_to_other_spans_hold_no_more(monkeypatch, filter
     for _ in range(800):
         next(iterator)
     assert most[0] <= 8 // ranks
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_after_a_resume_only_windows_under_way_are_read_for_the_batches_to_come(
+    monkeypatch, filtered
+):
+    pipe = rows(24_000).sharding_filter(4).shuffle(500)  # 4 spans of 14 windows
+    pipe = (pipe.filter(lambda row: True, version="1") if filtered else pipe).batch(20)
+    whole = tp.Loader(pipe, threads=0)
+    batches = iter(whole)
+    for number in range(1, 1100):
+        expected = next(batches)
+        if number % 77:
+            continue
+        state = whole.state_dict()
+        expected = [next(batches) for _ in range(4)]
+        with monkeypatch.context() as patched:
+            read, _ = watched(patched)
+            loader = tp.Loader(pipe, threads=0)
+            loader.load_state_dict(state)
+            again = iter(loader)
+            for done, batch in enumerate(expected, 1):
+                assert next(again) == batch
+                # of each span its own; two where a batch has rows of both
+                assert len(read) <= 2 * done
+                assert sum(read) <= 2000 * done
+
+
+@pytest.mark.parametrize("buffer", [1, 2, 7, 100])
+def test_the_first_batch_of_a_stream_waits_for_one_buffer(buffer):
+    came = []
+
+    def numbers():
+        for number in range(1000):
+            came.append(number)
+            yield number
+
+    next(iter(tp.Loader(tp.from_iterable(numbers).shuffle(buffer, seed=0), threads=0)))
+    assert len(came) <= buffer + 2  # which tell that the stream does not end there
 
 
 class OneGroup(tp.Source):

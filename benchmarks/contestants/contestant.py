@@ -37,6 +37,14 @@ class Contestant:
         """The next epoch, or what is left of the one whose state was loaded."""
         raise NotImplementedError
 
+    def told(self) -> int | None:
+        """Bytes that it says it will take, above imports."""
+        return None
+
+    def ranks(self, world_size: int) -> list[Iterator[Batch]]:
+        """The next epoch, as so many ranks go through it."""
+        raise Cannot("")
+
     def state(self) -> Any:
         """Where it stands, after the batch given last."""
         raise Cannot("has no state")

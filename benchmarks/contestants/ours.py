@@ -50,6 +50,16 @@ class Trainpipes(Contestant):
     def epoch(self) -> Iterator[Batch]:
         return iter(self.loader)
 
+    def told(self) -> int | None:
+        found: int | None = self.loader.explain().memory_bytes
+        return found
+
+    def ranks(self, world_size: int) -> list[Iterator[Batch]]:
+        pipe = pipeline(self.data)
+        return [
+            iter(pipe.distributed(rank=rank, world_size=world_size)) for rank in range(world_size)
+        ]
+
     def state(self) -> Any:
         return self.loader.state_dict()
 
@@ -64,6 +74,9 @@ class Serial(Trainpipes):
         if "threads" not in inspect.signature(tp.Loader).parameters:
             raise Cannot("this version has no threads=")
         return tp.Loader(pipeline(self.data), threads=0)  # type: ignore[call-arg]
+
+    def ranks(self, world_size: int) -> list[Iterator[Batch]]:
+        raise Cannot("")
 
 
 class Workers(Trainpipes):

@@ -1,6 +1,7 @@
 """What is measured. A job is a module that has
 
 TITLE, TEXT, SLOW       its heading; whether it reads text, and from slow storage
+MANY                    whether it reads the files of token ids several times over
 ENTRIES, QUICK          who takes part; who in a quick run
 ONCE                    whether one run of each will do
 MEMORY                  whether memory is to be watched meanwhile
@@ -19,6 +20,7 @@ __all__ = ["JOBS", "job"]
 JOBS = (
     "whole_epoch",
     "pretokenised",
+    "steady",
     "text",
     "resume",
     "epoch_two",

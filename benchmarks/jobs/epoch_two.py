@@ -11,7 +11,7 @@ from benchmarks.settings import Spec
 
 TITLE = "Text with .cache(): the first epoch, and the next"
 TEXT = True
-SLOW = ONCE = MEMORY = False
+SLOW = MANY = ONCE = MEMORY = False
 ENTRIES = ("ours-cache",)
 QUICK = ENTRIES
 COLUMNS = (("one", "epoch 1, rows/s", ",.0f"), ("two", "epoch 2, rows/s", ",.0f"))

@@ -8,7 +8,7 @@ from benchmarks.race import Make, race
 from benchmarks.settings import Spec
 
 TITLE = "One shard (sharding_filter left out) and 24"
-TEXT = SLOW = ONCE = MEMORY = False
+TEXT = SLOW = MANY = ONCE = MEMORY = False
 ENTRIES = ("ours", "ours-one")
 QUICK = ENTRIES
 COLUMNS = (

@@ -8,7 +8,7 @@ from benchmarks.race import Make, race
 from benchmarks.settings import Spec
 
 TITLE = "Pretokenised: shuffle, batch, pad"
-TEXT = SLOW = ONCE = MEMORY = False
+TEXT = SLOW = MANY = ONCE = MEMORY = False
 ENTRIES = (
     "ours", "ours-serial", "ours-workers", "blog", "blog-workers", "nodes", "hf", "hf-arrow", "grain",
     "mosaic", "litdata", "lance", "spdl", "scan", "scan-two", "copy",

@@ -9,7 +9,7 @@ from benchmarks.settings import Spec
 
 TITLE = "Text: shuffle, tokenize, batch, pad"
 TEXT = True
-SLOW = ONCE = MEMORY = False
+SLOW = MANY = ONCE = MEMORY = False
 ENTRIES = (
     "ours", "ours-engine", "ours-workers", "blog", "blog-workers", "nodes", "hf", "hf-arrow",
     "grain", "mosaic", "litdata", "lance", "spdl", "engine",

@@ -9,7 +9,7 @@ from benchmarks.race import Make, epochs
 from benchmarks.settings import Spec
 
 TITLE = "A trainer of 0.5 ms a step: time waiting, local files"
-TEXT = SLOW = ONCE = MEMORY = False
+TEXT = SLOW = MANY = ONCE = MEMORY = False
 ENTRIES = ("ours", "ours-endless", "ours-workers", "blog-workers")
 QUICK = ("ours", "ours-endless", "blog-workers")
 COLUMNS = (

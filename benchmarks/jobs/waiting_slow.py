@@ -8,6 +8,6 @@ __all__ = ["COLUMNS", "measure"]
 
 TITLE = "A trainer of 0.5 ms a step: time waiting, storage of 20 ms latency"
 SLOW = True
-TEXT = ONCE = MEMORY = False
+TEXT = MANY = ONCE = MEMORY = False
 ENTRIES = ("ours", "ours-endless", "blog-workers")
 QUICK = ("ours", "ours-endless")

@@ -12,13 +12,13 @@ from benchmarks.race import Make
 from benchmarks.settings import Spec
 
 TITLE = "A whole epoch, pretokenised: rows, memory, state"
-TEXT = SLOW = False
+TEXT = SLOW = MANY = False
 ONCE = MEMORY = True
 ENTRIES = (
-    "ours", "ours-workers", "blog-stateful", "blog-workers", "nodes", "hf", "hf-arrow",
+    "ours", "ours-serial", "ours-workers", "blog-stateful", "blog-workers", "nodes", "hf", "hf-arrow",
     "grain", "mosaic", "litdata", "lance", "spdl",
 )  # fmt: skip
-QUICK = ("ours", "ours-workers", "blog-stateful", "hf-arrow", "grain")
+QUICK = ("ours", "ours-serial", "ours-workers", "blog-stateful", "hf-arrow", "grain")
 COLUMNS = (
     ("rows", "rows", ",.0f"),
     ("same", "every row once", ""),

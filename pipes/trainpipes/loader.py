@@ -309,7 +309,8 @@ class Loader:
         from trainpipes.look.explain import explain
 
         _, world = self._iteration.ranks()
-        return explain(self.pipeline, self._iteration, world, self.num_workers, self._options)
+        options = self._options, self.threads
+        return explain(self.pipeline, self._iteration, world, self.num_workers, *options)
 
     def load_state_dict(
         self, state: dict[str, Any], *, allow_changes: Collection[str] = ()

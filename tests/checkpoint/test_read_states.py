@@ -57,6 +57,18 @@ def refused(path: Path) -> str:
 # Layouts
 
 
+def test_a_state_of_an_older_format_is_found_and_refused_by_its_format(tmp_path: Path) -> None:
+    old = {**state(), "trainpipes": 1}
+    old["m"] = old.pop("batches")
+    path = save({"model": 1, "loader": old}, tmp_path / "old.pt", "torch")
+    (found,) = read_states(path)
+    (fit,) = fits([found], counted())
+    with pytest.raises(tp.StateError) as error:
+        summarize(found)
+    assert fit.problem == str(error.value)
+    assert "format must be 2, got 1, in which rows come in another order" in fit.problem
+
+
 @pytest.mark.parametrize("layout", ["torch", "json", "dcp"])
 @pytest.mark.parametrize(
     ("wrap", "keys"),
@@ -182,7 +194,7 @@ def test_nothing_is_there(tmp_path):
         ({"a": 1}, "a dict without the key 'trainpipes' ('a')"),
         ({"root": {}, "num_yielded": 3}, "the state of a torchdata.nodes.Loader"),
         ([1, 2], "holds no state of trainpipes: it holds [1, 2]"),
-        ({"trainpipes": 2}, "a dict without the key 'm' ('trainpipes')"),
+        ({"trainpipes": 2}, "a dict without the key 'batches' ('trainpipes')"),
     ],
 )
 def test_what_another_library_saved_is_named(value, said, tmp_path):

@@ -22,7 +22,7 @@ def found(*states: dict[str, object]) -> list[FoundState]:
 def test_a_summary_says_where_the_run_stands() -> None:
     one = summary_of(counted(), 7)
     assert asdict(one) == {
-        "format": 1,
+        "format": 2,
         "epoch": 0,
         "batches": 7,
         "rank": None,
@@ -40,10 +40,10 @@ def test_whose_rank_a_state_is(world: int) -> None:
 
 def test_a_damaged_state_is_refused() -> None:
     for damaged in (
-        {**state(), "m": 9},
+        {**state(), "batches": 9},
         {**state(), "pipeline": "{}"},
         {**state(), "trainpipes": 99},
-        {"trainpipes": 2, "m": 1},
+        {"trainpipes": 3, "batches": 1},
     ):
         with pytest.raises(tp.StateError):
             summarize(found(damaged)[0])
@@ -105,5 +105,5 @@ def test_what_is_damaged_does_not_fit() -> None:
     bad = FoundState("x.pt", problem="x.pt is damaged")
     fit, good = fits([bad, *found(state())], counted())
     assert (fit.problem, good.problem) == ("x.pt is damaged", "")
-    (fit,) = fits(found({**state(), "m": 9}), counted())
+    (fit,) = fits(found({**state(), "batches": 9}), counted())
     assert "was edited or is damaged" in fit.problem

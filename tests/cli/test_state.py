@@ -64,11 +64,11 @@ def test_states_of_ranks_are_told_with_what_is_theirs(tmp_path, capsys):
 
 def test_one_that_is_damaged_is_told_beside_the_others(tmp_path, capsys):
     good = state()
-    path = save({"a": {**good, "m": 3}, "b": good}, tmp_path / "x.json", "json")
+    path = save({"a": {**good, "batches": 3}, "b": good}, tmp_path / "x.json", "json")
     code, out, _ = said(capsys, str(path))
     assert code == 0
     assert "problem  pipeline: its checksum does not fit" in out
-    path = save({"a": {**good, "m": 3}}, tmp_path / "y.json", "json")
+    path = save({"a": {**good, "batches": 3}}, tmp_path / "y.json", "json")
     code, out, _ = said(capsys, str(path), "--json")
     assert code == 1
     assert json.loads(out)[0]["problem"].startswith("pipeline: its checksum")
@@ -182,7 +182,7 @@ def test_one_state_at_two_places_is_told_at_both(folder, capsys):
 @pytest.mark.parametrize("how", [[], ["--json"]], ids=["text", "json"])
 def test_what_cannot_be_told_is_an_error(how, folder, capsys):
     state = tp.Loader(tp.recipe("sft", "sums.parquet", tokenizer="bytes")).state_dict()
-    Path("negative.json").write_text(json.dumps({**state, "m": -5}))
+    Path("negative.json").write_text(json.dumps({**state, "batches": -5}))
     code, out, err = said(capsys, "negative.json", *how)
     assert (code, "-5" in out) == (1, True)
-    assert err.startswith("error: negative.json: m: must be an integer of 0 or more, got -5")
+    assert err.startswith("error: negative.json: batches: must be an integer of 0 or more, got -5")

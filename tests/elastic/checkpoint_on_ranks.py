@@ -68,7 +68,7 @@ class Run:
         if number:
             self._load(loader, weights, number, group, saved)
         state = loader.state_dict()
-        epoch, start = state["epoch"], state["m"]
+        epoch, start = state["epoch"], state["batches"]
         first = start + (rank - start) % ranks
         batches = iter(loader)
         for step in range(steps):

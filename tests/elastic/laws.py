@@ -29,7 +29,7 @@ class Whole:
         iterator = iter(pipe)
         for item in iterator:
             state = iterator.state_dict()
-            m = state["m"] - 1 if state["m"] else m + 1
+            m = state["batches"] - 1 if state["batches"] else m + 1
             self.items[m] = digest(item)
             if self.plan.chain.endless and len(self.items) == ENOUGH:
                 break
@@ -120,7 +120,7 @@ def assert_resumes_elsewhere(pipe: tp.Pipeline, turn: int | None = None, count: 
             taken = dict(given_by(first, whole, 0, stop))
             state = json.loads(json.dumps(tp.merge_states(first.states())))
             first.close()
-            m = state["m"]
+            m = state["batches"]
             if state["epoch"] or whole.steps(others, m) == 0:  # nothing is left of the pass
                 continue
             reads, workers = reads_of(whole, others)[number % 2]

@@ -167,7 +167,7 @@ def test_an_epoch_of_unknown_length_on_several_ranks_needs_torch_distributed() -
             "add .repeat()",
         ):
             next(iter(subject))
-    assert pipe.state_dict()["m"] == 0  # type: ignore[index]
+    assert pipe.state_dict()["batches"] == 0  # type: ignore[index]
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -210,8 +210,14 @@ def test_an_epoch_of_unknown_length_on_several_ranks_with_plain_workers_is_refus
         ),
         (lambda: [states(3)[0], states(3, shards=24)[1]], ("num_shards", "0 has 12", "1 has 24")),
         (lambda: states(2, [25, 24]), ("epoch", "0 has 1", "1 has 0", "the same step")),
-        (lambda: states(3, [4, 4, 3]), ("m: state 0 has 12, state 2 has 9", "after the same step")),
-        (lambda: states(3, [0, 1, 1]), ("m: state 0 has 0, state 1 has 3", "after the same step")),
+        (
+            lambda: states(3, [4, 4, 3]),
+            ("batches: state 0 has 12, state 2 has 9", "after the same step"),
+        ),
+        (
+            lambda: states(3, [0, 1, 1]),
+            ("batches: state 0 has 0, state 1 has 3", "after the same step"),
+        ),
     ],
     ids=["options", "data", "shards", "epochs", "a step behind", "not started"],
 )
@@ -272,7 +278,7 @@ def test_a_rank_that_is_behind_or_has_not_started_is_named(
         tp.StateError,
         f"state {state}",
         f"shard-{shard:04d}",
-        f"{delivered} batches, but m = {m} means {owed}",
+        f"{delivered} batches, but batches = {m} means {owed}",
         "save on all ranks after the same step",
     ):
         tp.merge_states(states(3, steps, uncounted))
@@ -355,8 +361,8 @@ def test_a_state_of_other_num_shards_is_refused() -> None:
 
 def test_a_state_whose_m_was_edited_is_refused() -> None:
     state = tp.merge_states(states(3))
-    with refused(tp.StateError, "m = 13", "edited", "save on all ranks after the same step"):
-        load({**state, "m": 13}, 0, 1)
+    with refused(tp.StateError, "batches = 13", "edited", "save on all ranks after the same step"):
+        load({**state, "batches": 13}, 0, 1)
 
 
 # States of StatefulDataLoader

@@ -226,7 +226,7 @@ def check_chain(spec: Spec, chain: list[Stretch], start: int, alone: bool = Fals
         assert not alone or "shard-0000" not in whole
         states = given if stretch.reads != "workers" else None
         last_topology = stretch.ranks
-        found = whole["epoch"], whole["m"]
+        found = whole["epoch"], whole["batches"]
         number, m = position
         if found != position:  # after a pass's last step a state is that of the next one's start
             assert found == (number + 1, 0)

@@ -104,7 +104,7 @@ def test_in_a_mesh_only_the_data_parallel_dimension_counts(eight_ranks: Path) ->
 def test_ranks_that_gather_a_state_out_of_step_are_all_told(eight_ranks: Path) -> None:
     told = [json.loads(path.read_text()) for path in eight_ranks.glob("told-*.json")]
     assert len(told) == 8
-    assert all("m: state 0 has 16, state 5 has 24; merge states" in one for one in told)
+    assert all("batches: state 0 has 16, state 5 has 24; merge states" in one for one in told)
 
 
 def rows(batch_size: int = 4) -> tp.Pipeline:

@@ -26,7 +26,7 @@ def test_a_batch_that_fails_is_raised_at_its_step_and_no_rank_waits(tmp_path: Pa
         assert second["got"] == sequence[1 : 2 * step : 2]
         assert all(f"cannot take row {failing}" in text for text in second["told"])
         assert first["told"] == sequence[2 * step + 2 : 2 * step + 6 : 2]
-        assert second["state"]["m"] == 2 * step  # the batch that failed was not given
+        assert second["state"]["batches"] == 2 * step  # the batch that failed was not given
 
 
 def test_one_rank_alone_may_ask_whether_a_batch_was_the_last(tmp_path: Path) -> None:

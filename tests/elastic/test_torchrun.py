@@ -34,7 +34,7 @@ class Reference:
             iterator = iter(pipe)
             for batch in iterator:
                 state = iterator.state_dict()
-                last = state["m"] - 1 if state["m"] else last + 1
+                last = state["batches"] - 1 if state["batches"] else last + 1
                 found[last] = digest(batch)
                 if last == most:
                     break
@@ -117,14 +117,14 @@ def check_sequence(name: str, reference: Reference, legs: list[Path], ranks: lis
         counted += [(line[2], line[3]) for line in own if line[1] <= step]
         if state is None:  # killed before its first step
             continue
-        while (epoch, m) < (state["epoch"], state["m"]):
+        while (epoch, m) < (state["epoch"], state["batches"]):
             rest = reference.rest(epoch, m, world)
             if epoch < state["epoch"]:
                 wanted += [(epoch, at) for at in rest]
                 epoch, m = epoch + 1, 0
             else:
-                wanted += [(epoch, at) for at in rest if at < state["m"]]
-                m = state["m"]
+                wanted += [(epoch, at) for at in rest if at < state["batches"]]
+                m = state["batches"]
     assert len(set(counted)) == len(counted), f"{name}: a batch counts twice"
     assert sorted(counted) == sorted(wanted), name
     return len(counted)

@@ -55,7 +55,7 @@ class Trained:
         self.step, state = resume_point(previous, name) if previous else (0, None)
         if state is not None:
             self.loader.load_state_dict(state)
-        self.before = (state["epoch"], state["m"]) if state else (0, 0)
+        self.before = (state["epoch"], state["batches"]) if state else (0, 0)
         self.states = {} if state is None else {self.step: self.loader.state_dict()}
         self.batches: Iterator[Any] = iter(self.loader)
         self.over = False
@@ -72,8 +72,8 @@ class Trained:
         state = self.loader.state_dict()
         world, rank = dist.get_world_size(), dist.get_rank()
         # The number of a batch follows from the state after it; after a pass's last one, from before.
-        epoch, m = (state["epoch"], state["m"] - world) if state["m"] else self.before
-        self.before = state["epoch"], state["m"]
+        epoch, m = (state["epoch"], state["batches"] - world) if state["batches"] else self.before
+        self.before = state["epoch"], state["batches"]
         self.step += 1
         self.states = {step: s for step, s in self.states.items() if step == self.step - 1}
         self.states[self.step] = state

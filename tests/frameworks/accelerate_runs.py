@@ -143,7 +143,7 @@ def _metrics(accelerator: Accelerator, batches: Any) -> dict[str, Any]:
         found += accelerator.gather_for_metrics(batch["row"]).tolist()
         names += accelerator.gather_for_metrics(batch["name"], use_gather_object=True)
         state = batches.state_dict()
-        states.append((state["epoch"], state["m"]))
+        states.append((state["epoch"], state["batches"]))
     return {"rows": found, "names": names, "sizes": sizes, "last": states[-1:]}
 
 

@@ -81,7 +81,7 @@ def sequence(kind: str, epoch: int = 0) -> list[str]:
 
 def position(checkpoint: Path) -> tuple[int, int]:
     state = torch.load(checkpoint / "custom_checkpoint_0.pkl", weights_only=True)
-    return state["epoch"], state["m"]
+    return state["epoch"], state["batches"]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_the_script_of_the_docs_is_killed_and_goes_on_on_other_numbers_of_ranks(
     def position() -> int:
         last = sorted((tmp_path / "run").glob("step-*"))[-1]
         state = torch.load(last / "custom_checkpoint_0.pkl", weights_only=True)
-        return 40 * state["epoch"] + state["m"]
+        return 40 * state["epoch"] + state["batches"]
 
     first = example(tmp_path, 2, "first", kill_at=3)
     m = position()

@@ -567,7 +567,7 @@ def test_within_an_epoch_it_is_refused_with_the_way_out(times: int | None) -> No
     with pytest.raises(
         tp.StateError,
         match=r"pack/max_length: saved 32, now 48; it may change only between epochs, and shard-0000 is "
-        r"within epoch 0 \(m = 6\): load the state of an epoch's start or end, or continue with "
+        r"within epoch 0 \(batches = 6\): load the state of an epoch's start or end, or continue with "
         r"max_length=32",
     ):
         packed(48, times=times).load_state_dict(state, allow_changes=ALLOWED)

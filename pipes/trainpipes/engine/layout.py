@@ -5,7 +5,7 @@ For an epoch of N rows cut into batches of B rows:
     batch m     number in the one global sequence, over all ranks
     shard s     residue class of m modulo S = num_shards: *who*
     span g      one of G contiguous ranges of the epoch's rows: *where*   (G divides S)
-    window w    equal part of a span; its rows are permuted together
+    window w    part of a span; its rows are permuted together
     chunk c     rows that one of the S / G shards of a span gets at a time
 
 Batch i of an epoch is chunk ``i // G`` of span ``i % G`` and belongs to shard ``i % S``.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,8 @@ IntArray = npt.NDArray[np.int64]
 
 #: Most rows that a shard gets at a time where counts are unknown.
 MAX_CHUNK = 256
+#: How often the first window of a span doubles until it has a whole window's rows.
+OCTAVES = 4
 
 
 class WindowKey(NamedTuple):
@@ -89,6 +92,88 @@ def slots_before(m: int, shard: int, num_shards: int) -> int:
 
 
 @dataclass(frozen=True)
+class EqualWindows:
+    """Windows of about the same number of rows."""
+
+    rows: int
+    count: int
+
+    @property
+    def largest(self) -> int:
+        return -(-self.rows // self.count) if self.count else 0
+
+    def start(self, window: int) -> int:
+        """First row of a window; ``rows`` past the last."""
+        return window * self.rows // self.count
+
+
+@dataclass(frozen=True)
+class GrowingWindows:
+    """Windows of a span that begin small and grow to ``size`` rows; the last one has up to ``last``.
+
+    One curve has the starts of all spans' windows. Span g of G has those at v = j + (g + 1/2) / G
+    for integers j, so that the windows of different spans begin at different rows, evenly spread. The
+    curve begins at v = -``OCTAVES``; it doubles with each step up to v = 1, then each step adds ``size``
+    rows, and in the last step what is left of the span falls from ``last`` rows to half of that.
+
+    The arithmetic is of integers: alike on every machine, for any number of rows.
+
+    Args:
+        rows: three windows or more.
+        size: rows of a window after the growth, at least.
+        last: most rows of the last window, ``size`` to twice that, and two rows or more.
+        numerator: of the fraction (g + 1/2) / G.
+        denominator: of the same.
+    """
+
+    rows: int
+    size: int
+    last: int
+    numerator: int
+    denominator: int
+
+    @property
+    def _grown(self) -> int:
+        """Where the growth ends: the curve at v = 1."""
+        return min(2 * self.size, self.rows - self.last)
+
+    @property
+    def _octaves(self) -> int:
+        return min(OCTAVES, (self._grown // 2).bit_length() - 1)
+
+    @property
+    def _end(self) -> int:
+        """Where the curve ends, times ``denominator * size``, less the fraction of this span."""
+        straight = self.rows - self.last - self._grown
+        return (2 * self.size + straight) * self.denominator - self.numerator * self.size
+
+    @property
+    def count(self) -> int:
+        return self._octaves + 1 - -self._end // (self.denominator * self.size)
+
+    def start(self, window: int) -> int:
+        """First row of a window; ``rows`` past the last."""
+        step, one = window - 1 - self._octaves, self.denominator
+        if window == 0:
+            return 0
+        if step <= 0:
+            return self._grown * _doubling(self.numerator, one) // (6 * one**2 << -step)
+        left = self._end - step * one * self.size
+        if left <= 0:
+            return self.rows
+        if left <= (one := one * self.size):
+            return self.rows - -(-self.last * _doubling(left, one) // (6 * one**2))
+        return self._grown + (step - 1) * self.size + self.numerator * self.size // self.denominator
+
+
+def _doubling(numerator: int, denominator: int) -> int:
+    """A curve from 1 to 2 over fractions from 0 to 1, close to 2 to the power of the fraction, whose slope
+    doubles, too; times ``3 * denominator**2``.
+    """
+    return 3 * denominator**2 + 2 * numerator * denominator + numerator**2
+
+
+@dataclass(frozen=True)
 class Layout:
     """How an epoch of N rows is cut into spans, windows and chunks.
 
@@ -105,6 +190,8 @@ class Layout:
         cuts: first row of each span, and N, where spans hold equal numbers of bytes.
         changes: first batch of each new size, by its number in the epoch, and that size.
         lanes: that take turns at each shard's batches (only with ``whole``).
+        grows: whether the first windows of a span are small, and spans' windows end at different
+            times, so that no batch waits until all spans have read a window.
     """
 
     rows: int
@@ -119,6 +206,7 @@ class Layout:
     cuts: tuple[int, ...] | None = None
     changes: tuple[tuple[int, int], ...] = ()
     lanes: int = 1
+    grows: bool = False
 
     @cached_property
     def num_spans(self) -> int:
@@ -177,30 +265,40 @@ class Layout:
         return [self._start(span, spans) for span in range(spans + 1)]
 
     def num_windows(self, span: int) -> int:
-        start, stop = self.span(span)
-        rows = stop - start
-        if rows == 0:
-            return 0
-        count = max(1, rows // max(1, self.window_rows))
-        if self.window_limit is not None:
-            count = max(count, -(-rows // self.window_limit))
-        return min(count, rows)
+        return self._windows(span).count
 
     def window(self, span: int, window: int) -> tuple[int, int]:
-        start, stop = self.span(span)
-        count = self.num_windows(span)
-        return window * (stop - start) // count, (window + 1) * (stop - start) // count
+        """First row of a window, counted from the span's first, and the row after its last."""
+        windows = self._windows(span)
+        return windows.start(window), windows.start(window + 1)
 
     def window_of(self, span: int, row: int) -> int:
         """The window of a row counted from the span's first; the number of windows past the end."""
+        windows = self._windows(span)
+        if row >= windows.rows:
+            return windows.count
+        return bisect_right(range(1, windows.count), row, key=windows.start)
+
+    def mixed_rows(self, span: int) -> int:
+        """Rows of most windows of a span: of those that neither grow nor end it."""
+        windows = self._windows(span)
+        return windows.size if isinstance(windows, GrowingWindows) else windows.largest
+
+    def _windows(self, span: int) -> EqualWindows | GrowingWindows:
         start, stop = self.span(span)
-        count = self.num_windows(span)
-        if row >= stop - start:
-            return count
-        window = row * count // (stop - start)
-        while self.window(span, window)[1] <= row:
-            window += 1
-        return window
+        rows, limit = stop - start, self.window_limit
+        count = max(1, rows // max(1, self.window_rows))
+        if limit is not None:
+            count = max(count, -(-rows // limit))
+        count = min(count, rows)
+        # A buffer of one row mixes none.
+        if self.grows and not self.stride and count >= 3 and self.window_rows > 1:
+            size, last = self.window_rows, 2 * self.window_rows
+            if limit is not None and limit < last:
+                size, last = max(1, min(size, limit * 6 // 7)), limit
+            if min(last, rows - last) >= 2:
+                return GrowingWindows(rows, size, last, 2 * span + 1, 2 * self.num_spans)
+        return EqualWindows(rows, count)
 
     def _pieces(self, span: int) -> list[tuple[int, int, int]]:
         """First chunk, first row and batch size of each part of a span between changes."""
@@ -289,12 +387,16 @@ def even_cuts(starts: IntArray, sizes: npt.NDArray[np.float64], spans: int) -> t
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """How a stream is dealt: one span, whose window w starts at row ``w * window_rows``."""
+    """How a stream is dealt: as one span of windows of ``window_rows``. The first two of a shuffled one
+    have half as many each, so that its first batch waits for one buffer of rows, and a stream that
+    ends within a buffer is one window.
+    """
 
     batch_size: int
     num_shards: int
     window_rows: int
     whole: bool = True
+    shuffled: bool = False
 
     @property
     def num_spans(self) -> int:
@@ -304,12 +406,23 @@ class StreamLayout:
     def sharers(self) -> int:
         return self.num_shards
 
+    def start(self, window: int) -> int:
+        """First row of a window.
+
+        >>> [StreamLayout(1, 1, 100, shuffled=True).start(window) for window in range(5)]
+        [0, 51, 102, 202, 302]
+        """
+        if not self.shuffled:
+            return window * self.window_rows
+        half = self.window_rows // 2 + 1
+        return half * min(window, 2) + self.window_rows * max(0, window - 2)
+
     def owned(self, span: int, sharer: int, window: int, rows: int, epoch: int) -> IntArray:
         position = np.arange(rows, dtype=np.int64)
         if self.sharers == 1:
             return position
         if self.whole:
-            chunk = (window * self.window_rows + position) // self.batch_size
+            chunk = (self.start(window) + position) // self.batch_size
         else:
             chunk = position // max(1, min(MAX_CHUNK, self.window_rows // 16)) + window
         return np.flatnonzero(chunk % self.sharers == sharer).astype(np.int64, copy=False)

@@ -128,7 +128,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         plan, (_, world) = self.loader._iteration.plan, self.loader._iteration.ranks()
         if not (plan.chain.ragged and world > 1 and self._accelerator.even_batches):
             return None
-        left = batches_left(plan, batches.state_dict()["m"])
+        left = batches_left(plan, batches.state_dict()["batches"])
         if left is None:
             raise ConfigError(
                 'sharding_filter(tail="ragged") on several ranks must have batches that are counted in '

@@ -7,6 +7,7 @@ plan, shuffle and deal an epoch. A ``RowStream`` is read from the start, and a r
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -75,9 +76,15 @@ class Taker(Protocol):
 
 @runtime_checkable
 class LooksAhead(Protocol):
-    """A reader that can begin to fetch blocks before they are read."""
+    """A reader that can begin to fetch blocks before they are read.
 
-    def expect(self, blocks: Sequence[int]) -> None: ...
+    ``turns``: of each block, when it is needed, comparable over the readers of a process; ``most``: bytes
+    that all of them may hold.
+    """
+
+    def expect(
+        self, blocks: Sequence[int], turns: Sequence[float] = (), most: float = math.inf
+    ) -> None: ...
 
 
 def checked_source(source: Any, caller: object) -> RowSource | RowStream:

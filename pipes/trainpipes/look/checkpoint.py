@@ -233,7 +233,7 @@ def _states_in(value: Any, path: str) -> Iterator[FoundState]:
 
 def _found(value: Any, path: str, keys: str) -> FoundState | None:
     names = value.keys() if isinstance(value, Mapping) else set()
-    if {"trainpipes", "m"} <= names:
+    if {"trainpipes", "epoch", "num_shards"} <= names:  # in all formats
         return FoundState(path, keys, value)
     if names == {"trainpipes", "type"}:
         return FoundState(path, keys, problem=OF_DATASETS)
@@ -255,7 +255,7 @@ def _step(found: FoundState) -> tuple[Any, ...] | None:
     shards = sum(isinstance(key, str) and key.startswith("shard-") for key in state)
     if not shards or shards == state.get("num_shards"):
         return None
-    return tuple(str(state.get(key)) for key in ("epoch", "m", "num_shards", "pipeline"))
+    return tuple(str(state.get(key)) for key in ("epoch", "batches", "num_shards", "pipeline"))
 
 
 def _whole(group: Sequence[FoundState]) -> dict[str, Any]:

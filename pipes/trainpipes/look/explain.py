@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import whole_number
@@ -15,10 +16,14 @@ from trainpipes._internal.text import amount, cut
 from trainpipes.engine.layout import Layout, divisors
 from trainpipes.engine.planning.as_columns import columns, columns_if_known, known_columns
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.pool import default_threads
+from trainpipes.engine.reading.windows import AHEAD_PART
+from trainpipes.engine.shards.shard_rows import ALL_ROWS, RUN_ROWS
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RandomAccessSource
 from trainpipes.look.lengths import ends_short, exact_length, expected_items, left_open
 from trainpipes.look.record import mermaid, record, written
+from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.tokenizing import Tokenizes
@@ -30,6 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Explanation", "explain"]
 
 Lines = list[tuple[str, str]]
+#: Bytes of an open file and what is decoded of it, at most; how many times the bytes of its rows the runs of
+#: a shard take, the one in hand and the next.
+DECODER_BYTES, RUNS = 4 << 20, 4
 #: Columns, and characters of a stage, that a text shows.
 MOST_COLUMNS, MOST_WIDE = 16, 110
 
@@ -45,6 +53,8 @@ class Explanation:
         world_sizes: numbers of ranks that a run can have.
         window_rows: rows that a shuffle mixes with each other, or None.
         window_bytes: most memory for such rows in one process, estimated, or None.
+        memory_bytes: the same, and what is read ahead, decoded and made into batches, estimated: what a
+            process takes on top of its imports, or None.
         lines: the text, as label and text.
         notes: what you may want to change.
     """
@@ -55,6 +65,7 @@ class Explanation:
     world_sizes: tuple[int, ...]
     window_rows: int | None
     window_bytes: int | None
+    memory_bytes: int | None
     lines: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     _pipeline: Pipeline
@@ -113,6 +124,7 @@ def explain(
     world_size: int,
     num_workers: int,
     loader: Mapping[str, Any] | None = None,
+    threads: int | None = None,
 ) -> Explanation:
     whole_number(world_size, 1, "explain(world_size)", "ranks")
     whole_number(num_workers, 0, "explain(num_workers)", "workers of each rank")
@@ -142,10 +154,15 @@ def explain(
         lines.append(("shards", f"{shards}, {said}"))
     if shuffled := _shuffled(plan, window):
         lines.append(("shuffle", shuffled))
+    memory = None
     if held:
         what = "of all sources' rows" if plan.mixed else "of rows to be mixed"
         who = "worker" if num_workers else "rank"
-        lines.append(("memory", f"about {amount(held)} {what}, held by each {who}"))
+        if threads is None:
+            threads = 1 if num_workers else default_threads()
+        memory = held + _beside_windows(plan, world_size * max(1, num_workers), threads)
+        said = f"{amount(memory)} with what is read ahead and in work"
+        lines.append(("memory", f"about {amount(held)} {what}, held by each {who}; {said}"))
     if chain.cache is not None:
         cached = plan.inputs.cached_blocks
         lines.append(("cache", "off" if cached is None else cached.describe()))
@@ -157,7 +174,7 @@ def explain(
         more = ": a run can start on any of these numbers, and go on with any other"
     lines.append(("ranks", ", ".join(map(str, sizes)) + more))
     return Explanation(
-        plan.inputs.epoch_rows, batches, shards, sizes, window, held,
+        plan.inputs.epoch_rows, batches, shards, sizes, window, held, memory,
         tuple((label, hidden(text)) for label, text in lines),
         tuple(map(hidden, _notes(plan, window))), pipeline, iteration, loader,
     )  # fmt: skip
@@ -217,19 +234,52 @@ def _window_rows(plan: Plan) -> int | None:
     layout = plan.layouts.usual
     if not isinstance(layout, Layout) or not plan.inputs.epoch_rows:
         return None
-    ends = (0, layout.num_spans - 1)
-    spans = [(*layout.span(span), layout.num_windows(span)) for span in ends]
-    return max((-(-(stop - start) // count) for start, stop, count in spans if count), default=0)
+    return max(layout.mixed_rows(span) for span in (0, layout.num_spans - 1))
 
 
 def _window_bytes(plan: Plan, processes: int) -> int | None:
     found = sum(_window_bytes(source, processes) or 0 for source in plan.mixed.values())
     layout, row_bytes = plan.layouts.usual, plan.layouts.window_row_bytes
-    window = _window_rows(plan)
-    if row_bytes and window and plan.chain.buffer is not None and plan.chain.drawn is None:
-        spans = min(layout.num_spans, -(-plan.chain.num_shards // processes))
-        found += math.ceil(row_bytes * window * spans)
+    if isinstance(layout, Layout) and row_bytes and _is_mixed(plan):
+        largest = [_most_rows(layout, span) for span in range(layout.num_spans)]
+        found += math.ceil(row_bytes * sum(largest) / len(largest) * _own_spans(plan, processes))
     return found or None
+
+
+def _is_mixed(plan: Plan) -> bool:
+    return bool(_window_rows(plan)) and plan.chain.buffer is not None and plan.chain.drawn is None
+
+
+def _own_spans(plan: Plan, processes: int) -> int:
+    return min(plan.layouts.usual.num_spans, -(-plan.chain.num_shards // processes))
+
+
+def _most_rows(layout: Layout, span: int) -> int:
+    """Rows of a span's largest window: windows grow."""
+    count = layout.num_windows(span)
+    ends = (layout.window(span, n) for n in range(max(0, count - 3), count))
+    return max((stop - start for start, stop in ends), default=0)
+
+
+def _beside_windows(plan: Plan, processes: int, threads: int) -> int:
+    """Bytes of one process beside windows: those read ahead, what servers send, decoders, runs in hand."""
+    found = sum(_beside_windows(source, processes, threads) for source in plan.mixed.values())
+    layouts, source = plan.layouts, plan.inputs.source
+    row_bytes, windows = layouts.window_row_bytes, _window_bytes(plan, processes)
+    if plan.mixed or not row_bytes or not windows or not _is_mixed(plan):
+        return found
+    spans, rows = _own_spans(plan, processes), plan.inputs.blocks.rows
+    if isinstance(source, FileBlocks):
+        block = row_bytes * int(plan.inputs.blocks.lengths.max(initial=0))
+        found += math.ceil(spans * min(DECODER_BYTES, 4 * block))
+        if not source.is_local:
+            limit = min(source.files.prefetch_bytes, layouts.fetched_bytes)
+            found += math.ceil(min(limit, int(np.maximum(source.sizes, 0).sum())))
+    if threads and not plan.reads_user_code:
+        ahead = max(windows / spans, layouts.held_bytes * AHEAD_PART)
+        found += math.ceil(min(windows, ahead, max(0, layouts.held_bytes - windows)))
+    shards = -(-plan.chain.num_shards // processes)
+    return found + math.ceil(RUNS * min(rows, ALL_ROWS, shards * RUN_ROWS) * row_bytes)
 
 
 def _notes(plan: Plan, window_rows: int | None) -> Iterator[str]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from trainpipes._internal.progress import counted
 from trainpipes._internal.table import table
-from trainpipes.engine.layout import IntArray
+from trainpipes.engine.layout import IntArray, Layout
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
@@ -43,6 +43,9 @@ class ShuffleQuality:
             0.01, batches hold stretches of files.
         files_per_batch: mean number of files that a batch has rows of.
         random_files_per_batch: the same in a random order.
+        window_rows: rows that are mixed with each other, once windows have grown; None where no shuffle of
+            the pipeline has windows.
+        first_window_rows: rows that the first ones of an epoch are mixed with.
     """
 
     rows: int
@@ -53,6 +56,8 @@ class ShuffleQuality:
     neighbors_kept: float
     files_per_batch: float
     random_files_per_batch: float
+    window_rows: int | None = None
+    first_window_rows: int | None = None
 
     def __str__(self) -> str:
         n = max(1, self.epoch_rows)
@@ -65,6 +70,13 @@ class ShuffleQuality:
             ("neighbors kept", f"{kept:<10.4f}random: {min(1.0, 2 / n):.4f}"),
             ("files in a batch", f"{self.files_per_batch:<10.1f}random: {self.random_files_per_batch:.1f}"),
         ]  # fmt: skip
+        if (
+            self.window_rows
+            and self.first_window_rows
+            and self.first_window_rows < self.window_rows
+        ):
+            first, later = self.first_window_rows, self.window_rows
+            lines.append(("mixed together", f"{first:,} rows at first, {later:,} later"))
         return table(lines)
 
     __repr__ = __str__
@@ -139,7 +151,14 @@ def order_quality(
     lengths = source.lengths
     if source.file_of_block is not None:
         lengths = np.bincount(source.file_of_block, weights=lengths).astype(np.int64)
-    return _measured(numbers, lengths, size, plan.inputs.epoch_rows)
+    found, layout = (
+        _measured(numbers, lengths, size, plan.inputs.epoch_rows),
+        plan.layouts.of(epoch),
+    )
+    if plan.chain.buffer is None or plan.chain.drawn is not None or not isinstance(layout, Layout):
+        return found
+    first = layout.window(0, 0)[1]
+    return replace(found, window_rows=layout.mixed_rows(0), first_window_rows=first)
 
 
 def _measured(

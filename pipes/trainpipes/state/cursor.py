@@ -97,6 +97,6 @@ def check_delivered(shard: int, cursor: dict[str, Any], m: int, num_shards: int)
     delivered, owed = cursor["delivered"], slots_before(m, shard, num_shards)
     if delivered != owed and not ("ended" in cursor and delivered < owed):
         raise StateError(
-            f"{shard_key(shard)}/delivered: {delivered} batches, but m = {m} means {owed}; the state "
+            f"{shard_key(shard)}/delivered: {delivered} batches, but batches = {m} means {owed}; the state "
             "was edited, or ranks saved it at different steps: save on all ranks after the same step"
         )

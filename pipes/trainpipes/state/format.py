@@ -1,9 +1,9 @@
 """The checkpoint format:
 
     {
-      "trainpipes": 1,               version of this format
+      "trainpipes": 2,               version of this format
       "epoch": 2,                    the pass over the data, from 0
-      "m": 1234,                     batches of that pass taken, over all ranks
+      "batches": 1234,               batches of that pass taken, over all ranks
       "num_shards": 24,
       "pipeline": "{…}",             what the data and the stages were: JSON
       "batch_sizes": "",             batch sizes in an epoch in which they changed: JSON
@@ -42,12 +42,13 @@ from trainpipes.state.cursor import (
 )
 from trainpipes.state.identity import FileName, check_identity
 
-FORMAT = 1
+#: Of format 1, rows came in another order: windows were equal.
+FORMAT = 2
 
 #: Passes over the data: fewer than this.
 MOST_PASSES = 1 << 31
 
-_COMMON = ("trainpipes", "epoch", "m", "num_shards", "pipeline", "batch_sizes")
+_COMMON = ("trainpipes", "epoch", "batches", "num_shards", "pipeline", "batch_sizes")
 _EDITED = "the state is cut short or was edited: load it as it was saved"
 
 
@@ -153,11 +154,12 @@ def read(state: Any) -> Saved:
         )
     version = state["trainpipes"]
     if type(version) is not int or version != FORMAT:
+        why = ", in which rows come in another order" if shown(version) == "1" else ""
         raise StateError(
-            f"trainpipes: the state's format must be {FORMAT}, got {shown(version)}; load it with the "
-            "trainpipes that wrote it"
+            f"trainpipes: the state's format must be {FORMAT}, got {shown(version)}{why}; "
+            "load it with the trainpipes that wrote it, or start a new run"
         )
-    epoch, m = _integer(state, "epoch", MOST_PASSES), _integer(state, "m", MOST_COUNTED)
+    epoch, m = _integer(state, "epoch", MOST_PASSES), _integer(state, "batches", MOST_COUNTED)
     num_shards = _integer(state, "num_shards", MOST_COUNTED, 1)
     sizes, turn = (_text(state, key, "") for key in ("batch_sizes", "turn"))
     pipeline, check = unsealed(_text(state, "pipeline"))
@@ -166,8 +168,8 @@ def read(state: Any) -> Saved:
     tag = check[:8]
     if check != tag + checksum(pipeline, tag, epoch, m, num_shards, sizes, turn):
         raise StateError(
-            f"pipeline: its checksum does not fit the other keys (epoch {epoch}, m = {m}, num_shards = "
-            f"{num_shards}, batch_sizes, turn). The state was edited or is damaged, or ranks saved it at "
+            f"pipeline: its checksum does not fit the other keys (epoch {epoch}, batches = {m}, num_shards "
+            f"= {num_shards}, batch_sizes, turn). The state was edited or is damaged, or ranks saved it at "
             "different steps: load it as it was saved, and save on all ranks after the same step"
         )
     cursors, extra = {}, {}
@@ -197,10 +199,12 @@ def unrecognized_state_error(state: Any) -> StateError:
         what = "the state of a torchdata.nodes.Loader"
         cure = "load it into the torchdata.nodes.Loader that saved it"
     else:
-        key = "m" if "trainpipes" in state else "trainpipes"
+        key = "batches" if "trainpipes" in state else "trainpipes"
         found = ", ".join(map(shown, list(state)[:4])) or "empty"
         what = f"a dict without the key {key!r} ({found})"
-        inside = [key for key, one in state.items() if isinstance(one, Mapping) and "m" in one]
+        inside = [
+            key for key, one in state.items() if isinstance(one, Mapping) and "batches" in one
+        ]
         cure = (
             f"load state[{shown(inside[0])}], which is in it"
             if inside
@@ -224,7 +228,7 @@ def render(
     state: dict[str, Any] = {
         "trainpipes": FORMAT,
         "epoch": position.epoch,
-        "m": position.m,
+        "batches": position.m,
         "num_shards": position.num_shards,
         "pipeline": sealed(identity, tag + checksum(identity, *common)),
         "batch_sizes": sizes,

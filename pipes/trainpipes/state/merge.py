@@ -61,7 +61,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     _same_pipeline(parts)
     first = positions[0]
     if not any(position.cursors for position in positions):
-        _same(positions, "m")
+        _same(positions, "m", "batches")
         return render(replace(first, extra=_files(positions)), parts[0].pipeline)
     m = max(position.m for position in positions)
     owner: dict[int, int] = {}
@@ -93,14 +93,14 @@ def _files(positions: list[Position]) -> dict[str, Any]:
     return {} if found[0] is None else {"files": found[0]}
 
 
-def _same(positions: list[Position], key: str) -> None:
-    first = getattr(positions[0], key)
+def _same(positions: list[Position], name: str, key: str | None = None) -> None:
+    first = getattr(positions[0], name)
     for number, position in enumerate(positions):
-        found = getattr(position, key)
+        found = getattr(position, name)
         if found != first:
             raise StateError(
-                f"{key}: state 0 has {first}, state {number} has {found}; merge states that one run saved "
-                "after the same step"
+                f"{key or name}: state 0 has {first}, state {number} has {found}; merge states that one run "
+                "saved after the same step"
             )
 
 

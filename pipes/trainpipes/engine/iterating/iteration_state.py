@@ -140,7 +140,7 @@ class IterationState:
         plan = self.plan
         if not plan.grows or not isinstance(state, Mapping) or "trainpipes" not in state:
             return state, plan
-        if state.get("m") == 0:
+        if state.get("batches") == 0:
             return at_start(state, plan), plan
         return state, self._plan_of(state.get(FILES))
 

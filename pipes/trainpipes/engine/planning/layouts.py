@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,8 +32,11 @@ READ_BYTES = 8 << 20
 DRAWN_ROWS = 1 << 16
 #: Rows of a stream's window without a shuffle, if the pipeline packs or batches by length.
 STREAM_ROWS = 32
-#: The windows' part of a shuffle's memory; the rest is for open files and batches made ahead.
-WINDOW_SHARE = 2 / 3
+#: The parts of a shuffle's memory: the windows' own, which the order depends on; the same and windows that
+#: are read ahead; and bytes that are fetched from servers.
+WINDOW_SHARE, HELD_SHARE, FETCHED_SHARE = 2 / 3, 5 / 6, 1 / 6
+#: Memory for windows without a shuffle, those read ahead included.
+HELD_BYTES = 256 << 20
 
 
 @dataclass(eq=False)
@@ -70,13 +74,14 @@ class Layouts:
             cutting = [s for s in chain.after if s.role in ("pack", "batch") and not s.keeps_rows]
             if buffer is None and cutting:
                 rows = max(rows, STREAM_ROWS)  # batches have other rows than these
-            return StreamLayout(size, shards, rows, self.whole)
+            return StreamLayout(size, shards, rows, self.whole, shuffled=buffer is not None)
         drawn = chain.drawn is not None
         window = (DRAWN_ROWS if drawn else READ_ROWS) if buffer is None else buffer
         stride = drawn or (chain.shard is not None and chain.shard.split == "stride")
         layout = Layout(
             self.inputs.epoch_rows or 0, size, shards, window, 1 if buffer is None else buffer,
             whole=self.whole, rolling=chain.rolling, stride=stride, lanes=self.lanes,
+            grows=buffer is not None,
         )  # fmt: skip
         return replace(layout, window_limit=self._window_limit(layout.num_spans))
 
@@ -131,6 +136,18 @@ class Layouts:
         return max(1, int(windows // (row_bytes * spans)))
 
     @property
+    def held_bytes(self) -> int:
+        """Of all windows of a process, where some are read ahead."""
+        shuffle = self.chain.shuffle
+        return HELD_BYTES if shuffle is None else int(shuffle.max_bytes * HELD_SHARE)
+
+    @property
+    def fetched_bytes(self) -> float:
+        """Most that a process fetches ahead from servers, if the user sets no limit."""
+        shuffle = self.chain.shuffle
+        return math.inf if shuffle is None else shuffle.max_bytes * FETCHED_SHARE
+
+    @property
     def window_row_bytes(self) -> float | None:
         source = self.inputs.source
         by_number = isinstance(source, RandomAccessSource) and source.holds_numbers
@@ -148,6 +165,15 @@ class Layouts:
             return range(0)
         first, (start, stop) = layout.span(key.span)[0], layout.window(key.span, key.window)
         return range(first + start, first + stop)
+
+    def turn(self, key: WindowKey) -> float:
+        """The epoch, and what part of it is given before a window's first rows."""
+        layout = self.of(key.epoch)
+        assert isinstance(layout, Layout)
+        start, stop = layout.span(key.span)
+        first = layout.window(key.span, key.window)[0]
+        within = layout.batch_size * key.span / layout.num_spans
+        return key.epoch + (first + within) / (stop - start + layout.batch_size)
 
     def stretches(self, key: WindowKey, first: int = 0) -> list[tuple[int, int, int]]:
         """The blocks of a window's rows from ``first`` on, each with its first row and the row

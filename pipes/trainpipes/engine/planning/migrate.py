@@ -43,7 +43,7 @@ def position_of(state: Any, plan: Plan) -> Position:
         # Ranks that end at different steps count the last one as a whole.
         if position.m > (most + plan.chain.num_shards - 1 if plan.chain.ragged else most):
             raise StateError(
-                f"m: epoch {position.epoch} of this pipeline has {most} batches, got m = "
+                f"batches: epoch {position.epoch} of this pipeline has {most}, got "
                 f"{position.m}; load the state as it was saved"
             )
     return position
@@ -104,7 +104,8 @@ def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
             old, new = shown(changed[0][0]), changed[0][1]
             raise StateError(
                 f"pack/max_length: saved {old}, now {new}; it may change only between epochs, and "
-                f"{shard_key(shard)} is within epoch {innermost(cursor)['epoch']} (m = {position.m}): load "
+                f"{shard_key(shard)} is within epoch {innermost(cursor)['epoch']} (batches = {position.m}): "
+                f"load "
                 f"the state of an epoch's start or end, or continue with max_length={old} until then; with "
                 f"repeat() and no end, keep {old} or start a new run"
             )

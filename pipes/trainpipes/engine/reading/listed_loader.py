@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +18,8 @@ from trainpipes.engine.reading.windows import Content, Window, WindowLoader
 from trainpipes.errors import DataError
 from trainpipes.kinds.source import LooksAhead, RandomAccessSource, Reader, Taker, read_rows
 from trainpipes.kinds.stage_kinds import put_through
+
+Stretches: TypeAlias = "list[tuple[int, int, int]]"
 
 #: Most windows whose blocks a reader prefetches; fewer at first, since a peek is no epoch.
 MOST_AHEAD = 15
@@ -47,11 +48,15 @@ class ListedLoader(WindowLoader):
         has_holes = self._cached is not None and self._cached.holes
         self._keeps_rows = has_holes or all(stage.keeps_rows for stage in before)
         self._before = before[plan.chain.cached or 0 :]
+        self._fetched = self._layouts.fetched_bytes
         self._places: dict[int, _Place] = {}  # of each span
 
     def planned(self, key: WindowKey) -> int | None:
         rows = len(self._layouts.places(key))
         return rows if self._keeps_rows or not rows else None
+
+    def turn(self, key: WindowKey) -> float:
+        return self._layouts.turn(key)
 
     def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
         if not self._layouts.places(key):
@@ -75,8 +80,7 @@ class ListedLoader(WindowLoader):
                 rows = self._cached.read(wanted, reader).of_epoch(key.epoch)
             else:
                 if isinstance(reader, LooksAhead):
-                    following = self._following(key, place.ahead)
-                    reader.expect([block for block, _, _ in (*wanted, *following)])
+                    self._expect(reader, key, wanted, place.ahead)
                     if not getattr(self._source, "is_local", True):
                         place.ahead = min(MOST_AHEAD, 2 * place.ahead + 1)
                 parts = (read_rows(self._source, reader, *stretch) for stretch in wanted)
@@ -88,11 +92,17 @@ class ListedLoader(WindowLoader):
             rows = put_through(self._before, rows)
         return rows, self._layouts.row_order(key, len(rows))
 
-    def _following(self, key: WindowKey, most: int) -> Iterator[tuple[int, int, int]]:
-        for n in range(key.window + 1, key.window + 1 + most):
-            after = key._replace(window=n)
-            if self._layouts.places(after):
-                yield from self._layouts.stretches(after, 0)
+    def _expect(self, reader: LooksAhead, key: WindowKey, wanted: Stretches, ahead: int) -> None:
+        """Tell a reader the blocks of a window, and of those after it."""
+        turns: dict[int, float] = {}
+        for n in range(ahead + 1):
+            coming = key._replace(window=key.window + n)
+            if not self._layouts.places(coming):
+                break
+            turn = self._layouts.turn(coming)
+            for block, _, _ in self._layouts.stretches(coming, 0) if n else wanted:
+                turns.setdefault(block, turn)
+        reader.expect(list(turns), list(turns.values()), self._fetched)
 
     def _reader(self, place: _Place, at: tuple[int, int]) -> Reader:
         """The reader of a window. Where another span's has just read up to there, it goes on: no

@@ -11,7 +11,7 @@ import numpy as np
 
 from trainpipes._internal.progress import Progress
 from trainpipes.columns.block import Block
-from trainpipes.engine.layout import WindowKey
+from trainpipes.engine.layout import StreamLayout, WindowKey
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import Window, WindowLoader
 from trainpipes.kinds.source import RowStream, StreamReader, read_full
@@ -39,7 +39,10 @@ class StreamLoader(WindowLoader):
         self._layouts = plan.layouts
         self._chain = plan.chain
         self._stream = stream
-        self._rows = plan.layouts.usual.window_rows
+        layout = plan.layouts.usual
+        assert isinstance(layout, StreamLayout)
+        self._layout = layout
+        self._step = layout.window_rows  # rows that are read at a time where they are passed over
         self._passes: dict[int, _Pass] = {}
 
     def planned(self, key: WindowKey) -> None:
@@ -59,10 +62,9 @@ class StreamLoader(WindowLoader):
         if current is None or current.window > key.window:
             current = self._open(key.epoch, key.window, state)
         try:
-            behind = key.window - current.window  # windows to read and drop
-            with Progress(
-                "reading again up to the saved place", behind * self._rows, "rows"
-            ) as progress:
+            # rows to read and drop
+            behind = self._layout.start(key.window) - self._layout.start(current.window)
+            with Progress("reading again up to the saved place", behind, "rows") as progress:
                 while True:
                     found = self._cut(key.epoch, current)
                     if found is None:
@@ -95,13 +97,13 @@ class StreamLoader(WindowLoader):
         at, skip = state if self._stream.seekable else {}, self._chain.skip_rows
         reader = self._stream.open(epoch, at or None)
         if at and window:
-            current = _Pass(reader, window, skip + window * self._rows)
+            current = _Pass(reader, window, skip + self._layout.start(window))
         else:
             current = _Pass(reader, 0, 0)
             current.start = self._state(current)  # from before the rows to pass over
         self._passes[epoch] = current
         while current.row < skip and not current.ended:
-            data = read_full(reader, min(self._rows, skip - current.row))
+            data = read_full(reader, min(self._step, skip - current.row))
             current.ended = data is None
             current.row += 0 if data is None else len(data)
         return current
@@ -114,8 +116,9 @@ class StreamLoader(WindowLoader):
         ahead, stop = current.ahead, self._chain.stop_rows
         while not current.ended and len(ahead) < wanted:
             left = math.inf if stop is None else max(0, stop - current.row)
-            data = read_full(current.reader, int(min(self._rows, left))) if left else None
-            current.ended = data is None or len(data) < self._rows
+            size = self._size(current.window + len(ahead))
+            data = read_full(current.reader, int(min(size, left))) if left else None
+            current.ended = data is None or len(data) < size
             if data is not None and len(data):
                 ids = np.arange(current.row, current.row + len(data), dtype=np.int64)
                 current.row += len(data)
@@ -123,7 +126,10 @@ class StreamLoader(WindowLoader):
         if not ahead:
             return None
         rows, after = ahead.popleft()
-        if current.ended and len(ahead) == 1 and len(ahead[0][0]) < self._rows:
+        if current.ended and len(ahead) == 1 and len(ahead[0][0]) < self._size(current.window + 1):
             rest, after = ahead.popleft()
             rows = Block.join([rows, rest])
         return rows, after
+
+    def _size(self, window: int) -> int:
+        return self._layout.start(window + 1) - self._layout.start(window)

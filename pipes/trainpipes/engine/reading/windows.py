@@ -1,15 +1,15 @@
 """The shuffle windows of a process, shared by the shards that need them.
 
-Whoever first needs a window's rows reads it. With threads, a span's next window is read ahead as far
-as memory allows. Memory: one window for each open span, two where its shards stand at a window's end
-or the next one is read ahead.
+Whoever first needs a window's rows reads it. With threads, the next windows of spans are read ahead as
+far as memory allows, those that are needed first before others. Memory: one window for each open span,
+two where its shards stand at a window's end or the next one is read ahead.
 """
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from trainpipes.engine.reading.listed_loader import NumberedRows
 
 
+#: The part of the memory for windows that those read ahead may take, or one window.
+AHEAD_PART = 1 / 5
 #: A window's rows in file order, and the order in which they come out, int64 ``[rows]``, or None.
 Content: TypeAlias = "tuple[Block | NumberedRows, IntArray | None]"
 
@@ -112,6 +114,10 @@ class WindowLoader(ABC):
     def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
         """A window; None past the span's last. ``state`` is an earlier one's ``after``."""
 
+    def turn(self, key: WindowKey) -> float:
+        """When a window is needed: the epoch, and what part of it comes before."""
+        return float(key.epoch)
+
     def start(self, epoch: int) -> dict[str, Any]:
         """The source's state at an epoch's start, if it needs one."""
         return {}
@@ -130,14 +136,14 @@ class Windows:
     dropped once all users of its span are past it.
 
     Args:
-        ahead_bytes: that all windows may take for one more to be read ahead.
+        most_bytes: that all windows may take for one more to be read ahead.
         following: the span that a user comes to after an epoch, or None.
         last: no window after this one is read ahead.
     """
 
     loader: WindowLoader
     pool: Pool | None = None
-    ahead_bytes: int = 0
+    most_bytes: int = 0
     following: Callable[[int, int], int | None] | None = None
     last: WindowKey | None = None
 
@@ -145,6 +151,7 @@ class Windows:
         self._held: dict[WindowKey, Window] = {}
         self._needs: dict[int, WindowKey] = {}  # where each user is
         self._firsts: dict[int, int] = {}  # the first position of users that have not asked yet
+        self._moved = True  # whether somebody came to another window since windows were read ahead
         self._lock = threading.Lock()
 
     def planned(self, key: WindowKey) -> int | None:
@@ -176,8 +183,8 @@ class Windows:
                 if found is None:
                     return None
                 self._held[key] = found
-        if self.pool is not None:
-            self._read_ahead(user, key, found, self.pool)
+        if self.pool is not None and self._moved:
+            self._read_ahead(self.pool)
         return found
 
     def close(self) -> None:
@@ -188,7 +195,7 @@ class Windows:
     def _move(self, user: int, key: WindowKey) -> None:
         if self._needs.get(user) == key:
             return
-        self._needs[user] = key
+        self._needs[user], self._moved = key, True
         least: dict[int, WindowKey] = {}
         for need in self._needs.values():
             least[need.span] = min(need, least.get(need.span, need))
@@ -203,25 +210,48 @@ class Windows:
             for old in own[: max(0, len(own) + 1 - self.loader.most_held)]:
                 del self._held[old]
 
-    def _read_ahead(self, user: int, key: WindowKey, current: Window, pool: Pool) -> None:
-        if self.last is not None and key >= self.last:
-            return
-        coming = key._replace(window=key.window + 1)
-        if self.loader.planned(coming) == 0:
-            span = None if self.following is None else self.following(user, key.epoch)
-            if span is None:
-                return
-            coming = WindowKey(key.epoch + 1, span, 0)
+    def _read_ahead(self, pool: Pool) -> None:
+        begun: list[Window] = []
         with self._lock:
-            if coming in self._held:
+            read = [window for window in self._held.values() if window.nbytes]
+            if not read:  # how large they are is not known yet
                 return
-            # Windows that are not read yet count as the largest.
-            largest = max(window.nbytes for window in self._held.values())
-            sizes = [window.nbytes or largest for window in (*self._held.values(), current)]
-            if not largest or sum(sizes) > self.ahead_bytes:
-                return
-            found = self.loader.window(coming, {})
-            if found is None:
-                return
-            self._held[coming] = found
-        found.read_ahead(pool)
+            self._moved = False
+            row_bytes = sum(window.nbytes for window in read) / max(1, sum(map(len, read)))
+            largest = max(window.nbytes for window in read)
+
+            def size(window: Window) -> float:
+                return window.nbytes or (
+                    largest if window.rows is None else row_bytes * window.rows
+                )
+
+            at = set(self._needs.values())
+            ahead = sum(size(window) for key, window in self._held.items() if key not in at)
+            held = sum(map(size, self._held.values()))
+            most = min(max(largest, self.most_bytes * AHEAD_PART) - ahead, self.most_bytes - held)
+            for key in sorted(self._coming(), key=self.loader.turn):
+                found = self.loader.window(key, {})
+                if found is None or (most := most - size(found)) < 0:
+                    break
+                self._held[key] = found
+                begun.append(found)
+        for found in begun:
+            found.read_ahead(pool)
+
+    def _coming(self) -> Iterator[WindowKey]:
+        """The next window of each span, which nobody has read."""
+        least: dict[tuple[int, int], tuple[WindowKey, int]] = {}
+        for user, key in self._needs.items():
+            place = key.epoch, key.span
+            least[place] = max((key, user), least.get(place, (key, user)))
+        for key, user in least.values():
+            if self.last is not None and key >= self.last:
+                continue
+            coming = key._replace(window=key.window + 1)
+            if self.loader.planned(coming) == 0:
+                span = None if self.following is None else self.following(user, key.epoch)
+                if span is None:
+                    continue
+                coming = WindowKey(key.epoch + 1, span, 0)
+            if coming not in self._held:
+                yield coming

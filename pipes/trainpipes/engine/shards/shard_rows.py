@@ -266,11 +266,6 @@ def end_epoch(
         )
 
 
-#: Memory for windows, those read ahead included: a share of the shuffle's, or bytes without a shuffle.
-AHEAD_SHARE = 5 / 6
-AHEAD_BYTES = 256 << 20
-
-
 def open_windows(
     plan: Plan, pool: Pool | None = None, number: int = 0, last: WindowKey | None = None
 ) -> Windows | MixedWindows:
@@ -284,10 +279,9 @@ def open_windows(
         chain.drawn is not None or (source.by_number and not chain.before)
     ):
         return Windows(NumberedLoader(plan, source))
-    ahead = AHEAD_BYTES if chain.shuffle is None else int(chain.shuffle.max_bytes * AHEAD_SHARE)
     following = partial(_following, plan, chain.first_epoch(number))
     readers = None if plan.reads_user_code else pool
-    return Windows(ListedLoader(plan), readers, ahead, following, last)
+    return Windows(ListedLoader(plan), readers, plan.layouts.held_bytes, following, last)
 
 
 def _following(plan: Plan, first_epoch: int, shard: int, epoch: int) -> int | None:

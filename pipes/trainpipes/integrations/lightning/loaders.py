@@ -110,7 +110,7 @@ class TrainingLoader:
                 f"got {min(after)} to {max(after)}; take batches by training_step(batch, batch_idx)"
             )
         state = after[trained] if after else self.loader.state_dict()
-        if self._at_end and state["m"] and not self._endless:
+        if self._at_end and state["batches"] and not self._endless:
             return self.loader.pipeline.state_at(0, epoch=state["epoch"] + 1)
         return self.loader._whole(state, None, timeout)
 

@@ -90,9 +90,9 @@ class TrainingLoader:
         self._noted = state = loader.state_dict()
         self._first_epoch = state["epoch"] - self.epoch if saved is None else saved[0]
         self.epoch = state["epoch"] - self._first_epoch
-        self._resumed = saved is not None or state["m"] > 0
+        self._resumed = saved is not None or state["batches"] > 0
         self.left = self._left(state)
-        if self.left == 0 and state["m"]:  # the loader goes on with the next epoch
+        if self.left == 0 and state["batches"]:  # the loader goes on with the next epoch
             self.epoch += 1
             self.left = len(loader)
         if self.left == 0:
@@ -105,7 +105,7 @@ class TrainingLoader:
 
     def _left(self, state: dict[str, Any]) -> int | None:
         """Batches that this rank has yet to get in the epoch of a state."""
-        left = batches_left(self.loader._iteration.plan, state["m"])
+        left = batches_left(self.loader._iteration.plan, state["batches"])
         return None if left is None else left // self.loader._iteration.ranks()[1]
 
     def steps_and_epochs(
@@ -128,7 +128,7 @@ class TrainingLoader:
         self._noted = state = self.loader.state_dict()
         left = self._left(state)
         world = self.loader._iteration.ranks()[1]
-        done = state["m"] // world if left is None else self.length - left
+        done = state["batches"] // world if left is None else self.length - left
         return float(state["epoch"] - self._first_epoch + done / self.length)
 
     def position(self, step: int, timeout: float) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -360,20 +362,22 @@ class _JoinedReader:
             columns.append(rows[0] if len(rows) == 1 else join_payloads(rows))
         return self._source.joined(columns)
 
-    def expect(self, blocks: Sequence[int]) -> None:
+    def expect(
+        self, blocks: Sequence[int], turns: Sequence[float] = (), most: float = math.inf
+    ) -> None:
         """Tell each source's reader its next blocks, without many small ones of which it may need a part."""
-        wanted: dict[Part, dict[int, None]] = {}
-        for block in blocks:
+        wanted: dict[Part, dict[int, float]] = {}
+        for block, turn in zip(blocks, turns or repeat(0.0), strict=False):
             start, stop = self._source.edges[block : block + 2].tolist()
             for lane in self._source.lanes:
                 cuts = lane.cut(start, stop)
                 if len(cuts) <= FEW_BLOCKS or block not in (blocks[0], blocks[-1]):
                     for part, own, _, _ in cuts:
-                        wanted.setdefault(part, {})[own] = None
+                        wanted.setdefault(part, {}).setdefault(own, turn)
         for part, numbers in wanted.items():
             reader = self._reader(part)
             if isinstance(reader, LooksAhead):
-                reader.expect(list(numbers))
+                reader.expect(list(numbers), list(numbers.values()), most)
 
     def close(self) -> None:
         for reader in self._readers.values():

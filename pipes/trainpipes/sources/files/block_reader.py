@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,7 +71,9 @@ class BlockReader:
         self._begins = self._row = 0  # in the file: of that batch, and of the next one
         self._next = 0  # the first row that is not decoded yet
 
-    def expect(self, blocks: Sequence[int]) -> None:
+    def expect(
+        self, blocks: Sequence[int], turns: Sequence[float] = (), most: float = math.inf
+    ) -> None:
         """Have remote blocks that will be read next fetched, several side by side."""
         source, form = self._source, self._source.format
         if source.is_local:
@@ -98,11 +102,15 @@ class BlockReader:
             else:
                 one = _Fetch(own, numbers, size)
             self._fetches[block], before = one, block
-        fetches = list(dict.fromkeys(self._fetches.values()))
+        turn = dict(zip(blocks, turns or repeat(0.0), strict=False))
+        due: dict[_Fetch, float] = {}
+        for block, one in self._fetches.items():
+            due[one] = min(turn[block], due.get(one, math.inf))
+        fetches = list(due)
         if form.fetches_parts and [len(one.numbers) for one in fetches] == [1]:
-            # Nothing is read meanwhile, and less is held of it as it is read.
-            fetches = [one for one in fetches if one in self._ahead]
-        self._ahead.expect(fetches)
+            # Nothing is read meanwhile, and less is held of a large one as it is read.
+            fetches = [one for one in fetches if one in self._ahead or one.size <= self._largest]
+        self._ahead.expect(fetches, turns=[due[one] for one in fetches], most=most)
 
     def read(self, block: int, start: int, stop: int) -> Payload:
         source = self._source

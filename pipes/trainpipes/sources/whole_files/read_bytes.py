@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice, pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -137,16 +138,19 @@ class WholeFilesReader:
         self._content = partial(_content, files, requests)
         self._ahead = Ahead(self._content, lambda n: max(0.0, files.sizes[n]), files.prefetch_bytes)
 
-    def expect(self, blocks: Sequence[int]) -> None:
-        self._expect([n for block in blocks for n in self._source.rows(block)])
+    def expect(
+        self, blocks: Sequence[int], turns: Sequence[float] = (), most: float = math.inf
+    ) -> None:
+        each = zip(blocks, turns or repeat(0.0), strict=False)
+        self._expect({n: turn for block, turn in each for n in self._source.rows(block)}, most=most)
 
     def coming(self, index: IntArray) -> None:
-        self._expect(index.tolist(), more=True)
+        self._expect(dict.fromkeys(index.tolist(), 0.0), more=True)
 
-    def _expect(self, numbers: Sequence[int], more: bool = False) -> None:
+    def _expect(self, turns: dict[int, float], more: bool = False, most: float = math.inf) -> None:
         if not self._source.is_local:
-            there = [n for n in numbers if not is_local(self._files.system(n))]
-            self._ahead.expect(there, more)
+            there = [n for n in turns if not is_local(self._files.system(n))]
+            self._ahead.expect(there, more, [turns[n] for n in there], most)
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
         return self._table(self._source.rows(block)[start:stop])
