@@ -241,8 +241,9 @@ def test_a_resume_near_the_end_reads_little_more_than_what_is_left(tmp_path, cou
     again.load_state_dict(state)
     counted.fetched = 0
     assert [digest(item) for item in again] == rest
-    # What is left, and for each shard a window of two blocks at most, which lies in three.
-    part = 0.1 + shards * 3 * rows / total
+    # What is left, and for each shard a window of two blocks at most, which lies in three; where two readers
+    # go side by side, one of them decodes again what a window's ends cut.
+    part = 0.1 + shards * (5 if name == "zip" else 3) * rows / total
     member = (
         len(data) / 400 if "gzip" in name or "zstd" in name else 0
     )  # which a block may begin in
