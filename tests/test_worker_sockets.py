@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ one = socket.socket(socket.AF_UNIX)
 one.bind(sys.argv[1])
 one.listen()
 print("here", flush=True)
-sys.stdin.read()
+one.accept()
 """
 
 
@@ -45,8 +46,12 @@ def test_sockets_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> 
         assert (folder / "dead").exists()  # SIGKILL leaves it
         _remove_sockets(folder)
         assert [path.name for path in folder.iterdir()] == ["living"]
+        assert living.poll() is None  # nobody has connected to it
         end(living)
-        _remove_sockets(folder)
-        assert not folder.exists()
+        with socket.socket(socket.AF_UNIX) as own:
+            own.bind(str(folder / "own"))
+            own.listen()
+            _remove_sockets(folder)
+        assert not list(folder.iterdir())  # which its maker removes
     finally:
         end(living)

@@ -8,8 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from trainpipes import ConfigError, DataError, Pipeline, RowStage, SchemaError
-from trainpipes.storage.quarantine import OnBadRow
-from trainpipes_recipes.inputs import LABELS, Input, documented
+from trainpipes_recipes.inputs import LABELS, Input, OnBadRow, documented
 
 __all__ = ["images"]
 

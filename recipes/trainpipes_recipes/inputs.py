@@ -28,11 +28,11 @@ import trainpipes as tp
 from trainpipes.columns.arrays import is_text
 from trainpipes.prepare import tokenized_rows
 from trainpipes.sources.files.file_reader import one_reader
-from trainpipes.storage.quarantine import OnError
+from trainpipes.storage.quarantine import OnBadRow, OnError
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",
-    "Input", "OnError", "documented", "with_context",
+    "Input", "OnBadRow", "OnError", "documented", "with_context",
 ]  # fmt: skip
 
 log = logging.getLogger("trainpipes")

@@ -27,6 +27,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, first, serving
 from interpreters import python
+from trainpipes.sources.files import block_reader
 from trainpipes.sources.files import range_file as remote
 from trainpipes.sources.remote import retry
 from trainpipes.testing import digest
@@ -292,6 +293,7 @@ def test_a_file_that_changes_within_a_row_group_gives_no_row_of_the_new_one(
 ) -> None:
     monkeypatch.setattr(remote, "HELD_BYTES", 40_000)
     monkeypatch.setattr(remote, "LEAST_BYTES", 10_000)
+    monkeypatch.setattr(block_reader, "FETCHED", 40_000)
     (tmp_path / "large").mkdir()
     path = tmp_path / "large" / "0.parquet"
 
@@ -302,7 +304,7 @@ def test_a_file_that_changes_within_a_row_group_gives_no_row_of_the_new_one(
 
     put(0)
     with serving(path.parent) as server:
-        items = iter(tp.list_files(f"{server.url}/0.parquet").read_parquet())
+        items = iter(tp.list_files(f"{server.url}/0.parquet", prefetch_bytes=40_000).read_parquet())
         found = [next(items)["x"]]
         put(1)  # of the same size and layout
         server.fault = first(3, (503, {}))

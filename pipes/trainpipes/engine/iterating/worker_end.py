@@ -62,28 +62,39 @@ def _end_with_parent() -> None:
         watched.append(os.pidfd_open(parent.pid))
     connection.wait(watched)
     try:
-        _remove_sockets(Path(get_temp_dir()))
+        with suppress(OSError):  # not on Linux
+            _remove_sockets(Path(get_temp_dir()))
     finally:
         os._exit(0)
 
 
 def _remove_sockets(folder: Path) -> None:
     """Remove this process's sockets, by which tensors are handed over, and those of processes that are gone.
-    Others stay: who started the trainer may have made the folder, and use it.
+    Others stay, and so does the folder: who started the trainer may have made it, and use it. None is
+    connected to, which would end a fork server.
     """
+    own = _listening()
+    bound: dict[str, set[str]] = {}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split(maxsplit=7)
+        bound.setdefault(fields[-1], set()).add(f"socket:[{fields[6]}]")
     for path in folder.iterdir():
-        with suppress(OSError), socket.socket(socket.AF_UNIX) as one:
-            one.settimeout(1)
-            try:
-                one.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink()
-            else:
-                listening = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-                if int.from_bytes(listening[:4], sys.byteorder) == os.getpid():
-                    path.unlink()
-    with suppress(OSError):  # not empty
-        folder.rmdir()
+        if path.is_socket() and bound.get(str(path), set()) <= own:
+            path.unlink(missing_ok=True)
+
+
+def _listening() -> set[str]:
+    """The sockets at which this process listens, as Linux names them."""
+    found = set()
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # closed since
+            name = os.readlink(f"/proc/self/fd/{number}")
+            if name.startswith("socket:"):
+                with socket.socket(fileno=os.dup(number)) as one:
+                    who = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                if int.from_bytes(who[:4], sys.byteorder) == os.getpid():
+                    found.add(name)
+    return found
 
 
 def _leave() -> None:
