@@ -35,7 +35,7 @@ help:
 	@echo "make test-frameworks  with Trainer, Accelerate, TRL, Lightning, Keras and torchft, in an environment of their own"
 	@echo "make test-ray  on a Ray cluster of several processes, in an environment of its own"
 	@echo "make bench   side by side with other libraries, which it installs; BENCH=--full for an hour;"
-	@echo "             BENCH=--check for what README and docs promise, in a few minutes, with two of them"
+	@echo "             BENCH=--check for what README and docs promise, in 10 minutes, with two of them"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
 	@echo "make docs    the documentation as a site: build/site/index.html"

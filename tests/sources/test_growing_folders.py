@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import zlib
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,10 +196,26 @@ def test_the_folder_may_move_between_saving_and_loading(folder: Path, tmp_path: 
     assert list(resumed) == rest
 
 
-def test_a_damaged_list_in_a_state_is_refused(folder: Path) -> None:
+def packed(content: bytes) -> str:
+    return b64encode(zlib.compress(content)).decode()
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        "?",
+        packed(b'{"a": "b"}'),
+        packed(b'[["a.parquet", 1]]'),
+        packed(b'["a.parquet"]'),
+        packed(b'[["a.parquet"]]')[:-8],
+        packed(b'[["a.parquet"]]' + b" " * (1 << 28)),  # small until it is unpacked
+    ],
+    ids=["no base64", "a dict", "a number", "a text", "cut", "a bomb"],
+)
+def test_a_damaged_list_in_a_state_is_refused(folder: Path, files: str) -> None:
     loader = tp.Loader(counted(folder))
     next(iter(loader))
-    state = {**loader.state_dict(), "files": "?"}
+    state = {**loader.state_dict(), "files": files}
     with pytest.raises(tp.StateError, match="files: damaged"):
         tp.Loader(counted(folder)).load_state_dict(state)
 

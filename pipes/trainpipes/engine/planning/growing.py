@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 FILES = "files"
 #: Most characters of that key.
 MOST_TEXT = 1 << 20
+#: Most bytes of names that are unpacked from it.
+MOST_NAMES = 256 << 20
 
 
 def grows(stages: Sequence[Stage]) -> bool:
@@ -87,8 +89,10 @@ def _lists(inputs: Inputs) -> Iterator[Any]:
 def files_of(text: Any, count: int) -> list[list[str]]:
     """The files in a state, those of ``count`` growing folders."""
     try:
-        found = json.loads(zlib.decompress(b64decode(text, validate=True)))
-        good = all(isinstance(name, str) for names in found for name in names)
+        unpack = zlib.decompressobj()
+        found = json.loads(unpack.decompress(b64decode(text, validate=True), MOST_NAMES))
+        lists = all(isinstance(names, list) for names in found)
+        good = unpack.eof and lists and all(isinstance(name, str) for one in found for name in one)
     except (ValueError, TypeError, zlib.error):
         good = False
     if not good:
