@@ -80,4 +80,6 @@ def test_blocks_are_decoded_once_and_once_for_each_cut(
     assert sorted(got) == list(range(FILES * ROWS))
     blocks = len(starts) - 1
     assert len(decoded) == blocks
-    assert decoded.total() <= len(decoded) + len(cuts)
+    # A reader that another thread holds at that moment is not waited for.
+    held = 2 * SHARDS if threads else 0
+    assert decoded.total() <= len(decoded) + len(cuts) + held

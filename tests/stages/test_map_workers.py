@@ -278,8 +278,9 @@ def test_a_worker_killed_from_outside_is_noticed_while_it_works(workers: Any) ->
     waiting.start()
     for _ in range(5):  # one that has no row yet when it is killed is replaced
         if waiting.is_alive():
-            for worker in workers(2):
-                worker.kill()
+            with suppress(AssertionError):  # none come where it has ended since
+                for worker in workers(2):
+                    worker.kill()
             waiting.join(4)
     assert failed
 
