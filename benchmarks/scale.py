@@ -82,7 +82,7 @@ def footers(folder: Path) -> FileSource:
     for file, size in enumerate(sizes.tolist()):
         own = slice(*first_group[file : file + 2].tolist())
         nowhere = np.zeros(own.stop - own.start, dtype=np.int64)
-        extra = np.array([8, 0, *group_bytes[own]], dtype=np.int64).tobytes()
+        extra = np.array([8, 0, 0, *group_bytes[own]], dtype=np.int64).tobytes()
         layouts.append(RowGroupLayout(rows[own], nowhere, nowhere, schema, extra, size=size))
     return FileSource(
         IndexStore(listed, "read_parquet", "Parquet", index=False),

@@ -118,9 +118,13 @@ class CheckedRows(tp.RowStage):
     def process(self, run: Run) -> Run:
         found = super().process(run)
         if leaves_out(self.on_error):
-            rows, given = found.block.rows(), run.block.rows()
+            rows, given = found.block.rows(), run.block
             gone = np.array([row[self.column] is None for row in rows], dtype=np.int64)
-            self._left_out.drop(run.block, gone, lambda n: self._looked_at(given[n])[1])
+
+            def error_of(n: int) -> str | None:
+                return self._looked_at(given.slice(n, n + 1).rows()[0])[1]
+
+            self._left_out.drop(given, gone, error_of)
         return found
 
     def _looked_at(self, row: Any) -> tuple[Any, str | None]:

@@ -160,9 +160,7 @@ def _open(found: Found, files: FileList) -> None:
         except Exception as error:
             if len(numbers) == 1:
                 if bad_rows == "skip":
-                    return look(
-                        *numbers, bad_rows="raise"
-                    )  # which says what is wrong with the rows
+                    return look(*numbers, bad_rows="raise")  # what is wrong with the rows
                 found.unreadable[name] = reason_of(name, error)
             return []
 

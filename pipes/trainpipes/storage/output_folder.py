@@ -214,9 +214,8 @@ class OutputFolder:
     def _open(self) -> None:
         names, work = self.place.sizes(), self.place.sizes(WORK)
         if self._is_finished(names):
-            with clean_up(
-                self.place.at(WORK)
-            ):  # another one has finished it, or was killed thereafter
+            # Another one has finished it, or was killed thereafter.
+            with clean_up(self.place.at(WORK)):
                 self._clear()
             return
         begun = "about.json" in work

@@ -159,9 +159,8 @@ class Place:
     def remove(self, *names: str, recursive: bool = False) -> None:
         self.system.invalidate_cache()
 
-        def drop(
-            name: str,
-        ) -> None:  # a store that removes several at once may leave some, in silence
+        # One by one: a store that removes several at once may leave some, in silence.
+        def drop(name: str) -> None:
             path = f"{self.path}/{name}".rstrip("/")
             with writing(self.at(name), self.caller), suppress(FileNotFoundError):
                 if recursive:

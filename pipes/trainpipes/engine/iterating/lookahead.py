@@ -240,7 +240,10 @@ def agreement_over(topology: Topology) -> Agreement:
         TopologyError: ``torch.distributed`` is not initialized, or has other ranks.
     """
     group = _group_over(
-        topology, "row counts of this pipeline are not known in advance", "where an epoch ends"
+        topology,
+        "row counts of this pipeline are not known in advance",
+        "where an epoch ends",
+        "add .repeat() and count steps",
     )
 
     def agreed(number: int, total: bool) -> int:
@@ -260,7 +263,7 @@ def from_first_rank(topology: Topology, make: Callable[[], str]) -> str:
         TopologyError: as ``agreement_over`` does, or the ranks are not all of ``torch.distributed``.
     """
     why, what = "list_files(refresh) lists files for each epoch", "on the files of an epoch"
-    group = _group_over(topology, why, what)
+    group = _group_over(topology, why, what, "leave out refresh")
     if topology.members and len(topology.members) != dist.get_world_size():
         raise TopologyError(
             f"{why}, which all processes must agree on, and the mesh has {len(topology.members)} of "
@@ -286,9 +289,8 @@ def from_first_rank(topology: Topology, make: Callable[[], str]) -> str:
     return said[1:]
 
 
-def _group_over(topology: Topology, why: str, what: str) -> dist.ProcessGroupGloo:
+def _group_over(topology: Topology, why: str, what: str, or_else: str) -> dist.ProcessGroupGloo:
     if not (dist.is_available() and dist.is_initialized()):
-        or_else = "add .repeat() and count steps" if "epoch ends" in what else "leave out refresh"
         raise TopologyError(
             f"{why}, so that its ranks must agree {what}, and torch.distributed is not initialized: call "
             f"init_process_group() first, or {or_else}"

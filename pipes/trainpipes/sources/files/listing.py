@@ -216,15 +216,13 @@ def _nothing(
     shown = ", ".join(names[:SHOWN]) + more
     if folder == path:
         # Those of compressed files need no mention of their own.
-        plain = [
-            end
-            for end in dict.fromkeys(suffixes)
-            if not end.startswith(tuple(f"{one}." for one in suffixes))
-        ]
+        suffixes = tuple(dict.fromkeys(suffixes))
+        packed = tuple(f"{one}." for one in suffixes)
+        plain = [end for end in suffixes if not end.startswith(packed)]
         ends = (
             f" that ends in {' or '.join(', '.join(plain).rsplit(', ', 1))}" if any(plain) else ""
         )
-        ends += ", compressed or not," if len(plain) < len({*suffixes}) else ""
+        ends += ", compressed or not," if len(plain) < len(suffixes) else ""
         there = f"there are: {shown}. Name another suffix=, or a glob such as '{url.rstrip('/')}/*'"
         said = (
             f"no file{ends} in the folder {url!r} or below it; {there if names else 'it is empty'}"

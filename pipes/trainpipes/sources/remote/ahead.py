@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from itertools import repeat
 from typing import Any
-from weakref import WeakSet
 
+from trainpipes._internal.living import Living
 from trainpipes.engine.interrupts import InterruptibleLock, wait_for
 from trainpipes.engine.pool import Future, Pool, waits_for_server
 from trainpipes.errors import UnreachableError
@@ -34,7 +34,7 @@ class _Readers:
 
     def __init__(self) -> None:
         self.lock = InterruptibleLock()
-        self._all: WeakSet[Ahead] = WeakSet()
+        self._all: Living[Ahead] = Living()
         self._busy = 0
         self._is_cold = True
 
@@ -46,8 +46,9 @@ class _Readers:
         """Begin what there is room for, with the lock. The very first fetch has the line for itself, since
         the first batch waits for it.
         """
-        coming = [one for one in self._all if one.upcoming]
-        held = sum(one.held for one in self._all)
+        readers = list(self._all)
+        coming = [one for one in readers if one.upcoming]
+        held = sum(one.held for one in readers)
         if is_cold is not None or not (self._busy or held):
             self._is_cold = is_cold is None
         while coming and self._busy < (1 if self._is_cold else MAX_THREADS):

@@ -229,7 +229,9 @@ class TarSamples(Format):
 
     def _batch(self, data: Any, layout: Members, rows: IntArray) -> pa.RecordBatch:
         columns, schema = {KEY: layout.keys.take(to_arrow(rows))}, self.schema
-        bad = {n: layout.bad[row] for n, row in enumerate(rows.tolist()) if row in layout.bad}
+        bad: dict[int, str] = {}
+        if layout.bad:
+            bad = {n: layout.bad[row] for n, row in enumerate(rows.tolist()) if row in layout.bad}
         parts = iter(_parts(data, layout.ranges(rows)))
         for name, (_, whole) in layout.places.items():
             kind, sizes = self.schema.field(name).type, whole[rows]
