@@ -25,9 +25,9 @@ import numpy as np
 import pyarrow as pa
 
 import trainpipes as tp
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource
-from trainpipes.engine.layout import IntArray
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes_recipes.samples import function_pairs, train_tokenizer

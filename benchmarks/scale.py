@@ -28,9 +28,9 @@ import pyarrow as pa
 
 import trainpipes as tp
 from trainpipes.engine.iterating.one_pass import OnePass
-from trainpipes.engine.layout import Layout, even_cuts, segments
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.topology import Topology
+from trainpipes.order.layout import Layout, even_cuts, segments
+from trainpipes.order.topology import Topology
 from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.index_store import IndexStore

@@ -55,7 +55,7 @@ def make(folder: Path, rows: int) -> None:
 def of_trainpipes(job: str, data: str, out: str) -> Callable[[], object]:
     import trainpipes as tp
     from trainpipes.prepare import repack
-    from trainpipes.storage import Threads
+    from trainpipes.writers import Threads
 
     executor = Threads(os.cpu_count() or 1)
     if job == "write":

@@ -150,7 +150,7 @@ def failing_store(folder: Path, draw: random.Random, files: int, rows: int) -> I
     """A store behind a proxy: its server, and options of a file system."""
     from faulty_server import serving
     from s3_store import address_of, s3_store
-    from trainpipes.sources.remote import retry
+    from trainpipes.filesystems import retry
 
     with s3_store("campaigns") as options, serving(folder) as server:
         system = fsspec.filesystem("s3", **options)
@@ -167,7 +167,7 @@ def failing_store(folder: Path, draw: random.Random, files: int, rows: int) -> I
 
 def failing_storage(folder: Path, draw: random.Random) -> Iterator[Round]:
     """Reads and writes; a write that ends in an error is done once more, to the same files."""
-    from trainpipes.sources.remote.retry import Retry
+    from trainpipes.filesystems.retry import Retry
 
     with failing_store(folder, draw, 4, 100) as (server, system, options):
         fsspec.get_filesystem_class("s3").clear_instance_cache()

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from oracle import Spec
-from trainpipes.kinds.source import RowSource
-from trainpipes.kinds.stage_kinds import Source
+from trainpipes.interfaces.source import RowSource
+from trainpipes.interfaces.stage_kinds import Source
 
 
 def examples(count: int, *, often: int | None = None, shrink: bool = True) -> settings:

@@ -27,8 +27,9 @@ from torch.utils.data import BatchSampler, SubsetRandomSampler
 from torchdata.nodes import IterableWrapper
 
 import trainpipes as tp
-from trainpipes import Pipeline, start
-from trainpipes.kinds.stage import Stage, snake_case
+from trainpipes import Pipeline
+from trainpipes.interfaces.stage import Stage, snake_case
+from trainpipes.pipeline import starts
 
 Make = Callable[[Path], Pipeline]
 
@@ -770,7 +771,7 @@ def public_stages() -> set[str]:
                 own = inspect.isclass(value) and value.__module__ == module.name
                 if own and issubclass(value, Stage):
                     method = snake_case(name)
-                    if hasattr(tp.Pipeline, method) or hasattr(start, method):
+                    if hasattr(tp.Pipeline, method) or hasattr(starts, method):
                         found.add(value(**needed(value)).name)
     return found
 

@@ -29,7 +29,7 @@ if os.fork():
 os.setsid()
 import torch, torch.distributed, torchdata.nodes, torchdata.stateful_dataloader
 import pyarrow.parquet, pyarrow.json, pyarrow.csv
-import trainpipes.loader, trainpipes.start, trainpipes.testing
+import trainpipes.loader, trainpipes.pipeline.starts, trainpipes.testing
 
 def serve(address):
     """Return in a process of its own for each call."""

@@ -21,7 +21,7 @@ import trainpipes as tp
 from elastic.ranks import in_worker
 from every_stage import ENDLESS, FINITE, odd
 from trainpipes import nodes
-from trainpipes._internal.text import shown
+from trainpipes.errors.text import shown
 from trainpipes.state.cursor import checksum, sealed, unsealed
 from trainpipes.testing import digest
 

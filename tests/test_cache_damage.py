@@ -34,8 +34,8 @@ from trainpipes import (
     cache,
 )
 from trainpipes._internal import messages as warn_once
-from trainpipes.storage.cache import make_room
-from trainpipes.storage.caching import kept_file
+from trainpipes.cache import kept_file
+from trainpipes.cache.entries import make_room
 from trainpipes.testing import digest
 
 needs_root = pytest.mark.skipif(

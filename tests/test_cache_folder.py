@@ -15,9 +15,9 @@ import pytest
 
 import trainpipes as tp
 from trainpipes import cache
-from trainpipes.storage.cache import make_room, path_of
-from trainpipes.storage.caching import kept_file
-from trainpipes.storage.caching.kept_file import locked
+from trainpipes.cache import kept_file
+from trainpipes.cache.entries import make_room, path_of
+from trainpipes.cache.kept_file import locked
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from drawn import GroupSource, RowGroups, build, examples, rows_of, specs
 from oracle import Spec, Starved, sequence
 from trainpipes import ConfigError, Pipeline
-from trainpipes.kinds.source import RowSource
-from trainpipes.stages.order import Cache
+from trainpipes.interfaces.source import RowSource
+from trainpipes.stages.cache import Cache
 
 ENOUGH = 120  # items of a pipeline that has no end
 

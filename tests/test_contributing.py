@@ -53,8 +53,8 @@ def copied(folder: Path) -> Path:
 
 def test_what_it_says_to_change_is_there(tmp_path: Path) -> None:
     assert write_all(copied(tmp_path)) == [
-        "pipes/trainpipes/pipeline.py",
-        "pipes/trainpipes/pipeline.py",
+        "pipes/trainpipes/pipeline/chain.py",
+        "pipes/trainpipes/pipeline/chain.py",
         "tests/every_stage.py",
     ]
 

@@ -7,8 +7,12 @@ from itertools import islice
 import pyarrow as pa
 
 import trainpipes as tp
-from trainpipes.engine.layout import Layout
-from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS, EmptyEpochGuard
+from trainpipes.interfaces.empty_epoch_guard import (
+    MOST_EMPTY_EPOCHS,
+    MOST_EMPTY_ROWS,
+    EmptyEpochGuard,
+)
+from trainpipes.order.layout import Layout
 
 
 def rows(count: int) -> tp.Pipeline:

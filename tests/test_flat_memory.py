@@ -17,7 +17,7 @@ import pytest
 
 import trainpipes as tp
 from trainpipes.columns.run import Run
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.sources.memory.from_dataset import FromDataset, PackedList, packed
 
 SCRIPT = Path(__file__).parent / "flat_memory.py"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from drawn import examples
-from trainpipes.engine.layout import (
+from trainpipes.order.layout import (
     Layout,
     StreamLayout,
     count_batches,

@@ -20,7 +20,7 @@ import pytest
 
 import trainpipes as tp
 from interpreters import python
-from trainpipes.engine.pool import Pool, Priority, default_threads, waits_for_server
+from trainpipes._internal.pool import Pool, Priority, default_threads, waits_for_server
 from trainpipes.testing import digest
 
 

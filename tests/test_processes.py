@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
-from trainpipes.engine.pool import Pool, waits
+from trainpipes._internal.pool import Pool, waits
 
 WITHOUT_SHARED_MEMORY = """
 import os, tempfile

@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
 from test_randomness import global_generators_untouched
-from trainpipes.engine.permutation import SORTED_ROWS, Permutation, uniform
+from trainpipes.order.permutation import SORTED_ROWS, Permutation, uniform
 from trainpipes.samplers import (
     BatchSampler,
     DistributedSampler,

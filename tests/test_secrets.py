@@ -13,8 +13,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 import trainpipes as tp
-from trainpipes._internal.secrets import hidden
-from trainpipes.sources.remote import retry
+from trainpipes.errors.secrets import hidden
+from trainpipes.filesystems import retry
 
 SECRET = "hunter2SECRET"
 

@@ -27,10 +27,10 @@ import trainpipes as tp
 from faulty_server import Fault, FaultyServer, serving
 from s3_store import address_of, s3_store
 from trainpipes._internal.clean_errors import clean
+from trainpipes.filesystems import retry
 from trainpipes.look import inspect_files
 from trainpipes.prepare import repack
 from trainpipes.sources.files import file_bytes
-from trainpipes.sources.remote import retry
 
 pytest.importorskip("aiohttp")
 

@@ -21,7 +21,7 @@ from torch.utils.data import (
 import trainpipes as tp
 from every_stage import ENDLESS, FINITE, files
 from trainpipes import Pipeline
-from trainpipes.kinds.stage import Stage
+from trainpipes.interfaces.stage import Stage
 from trainpipes.testing import check_resume, digest
 
 pytestmark = pytest.mark.filterwarnings("ignore:pin.. does nothing here:UserWarning")

@@ -14,7 +14,7 @@ from typing import Any
 import trainpipes as tp
 import trainpipes_recipes
 from trainpipes import errors, samplers
-from trainpipes.pipeline import Pipeline
+from trainpipes.pipeline.chain import Pipeline
 
 __all__ = ["pages"]
 
@@ -54,7 +54,7 @@ def pages() -> Iterator[tuple[str, str, str]]:
     yield (
         "sources",
         "Sources",
-        _page(what, "tp.", {n: getattr(tp, n) for n in tp._NAMES["start"].split()}),
+        _page(what, "tp.", {n: getattr(tp, n) for n in tp._NAMES["pipeline.starts"].split()}),
     )
     what = "Methods of a pipeline that add a stage."
     yield "stages", "Stages", _page(what, "", stages)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trainpipes.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from trainpipes import cache as cache
     from trainpipes import nodes as nodes
     from trainpipes import samplers as samplers
     from trainpipes.columns.pad_sequences import pad_sequences as pad_sequences
@@ -23,51 +24,50 @@ if TYPE_CHECKING:
     from trainpipes.errors import UnreachableError as UnreachableError
     from trainpipes.errors import UnreadableError as UnreadableError
     from trainpipes.errors import WorkerError as WorkerError
-    from trainpipes.kinds.source import Place as Place
-    from trainpipes.kinds.source import RowSource as RowSource
-    from trainpipes.kinds.source import RowStream as RowStream
-    from trainpipes.kinds.source import StreamReader as StreamReader
-    from trainpipes.kinds.stage import Stage as Stage
-    from trainpipes.kinds.stage_kinds import BatchStage as BatchStage
-    from trainpipes.kinds.stage_kinds import Rows as Rows
-    from trainpipes.kinds.stage_kinds import RowStage as RowStage
-    from trainpipes.kinds.stage_kinds import Source as Source
-    from trainpipes.kinds.stage_kinds import TableStage as TableStage
+    from trainpipes.filesystems.retry import Retry as Retry
+    from trainpipes.interfaces.source import Place as Place
+    from trainpipes.interfaces.source import RowSource as RowSource
+    from trainpipes.interfaces.source import RowStream as RowStream
+    from trainpipes.interfaces.source import StreamReader as StreamReader
+    from trainpipes.interfaces.stage import Stage as Stage
+    from trainpipes.interfaces.stage_kinds import BatchStage as BatchStage
+    from trainpipes.interfaces.stage_kinds import Rows as Rows
+    from trainpipes.interfaces.stage_kinds import RowStage as RowStage
+    from trainpipes.interfaces.stage_kinds import Source as Source
+    from trainpipes.interfaces.stage_kinds import TableStage as TableStage
     from trainpipes.loader import Loader as Loader
     from trainpipes.look.locate import locate as locate
     from trainpipes.look.show import show as show
     from trainpipes.pipeline import Pipeline as Pipeline
+    from trainpipes.pipeline.starts import concat as concat
+    from trainpipes.pipeline.starts import from_arrow as from_arrow
+    from trainpipes.pipeline.starts import from_dataset as from_dataset
+    from trainpipes.pipeline.starts import from_hf as from_hf
+    from trainpipes.pipeline.starts import from_iterable as from_iterable
+    from trainpipes.pipeline.starts import from_memmap as from_memmap
+    from trainpipes.pipeline.starts import from_tensors as from_tensors
+    from trainpipes.pipeline.starts import from_torchdata as from_torchdata
+    from trainpipes.pipeline.starts import list_files as list_files
+    from trainpipes.pipeline.starts import mix as mix
+    from trainpipes.pipeline.starts import read_arrow as read_arrow
+    from trainpipes.pipeline.starts import read_bytes as read_bytes
+    from trainpipes.pipeline.starts import read_csv as read_csv
+    from trainpipes.pipeline.starts import read_files as read_files
+    from trainpipes.pipeline.starts import read_images as read_images
+    from trainpipes.pipeline.starts import read_json as read_json
+    from trainpipes.pipeline.starts import read_numpy as read_numpy
+    from trainpipes.pipeline.starts import read_parquet as read_parquet
+    from trainpipes.pipeline.starts import read_text as read_text
+    from trainpipes.pipeline.starts import read_webdataset as read_webdataset
+    from trainpipes.pipeline.starts import zip as zip
     from trainpipes.recipe_registry import recipe as recipe
     from trainpipes.recipe_registry import recipes as recipes
     from trainpipes.sources.files.format import Format as Format
     from trainpipes.sources.files.format import Layout as Layout
-    from trainpipes.sources.remote.retry import Retry as Retry
-    from trainpipes.start import concat as concat
-    from trainpipes.start import from_arrow as from_arrow
-    from trainpipes.start import from_dataset as from_dataset
-    from trainpipes.start import from_hf as from_hf
-    from trainpipes.start import from_iterable as from_iterable
-    from trainpipes.start import from_memmap as from_memmap
-    from trainpipes.start import from_tensors as from_tensors
-    from trainpipes.start import from_torchdata as from_torchdata
-    from trainpipes.start import list_files as list_files
-    from trainpipes.start import mix as mix
-    from trainpipes.start import read_arrow as read_arrow
-    from trainpipes.start import read_bytes as read_bytes
-    from trainpipes.start import read_csv as read_csv
-    from trainpipes.start import read_files as read_files
-    from trainpipes.start import read_images as read_images
-    from trainpipes.start import read_json as read_json
-    from trainpipes.start import read_numpy as read_numpy
-    from trainpipes.start import read_parquet as read_parquet
-    from trainpipes.start import read_text as read_text
-    from trainpipes.start import read_webdataset as read_webdataset
-    from trainpipes.start import zip as zip
+    from trainpipes.stages.quarantine import Quarantine as Quarantine
     from trainpipes.state.merge import merge_states as merge_states
-    from trainpipes.storage import cache as cache
-    from trainpipes.storage.memmap import read_memmap as read_memmap
-    from trainpipes.storage.memmap import write_memmap as write_memmap
-    from trainpipes.storage.quarantine import Quarantine as Quarantine
+    from trainpipes.writers.memmap import read_memmap as read_memmap
+    from trainpipes.writers.memmap import write_memmap as write_memmap
 
 #: Where each public name is from: a module is imported when one of its names is first used.
 _NAMES = {
@@ -77,29 +77,29 @@ _NAMES = {
         "SchemaError StateError TopologyError TrainpipesError UnreachableError "
         "UnreadableError WorkerError"
     ),
-    "kinds.source": "Place RowSource RowStream StreamReader",
-    "kinds.stage": "Stage",
-    "kinds.stage_kinds": "BatchStage RowStage Rows Source TableStage",
+    "interfaces.source": "Place RowSource RowStream StreamReader",
+    "interfaces.stage": "Stage",
+    "interfaces.stage_kinds": "BatchStage RowStage Rows Source TableStage",
     "loader": "Loader",
     "look.locate": "locate",
     "look.show": "show",
     "pipeline": "Pipeline",
     "recipe_registry": "recipe recipes",
     "sources.files.format": "Format Layout",
-    "sources.remote.retry": "Retry",
-    "start": (
+    "filesystems.retry": "Retry",
+    "pipeline.starts": (
         "concat from_arrow from_dataset from_hf from_iterable from_memmap "
         "from_tensors from_torchdata list_files mix read_arrow read_bytes "
         "read_csv read_files read_images read_json read_numpy read_parquet read_text "
         "read_webdataset zip"
     ),
     "state.merge": "merge_states",
-    "storage.memmap": "read_memmap write_memmap",
-    "storage.quarantine": "Quarantine",
+    "writers.memmap": "read_memmap write_memmap",
+    "stages.quarantine": "Quarantine",
     "config": "load",
 }
 _FROM = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = {"cache": "storage.cache", "nodes": "nodes", "samplers": "samplers"}
+_MODULES = {"cache": "cache", "nodes": "nodes", "samplers": "samplers"}
 
 # Not "zip", which is a builtin of Python's where names are imported by *.
 __all__ = sorted((_FROM.keys() | _MODULES.keys()) - {"zip"})  # noqa: PLE0605

@@ -14,7 +14,7 @@ from trainpipes._internal.callers import (
     refuse_prepared_by_ray,
     warn_without_data_module,
 )
-from trainpipes._internal.checks import flag, whole_number
+from trainpipes._internal.checks import copied, flag, whole_number
 from trainpipes._internal.instead import instead
 from trainpipes._internal.messages import nearest
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
@@ -23,10 +23,10 @@ from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.iterating.worker_iterator import RunOptions
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
-from trainpipes.kinds.options import copied, show
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import stages_within
-from trainpipes.pipeline import Pipeline
+from trainpipes.interfaces.options import show
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import stages_within
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.memory.from_dataset import packed
 from trainpipes.stages.device import Pin, To
 from trainpipes.state.merge import TIMEOUT, gather, merge_states

@@ -26,15 +26,16 @@ from torch.utils.data import get_worker_info
 from torchdata.nodes import BaseNode
 
 from trainpipes._internal.checks import require
+from trainpipes._internal.data_parallel import data_parallel
 from trainpipes.columns.run import innermost
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.iterating.worker_iterator import RunOptions
 from trainpipes.engine.planning.migrate import position_of
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.topology import Topology, data_parallel
-from trainpipes.foreign_node import FromNode, NodeStream
-from trainpipes.kinds.stage import Stage
-from trainpipes.start import stage_classes
+from trainpipes.interfaces.stage import Stage
+from trainpipes.order.topology import Topology
+from trainpipes.pipeline.starts import stage_classes
+from trainpipes.sources.memory.foreign_node import FromNode, NodeStream
 from trainpipes.state.format import Position
 
 

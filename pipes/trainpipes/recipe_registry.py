@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from trainpipes._internal.checks import flag
+from trainpipes._internal.checks import copied, flag
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.table import WIDTH, table
-from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.options import copied, in_our_words
-from trainpipes.pipeline import Pipeline
+from trainpipes.errors.text import shown
+from trainpipes.interfaces.options import in_our_words
+from trainpipes.pipeline.chain import Pipeline
 
 #: The entry point group in which packages offer recipes.
 GROUP = "trainpipes.recipes"

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 import trainpipes as tp
 from trainpipes.columns.run import Run
-from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.tally import Tally
-from trainpipes.storage.quarantine import LeftOut, leaves_out
+from trainpipes.interfaces.stage import made_once
+from trainpipes.interfaces.tally import Tally
+from trainpipes.stages.quarantine import LeftOut, leaves_out
 from trainpipes_recipes.inputs import OnError
 
 __all__ = ["CheckedRows", "SplitPrompt", "checked", "conversations", "problem", "to_messages"]

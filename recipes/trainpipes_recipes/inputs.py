@@ -28,7 +28,7 @@ import trainpipes as tp
 from trainpipes.columns.arrays import is_text
 from trainpipes.prepare import tokenized_rows
 from trainpipes.sources.files.file_reader import one_reader
-from trainpipes.storage.quarantine import OnBadRow, OnError
+from trainpipes.stages.quarantine import OnBadRow, OnError
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 import trainpipes as tp
-from trainpipes.kinds.options import same
+from trainpipes.interfaces.options import same
 
 __all__ = ["assert_same", "first_items"]
 

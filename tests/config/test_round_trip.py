@@ -18,7 +18,7 @@ from config.same import assert_same
 from every_recipe import text_files, token_file, words
 from recipes.chats import conversations_of, small_tokenizer
 from trainpipes.config import loads
-from trainpipes.kinds.options import same
+from trainpipes.interfaces.options import same
 
 SMALL = {"batch_size": 4, "buffer_size": 16, "num_shards": 4}
 #: Why a pipeline is not written.

@@ -10,7 +10,7 @@ from itertools import count
 
 import trainpipes as tp
 from elastic.ranks import ENDED, Leg, Reads
-from trainpipes.engine.layout import divisors
+from trainpipes.order.layout import divisors
 from trainpipes.testing import digest
 
 __all__ = ["Whole", "assert_ranks_agree", "assert_resumes_elsewhere", "world_sizes"]

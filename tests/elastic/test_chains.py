@@ -16,7 +16,7 @@ import trainpipes as tp
 from drawn import SMALL_GROUPS, build, examples, rows_of, specs
 from elastic.ranks import ENDED, Leg, Reads
 from oracle import Spec, Starved, numbered
-from trainpipes.engine.layout import divisors
+from trainpipes.order.layout import divisors
 
 #: Batches of an endless pass that are looked at.
 ENOUGH = 150

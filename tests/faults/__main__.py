@@ -24,12 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "120"]
 #: Files of each area, and the number of faults.
 AREAS = {
-    "order": (["engine/permutation.py", "engine/layout.py", "samplers/**/*.py"], 18),
+    "order": (["order/*.py", "samplers/**/*.py"], 18),
     "state": (["state/**/*.py"], 16),
-    "engine": (["engine/**/*.py", "loader.py", "pipeline.py"], 24),
+    "engine": (["engine/**/*.py", "loader.py", "pipeline/*.py"], 24),
     "stages": (["stages/**/*.py", "columns/**/*.py"], 26),
     "sources": (["sources/**/*.py"], 24),
-    "writers": (["storage/**/*.py", "prepare/**/*.py"], 12),
+    "writers": (["writers/**/*.py", "filesystems/*.py", "prepare/**/*.py"], 12),
 }
 #: Seconds of tests for one fault, as they took in the record.
 SECONDS = 120

@@ -32,20 +32,20 @@ MODULES = [
     "trainpipes.nodes",
     "trainpipes.testing",
     "trainpipes.samplers",
-    "trainpipes.storage",
-    "trainpipes.storage.cache",
+    "trainpipes.writers",
+    "trainpipes.cache",
     "trainpipes.prepare",
     "trainpipes.config",
     "trainpipes.look",
-    "trainpipes.storage.memmap",
+    "trainpipes.writers.memmap",
     "trainpipes_recipes",
     "trainpipes_recipes.inputs",
 ]
 #: Of these only what the docs speak of: their ``__all__`` is for other modules, too.
 DOCUMENTED = {
-    "trainpipes.storage.cache",
+    "trainpipes.cache",
     "trainpipes.config",
-    "trainpipes.storage.memmap",
+    "trainpipes.writers.memmap",
 }
 #: Bases of users' own classes: of their members only those that docs/extend.md speaks of.
 TO_DERIVE_FROM = {"Stage", "RowSource", "RowStream", "StreamReader"}

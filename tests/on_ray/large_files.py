@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 import trainpipes as tp
 from trainpipes.prepare import repack, tokenize
-from trainpipes.storage import Ray
+from trainpipes.writers import Ray
 
 #: Bytes of a word, and words of a text, at most.
 WORD, WORDS = 8, 400

@@ -22,8 +22,8 @@ from trainpipes.errors import (
     UnreachableError,
     WorkerError,
 )
-from trainpipes.storage import Ray
-from trainpipes.storage.executor import check_stop
+from trainpipes.filesystems.stopping import check_stop
+from trainpipes.writers import Ray
 
 
 def call(task, work):
@@ -173,7 +173,7 @@ def test_a_task_whose_process_is_killed_is_run_again(cluster, tmp_path):
 
 
 def test_a_task_whose_process_dies_each_time_is_given_up_and_named(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainpipes.storage.ray_cluster.RETRIES", 1)
+    monkeypatch.setattr("trainpipes.writers.ray_cluster.RETRIES", 1)
     with pytest.raises(WorkerError, match=r"^2 was given up after 2 tries: "):
         run(Dies(tmp_path, 99), range(4))
     assert noted(tmp_path, "died") == 2
@@ -198,7 +198,7 @@ class Ticks:
 @pytest.mark.parametrize("tells", [True, False])
 def test_ctrl_c_ends_the_tasks_that_run(cluster, tmp_path, monkeypatch, tells):
     cancelled, cancel = [], ray.cancel
-    monkeypatch.setattr("trainpipes.storage.ray_cluster.PATIENCE", 100 if tells else 1)
+    monkeypatch.setattr("trainpipes.writers.ray_cluster.PATIENCE", 100 if tells else 1)
     monkeypatch.setattr("ray.cancel", lambda *a, **k: (cancelled.append(a), cancel(*a, **k)))
     run(lambda: lambda task, tell: task, range(4))  # worker processes are there
     with Ray() as executor:
@@ -291,7 +291,7 @@ def test_paths_that_every_node_sees_are_let_through(cluster, tmp_path):
 SPOT = """
 import signal, sys
 before = signal.getsignal(signal.SIGTERM)
-from trainpipes.storage import Ray
+from trainpipes.writers import Ray
 
 def where(task, state):
     import trainpipes
@@ -309,7 +309,7 @@ print(where)
 SEVERAL = """
 from ray.cluster_utils import Cluster
 from trainpipes.errors import ConfigError
-from trainpipes.storage import Ray
+from trainpipes.writers import Ray
 
 nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 nodes.add_node(num_cpus=1)
@@ -334,7 +334,7 @@ nodes.shutdown()
 NEARLY_FULL = """
 import numpy as np
 import ray
-from trainpipes.storage import Ray
+from trainpipes.writers import Ray
 
 ray.init(
     "local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from large_files import JOBS, kills_once, make, write_texts
 
-from trainpipes.storage import Ray, Threads
+from trainpipes.writers import Ray, Threads
 
 DRIVER = Path(__file__).parent / "large_files.py"
 SIZES = {"50 MB": 50 * 10**6, "2 GB": 2 * 10**9}

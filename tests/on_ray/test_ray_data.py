@@ -12,7 +12,7 @@ import ray
 
 import trainpipes as tp
 from trainpipes.integrations.ray_data import PipelineDatasource
-from trainpipes.storage.writers.epoch_rows import EpochRows
+from trainpipes.writers.epoch_rows import EpochRows
 
 pytestmark = [
     pytest.mark.usefixtures("cluster"),

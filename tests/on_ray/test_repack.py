@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainpipes.prepare import repack
-from trainpipes.storage import Ray
+from trainpipes.writers import Ray
 
 #: So little memory that there are several parts.
 ONE: dict[str, Any] = {"rows_per_file": 800, "memory_limit": "64KB"}

@@ -18,7 +18,7 @@ import ray
 import trainpipes as tp
 from s3_store import s3_store
 from trainpipes.prepare import repack, tokenize
-from trainpipes.storage import Ray, Threads
+from trainpipes.writers import Ray, Threads
 from unfinished import contents
 
 s3fs = pytest.importorskip("s3fs")
@@ -78,7 +78,7 @@ PROGRAM = """
 import json, os, sys
 import trainpipes as tp
 from trainpipes.prepare import repack
-from trainpipes.storage import Ray
+from trainpipes.writers import Ray
 given, mark, address, options = sys.argv[1:]
 driver = os.getpid()
 

@@ -21,7 +21,7 @@ import pytest
 
 import trainpipes as tp
 from trainpipes.prepare import repack, tokenize
-from trainpipes.storage import Threads
+from trainpipes.writers import Threads
 
 pytestmark = pytest.mark.timeout(580)
 

@@ -21,7 +21,7 @@ import pytest
 import trainpipes as tp
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.prepare import tokenize
-from trainpipes.storage import Processes, Ray, Threads
+from trainpipes.writers import Processes, Ray, Threads
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where the workers, too, find what they import
 
@@ -151,7 +151,7 @@ import resource, sys, time
 import trainpipes as tp
 from pathlib import Path
 from trainpipes.prepare import tokenize
-from trainpipes.storage import Ray
+from trainpipes.writers import Ray
 
 texts, out, how = sys.argv[1:4]
 

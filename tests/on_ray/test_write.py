@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes.storage import Ray
+from trainpipes.writers import Ray
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where the workers, too, find what they import
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes.engine.permutation import Permutation
+from trainpipes.order.permutation import Permutation
 
 
 def key_of(value: Any) -> Any:

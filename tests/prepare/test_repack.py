@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from prepare.repack_reference import expected, read, same
 from trainpipes.prepare import repack
-from trainpipes.storage import Processes, Threads
 from trainpipes.testing import shuffle_quality
+from trainpipes.writers import Processes, Threads
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "repack.json"
 #: So little that a few large rows are many parts.
@@ -239,7 +239,7 @@ PEAK = """
 import sys, threading, time
 import pyarrow as pa, trainpipes as tp
 from trainpipes.prepare import repack
-from trainpipes.storage import Threads
+from trainpipes.writers import Threads
 source, out, limit, options = sys.argv[1], sys.argv[2], sys.argv[3], eval(sys.argv[4])
 rows = tp.list_files(source).read_parquet()
 def resident():

@@ -16,7 +16,7 @@ import trainpipes as tp
 from interpreters import python
 from prepare.repack_reference import read
 from trainpipes.prepare import repack
-from trainpipes.storage import Threads
+from trainpipes.writers import Threads
 
 TESTS = Path(__file__).parent.parent
 LITTLE: dict[str, Any] = {"shuffle": True, "memory_limit": "64KB"}
@@ -33,7 +33,7 @@ def test_a_full_disk_is_one_sentence_and_the_work_goes_on(
 ) -> None:
     options: dict[str, Any] = {**LITTLE, "executor": Threads(threads), "rows_per_file": 80}
     whole = repack(some(), tmp_path / "whole", **options)
-    from trainpipes.storage.output_file import OutputFile
+    from trainpipes.filesystems.output_file import OutputFile
 
     real, calls = OutputFile.sync, 0
 
@@ -164,7 +164,7 @@ def test_an_input_that_gives_fewer_rows_than_it_counted_is_said(
 ) -> None:
     if "sort" in options:
         pytest.importorskip("duckdb")
-    from trainpipes.storage.writers.epoch_rows import EpochRows
+    from trainpipes.writers.epoch_rows import EpochRows
 
     real = EpochRows.tables
     monkeypatch.setattr(EpochRows, "tables", lambda self, a, b: real(self, a, b - 1))

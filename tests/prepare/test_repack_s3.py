@@ -24,7 +24,7 @@ from faulty_server import Fault, serving
 from interpreters import python
 from s3_store import address_of, s3_store
 from trainpipes.prepare import repack
-from trainpipes.storage import Processes, Threads
+from trainpipes.writers import Processes, Threads
 from unfinished import contents
 
 #: So little memory that there are several parts.
@@ -116,7 +116,7 @@ def test_temporary_files_may_be_objects_too(
 PROGRAM = """
 import json, sys
 from trainpipes.prepare import repack
-from trainpipes.storage import Threads
+from trainpipes.writers import Threads
 options = json.loads(sys.argv[2])
 print(repack(sys.argv[1], "s3://packed/killed", executor=Threads(1), **options).kept)
 """

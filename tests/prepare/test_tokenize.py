@@ -23,7 +23,7 @@ from recipes.chats import small_tokenizer
 from trainpipes.prepare import tokenize
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.stages.tokenizing import TokenizedBy
-from trainpipes.storage import Processes, Threads
+from trainpipes.writers import Processes, Threads
 from unfinished import begun_again, row_groups
 
 SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 16, "num_shards": 12, "seed": 3}

@@ -18,7 +18,7 @@ import pytest
 import trainpipes as tp
 from interpreters import pid_of, python
 from trainpipes.prepare import tokenize
-from trainpipes.storage import Processes, Threads
+from trainpipes.writers import Processes, Threads
 from unfinished import contents, noted
 
 FILES = 12
@@ -152,7 +152,7 @@ SCRIPT = """
 import sys
 import trainpipes as tp
 from trainpipes.prepare import tokenize
-from trainpipes.storage import Processes
+from trainpipes.writers import Processes
 tokenize(tp.recipe("pretrain", sys.argv[1], "bytes"), sys.argv[2], executor=Processes(2))
 """
 

@@ -25,10 +25,10 @@ from faulty_server import FaultyServer, serving
 from interpreters import python
 from s3_store import address_of, s3_store
 from trainpipes._internal import messages
+from trainpipes.cache import kept_file
+from trainpipes.cache.store import Store
 from trainpipes.sources.files import remote_bytes
 from trainpipes.sources.files.remote_bytes import CHUNK, open_bytes
-from trainpipes.storage.caching import kept_file
-from trainpipes.storage.caching.store import Store
 from trainpipes.testing import digest
 
 pytest.importorskip("aiohttp")
@@ -209,7 +209,7 @@ def test_a_limit_holds_and_the_least_recently_used_goes_first(
 PUT = """
 import os, sys
 from pathlib import Path
-from trainpipes.storage.caching.store import Store
+from trainpipes.cache.store import Store
 store = Store(Path(sys.argv[1]), "bytes", 100_000, "most", "own", "none")
 def size(path):
     try:

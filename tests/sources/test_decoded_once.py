@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes.engine.layout import Layout
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.order.layout import Layout
 from trainpipes.sources.files.block_reader import BlockReader
 
 FILES, ROWS, SHARDS = 4, 6000, 8

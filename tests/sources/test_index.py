@@ -25,9 +25,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 import trainpipes as tp
 from sources.every_format import opened
 from trainpipes._internal import messages
+from trainpipes.cache import kept_file
 from trainpipes.sources.files import index_store
 from trainpipes.sources.files.index_store import IndexStore
-from trainpipes.storage.caching import kept_file
 
 context = multiprocessing.get_context("fork")
 

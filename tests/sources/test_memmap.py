@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
-from trainpipes.storage import Processes, Threads
-from trainpipes.storage.writers.npy_files import PartFile
 from trainpipes.testing import digest
+from trainpipes.writers import Processes, Threads
+from trainpipes.writers.npy_files import PartFile
 
 DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
           "float16", "float32", "float64"]  # fmt: skip
@@ -396,7 +396,7 @@ def test_parts_are_read_as_one_and_are_the_same_whoever_makes_them(kind, tmp_pat
 
 
 def test_a_part_ends_at_the_same_row_wherever_a_run_began(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainpipes.storage.memmap.PART_BYTES", 500)
+    monkeypatch.setattr("trainpipes.writers.memmap.PART_BYTES", 500)
     for name, pipe in pipes().items():
         tp.write_memmap(tmp_path / name, pipe)
         whole = files_of(tmp_path / name)
@@ -422,7 +422,7 @@ def test_a_part_ends_at_the_same_row_wherever_a_run_began(tmp_path, monkeypatch)
 
 
 def test_rows_that_can_be_read_once_are_written_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainpipes.storage.memmap.PART_BYTES", 1000)
+    monkeypatch.setattr("trainpipes.writers.memmap.PART_BYTES", 1000)
     rows = [{"a": np.full(10, n)} for n in range(100)]
 
     def some() -> Iterator[dict[str, Any]]:

@@ -19,7 +19,7 @@ import pytest
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, serving
 from s3_store import address_of, s3_store
-from trainpipes.sources.remote import retry
+from trainpipes.filesystems import retry
 
 pytest.importorskip("aiohttp")
 

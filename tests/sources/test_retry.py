@@ -27,9 +27,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, first, serving
 from interpreters import python
+from trainpipes.filesystems import retry
 from trainpipes.sources.files import block_reader
 from trainpipes.sources.files import range_file as remote
-from trainpipes.sources.remote import retry
 from trainpipes.testing import digest
 
 pytest.importorskip("aiohttp")

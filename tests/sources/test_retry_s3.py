@@ -15,7 +15,7 @@ import pytest
 import trainpipes as tp
 from faulty_server import BUSY, DENIED, EXPIRED, SLOW, XML, Fault, FaultyServer, first, serving
 from s3_store import address_of, s3_store
-from trainpipes.sources.remote import retry
+from trainpipes.filesystems import retry
 
 LISTING: list[Fault] = [
     SLOW,

@@ -15,12 +15,12 @@ import pytest
 
 from s3_store import s3_store
 from trainpipes.errors import DataChangedError, MissingFilesError, UnreachableError
+from trainpipes.filesystems.retry import Requests, Retry
 from trainpipes.sources.files import range_file as remote
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.parquet import row_groups
 from trainpipes.sources.parquet.read_parquet import ReadParquet
-from trainpipes.sources.remote.retry import Requests, Retry
 
 #: Rows of each row group of each file; the last is large enough to be fetched in parts.
 FILES = {"2.parquet": (5, 0, 7, 3, 4), "10.parquet": (1,), "more/1.parquet": (3000,)}

@@ -12,9 +12,9 @@ import pytest
 
 import trainpipes as tp
 from faulty_server import FaultyServer, serving
+from trainpipes.filesystems import retry
 from trainpipes.sources.files import file_bytes
 from trainpipes.sources.parquet import row_groups
-from trainpipes.sources.remote import retry
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 import trainpipes as tp
 from faulty_server import FaultyServer, first, serving
-from trainpipes.sources.remote import retry
+from trainpipes.filesystems import retry
 from trainpipes.sources.text import pieces
 from trainpipes.testing import digest
 

@@ -20,9 +20,9 @@ import torch
 import trainpipes as tp
 from interpreters import python
 from trainpipes import ConfigError, Pipeline
-from trainpipes.kinds.stage_kinds import TableStage
+from trainpipes.interfaces.contents import cache_key
+from trainpipes.interfaces.stage_kinds import TableStage
 from trainpipes.stages.map import Map
-from trainpipes.storage.caching.contents import cache_key
 
 
 @pytest.fixture(autouse=True)
@@ -363,7 +363,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import user
 from trainpipes.stages.map import Map
-from trainpipes.storage.caching.contents import cache_key
+from trainpipes.interfaces.contents import cache_key
 for name in user.names:
     print(json.dumps(cache_key([Map(fn=getattr(user, name))], "test")))
 """

@@ -22,7 +22,7 @@ import map_functions as fn
 import trainpipes as tp
 from interpreters import python
 from trainpipes.engine.calling.row_call import RowKey
-from trainpipes.engine.layout import random_key
+from trainpipes.order.layout import random_key
 from trainpipes.samplers import WeightedRandomSampler
 from trainpipes.stages.map import Map
 from trainpipes.testing import check_resume

@@ -20,7 +20,7 @@ import trainpipes as tp
 from every_stage import ENDLESS, FINITE
 from odd_values import ODD as VALUES
 from odd_values import said_well
-from trainpipes.start import stage_classes
+from trainpipes.pipeline.starts import stage_classes
 
 HUGE = 2**70
 ODD: list[Any] = [

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainpipes as tp
-from trainpipes.sources.files.row_names import names_below
 from trainpipes.stages.row_hash import RowNames, hash_column, mix
+from trainpipes.stages.row_names import names_below
 
 PARTS = {"train": 0.8, "valid": 0.15, "test": 0.05}
 

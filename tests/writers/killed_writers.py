@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import every_stage
 import trainpipes as tp
 from trainpipes.prepare import repack, tokenize
-from trainpipes.storage import Threads
+from trainpipes.writers import Threads
 from unfinished import contents
 
 #: Calls at which a process is killed: before each of them, and after it.

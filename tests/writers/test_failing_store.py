@@ -18,9 +18,8 @@ import pytest
 import trainpipes as tp
 from faulty_server import BUSY, SLOW, Fault, FaultyServer, serving
 from s3_store import address_of, s3_store
+from trainpipes.filesystems import places, retry
 from trainpipes.prepare import repack, tokenize
-from trainpipes.sources.remote import retry
-from trainpipes.storage import places
 from unfinished import contents
 
 BUCKET = "failing-writes"
@@ -280,7 +279,7 @@ def test_a_clean_up_that_fails_on_a_disk_is_a_warning(
         if names:
             raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("trainpipes.storage.places.Place.remove", refused)
+    monkeypatch.setattr("trainpipes.filesystems.places.Place.remove", refused)
     with caplog.at_level(logging.WARNING, "trainpipes"):
         assert rows().write_json(tmp_path / "out").rows == 100
     assert "_unfinished is of no more use, and cannot be removed" in caplog.text

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainpipes as tp
-from trainpipes.storage.writers.json_lines import lines_of
+from trainpipes.writers.json_lines import lines_of
 
 
 def lines(table: pa.Table) -> list[Any]:

@@ -23,7 +23,7 @@ PROGRAM = """
 import sys
 import trainpipes as tp
 from trainpipes.prepare import tokenize
-from trainpipes.storage import Processes, Threads
+from trainpipes.writers import Processes, Threads
 
 if __name__ == "__main__":
     name, processes, rows, out = sys.argv[1:]

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes.storage import Processes, Threads
+from trainpipes.writers import Processes, Threads
 from unfinished import contents, noted, row_groups
 
 FORMATS = ["parquet", "arrow", "json"]
@@ -459,7 +459,7 @@ def test_files_that_end_by_their_bytes_are_cut_alike_when_a_run_goes_on(
         "GROUP_BYTES": 9_000,
         "OTHER_GROUP_BYTES": 9_000,
     }.items():
-        monkeypatch.setattr(f"trainpipes.storage.writers.formats.{name}", size)
+        monkeypatch.setattr(f"trainpipes.writers.formats.{name}", size)
     pipe = rows().shuffle(90, seed=1).filter(pc.field("x") > 30)
     whole = write(pipe, format, tmp_path / "whole")
     assert len(whole.files) > 2

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, MissingExtraError, UnreadableError
+from trainpipes.errors.text import shown
 
 #: The largest count that arrays of row numbers can hold.
 LARGEST = 2**63 - 1
@@ -31,6 +31,10 @@ _REQUIREMENTS = {
     "ray": "'ray[train]>=2.40,<3'",
     "yaml": "pyyaml",
 }
+#: Lists and dicts within one another, at most.
+DEEPEST = 100
+#: Bits of an integer, at most: floats reach as far.
+MOST_BITS = 1023
 
 
 def wrong(option: str, rule: str, value: Any, way: str = "") -> ConfigError:
@@ -248,3 +252,20 @@ def pip_install(package: str) -> str:
     'pip install pillow'
     """
     return f"pip install {_REQUIREMENTS.get(package, package)}"
+
+
+def copied(value: Any, depth: int = 0) -> Any:
+    """A value whose dicts and lists are copies, with Python's numbers and text in place of NumPy's."""
+    if depth > DEEPEST:
+        rule = f"of lists and dicts within one another up to {DEEPEST} deep"
+        raise wrong("an option", rule, value, "it may hold itself")
+    if type(value) is dict:
+        return {copied(k, depth + 1): copied(one, depth + 1) for k, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copied(one, depth + 1) for one in value)
+    if isinstance(value, np.number | np.bool_ | np.str_):
+        return value.item()
+    if not isinstance(value, int) or type(value) is bool:
+        return value
+    require(value.bit_length() <= MOST_BITS, "an option", "an integer of up to 308 digits", value)
+    return int(value)

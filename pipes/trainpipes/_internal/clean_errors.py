@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from trainpipes._internal.secrets import hidden
-from trainpipes._internal.text import cut
 from trainpipes.errors import TrainpipesError
+from trainpipes.errors.secrets import hidden
+from trainpipes.errors.text import cut
 
 E = TypeVar("E", bound=BaseException)
 

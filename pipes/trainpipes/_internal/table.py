@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from trainpipes._internal.text import columns_of
+from trainpipes.errors.text import columns_of
 
 #: Columns where no terminal says how many it has, and those that a cell has at least.
 WIDTH, NARROWEST = 100, 4

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from trainpipes._internal.table import in_color, table, terminal_width
-from trainpipes._internal.text import amount, escaped
+from trainpipes.errors.text import amount, escaped
 
 
 def out(text: str = "") -> None:

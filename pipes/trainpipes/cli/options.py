@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from trainpipes.storage import Executor
+    from trainpipes.writers import Executor
 
 option = functools.partial(click.option, show_default=True)
 
@@ -68,7 +68,7 @@ def takes_executor(command: Any) -> Any:
 
 
 def _executor(given: str | None, shared_filesystem: bool) -> Executor | None:
-    from trainpipes.storage import Processes, Ray, Threads
+    from trainpipes.writers import Processes, Ray, Threads
 
     name, _, rest = (given or "").partition(":")
     if shared_filesystem and name != "ray":

@@ -68,7 +68,7 @@ class PipelineOptions:
         """The rows of files of one format, in their order, in batches."""
         of_others = ("tokenizer", "options", "changes", "allow_imports")
         self._refuse("files alone are read and cut into batches", *of_others)
-        from trainpipes.start import read_by_name
+        from trainpipes.pipeline.starts import read_by_name
 
         return read_by_name(files, self.storage_options, "run").batch(BATCH_SIZE)
 

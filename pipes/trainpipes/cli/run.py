@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainpipes._internal.text import cut
 from trainpipes.cli.console import note, print_json, print_table
 from trainpipes.cli.options import AS_JSON, COUNT, option
 from trainpipes.cli.pipelines import PipelineOptions, recipe_names, takes_pipeline
+from trainpipes.engine.iterating.iteration_state import plan_of
+from trainpipes.errors.text import cut
 
 if TYPE_CHECKING:
     from trainpipes import Pipeline
@@ -68,7 +69,7 @@ def command(
         pipe = given.config(source, all_files)
     else:
         pipe = given.files([source, *all_files])
-    if epochs and pipe._iteration.plan.chain.endless:
+    if epochs and plan_of(pipe).chain.endless:
         raise click.ClickException("--epochs: the pipeline has no end; give --steps")
     from trainpipes import Loader
     from trainpipes.cli.measure import measure
@@ -108,7 +109,7 @@ def _lines(report: Mapping[str, Any], pipe: Pipeline) -> Iterator[tuple[str, str
         yield "then", f"{report['steps_per_second']:,.1f} batches/s, {rows}{tokens}"
     if report["wait_share"] is not None:
         yield "waits", f"{report['wait_share']:.1%} of the time after that"
-    for tally in pipe._iteration.plan.tallies:
+    for tally in plan_of(pipe).tallies:
         if counted := str(tally):
             yield "counted", f"{tally.stage.name}: {counted}"
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.payload import (
     Payload,
     join_payloads,
@@ -18,7 +19,6 @@ from trainpipes.columns.payload import (
     slice_payload,
     take_payload,
 )
-from trainpipes.engine.layout import IntArray
 
 #: Bits of a row's number that are its own; those above tell the source in a mix.
 SOURCE_BIT = 40

@@ -11,7 +11,6 @@ import torch
 
 from trainpipes._internal.checks import repeated
 from trainpipes._internal.messages import no_columns
-from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import Array, is_list, is_number, one_chunk, to_arrow, to_numpy
 from trainpipes.columns.bad_text import BadCell, first_bad
 from trainpipes.columns.payload import Payload, payload_rows
@@ -19,6 +18,7 @@ from trainpipes.columns.row_types import NoColumn, array_of, as_array, fixed_sha
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.value_column import column_of
 from trainpipes.errors import SchemaError, TrainpipesError
+from trainpipes.errors.text import shown
 
 
 def table_of(data: Payload, caller: object) -> pa.Table:

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import TEXTS, apart, dtype_of, is_list, one_chunk, plain, to_numpy
-from trainpipes.engine.layout import IntArray, random_key
+from trainpipes.order.layout import random_key
 
 HashArray = npt.NDArray[np.uint64]
 

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal.checks import require
-from trainpipes._internal.text import shown
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.rectangles import RaggedRows
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
+from trainpipes.errors.text import shown
 
 
 def pad_sequences(

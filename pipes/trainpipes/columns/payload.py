@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import gathered, parts_of, to_arrow
 from trainpipes.columns.joined import Joining
 from trainpipes.columns.row_types import python_rows
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.engine.layout import IntArray
 
 Payload: TypeAlias = "pa.Table | TensorRows | list[Any]"
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array, apart
-from trainpipes.engine.layout import IntArray
 
 Side = Literal["right", "left"]
 

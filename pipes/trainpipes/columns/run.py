@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.bad_text import naming_bad_text
 from trainpipes.columns.block import Block
-from trainpipes.engine.layout import IntArray
 
 
 class Positions(Protocol):

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.lazy_batches import late_if_small
-from trainpipes.engine.layout import IntArray
 
 #: Bytes of a copy from which memory is used again, and of all that is kept for that.
 LARGE, KEPT = 1 << 20, 64 << 20

@@ -10,7 +10,7 @@ from trainpipes._internal.checks import flag, require
 from trainpipes.config.document import LARGEST, path_steps
 from trainpipes.config.read import Reader
 from trainpipes.errors import ConfigError
-from trainpipes.pipeline import Pipeline
+from trainpipes.pipeline.chain import Pipeline
 
 __all__ = ["load", "loads", "parse_change"]
 

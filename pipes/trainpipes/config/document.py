@@ -16,9 +16,9 @@ import torch
 
 from trainpipes._internal.checks import need
 from trainpipes._internal.messages import nearest
-from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
-from trainpipes.storage.quarantine import Quarantine
+from trainpipes.errors.text import shown
+from trainpipes.stages.quarantine import Quarantine
 
 #: Bytes of a document, values in it (those of aliases counted wherever they are used), and levels, at most.
 LARGEST, MOST, DEEPEST = 1 << 20, 100_000, 64

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from trainpipes import start
 from trainpipes._internal.messages import nearest
-from trainpipes._internal.text import shown
 from trainpipes.config import document
 from trainpipes.config.document import Document, Node, expanded, joined, path_steps, resolved
 from trainpipes.errors import ConfigError, TrainpipesError
-from trainpipes.kinds.stage import Stage, snake_case
-from trainpipes.pipeline import Pipeline
+from trainpipes.errors.text import shown
+from trainpipes.interfaces.stage import Stage, snake_case
+from trainpipes.pipeline import starts
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.recipe_registry import recipe, recipe_function
-from trainpipes.storage.quarantine import Quarantine
+from trainpipes.stages.quarantine import Quarantine
 
 _KEYS = ("recipe", "options", "stages")
 
@@ -141,7 +141,7 @@ class Reader(Document):
 
         def make(**given: Any) -> Pipeline:
             if before is None and reads:
-                return getattr(start, name)(**given)  # type: ignore[no-any-return]
+                return getattr(starts, name)(**given)  # type: ignore[no-any-return]
             return Pipeline([kind(**given)]) if before is None else before.then(kind(**given))
 
         return self._made(make, kind, node, path, options.value, path)
@@ -165,7 +165,7 @@ class Reader(Document):
         return name, kind, options
 
     def _stage_class(self, name: str, node: Node, path: str) -> type[Stage]:
-        known = start.stage_classes()
+        known = starts.stage_classes()
         if name in known:
             return known[name]
         if not document.is_name(name):

@@ -18,18 +18,18 @@ import pyarrow.compute as pc
 import torch
 
 from trainpipes._internal.checks import need
-from trainpipes._internal.secrets import is_secret, without_url_secrets
-from trainpipes._internal.text import shown
 from trainpipes.config.document import STANDARD, arrow_schema, declared_kinds, with_scalars
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.options import same
-from trainpipes.kinds.stage import Stage
-from trainpipes.pipeline import Pipeline
+from trainpipes.errors.secrets import is_secret, without_url_secrets
+from trainpipes.errors.text import shown
+from trainpipes.filesystems.retry import Retry, given
+from trainpipes.interfaces.options import same
+from trainpipes.interfaces.stage import Stage
+from trainpipes.pipeline.chain import Pipeline
+from trainpipes.pipeline.starts import stage_classes
 from trainpipes.recipe_registry import recipe_function
-from trainpipes.sources.remote.retry import Retry, given
 from trainpipes.stages.filter import text_of
-from trainpipes.start import stage_classes
-from trainpipes.storage.quarantine import Quarantine
+from trainpipes.stages.quarantine import Quarantine
 from trainpipes.version import __version__
 
 #: Characters of a list or mapping that is written in one line, at most.

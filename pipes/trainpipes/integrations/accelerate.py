@@ -13,10 +13,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from trainpipes._internal.checks import need, require
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
+from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
 from trainpipes.errors import ConfigError
 from trainpipes.loader import Loader
 from trainpipes.look.lengths import batches_left, no_length
-from trainpipes.pipeline import Pipeline
+from trainpipes.pipeline.chain import Pipeline
 
 need("accelerate", "trainpipes.integrations.accelerate", oldest="1.15")
 
@@ -78,7 +79,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         self.allow_changes = allow_changes
         self.gradient_state = GradientState()
         self._accelerator = accelerator
-        processes, world = accelerator.num_processes, loader._iteration.ranks()[1]
+        processes, world = accelerator.num_processes, iteration_of(loader).ranks()[1]
         good = processes == 1 or not accelerator.split_batches
         rule = "off: a pipeline's batches are those of a process"
         way = f"leave it out, and for batches of n rows write .batch(n // {processes})"
@@ -125,7 +126,7 @@ class AccelerateLoader(DataLoaderStateMixin):
 
     def _steps_of_all(self, batches: EpochIterator) -> int | None:
         """Steps that all ranks take in this pass, if one may have to be filled up."""
-        plan, (_, world) = self.loader._iteration.plan, self.loader._iteration.ranks()
+        plan, (_, world) = plan_of(self.loader), iteration_of(self.loader).ranks()
         if not (plan.chain.ragged and world > 1 and self._accelerator.even_batches):
             return None
         left = batches_left(plan, batches.state_dict()["batches"])
@@ -180,7 +181,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         return int(self.loader.state_dict()["epoch"])
 
     def __len__(self) -> int:
-        plan, (_, world) = self.loader._iteration.plan, self.loader._iteration.ranks()
+        plan, (_, world) = plan_of(self.loader), iteration_of(self.loader).ranks()
         if plan.chain.ragged and plan.counts.known and self._accelerator.even_batches:
             return math.ceil(plan.counts.batches_in_pass / world)
         return len(self.loader)

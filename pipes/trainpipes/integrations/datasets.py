@@ -11,13 +11,14 @@ from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any
 
 from trainpipes._internal.checks import need, require, wrong
-from trainpipes._internal.text import shown
+from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
 from trainpipes.engine.iterating.one_pass import OnePass
-from trainpipes.engine.layout import divisors
 from trainpipes.engine.planning.as_columns import row_schema
-from trainpipes.engine.topology import Topology
 from trainpipes.errors import ConfigError, SchemaError, StateError, TopologyError
-from trainpipes.pipeline import Pipeline
+from trainpipes.errors.text import shown
+from trainpipes.order.layout import divisors
+from trainpipes.order.topology import Topology
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.state.format import Position
 
 need("datasets", "pipe.to_hf()", oldest="4.8")  # in 4.5 filters fail
@@ -64,7 +65,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
 
     @property
     def num_shards(self) -> int:
-        return int(self.pipeline._iteration.plan.chain.num_shards) // self._parts
+        return int(plan_of(self.pipeline).chain.num_shards) // self._parts
 
     def shard_data_sources(
         self, num_shards: int, index: int, contiguous: bool = True
@@ -73,7 +74,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
         shards = self.num_shards
         parts = min(num_shards, shards)
         if index >= parts or shards % parts:
-            shared = self.pipeline._iteration.plan.chain.shard
+            shared = plan_of(self.pipeline).chain.shard
             way = f"{divisors(shards)} can" if shared else "add .sharding_filter() to the pipeline"
             raise TopologyError(
                 f"{num_shards} ranks or workers cannot share the {shards} shard{'s' * (shards > 1)} of "
@@ -109,7 +110,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         state = self._state_dict  # another iteration of the dataset makes another one
-        plan = self.pipeline._iteration.plan
+        plan = plan_of(self.pipeline)
         topology = Topology(worker=self._part, num_workers=self._parts)
         position = Position(self._epoch, 0, plan.chain.num_shards)
         if state is not None and state != {"trainpipes": "", "type": type(self).__name__}:
@@ -135,7 +136,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
         except (TypeError, ValueError):
             way = "load the state as it was saved"
             raise StateError(f"trainpipes: damaged, got {shown(text)}; {way}") from None
-        iteration = self.pipeline._iteration
+        iteration = iteration_of(self.pipeline)
         position = iteration.loaded(iteration.parse(saved))
         turn = json.loads(position.extra.get("turn", '{"worker":0,"num_workers":1}'))
         if (turn["worker"], turn["num_workers"]) != (topology.worker, topology.num_workers):
@@ -154,7 +155,7 @@ def _check_keys(state: dict[str, Any]) -> None:
 
 def to_hf(pipeline: Pipeline) -> IterableDataset:
     """The rows of a pipeline as a ``datasets.IterableDataset``. See ``Pipeline.to_hf``."""
-    plan = pipeline._iteration.plan
+    plan = plan_of(pipeline)
     plan.require_fixed("to_hf()")
     batching = pipeline._batching()
     if batching is not None or plan.chain.device_stages:
@@ -171,7 +172,7 @@ def to_hf(pipeline: Pipeline) -> IterableDataset:
 def _features(pipeline: Pipeline) -> Any:
     """Features of the rows; None where rows are Python objects, or have types that datasets lacks."""
     try:
-        schema = row_schema(pipeline._iteration.plan.inputs, "to_hf()")
+        schema = row_schema(plan_of(pipeline).inputs, "to_hf()")
         known = None if schema is None else schema.remove_metadata()
         return None if known is None else datasets.Features.from_arrow_schema(known)
     except (SchemaError, ValueError):  # they can be read only once, or have such types

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from trainpipes._internal.checks import need, require
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
-from trainpipes.pipeline import Pipeline
+from trainpipes.pipeline.chain import Pipeline
 
 need("ray", "trainpipes.integrations.ray")
 

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import need, require, whole_number
-from trainpipes.pipeline import Pipeline
-from trainpipes.storage.writers.epoch_rows import EpochRows
+from trainpipes.pipeline.chain import Pipeline
+from trainpipes.writers.epoch_rows import EpochRows
 
 need("ray", "pipe.to_ray()")
 

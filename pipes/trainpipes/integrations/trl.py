@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from trainpipes._internal.checks import need, require, wrong
 from trainpipes.errors import ConfigError
 from trainpipes.integrations.transformers import PipelineTrainerMixin
-from trainpipes.pipeline import Pipeline
+from trainpipes.pipeline.chain import Pipeline
 
 need("trl", "trainpipes.integrations.trl")
 need("datasets", "trainpipes.integrations.trl")

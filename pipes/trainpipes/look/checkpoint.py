@@ -11,12 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trainpipes._internal.text import cut, shown
-from trainpipes.engine.layout import divisors
-from trainpipes.engine.topology import Topology
+from trainpipes.engine.iterating.iteration_state import iteration_of
 from trainpipes.errors import MissingFilesError, StateError, TrainpipesError
+from trainpipes.errors.text import cut, shown
 from trainpipes.look.checkpoint_files import INDEX, mentions_us, read_dcp, read_file
-from trainpipes.pipeline import Pipeline
+from trainpipes.order.layout import divisors
+from trainpipes.order.topology import Topology
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.state.format import read, unrecognized_state_error
 from trainpipes.state.merge import merge_states
 
@@ -268,7 +269,7 @@ def _whole(group: Sequence[FoundState]) -> dict[str, Any]:
 def _load(
     state: dict[str, Any], pipeline: Pipeline, world_size: int, allow_changes: Collection[str]
 ) -> float | None:
-    iteration = pipeline.distributed(rank=0, world_size=world_size)._iteration
+    iteration = iteration_of(pipeline.distributed(rank=0, world_size=world_size))
     iteration.topology()
     iteration.load(state, allow_changes)
     position, plan = iteration.upcoming(), iteration.plan

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from trainpipes._internal.text import cut
 from trainpipes.errors import MissingFilesError, StateError, TrainpipesError, UnreadableError
+from trainpipes.errors.text import cut
 
 #: The index of a folder of ``torch.distributed.checkpoint``, and bytes of one value in it, at most.
 INDEX, MOST_VALUE = ".metadata", 1 << 26

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from trainpipes._internal.text import escaped
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.kinds.stage import Stage
+from trainpipes.errors.text import escaped
+from trainpipes.interfaces.stage import Stage
 from trainpipes.look.values import MASKS, Array, head
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.pack import Pack

@@ -11,18 +11,18 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.secrets import hidden
-from trainpipes._internal.text import amount, cut
-from trainpipes.engine.layout import Layout, divisors
+from trainpipes._internal.pool import default_threads
 from trainpipes.engine.planning.as_columns import columns, columns_if_known, known_columns
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.pool import default_threads
 from trainpipes.engine.reading.windows import AHEAD_PART
 from trainpipes.engine.shards.shard_rows import ALL_ROWS, RUN_ROWS
-from trainpipes.engine.topology import Topology
-from trainpipes.kinds.source import RandomAccessSource
+from trainpipes.errors.secrets import hidden
+from trainpipes.errors.text import amount, cut
+from trainpipes.interfaces.source import RandomAccessSource
 from trainpipes.look.lengths import ends_short, exact_length, expected_items, left_open
 from trainpipes.look.record import mermaid, record, written
+from trainpipes.order.layout import Layout, divisors
+from trainpipes.order.topology import Topology
 from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.pack import Pack
@@ -30,7 +30,7 @@ from trainpipes.stages.tokenizing import Tokenizes
 
 if TYPE_CHECKING:
     from trainpipes.engine.iterating.iteration_state import IterationState
-    from trainpipes.pipeline import Pipeline
+    from trainpipes.pipeline.chain import Pipeline
 
 __all__ = ["Explanation", "explain"]
 

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 
 from trainpipes._internal.checks import column_names, whole_number
 from trainpipes._internal.messages import need_columns
-from trainpipes._internal.text import amount, cut, shown
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import has_text, is_number, replaced, to_numpy
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
+from trainpipes.errors.text import amount, cut, shown
 from trainpipes.look import inspect_findings as findings
 from trainpipes.look.inspect_reading import NAMES, Found, find_files, read_sample
 from trainpipes.look.inspect_result import Column, Inspection, Lengths

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.secrets import hidden
-from trainpipes._internal.text import amount, cut
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.content_hash import row_hashes
 from trainpipes.errors import SchemaError
+from trainpipes.errors.secrets import hidden
+from trainpipes.errors.text import amount, cut
 from trainpipes.look.inspect_reading import NAMES, TEXTS, Found
 from trainpipes.look.inspect_result import Column, Finding, Lengths, percent
 from trainpipes.sources.files.schema import one_schema

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.engine.pool import default_threads
+from trainpipes._internal.pool import default_threads
 from trainpipes.stages.decode_image import NoPicture, by_pillow
 
 #: How files of images begin: JPEG, PNG, GIF, and WebP or AVIF behind other bytes.

@@ -15,10 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes._internal.progress import counted
-from trainpipes._internal.secrets import hidden
-from trainpipes._internal.text import cut
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.columns import table_of
-from trainpipes.engine.layout import IntArray
+from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.errors import (
     ConfigError,
     MissingExtraError,
@@ -26,20 +25,22 @@ from trainpipes.errors import (
     TrainpipesError,
     UnreachableError,
 )
-from trainpipes.kinds.source import Place, RowSource
+from trainpipes.errors.secrets import hidden
+from trainpipes.errors.text import cut
+from trainpipes.filesystems.retry import Stopped
+from trainpipes.filesystems.systems import is_local
+from trainpipes.interfaces.source import Place, RowSource
 from trainpipes.look.inspect_pictures import bad_pictures
-from trainpipes.pipeline import Pipeline
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.arrow.saved_dataset import saved_files
 from trainpipes.sources.files.bad_rows import BAD, separate
 from trainpipes.sources.files.each_file import each_file, reason
 from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_reader import COMPRESSED, ends_of_names, reader_by_name
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.memmap.from_memmap import FromMemmap
 from trainpipes.sources.memmap.manifest import is_memmap
-from trainpipes.sources.remote.retry import Stopped
-from trainpipes.storage.quarantine import PLACES
+from trainpipes.stages.quarantine import PLACES
 
 #: Formats without a header: a file is read once to count its rows.
 SCANNED = ("read_json", "read_csv", "read_text", "read_webdataset")
@@ -205,7 +206,7 @@ def _opened(reader: str, files: FileList, bad_rows: str) -> RowSource:
 
 
 def _source(pipeline: Any) -> RowSource:
-    source: RowSource = pipeline._iteration.plan.inputs.source
+    source = plan_of(pipeline).inputs.listed
     return source
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainpipes._internal.table import folded, table, terminal_width
-from trainpipes._internal.text import amount, escaped
+from trainpipes.errors.text import amount, escaped
 
 #: Columns, and unreadable files, that are printed; ``to_dict`` has them all.
 MOST_COLUMNS, MOST_UNREADABLE = 40, 20

@@ -14,12 +14,12 @@ import numpy as np
 from trainpipes.columns.run import Run
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.iterating.one_pass import OnePass
-from trainpipes.engine.layout import count_batches, slots_before
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.topology import Topology
-from trainpipes.kinds.source import RowSource, RowStream
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.interfaces.source import RowSource, RowStream
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.order.layout import count_batches, slots_before
+from trainpipes.order.topology import Topology
 from trainpipes.stages.order import Take
 from trainpipes.state.format import Position
 

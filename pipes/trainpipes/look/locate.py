@@ -10,17 +10,18 @@ from typing import Any
 
 from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.progress import counted
-from trainpipes._internal.secrets import hidden
 from trainpipes._internal.table import table
 from trainpipes.columns.block import WHOLE, Pieces
+from trainpipes.engine.iterating.iteration_state import iteration_of
 from trainpipes.engine.iterating.worker_iterator import RunOptions, WorkerIterator
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.shards.shard_items import ItemRows
-from trainpipes.engine.topology import Topology
 from trainpipes.errors import StateError
-from trainpipes.kinds.source import Place
+from trainpipes.errors.secrets import hidden
+from trainpipes.interfaces.source import Place
 from trainpipes.loader import Loader
-from trainpipes.pipeline import Pipeline
+from trainpipes.order.topology import Topology
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.state.format import Position
 
 #: Columns of a table, by what they show.
@@ -154,12 +155,12 @@ def locate(
     1         0    7
     """
     require(isinstance(run, Loader | Pipeline), "locate(run)", "a pipeline or a Loader", run)
-    iteration = run._iteration
+    iteration = iteration_of(run)
     plan, (own, world) = iteration.plan, iteration.ranks()
     rank, world = own if rank is None else rank, world if world_size is None else world_size
-    topology = (
-        Pipeline(plan.chain.stages).distributed(rank=rank, world_size=world)._iteration.topology()
-    )
+    topology = iteration_of(
+        Pipeline(plan.chain.stages).distributed(rank=rank, world_size=world)
+    ).topology()
     if isinstance(at, Mapping):
         require(epoch is None, "locate(epoch)", "None where a state is given", epoch)
         whole_number(after, None, "locate(after)", "batches after the state")

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from trainpipes._internal.secrets import LEFT_OUT, hidden, is_secret
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.inputs import Inputs
-from trainpipes.kinds.options import identify, show
-from trainpipes.kinds.stage import Stage
+from trainpipes.errors.secrets import LEFT_OUT, hidden, is_secret
+from trainpipes.interfaces.options import identify, show
+from trainpipes.interfaces.stage import Stage
 from trainpipes.look.lengths import exact_length, rows_of
-from trainpipes.pipeline import Pipeline
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.state.format import FORMAT
 from trainpipes.version import __version__
 

@@ -12,14 +12,16 @@ import numpy.typing as npt
 
 from trainpipes._internal.progress import counted
 from trainpipes._internal.table import table
-from trainpipes.engine.layout import IntArray, Layout
+from trainpipes._internal.types import IntArray
+from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.source import RandomAccessSource, RowSource
-from trainpipes.kinds.stage import Stage
+from trainpipes.interfaces.source import RandomAccessSource, RowSource
+from trainpipes.interfaces.stage import Stage
 from trainpipes.look.lengths import Numbered, walk
-from trainpipes.pipeline import Pipeline
+from trainpipes.order.layout import Layout
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.stages.batch import Batch
 
 #: Batches that are looked at where nothing says how large they are.
@@ -131,7 +133,7 @@ def order_quality(
     pipeline: Pipeline, batches: int | None = None, batch_size: int | None = None, epoch: int = 0
 ) -> ShuffleQuality | None:
     """How batches are shuffled as they are read; None where rows have no numbers. Reads no row."""
-    chain, source = pipeline._iteration.plan.chain, pipeline._iteration.plan.inputs.source
+    chain, source = plan_of(pipeline).chain, plan_of(pipeline).inputs.source
     if chain.mixes or not isinstance(source, RowSource):
         return None
     kept: list[Stage] = []

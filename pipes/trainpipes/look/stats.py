@@ -16,17 +16,18 @@ from trainpipes._internal.messages import need_columns
 from trainpipes._internal.progress import Progress, counted
 from trainpipes._internal.table import table
 from trainpipes.columns.run import Run
+from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.filesystems.retry import made_again
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.look.lengths import Numbered, walk
 from trainpipes.look.shuffle_quality import BATCH_SIZE, ShuffleQuality, order_quality
 from trainpipes.look.values import masks_of
-from trainpipes.pipeline import Pipeline
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.mixed.mix import Mix
 from trainpipes.sources.mixed.mixture import Mixture
-from trainpipes.sources.remote.retry import made_again
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.columns import Rename, Select, row_table
 from trainpipes.stages.labels import EncodeLabels, Label, LabelColumn
@@ -185,7 +186,7 @@ def stats(pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None) 
         packing = Packing(len(packed), max(widths), sum(documents), empty, empty / max(1, room))
     mixing, shuffle = _mixing(pipeline, batches), order_quality(pipeline, batches)
     said = defaultdict[str, list[str]](list)
-    for tally in measured._iteration.plan.tallies:
+    for tally in plan_of(measured).tallies:
         said[tally.stage.name] += filter(None, [str(tally)])
     counts = {name: "; ".join(each) for name, each in said.items() if each}
     return Stats(count, padding, packing, mixing, shuffle, found, counts)

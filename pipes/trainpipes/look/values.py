@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainpipes._internal.secrets import hidden
-from trainpipes._internal.text import MOST_OF_URL, cut, escaped, shown
+from trainpipes.errors.secrets import hidden
+from trainpipes.errors.text import MOST_OF_URL, cut, escaped, shown
 
 Array = npt.NDArray[Any]
 

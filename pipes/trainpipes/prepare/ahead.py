@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainpipes.engine.planning.as_columns import gives_objects
+from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import MixingSource, RegroupStage, RunStage
-from trainpipes.pipeline import Pipeline
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import RegroupStage, RunStage
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.stages.labels import EncodeLabels
 from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes, makers_of_columns
-from trainpipes.storage.writers.epoch_rows import AsColumns
+from trainpipes.writers.epoch_rows import AsColumns
 
 CALLER = "tokenize()"
 

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.content_hash import row_hashes
-from trainpipes.engine.layout import IntArray
-from trainpipes.engine.permutation import Permutation
 from trainpipes.errors import SchemaError
+from trainpipes.filesystems.output_file import OutputFile
+from trainpipes.filesystems.places import Place
+from trainpipes.order.permutation import Permutation
 from trainpipes.prepare.pieces import CALLER, few_tables
-from trainpipes.storage.executor import cores
-from trainpipes.storage.output_file import OutputFile
-from trainpipes.storage.output_folder import FileInfo
-from trainpipes.storage.places import Place
-from trainpipes.storage.writers.epoch_rows import EpochRows
+from trainpipes.writers.epoch_rows import EpochRows
+from trainpipes.writers.executor import cores
+from trainpipes.writers.output_folder import FileInfo
 
 #: Rows at a time.
 CHUNK = 1 << 20

@@ -13,13 +13,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import gathered, one_chunk, to_arrow, to_numpy
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, UnreachableError
-from trainpipes.storage.output_file import OutputFile
-from trainpipes.storage.output_folder import FileInfo
-from trainpipes.storage.places import Place
-from trainpipes.storage.writers.epoch_rows import EpochRows
+from trainpipes.filesystems.output_file import OutputFile
+from trainpipes.filesystems.places import Place
+from trainpipes.writers.epoch_rows import EpochRows
+from trainpipes.writers.output_folder import FileInfo
 
 CALLER = "repack"
 #: Which bytes pieces are: int64 ``[pieces, 3]`` of the number of the file, where it begins, where it ends.

@@ -12,23 +12,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import byte_count, column_names, flag, need, require, whole_number
-from trainpipes.engine.pool import default_threads
+from trainpipes._internal.pool import default_threads
 from trainpipes.errors import ConfigError
-from trainpipes.pipeline import Pipeline
+from trainpipes.filesystems.retry import NORMAL, Retry
+from trainpipes.pipeline.chain import Pipeline
+from trainpipes.pipeline.starts import read_by_name
 from trainpipes.prepare.order import Order
 from trainpipes.prepare.pieces import CALLER
 from trainpipes.prepare.shuffle import Shuffle, temporary_place
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.files.file_reader import ends_of_names
 from trainpipes.sources.parquet.read_parquet import ReadParquet
-from trainpipes.sources.remote.retry import NORMAL, Retry
-from trainpipes.start import read_by_name
-from trainpipes.storage.executor import Executor, Threads, checked_executor
-from trainpipes.storage.output_folder import Manifest
-from trainpipes.storage.ray_cluster import Ray
-from trainpipes.storage.writers.epoch_rows import EpochRows
-from trainpipes.storage.writers.formats import CODECS, check_codec, check_group, parquet_form
-from trainpipes.storage.writers.write import ANY, Output, write
+from trainpipes.writers.epoch_rows import EpochRows
+from trainpipes.writers.executor import Executor, Threads, checked_executor
+from trainpipes.writers.formats import CODECS, check_codec, check_group, parquet_form
+from trainpipes.writers.output_folder import Manifest
+from trainpipes.writers.ray_cluster import Ray
+from trainpipes.writers.write import ANY, Output, write
 
 #: Bytes of memory, at least: less is a number of something else.
 LEAST_MEMORY = 64_000
@@ -104,7 +104,7 @@ def repack(
         storage_options: for the file systems of ``data`` and ``folder``. If the two need other ones, give
             ``data`` as a pipeline.
         retry: how long failing requests to URLs are made again.
-        executor: ``Threads(n)``, ``Processes(n)`` or ``Ray(address)`` of ``trainpipes.storage``; if left out,
+        executor: ``Threads(n)``, ``Processes(n)`` or ``Ray(address)`` of ``trainpipes.writers``; if left out,
             a thread a core, 4 at most.
 
     Raises:

@@ -23,10 +23,13 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.messages import need_columns
-from trainpipes.engine.layout import IntArray
-from trainpipes.engine.permutation import Permutation
+from trainpipes._internal.types import IntArray
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.pipeline import Pipeline
+from trainpipes.filesystems.output_file import OutputFile
+from trainpipes.filesystems.places import WORK, Place, clean_up, place_at
+from trainpipes.order.permutation import Permutation
+from trainpipes.pipeline.chain import Pipeline
+from trainpipes.pipeline.starts import list_files
 from trainpipes.prepare.order import PLACES_FILE, Listed, Order, find_places
 from trainpipes.prepare.pieces import (
     CALLER,
@@ -39,18 +42,14 @@ from trainpipes.prepare.pieces import (
     read_pieces,
     scatter,
 )
-from trainpipes.sources.files.folders import WORK
-from trainpipes.start import list_files
 from trainpipes.state.cursor import checksum
-from trainpipes.storage.executor import Executor, Threads
-from trainpipes.storage.output_file import OutputFile
-from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
-from trainpipes.storage.places import Place, clean_up, place_at
-from trainpipes.storage.ray_cluster import Ray
-from trainpipes.storage.writers.epoch_rows import EpochRows
-from trainpipes.storage.writers.formats import FILE_BYTES, write_arrow
-from trainpipes.storage.writers.table_groups import TableGroups, check_columns
-from trainpipes.storage.writers.write import ANY, Format, Output
+from trainpipes.writers.epoch_rows import EpochRows
+from trainpipes.writers.executor import Executor, Threads
+from trainpipes.writers.formats import FILE_BYTES, write_arrow
+from trainpipes.writers.output_folder import FileInfo, Manifest, OutputFolder, run
+from trainpipes.writers.ray_cluster import Ray
+from trainpipes.writers.table_groups import TableGroups, check_columns
+from trainpipes.writers.write import ANY, Format, Output
 
 #: Bytes that a task works on at once, at most: more would not fit into the offsets of Arrow's texts.
 MOST_UNIT = 512 << 20

@@ -14,17 +14,17 @@ import pyarrow as pa
 from trainpipes.columns.arrays import one_chunk, to_numpy
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
+from trainpipes.engine.planning.error_places import say_where
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import DataError
-from trainpipes.kinds.blame import say_where
-from trainpipes.kinds.source import LooksAhead, Reader, read_rows
-from trainpipes.kinds.stage_kinds import put_through
+from trainpipes.filesystems.output_file import OutputFile
+from trainpipes.interfaces.source import LooksAhead, Reader, read_rows
+from trainpipes.interfaces.stage_kinds import put_through
 from trainpipes.prepare.ahead import CALLER
 from trainpipes.sources.files.file_reader import cut_by_bytes
-from trainpipes.storage.output_file import OutputFile
-from trainpipes.storage.output_folder import FileInfo
-from trainpipes.storage.writers.table_groups import check_columns, compact, decoded
-from trainpipes.storage.writers.write import FileWriter
+from trainpipes.writers.output_folder import FileInfo
+from trainpipes.writers.table_groups import check_columns, compact, decoded
+from trainpipes.writers.write import FileWriter
 
 #: Rows of the first piece, and from which columns are taken; rows and bytes of ids of any piece, at most: a
 #: tokenizer's own objects take some 50 times what the text does.

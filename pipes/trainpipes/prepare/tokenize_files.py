@@ -14,22 +14,22 @@ from trainpipes._internal.checks import require, whole_number
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.options import either
-from trainpipes.kinds.stage import Stage
-from trainpipes.pipeline import Pipeline
+from trainpipes.filesystems.places import place_at
+from trainpipes.filesystems.retry import NORMAL, Retry
+from trainpipes.interfaces.options import either
+from trainpipes.interfaces.stage import Stage
+from trainpipes.pipeline.chain import Pipeline
+from trainpipes.pipeline.starts import list_files
 from trainpipes.prepare.ahead import Parts, cut, open_plan
 from trainpipes.prepare.token_files import BareFile, Task, first_rows, make, tasks_of
-from trainpipes.sources.remote.retry import NORMAL, Retry
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.start import list_files
-from trainpipes.storage.executor import Executor, Processes, Threads, checked_executor, cores
-from trainpipes.storage.output_folder import Manifest
-from trainpipes.storage.output_folder import run as make_files
-from trainpipes.storage.places import place_at
-from trainpipes.storage.writers.formats import CODECS, check_codec, parquet_form
-from trainpipes.storage.writers.inputs import open_output
-from trainpipes.storage.writers.write import Format, refuse_functions
 from trainpipes.tokenizers.adapters import Bytes
+from trainpipes.writers.executor import Executor, Processes, Threads, checked_executor, cores
+from trainpipes.writers.formats import CODECS, check_codec, parquet_form
+from trainpipes.writers.inputs import open_output
+from trainpipes.writers.output_folder import Manifest
+from trainpipes.writers.output_folder import run as make_files
+from trainpipes.writers.write import Format, refuse_functions
 
 #: Bytes of an input file after which another output file begins.
 FILE_BYTES = 256 << 20
@@ -104,7 +104,7 @@ def tokenize(
         compression: of Parquet: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         bytes_per_file: of an input file, after which another output file begins, between two row groups.
         overwrite: whether to remove what was written there before.
-        executor: ``Processes(n)``, ``Threads(n)`` or ``Ray(address)`` of ``trainpipes.storage``; if left out,
+        executor: ``Processes(n)``, ``Threads(n)`` or ``Ray(address)`` of ``trainpipes.writers``; if left out,
             as many processes as there are cores and work for.
         storage_options: of the folder's file system.
         retry: how long failing requests to a URL are made again.

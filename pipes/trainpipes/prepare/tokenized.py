@@ -9,17 +9,16 @@ from typing import Any
 
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.pipeline import Pipeline
+from trainpipes.filesystems.places import MANIFEST, Place
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.files.file_reader import FileBlocks
-from trainpipes.sources.files.folders import MANIFEST
 from trainpipes.stages.chat_template import ChatTemplate
+from trainpipes.stages.quarantine import OnError
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenizing import TokenizedBy
 from trainpipes.state.identity import said
-from trainpipes.storage.output_folder import ABOUT
-from trainpipes.storage.places import Place
-from trainpipes.storage.quarantine import OnError
 from trainpipes.tokenizers.load import load
+from trainpipes.writers.output_folder import ABOUT
 
 #: The stages that make ids, by their names in a manifest.
 MAKERS: dict[str, Any] = {"tokenize": Tokenize, "chat_template": ChatTemplate}

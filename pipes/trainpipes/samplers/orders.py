@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from trainpipes._internal.checks import flag, require, whole_number
+from trainpipes._internal.data_parallel import data_parallel
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.row_types import as_array
-from trainpipes.engine.layout import IntArray
-from trainpipes.engine.permutation import Permutation, uniform
-from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError
+from trainpipes.order.permutation import Permutation, uniform
 from trainpipes.samplers.row_sampler import Draws, RowSampler
 
 

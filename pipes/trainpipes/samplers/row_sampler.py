@@ -11,8 +11,8 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from trainpipes._internal.checks import flag, require, whole_number
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.content import short_digest
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, StateError
 
 #: Indices made at a time where they are asked for one by one.

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from trainpipes._internal.secrets import without_query
 from trainpipes.errors import MissingExtraError
+from trainpipes.errors.secrets import without_query
+from trainpipes.filesystems.request import Ranges
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.format import OtherBytesError
-from trainpipes.sources.remote.request import Ranges
 
 if TYPE_CHECKING:
     from trainpipes.sources.files.file_bytes import FileBytes

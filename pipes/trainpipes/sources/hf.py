@@ -15,13 +15,13 @@ from fsspec import AbstractFileSystem
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.instead import instead, is_hf_stream
 from trainpipes._internal.messages import warn_once
-from trainpipes._internal.text import amount
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.content import short_digest, table_digest
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import StateError
-from trainpipes.kinds.source import RowSource, RowStream, StreamReader
-from trainpipes.kinds.stage_kinds import Source
+from trainpipes.errors.text import amount
+from trainpipes.interfaces.source import RowSource, RowStream, StreamReader
+from trainpipes.interfaces.stage_kinds import Source
 from trainpipes.sources.arrow.from_arrow import TableSource
 from trainpipes.sources.files.schema import fitted, plain
 from trainpipes.sources.memory.from_torchdata import plain as as_json

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import require, several
-from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.options import identify, show
-from trainpipes.kinds.stage import Stage
+from trainpipes.errors.text import shown
+from trainpipes.interfaces.options import identify, show
+from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader

@@ -7,11 +7,11 @@ from typing import Any, Literal
 import numpy as np
 
 from trainpipes._internal.checks import ColumnName, Count
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run, RunSource
-from trainpipes.engine.layout import IntArray
-from trainpipes.kinds.blame import at_row
-from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
+from trainpipes.interfaces.blame import at_row
+from trainpipes.interfaces.stage_kinds import BatchingStage, OpenBelow
 from trainpipes.stages.held import Held, Runs
 from trainpipes.stages.read_columns import lengths_of
 

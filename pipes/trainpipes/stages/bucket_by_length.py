@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 
 from trainpipes._internal.checks import ColumnName, Count, Each, Ge, Seed
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import stretches
 from trainpipes.columns.run import Run, RunSource
-from trainpipes.engine.layout import IntArray
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import OpenBelow
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import OpenBelow
 from trainpipes.stages.batch import Budgeted
 from trainpipes.stages.held import Held, Runs, around, opened
 from trainpipes.stages.pack_windows import some_of

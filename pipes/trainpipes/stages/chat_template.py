@@ -9,12 +9,12 @@ from trainpipes._internal.checks import ColumnName, Count, Text
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.kinds.blame import blame
-from trainpipes.kinds.stage import made_once
+from trainpipes.interfaces.blame import blame
+from trainpipes.interfaces.stage import made_once
 from trainpipes.stages.columns import row_table
+from trainpipes.stages.quarantine import OnError
 from trainpipes.stages.targets import IGNORED
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.storage.quarantine import OnError
 from trainpipes.tokenizers.chat import Chat, Written, messages_of, tools_of
 from trainpipes.tokenizers.ragged import Ragged, assemble
 

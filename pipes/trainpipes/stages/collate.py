@@ -14,7 +14,6 @@ from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from trainpipes._internal.checks import Function
-from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import Array, is_number, one_chunk, to_numpy
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
@@ -23,9 +22,10 @@ from trainpipes.columns.row_types import array_of, fixed_shape, python_rows
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.blame import at_row, blame, each
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import BatchStage, RunStage
+from trainpipes.errors.text import shown
+from trainpipes.interfaces.blame import at_row, blame, each
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import BatchStage, RunStage
 from trainpipes.stages.columns import columns_as, refuse_collated, unbatched
 from trainpipes.stages.pack import kept_columns
 

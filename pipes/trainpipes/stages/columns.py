@@ -15,10 +15,11 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of, to_columns
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.kinds.blame import blame, refused
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import MixingSource, RunStage
+from trainpipes.interfaces.blame import blame, refused
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import RunStage
 
 
 class ChooseStage(RunStage):

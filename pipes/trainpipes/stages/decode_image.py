@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal.checks import ColumnName, Count, need
-from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.row_call import Answer
 from trainpipes.errors import UnreadableError
-from trainpipes.kinds.blame import blame, refused
-from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.tally import Tally
+from trainpipes.errors.text import shown
+from trainpipes.interfaces.blame import blame, refused
+from trainpipes.interfaces.stage import made_once
+from trainpipes.interfaces.tally import Tally
 from trainpipes.stages.columns import taken
 from trainpipes.stages.map import RowFunction
+from trainpipes.stages.quarantine import LeftOut, OnBadRow, leaves_out
 from trainpipes.stages.read_columns import cell
-from trainpipes.storage.quarantine import LeftOut, OnBadRow, leaves_out
 
 #: An image, ``[C, H, W]``.
 Pixels = npt.NDArray[Any]

@@ -15,8 +15,8 @@ import torch
 from trainpipes._internal.checks import Natural, wrong
 from trainpipes._internal.messages import warn_once
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import DeviceStage
+from trainpipes.interfaces.stage import made_once
+from trainpipes.interfaces.stage_kinds import DeviceStage
 
 SEQUENCES = (list, deque, UserList)
 

@@ -18,13 +18,14 @@ from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.content import short_digest
 from trainpipes.columns.run import Run
-from trainpipes.engine.layout import random_key
+from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.blame import each, refused
-from trainpipes.kinds.stage import Stage, made_once
-from trainpipes.kinds.stage_kinds import MixingSource, RunStage, stages_within
-from trainpipes.sources.files.row_names import row_names
+from trainpipes.interfaces.blame import each, refused
+from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.interfaces.stage_kinds import RunStage, stages_within
+from trainpipes.order.layout import random_key
 from trainpipes.stages.row_hash import HashArray, RowNames, hash_keys, mix, unit
+from trainpipes.stages.row_names import row_names
 
 #: The last edge of all: every draw is below.
 EVERY = 2.0

@@ -11,8 +11,8 @@ from trainpipes._internal.checks import Function, Schema
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.errors import DataError, StateError
-from trainpipes.kinds.blame import blame
-from trainpipes.kinds.stage_kinds import OpenBelow, RegroupStage
+from trainpipes.interfaces.blame import blame
+from trainpipes.interfaces.stage_kinds import OpenBelow, RegroupStage
 from trainpipes.stages.held import Runs, opened
 
 #: Rows in a run, at most.

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.block import SOURCE_BIT, Block
 from trainpipes.columns.run import Cursors, Run, RunSource, innermost
-from trainpipes.engine.layout import IntArray, permutation
 from trainpipes.errors import StateError
-from trainpipes.kinds.empty_epoch_guard import EmptyRounds
+from trainpipes.interfaces.empty_epoch_guard import EmptyRounds
+from trainpipes.order.layout import permutation
 
 #: Positions before an item of a window, and after each up to another.
 CursorsOf = Callable[[int, int], Cursors]

@@ -12,16 +12,16 @@ import torch
 
 from trainpipes._internal import checks
 from trainpipes._internal.messages import need_columns
-from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.row_call import RowKey, row_words
-from trainpipes.engine.layout import random_key
 from trainpipes.errors import DataError
-from trainpipes.kinds.blame import blame, each, refused
-from trainpipes.kinds.options import identify
-from trainpipes.kinds.stage import Stage, made_once
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.errors.text import shown
+from trainpipes.interfaces.blame import blame, each, refused
+from trainpipes.interfaces.options import identify
+from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.order.layout import random_key
 from trainpipes.stages.decode_image import Box, Interpolation, NoPicture, Pixels, resized
 from trainpipes.stages.map import RowFunction
 from trainpipes.stages.read_columns import cell

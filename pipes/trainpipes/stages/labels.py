@@ -12,15 +12,15 @@ import pyarrow as pa
 
 from trainpipes._internal import checks
 from trainpipes._internal.messages import nearest
-from trainpipes._internal.text import shown
+from trainpipes._internal.types import IntArray
 from trainpipes.columns import arrays
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.run import Run
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.kinds.blame import in_column, refused
-from trainpipes.kinds.stage import Stage, made_once
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.errors.text import shown
+from trainpipes.interfaces.blame import in_column, refused
+from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.stages.columns import row_table
 from trainpipes.stages.read_columns import row_at
 

@@ -21,15 +21,15 @@ from trainpipes.columns.columns import from_columns, table_of, untyped_columns
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.process_map import ProcessMap
 from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, ThreadMap, words_of
-from trainpipes.engine.layout import random_key
 from trainpipes.engine.planning.first_rows import find_schema
 from trainpipes.errors import DataError, SchemaError, TrainpipesError
-from trainpipes.kinds.blame import at_row, blame, refused
-from trainpipes.kinds.global_draws import DrawWatch
-from trainpipes.kinds.stage import Stage, made_once
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.interfaces.blame import at_row, blame, refused
+from trainpipes.interfaces.contents import digest_of
+from trainpipes.interfaces.global_draws import DrawWatch
+from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.order.layout import random_key
 from trainpipes.stages.columns import columns_as, with_column
-from trainpipes.storage.caching.contents import digest_of
 
 COLUMNS = "map() takes a row; map_batches(fn) takes columns of many and replaces them, with_columns(fn) adds"
 

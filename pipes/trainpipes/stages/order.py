@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import KW_ONLY
 from typing import Annotated, Any, Literal
@@ -11,14 +10,13 @@ from torch.utils.data import Sampler
 from trainpipes._internal import checks
 from trainpipes._internal.instead import instead
 from trainpipes.columns.run import Cursors, Run, RunSource, innermost
-from trainpipes.kinds import stage_kinds
-from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard, kept_nothing
-from trainpipes.kinds.options import identify
-from trainpipes.kinds.stage import made_once
+from trainpipes.interfaces import stage_kinds
+from trainpipes.interfaces.empty_epoch_guard import EmptyEpochGuard, kept_nothing
+from trainpipes.interfaces.options import identify
+from trainpipes.interfaces.stage import made_once
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
 from trainpipes.stages.held import Runs
 from trainpipes.stages.torch_samplers import TorchOrder, draws_globally, reorders
-from trainpipes.storage.cache import folder
 
 
 class Shuffle(stage_kinds.ShuffleStage):
@@ -219,52 +217,3 @@ class Skip(_Counted):
     """
 
     role = "skip"
-
-
-class Cache(stage_kinds.CacheStage):
-    """Keep on disk the rows that the stages before it make.
-
-    Stands before ``shuffle``, ``batch`` and ``repeat``, on a source with blocks. Rows, order and
-    states stay the same. An entry's key is made of the data and of the stages before the cache:
-    their options, a tokenizer's content, and a function's ``version=``, or its code with the code
-    and values of yours that it uses. Put functions whose result differs from call to call after the
-    cache. Processes and ranks of one user may share a folder. A damaged entry is made again; a
-    folder that cannot be written is logged once.
-
-    Args:
-        path: the folder; by default that of the environment variable ``TRAINPIPES_CACHE``, else
-            ``~/.cache/trainpipes`` on Linux.
-        max_bytes: the most bytes in the folder, such as ``"50GB"``, over all pipelines; least
-            recently used rows go first.
-        version: changes the key: for functions that use files or services that changed, or objects
-            that do not say what they hold.
-        enabled: False turns the cache off. ``TRAINPIPES_CACHE=off`` turns all caches off.
-
-    Raises:
-        ConfigError: the stage cannot stand there; or a function uses an object that does not say
-            what it holds, and there is no ``version``.
-        SchemaError: a row that a function returned does not come back from Arrow as it was.
-
-    >>> import tempfile, pyarrow as pa, trainpipes as tp
-    >>> rows = tp.from_arrow(pa.table({"text": ["hi", "é"]})).tokenize("bytes")
-    >>> list(rows.cache(tempfile.mkdtemp()))
-    [{'input_ids': [104, 105]}, {'input_ids': [195, 169]}]
-    """
-
-    free = frozenset({"path", "max_bytes", "version", "enabled"})
-
-    path: str | os.PathLike[str] | None = None
-    _: KW_ONLY
-    max_bytes: int | str | None = None
-    version: checks.Text | None = None
-    enabled: bool = True
-
-    def check(self) -> None:
-        if self.path is not None:
-            self._set(path=checks.local_path(self.path, "cache(path)"))
-        if self.max_bytes is not None:
-            self._set(max_bytes=checks.byte_count(self.max_bytes, "cache(max_bytes)"))
-
-    @property
-    def on(self) -> bool:
-        return self.enabled and folder(self.path) is not None

@@ -10,23 +10,23 @@ from torch.utils.data import get_worker_info
 
 from trainpipes._internal.checks import ColumnName, Count, Ge, Natural, Seed, column_names
 from trainpipes._internal.messages import need_columns, warn_once
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Cursors, Run, RunSource
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.blame import at_row
-from trainpipes.kinds.stage import Stage, made_once
-from trainpipes.kinds.stage_kinds import CombiningSource, OpenBelow, RegroupStage
-from trainpipes.kinds.tally import Tally
+from trainpipes.interfaces.blame import at_row
+from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.interfaces.stage_kinds import CombiningSource, OpenBelow, RegroupStage
+from trainpipes.interfaces.tally import Tally
 from trainpipes.stages import pack_fit
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.held import CursorsOf, Held, Runs, around, opened
 from trainpipes.stages.pack_windows import best_window, fit_a_row, joint_window
+from trainpipes.stages.quarantine import LeftOut, OnError
 from trainpipes.stages.read_columns import check_beside, ids_of, names_of, numbers_of
 from trainpipes.stages.targets import TargetStage, have_target
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
-from trainpipes.storage.quarantine import LeftOut, OnError
 
 #: Tokens of a run: rows are made in small lots, so that only token ids wait.
 LOT_TOKENS = 1 << 16

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array, stretches, to_arrow
 from trainpipes.columns.block import Block, Pieces
-from trainpipes.engine.layout import IntArray
 from trainpipes.stages.targets import IGNORED
 
 #: Columns of token ids and of what is made for them.

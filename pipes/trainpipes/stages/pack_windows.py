@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array
-from trainpipes.engine.layout import IntArray
 from trainpipes.stages.pack_fit import Fit, Placing, best_fit, placed
 
 #: Of a window of n documents, best-fit may leave up to n // SPARE to the next one.

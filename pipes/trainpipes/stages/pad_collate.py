@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes._internal.messages import need_columns
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array, to_arrow
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.lazy_batches import late_if_small
@@ -20,11 +21,10 @@ from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.columns.row_types import as_array
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
-from trainpipes.kinds.blame import at_row, in_column, naming, refused
-from trainpipes.kinds.stage import Stage, made_once
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.interfaces.blame import at_row, in_column, naming, refused
+from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.stages import pad_rules
 from trainpipes.stages.columns import refuse_collated, unbatched
 from trainpipes.stages.pack import Pack, kept_columns

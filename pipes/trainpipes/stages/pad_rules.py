@@ -11,7 +11,7 @@ from trainpipes._internal.checks import Ge, repeated, require, wrong
 from trainpipes._internal.messages import nearest
 from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.options import declared_checks
+from trainpipes.interfaces.options import declared_checks
 
 #: Pad values that hold for any ``value``: what is masked must not depend on the pad token.
 FIXED = {"labels": -100, "attention_mask": 0, "token_type_ids": 0}

@@ -14,17 +14,17 @@ import pyarrow.compute as pc
 import torch
 
 from trainpipes._internal.messages import need_columns, no_columns
-from trainpipes._internal.text import shown
+from trainpipes._internal.types import IntArray
 from trainpipes.columns import arrays
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.bad_text import BadCell, first_bad
 from trainpipes.columns.block import Block
 from trainpipes.columns.row_types import array_of, as_array, fixed_shape
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError
-from trainpipes.kinds.blame import blame, in_column, naming
-from trainpipes.kinds.stage import Stage
+from trainpipes.errors.text import shown
+from trainpipes.interfaces.blame import blame, in_column, naming
+from trainpipes.interfaces.stage import Stage
 
 
 @dataclass(frozen=True)

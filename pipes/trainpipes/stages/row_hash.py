@@ -12,13 +12,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import TEXTS, apart, first_null, one_chunk, to_numpy
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
-from trainpipes.engine.layout import IntArray
-from trainpipes.kinds.blame import naming
-from trainpipes.kinds.stage import Stage
+from trainpipes.interfaces.blame import naming
+from trainpipes.interfaces.stage import Stage
 from trainpipes.stages.read_columns import cells
 
 HashArray = npt.NDArray[np.uint64]

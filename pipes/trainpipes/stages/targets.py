@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal.messages import has_warned, warn_once
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.blame import at_row
-from trainpipes.kinds.stage import Stage, made_once
-from trainpipes.kinds.tally import Numbers, Tally
-from trainpipes.storage.quarantine import LeftOut, leaves_out
+from trainpipes.interfaces.blame import at_row
+from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.interfaces.tally import Numbers, Tally
+from trainpipes.stages.quarantine import LeftOut, leaves_out
 
 #: What torch's ``cross_entropy`` leaves out by default.
 IGNORED = -100

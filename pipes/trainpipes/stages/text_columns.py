@@ -14,13 +14,13 @@ import torch
 
 from trainpipes._internal.checks import column_names, require, several
 from trainpipes._internal.messages import nearest
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import first_null, is_text, one_chunk, python_to_arrow, to_numpy
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.blame import in_column, naming, refused
-from trainpipes.kinds.stage import Stage
+from trainpipes.interfaces.blame import in_column, naming, refused
+from trainpipes.interfaces.stage import Stage
 from trainpipes.stages.read_columns import cells
 
 Texts: TypeAlias = "pa.LargeStringArray"

@@ -8,21 +8,21 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from trainpipes._internal.checks import Count, Text, require, whole_number
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.bad_text import first_bad
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.blame import blame
-from trainpipes.kinds.options import identify
-from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.tally import Tally
+from trainpipes.interfaces.blame import blame
+from trainpipes.interfaces.options import identify
+from trainpipes.interfaces.stage import made_once
+from trainpipes.interfaces.tally import Tally
 from trainpipes.stages import text_columns
 from trainpipes.stages.columns import taken
+from trainpipes.stages.quarantine import OnError
 from trainpipes.stages.targets import IGNORED, WereCut
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.storage.quarantine import OnError
 from trainpipes.tokenizers.adapters import Function
 from trainpipes.tokenizers.engine import Affixes, Pair
 from trainpipes.tokenizers.ragged import Ragged, assemble

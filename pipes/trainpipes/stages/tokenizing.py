@@ -11,11 +11,11 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.stage import Stage, made_once
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.stages.quarantine import OnError
 from trainpipes.stages.read_columns import cells, lists_of, names_of, read
 from trainpipes.stages.targets import TargetStage, have_target
-from trainpipes.storage.quarantine import OnError
 from trainpipes.tokenizers.adapters import Function
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load

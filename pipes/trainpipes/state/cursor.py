@@ -13,9 +13,9 @@ import re
 from typing import Any
 from zlib import crc32
 
-from trainpipes._internal.text import cut, shown
-from trainpipes.engine.layout import slots_before
 from trainpipes.errors import StateError
+from trainpipes.errors.text import cut, shown
+from trainpipes.order.layout import slots_before
 
 _END = re.compile(r'(.*),"check":"([0-9a-f]{8,16})"\}', re.DOTALL)
 

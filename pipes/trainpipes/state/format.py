@@ -27,9 +27,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainpipes._internal.text import shown
-from trainpipes.engine.layout import slots_before
 from trainpipes.errors import StateError
+from trainpipes.errors.text import shown
+from trainpipes.order.layout import slots_before
 from trainpipes.state.cursor import MOST as MOST_COUNTED
 from trainpipes.state.cursor import (
     checksum,

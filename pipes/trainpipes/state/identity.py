@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainpipes._internal.checks import pip_install
-from trainpipes._internal.text import cut, shown
 from trainpipes.errors import StateError
+from trainpipes.errors.text import cut, shown
 
 _CURES = {
     "data": "load the state with the files it was saved with, or start a new run",

@@ -15,13 +15,14 @@ from typing import Any, TypeAlias
 
 from torchdata.nodes import BaseNode
 
+from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.errors import TrainpipesError
-from trainpipes.kinds.global_draws import seen_draws
-from trainpipes.kinds.stage import Stage, is_ours
-from trainpipes.kinds.stage_kinds import stages_within
+from trainpipes.interfaces.global_draws import seen_draws
+from trainpipes.interfaces.stage import Stage, is_ours
+from trainpipes.interfaces.stage_kinds import stages_within
 from trainpipes.loader import Loader
 from trainpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality
-from trainpipes.pipeline import Pipeline
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.testing.items import difference, digest, digest_and_size
 
 __all__ = [
@@ -207,7 +208,7 @@ def _points(
 
 def _continues(subject: Subject) -> bool:
     """Whether a loop that was left is gone on with by the next one; a node begins anew at ``reset()``."""
-    return isinstance(subject, BaseNode) or subject._iteration.plan.chain.endless
+    return isinstance(subject, BaseNode) or plan_of(subject).chain.endless
 
 
 def _cut(reference: Sequence[_Epoch], limit: int | None) -> list[tuple[int, int]]:

@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import need
 from trainpipes._internal.messages import nearest
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import apart
 from trainpipes.columns.rectangles import Side
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, UnreadableError
-from trainpipes.kinds.options import identify, show
+from trainpipes.interfaces.options import identify, show
 from trainpipes.tokenizers.engine import Affixes, Engine, Special, digest, read, utf8
 from trainpipes.tokenizers.ragged import Ragged
 

@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from trainpipes._internal.clean_errors import clean
 from trainpipes._internal.fork_lock import ForkLock
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.rectangles import Side
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreachableError, UnreadableError
-from trainpipes.sources.remote.retry import Requests
+from trainpipes.filesystems.retry import Requests
 from trainpipes.tokenizers.ragged import Ragged
 
 #: Special tokens before and after a text.

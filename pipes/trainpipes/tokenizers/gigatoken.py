@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes._internal.checks import pip_install
-from trainpipes._internal.secrets import hidden
-from trainpipes._internal.text import cut
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import apart, to_arrow, to_numpy
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
+from trainpipes.errors.secrets import hidden
+from trainpipes.errors.text import cut
 from trainpipes.tokenizers.ragged import Ragged
 
 #: Bytes of text after which the engine is made anew. It keeps every word that it has ever seen: some

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import need
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.rectangles import Side
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.tokenizers.engine import Affixes, Engine, Pair, Special, digest, read
 from trainpipes.tokenizers.gigatoken import EVERY, Checked, Gigatoken, why_not

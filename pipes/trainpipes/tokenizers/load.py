@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trainpipes._internal.checks import need, pip_install
-from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, UnreadableError
+from trainpipes.errors.text import shown
 from trainpipes.tokenizers.adapters import Bytes, Function, SentencePiece, Slow, Tiktoken
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.hf import HuggingFace

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import list_array, stretches
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError
 
 Ids = npt.NDArray[np.int32]

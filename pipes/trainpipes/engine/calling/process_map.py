@@ -19,8 +19,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from weakref import ref
 
+from trainpipes._internal.interrupts import get
 from trainpipes._internal.living import Living
-from trainpipes._internal.text import how_ended
+from trainpipes._internal.pool import waits
 from trainpipes.engine.calling.process_worker import (
     Message,
     pickled,
@@ -30,9 +31,8 @@ from trainpipes.engine.calling.process_worker import (
     work,
 )
 from trainpipes.engine.calling.row_call import Answer, RowCall, Words
-from trainpipes.engine.interrupts import get
-from trainpipes.engine.pool import waits
 from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
+from trainpipes.errors.text import how_ended
 
 #: Seconds without rows after which the processes end.
 IDLE = 60.0

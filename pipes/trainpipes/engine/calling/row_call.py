@@ -20,11 +20,11 @@ import numpy.typing as npt
 from numpy.random import Generator, Philox
 from numpy.random.bit_generator import ISeedSequence
 
+from trainpipes._internal.pool import Pool
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
-from trainpipes.engine.pool import Pool
 from trainpipes.errors import DataError
-from trainpipes.kinds.global_draws import DrawWatch
+from trainpipes.interfaces.global_draws import DrawWatch
 
 #: Results for the first rows, and the error at the next one.
 Answer = tuple[list[Any], BaseException | None]
@@ -36,7 +36,7 @@ _NOTHING = np.zeros(4, dtype=np.uint64)
 class RowKey(ISeedSequence):  # a Philox asks it for its key
     """The Philox key of ``layout.random_key``.
 
-    >>> from trainpipes.engine.layout import random_key
+    >>> from trainpipes.order.layout import random_key
     >>> key = RowKey(random_key(0, "noise"))
     >>> rng = key.generator([0, 7, 2])  # row 7 of epoch 2
     >>> rng.bit_generator.random_raw(2).tolist()

@@ -8,9 +8,9 @@ from typing import Any
 
 from trainpipes._internal.messages import warn_once
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.topology import Topology
-from trainpipes.kinds.source import RowSource
-from trainpipes.kinds.tally import Numbers
+from trainpipes.interfaces.source import RowSource
+from trainpipes.interfaces.tally import Numbers
+from trainpipes.order.topology import Topology
 
 log = logging.getLogger("trainpipes")
 

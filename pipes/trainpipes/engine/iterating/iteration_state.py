@@ -7,11 +7,10 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import copied, whole_number
 from trainpipes._internal.living import Living
 from trainpipes._internal.messages import has_warned, warn_once
 from trainpipes._internal.progress import counted
-from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.epoch_counter import EpochCounter
 from trainpipes.engine.iterating.lookahead import from_first_rank
 from trainpipes.engine.iterating.one_pass import OnePass
@@ -19,9 +18,9 @@ from trainpipes.engine.iterating.worker_iterator import WorkerIterator
 from trainpipes.engine.planning.growing import FILES, files_of
 from trainpipes.engine.planning.migrate import at_start, migrate, position_of
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.topology import Topology
 from trainpipes.errors import ConfigError, DataError, StateError
-from trainpipes.kinds.options import copied
+from trainpipes.errors.text import shown
+from trainpipes.order.topology import Topology
 from trainpipes.state.cursor import is_count
 from trainpipes.state.format import Position
 
@@ -341,3 +340,14 @@ class IterationState:
         after = self.passes.after
         start = self.upcoming()
         return OnePass(self.plan_of(start), self.topology(), start, after=after).state()
+
+
+def iteration_of(one: Any) -> IterationState:
+    """Where a pipeline or a loader stands."""
+    found: IterationState = one._iteration
+    return found
+
+
+def plan_of(one: Any) -> Plan:
+    """The plan of a pipeline or a loader."""
+    return iteration_of(one).plan

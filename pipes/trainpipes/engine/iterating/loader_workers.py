@@ -25,10 +25,10 @@ from trainpipes.engine.iterating.worker_message import WorkerMemory, WorkerMessa
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.shard_items import ShardItems, items_of
 from trainpipes.engine.shards.shard_runs import ENDED
-from trainpipes.engine.topology import Topology
 from trainpipes.errors import WorkerError
-from trainpipes.kinds.source import RowSource, RowStream
-from trainpipes.kinds.stage import Stage
+from trainpipes.interfaces.source import RowSource, RowStream
+from trainpipes.interfaces.stage import Stage
+from trainpipes.order.topology import Topology
 from trainpipes.state.format import Position
 
 #: Most batches of a worker in a message: with 8 a queue's cost is a few per cent.

@@ -24,9 +24,9 @@ from torch.utils.data import get_worker_info
 
 from trainpipes.engine.iterating.epoch_end import MANY, MOST_COUNTED
 from trainpipes.engine.iterating.worker_iterator import ConsumerPosition, WorkerIterator
-from trainpipes.engine.topology import Topology
 from trainpipes.errors import MissingFilesError, TopologyError
-from trainpipes.kinds.stage_kinds import DeviceStage
+from trainpipes.interfaces.stage_kinds import DeviceStage
+from trainpipes.order.topology import Topology
 
 #: Most items that are held for ranks to agree on; the number grows by one an item.
 AHEAD = 16

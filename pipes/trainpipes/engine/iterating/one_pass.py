@@ -18,8 +18,8 @@ from trainpipes.engine.iterating.worker_iterator import (
 )
 from trainpipes.engine.planning.growing import FILES
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.topology import Topology
-from trainpipes.kinds.tally import Numbers
+from trainpipes.interfaces.tally import Numbers
+from trainpipes.order.topology import Topology
 from trainpipes.state.format import Position, render
 
 

@@ -20,9 +20,9 @@ from typing import Any
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import signal_handling
 
-from trainpipes._internal.text import how_ended
 from trainpipes.engine.iterating.worker_message import WorkerMemory
 from trainpipes.errors import WorkerError
+from trainpipes.errors.text import how_ended
 
 #: Seconds that a worker's end waits for its sending thread.
 SENDING = 0.2

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import finalize
 
+from trainpipes._internal.pool import Pool, default_threads
 from trainpipes.engine.iterating.epoch_end import say_uneven, warn_if_all_empty
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers, WorkerReceiver
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.pool import Pool, default_threads
 from trainpipes.engine.shards.shard_items import ItemRows, ShardItems, items_of
 from trainpipes.engine.shards.shard_runs import ENDED
-from trainpipes.engine.topology import Topology
+from trainpipes.order.topology import Topology
 from trainpipes.state.format import Position
 
 

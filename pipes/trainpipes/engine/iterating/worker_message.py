@@ -23,7 +23,7 @@ from torch._utils import ExceptionWrapper
 
 from trainpipes.engine.shards.shard_runs import ENDED
 from trainpipes.errors import DataError
-from trainpipes.kinds.tally import Numbers
+from trainpipes.interfaces.tally import Numbers
 
 #: Most bytes of several batches in one message.
 MOST_BYTES = 8 << 20

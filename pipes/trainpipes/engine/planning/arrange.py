@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from trainpipes.engine.planning.as_columns import with_columns
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import (
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import (
     BatchingStage,
     CacheStage,
     DeviceStage,
@@ -20,7 +20,6 @@ from trainpipes.kinds.stage_kinds import (
     ShuffleStage,
     Source,
 )
-from trainpipes.storage.caching.block_cache import DropHoles
 
 S = TypeVar("S", bound=Stage)
 
@@ -231,8 +230,8 @@ def _move_up(chain: Chain) -> Chain:
     stay = chain.cached or 0
     if chain.shuffle is None:
         before, after = chain.after[:stay], chain.after[stay:]
-        if not all(stage.keeps_rows for stage in before):
-            after = (DropHoles(), *after)
+        if chain.cache is not None and not all(stage.keeps_rows for stage in before):
+            after = (chain.cache.drop_holes(), *after)
         return replace(chain, before=before, after=after)
     last = max((n for n, s in enumerate(chain.before) if not s.keeps_rows), default=-1)
     stay = max(stay, last + 1)

@@ -16,9 +16,9 @@ from trainpipes.columns.value_column import UnfitRow, table_of_rows
 from trainpipes.engine.planning.first_rows import UnfitRows, find_schema, first_rows
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.kinds.source import RowSource
-from trainpipes.kinds.stage import Stage, is_ours
-from trainpipes.kinds.stage_kinds import RunStage, Source, TableStage, put_through
+from trainpipes.interfaces.source import RowSource
+from trainpipes.interfaces.stage import Stage, is_ours
+from trainpipes.interfaces.stage_kinds import RunStage, Source, TableStage, put_through
 
 
 class AsColumns(RunStage):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import (
+from trainpipes.engine.planning.mixture import MixingSource
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import (
     BatchingStage,
     CacheStage,
     DeviceStage,
-    MixingSource,
     RepeatStage,
     RowOrder,
     ShardStage,

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from trainpipes.engine.layout import Layout, StreamLayout, count_batches, slots_before
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.errors import DataError
+from trainpipes.order.layout import Layout, StreamLayout, count_batches, slots_before
 from trainpipes.state.format import Position
 
 

@@ -14,17 +14,19 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import Payload, payload_bytes
 from trainpipes.columns.row_types import is_open, written
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.columns.value_column import SchemaFinder, UnfitRow
-from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.inputs import SAMPLE_ROWS, Inputs
+from trainpipes.engine.planning.mixture import RowMixture
+from trainpipes.engine.planning.open_chain import OpenChain
 from trainpipes.errors import SchemaError, TrainpipesError
-from trainpipes.kinds.source import RowMixture, RowStream, read_full, read_rows
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import OpenChain, RunStage
+from trainpipes.interfaces.source import RowStream, read_full, read_rows
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import RunStage
 
 #: Rows that a schema is found from; where some columns hold only None in them, more are read, up to
 #: ``SAMPLE_ROWS``, or so many bytes.

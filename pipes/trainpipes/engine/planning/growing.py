@@ -6,15 +6,13 @@ import json
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainpipes._internal.text import shown
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import ConfigError, StateError
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import CombiningSource, Source, stages_within
-
-if TYPE_CHECKING:
-    from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.errors.text import shown
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import CombiningSource, Source, stages_within
 
 #: The key of a state that has the files.
 FILES = "files"

@@ -15,19 +15,18 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.fork_lock import ForkLock
-from trainpipes.engine.layout import IntArray
+from trainpipes._internal.types import IntArray
 from trainpipes.engine.planning.chain import Chain
+from trainpipes.engine.planning.mixture import MixingSource, RowMixture
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.source import (
+from trainpipes.interfaces.source import (
     Place,
     RandomAccessSource,
-    RowMixture,
     RowSource,
     RowStream,
     checked_source,
 )
-from trainpipes.kinds.stage_kinds import MixingSource, put_through
-from trainpipes.storage.caching.block_cache import BlockCache
+from trainpipes.interfaces.stage_kinds import CachedBlocks, put_through
 
 #: Most rows that types of columns are found from.
 SAMPLE_ROWS = 10_000
@@ -240,13 +239,13 @@ class Inputs:
         return [Place(row=row)]
 
     @cached_property
-    def cached_blocks(self) -> BlockCache | None:
+    def cached_blocks(self) -> CachedBlocks | None:
         chain = self.chain
         if chain.cache is None or chain.cached is None:
             return None
         below = chain.before[: chain.cached]
-        return BlockCache(
-            self.listed, self.blocks.firsts, [chain.opener, *below], chain.cache, partial(put_through, below),
+        return chain.cache.open_cache(
+            self.listed, self.blocks.firsts, [chain.opener, *below], partial(put_through, below),
             holes=chain.shuffle is None and not all(s.keeps_rows for s in below),
             listed=chain.urls, first=self.first_keys,
         )  # fmt: skip

@@ -10,8 +10,13 @@ from functools import cached_property
 
 import numpy as np
 
-from trainpipes.engine.layout import (
-    IntArray,
+from trainpipes._internal.types import IntArray
+from trainpipes.engine.planning.chain import Chain
+from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.mixture import RowMixture
+from trainpipes.interfaces.source import RandomAccessSource, RowSource, RowStream
+from trainpipes.interfaces.stage_kinds import ShuffleStage
+from trainpipes.order.layout import (
     Layout,
     StreamLayout,
     WindowKey,
@@ -19,10 +24,6 @@ from trainpipes.engine.layout import (
     permutation,
     segments,
 )
-from trainpipes.engine.planning.chain import Chain
-from trainpipes.engine.planning.inputs import Inputs
-from trainpipes.kinds.source import RandomAccessSource, RowMixture, RowSource, RowStream
-from trainpipes.kinds.stage_kinds import ShuffleStage
 from trainpipes.state.format import BatchSizes
 
 #: Rows and bytes of a window without a shuffle.

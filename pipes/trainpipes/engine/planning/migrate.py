@@ -19,15 +19,15 @@ from dataclasses import replace
 from typing import Any
 
 from trainpipes._internal.checks import wrong
-from trainpipes._internal.text import shown
 from trainpipes.columns.run import innermost, levels
-from trainpipes.engine.layout import Layout, StreamLayout
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.planning.counts import Counts
 from trainpipes.engine.planning.layouts import Layouts
+from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import StateError
-from trainpipes.kinds.stage_kinds import MixingSource
+from trainpipes.errors.text import shown
+from trainpipes.order.layout import Layout, StreamLayout
 from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import BatchSizes, Position, parse, read, render
 from trainpipes.state.identity import take_over

@@ -15,10 +15,10 @@ from trainpipes.engine.planning.growing import grows, listed_files, refuse_repea
 from trainpipes.engine.planning.inputs import Inputs, Schemas
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.source import RowSource, RowStream
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import stages_within
-from trainpipes.kinds.tally import Tally
+from trainpipes.interfaces.source import RowSource, RowStream
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import stages_within
+from trainpipes.interfaces.tally import Tally
 from trainpipes.state.cursor import checksum
 from trainpipes.state.format import BatchSizes
 

@@ -8,16 +8,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from trainpipes._internal.text import shown
+from trainpipes._internal.interrupts import InterruptibleLock
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import join_payloads
-from trainpipes.engine.interrupts import InterruptibleLock
-from trainpipes.engine.layout import IntArray, WindowKey
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import Content, Window, WindowLoader
 from trainpipes.errors import DataError
-from trainpipes.kinds.source import LooksAhead, RandomAccessSource, Reader, Taker, read_rows
-from trainpipes.kinds.stage_kinds import put_through
+from trainpipes.errors.text import shown
+from trainpipes.interfaces.source import LooksAhead, RandomAccessSource, Reader, Taker, read_rows
+from trainpipes.interfaces.stage_kinds import put_through
+from trainpipes.order.layout import WindowKey
 
 Stretches: TypeAlias = "list[tuple[int, int, int]]"
 

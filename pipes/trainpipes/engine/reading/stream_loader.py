@@ -11,11 +11,11 @@ import numpy as np
 
 from trainpipes._internal.progress import Progress
 from trainpipes.columns.block import Block
-from trainpipes.engine.layout import StreamLayout, WindowKey
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import Window, WindowLoader
-from trainpipes.kinds.source import RowStream, StreamReader, read_full
-from trainpipes.kinds.stage_kinds import put_through
+from trainpipes.interfaces.source import RowStream, StreamReader, read_full
+from trainpipes.interfaces.stage_kinds import put_through
+from trainpipes.order.layout import StreamLayout, WindowKey
 
 
 @dataclass

@@ -15,10 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
+from trainpipes._internal.interrupts import InterruptibleLock
+from trainpipes._internal.pool import Pool, Priority
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
-from trainpipes.engine.interrupts import InterruptibleLock
-from trainpipes.engine.layout import IntArray, WindowKey
-from trainpipes.engine.pool import Pool, Priority
+from trainpipes.order.layout import WindowKey
 
 if TYPE_CHECKING:
     from trainpipes.engine.reading.listed_loader import NumberedRows

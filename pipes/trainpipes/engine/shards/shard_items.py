@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainpipes._internal.pool import MOST_WAITING, Pool
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Pieces
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Run, Unroll
-from trainpipes.engine.layout import IntArray
+from trainpipes.engine.planning.mixture import MixedWindows
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.pool import MOST_WAITING, Pool
 from trainpipes.engine.reading.windows import Windows
 from trainpipes.engine.shards.shard_rows import (
     ShardOpener,
@@ -29,7 +30,6 @@ from trainpipes.engine.shards.shard_rows import (
     stages_to_open,
 )
 from trainpipes.engine.shards.shard_runs import ENDED, ShardIterator
-from trainpipes.kinds.source import MixedWindows
 from trainpipes.state.format import Position
 
 #: Runs given to workers of a stage ahead of their turn.

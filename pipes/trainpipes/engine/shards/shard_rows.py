@@ -9,25 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes._internal.pool import Pool
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.bad_text import naming_bad_text
 from trainpipes.columns.run import Cursors, Run, RunSource, innermost
-from trainpipes.engine.layout import IntArray, Layout, StreamLayout, WindowKey
+from trainpipes.engine.planning.mixture import MixedWindows, RowMixture
+from trainpipes.engine.planning.open_chain import OpenChain
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.pool import Pool
 from trainpipes.engine.reading.listed_loader import ListedLoader, NumberedLoader
 from trainpipes.engine.reading.stream_loader import StreamLoader
 from trainpipes.engine.reading.windows import Windows
 from trainpipes.errors import DataError
-from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
-from trainpipes.kinds.source import (
-    MixedWindows,
-    RandomAccessSource,
-    RowMixture,
-    RowSource,
-    RowStream,
-)
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import OpenChain, RunStage
+from trainpipes.interfaces.empty_epoch_guard import EmptyEpochGuard
+from trainpipes.interfaces.source import RandomAccessSource, RowSource, RowStream
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.order.layout import Layout, StreamLayout, WindowKey
 
 #: About how many rows and bytes a run has; whole batches where there are any.
 RUN_ROWS, RUN_BYTES = 2048, 4 << 20

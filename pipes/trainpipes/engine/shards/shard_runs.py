@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
+from trainpipes._internal.pool import Pool
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Cursors, Run, Unroll, innermost
+from trainpipes.engine.planning.error_places import say_where
+from trainpipes.engine.planning.open_chain import RAISED_STOP, OpenChain
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.pool import Pool
 from trainpipes.engine.shards.shard_rows import ShardOpener, end_epoch
 from trainpipes.errors import DataError
-from trainpipes.kinds.blame import is_about_a_row, say_where
-from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
-from trainpipes.kinds.stage_kinds import RAISED_STOP, OpenChain
+from trainpipes.interfaces.blame import is_about_a_row
+from trainpipes.interfaces.empty_epoch_guard import EmptyEpochGuard
 from trainpipes.state.cursor import cursor_text
 from trainpipes.state.format import Position
 

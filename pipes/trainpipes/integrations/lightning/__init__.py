@@ -11,10 +11,10 @@ from types import MethodType
 from typing import Any
 
 from trainpipes._internal.checks import need, require, wrong
-from trainpipes._internal.text import shown
 from trainpipes.errors import StateError
+from trainpipes.errors.text import shown
 from trainpipes.loader import Loader
-from trainpipes.pipeline import Pipeline
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.state.merge import TIMEOUT
 
 need("lightning", "trainpipes.integrations.lightning")

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainpipes._internal.checks import require
 from trainpipes._internal.messages import warn_once
+from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
 from trainpipes.errors import StateError
 from trainpipes.loader import Loader
 from trainpipes.look.lengths import batches_left
@@ -89,7 +90,7 @@ class TrainingLoader:
         """Have Lightning count the batches taken before a resume as this number of ranks would have taken
         them, so that those left complete the epoch.
         """
-        iteration, taken = self.loader._iteration, self.loader._iteration.upcoming().m
+        iteration, taken = iteration_of(self.loader), iteration_of(self.loader).upcoming().m
         left = batches_left(iteration.plan, taken)
         if left is None or not self._trainer.fit_loop.restarting or not (taken or self._at_end):
             return
@@ -116,7 +117,7 @@ class TrainingLoader:
 
     @property
     def _endless(self) -> bool:
-        return self.loader._iteration.plan.chain.endless
+        return plan_of(self.loader).chain.endless
 
     def _begin(self) -> Any:
         trainer = self._trainer
@@ -135,7 +136,7 @@ class TrainingLoader:
                 "the checkpoint has no position of this PipelineDataModule (or of one with another class "
                 "name); call data.load_state_dict({'train': state}), or load the model without ckpt_path"
             )
-        if trainer.overfit_batches > 0 and not self.loader._iteration.upcoming().m:
+        if trainer.overfit_batches > 0 and not iteration_of(self.loader).upcoming().m:
             self.loader.load_state_dict(self.loader.pipeline.state_at(0))
         batches = iter(self.loader)
         self.in_use, self._ended, self._begun = True, False, place
@@ -166,7 +167,7 @@ class EvaluationLoader:
 
     def check(self, stage: str) -> None:
         """Warn if it would leave rows out."""
-        iteration, option = self.loader._iteration, f"PipelineDataModule({stage})"
+        iteration, option = iteration_of(self.loader), f"PipelineDataModule({stage})"
         world, chain = iteration.ranks()[1], iteration.plan.chain
         way = f"leave .repeat() out, or say Trainer(limit_{stage}_batches=...)"
         require(not chain.endless, option, "a pipeline with an end", self.loader.pipeline, way)

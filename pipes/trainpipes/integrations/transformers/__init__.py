@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from trainpipes._internal.checks import need, require, wrong
+from trainpipes._internal.data_parallel import data_parallel
 from trainpipes._internal.messages import warn_once
-from trainpipes.engine.topology import data_parallel
+from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.look.lengths import estimated_length, no_length
-from trainpipes.pipeline import Pipeline
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.stages.device import Pin, To
 
 need("transformers", "trainpipes.integrations.transformers", oldest="5.3")
@@ -104,7 +105,7 @@ class PipelineTrainerMixin(Base):
         )
 
     def _check(self, pipe: Pipeline) -> None:
-        args, chain, alone = self.args, pipe._iteration.plan.chain, pipe._ranks is not None
+        args, chain, alone = self.args, plan_of(pipe).chain, pipe._ranks is not None
         world = 1 if alone else data_parallel()[1]
         if world > 1 and args.world_size == 1:
             raise ConfigError(
@@ -220,7 +221,7 @@ class PipelineTrainerMixin(Base):
             return int(dataloader.rows)
         if not isinstance(dataloader, loaders.EvaluationLoader | loaders.TrainingLoader):
             return int(super().num_examples(dataloader))
-        plan = dataloader.loader._iteration.plan
+        plan = plan_of(dataloader.loader)
         rows = plan.counts.batches_in_pass * plan.chain.batch_size
         return int(min(rows, (plan.inputs.epoch_rows or 0) * (plan.chain.times or 1)))
 
@@ -228,7 +229,7 @@ class PipelineTrainerMixin(Base):
         """Rows of an optimizer step over all ranks."""
         found = int(super().get_total_train_batch_size(args))
         if _makes_batches(self.train_dataset):
-            size = int(self.train_dataset._iteration.plan.chain.batch_size)
+            size = int(plan_of(self.train_dataset).chain.batch_size)
             found = found // int(args.train_batch_size) * size
         return found
 
@@ -272,7 +273,7 @@ def _check_given(given: dict[str, Any]) -> None:
     pipe = getattr(given.get("train_dataset"), "pipeline", given.get("train_dataset"))
     if not _makes_batches(pipe):
         return
-    plan = pipe._iteration.plan
+    plan = plan_of(pipe)
     if args.max_steps <= 0 and not has_length(pipe):
         about = ""
         with suppress(TypeError):

@@ -17,10 +17,11 @@ from transformers import TrainerCallback
 from transformers.trainer_pt_utils import find_batch_size
 
 from trainpipes._internal.checks import require
+from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.look.lengths import batches_left
-from trainpipes.pipeline import Pipeline
+from trainpipes.pipeline.chain import Pipeline
 from trainpipes.state.cursor import is_count
 
 #: The position's file in a checkpoint's folder, and the one in which the Trainer says how far it is.
@@ -96,7 +97,7 @@ class TrainingLoader:
             self.epoch += 1
             self.left = len(loader)
         if self.left == 0:
-            ranks = loader._iteration.ranks()[1]
+            ranks = iteration_of(loader).ranks()[1]
             raise ConfigError(
                 f"an epoch must have a batch for each rank, got fewer batches than the {ranks} ranks; add "
                 "rows, or make smaller batches"
@@ -105,8 +106,8 @@ class TrainingLoader:
 
     def _left(self, state: dict[str, Any]) -> int | None:
         """Batches that this rank has yet to get in the epoch of a state."""
-        left = batches_left(self.loader._iteration.plan, state["batches"])
-        return None if left is None else left // self.loader._iteration.ranks()[1]
+        left = batches_left(plan_of(self.loader), state["batches"])
+        return None if left is None else left // iteration_of(self.loader).ranks()[1]
 
     def steps_and_epochs(
         self, max_steps: int, updates: int, accumulation: int, by_epochs: bool
@@ -127,7 +128,7 @@ class TrainingLoader:
         """Note that the batches taken until now were trained on; return how many epochs that makes."""
         self._noted = state = self.loader.state_dict()
         left = self._left(state)
-        world = self.loader._iteration.ranks()[1]
+        world = iteration_of(self.loader).ranks()[1]
         done = state["batches"] // world if left is None else self.length - left
         return float(state["epoch"] - self._first_epoch + done / self.length)
 
@@ -165,7 +166,7 @@ class NotePosition(TrainerCallback):
 
 def every_row(pipe: Pipeline) -> Pipeline:
     """A pipeline that leaves no batch out where ranks do not divide their number."""
-    good = not pipe._iteration.plan.chain.endless
+    good = not plan_of(pipe).chain.endless
     require(good, "eval_dataset", "a pipeline with an end", pipe, "leave .repeat() out")
     stages = [s.replaced(tail="ragged") if s.role == "shard" else s for s in pipe.stages]
     return Pipeline(stages, pipe._ranks, pipe._members)
@@ -193,7 +194,7 @@ class EvaluationLoader(DataLoaderStateMixin):
     def __len__(self) -> int:
         if self._steps is not None:
             return self._steps
-        iteration = self.loader._iteration
+        iteration = iteration_of(self.loader)
         len(self.loader)  # says why it is not known
         return math.ceil(iteration.plan.counts.batches_in_pass / iteration.ranks()[1])
 

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import repeated
-from trainpipes._internal.text import amount, shown
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import gathered, take_rows
 from trainpipes.columns.content import table_digest
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.source import RowsInMemory
-from trainpipes.kinds.stage_kinds import Source
+from trainpipes.errors.text import amount, shown
+from trainpipes.interfaces.source import RowsInMemory
+from trainpipes.interfaces.stage_kinds import Source
 from trainpipes.sources.files.schema import Rows, fitted
 
 #: Rows in a block, so that a shuffle has blocks to put in another order.

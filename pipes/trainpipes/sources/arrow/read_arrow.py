@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import check_sound, gathered, take_rows
-from trainpipes.engine.layout import IntArray
-from trainpipes.kinds.stage import Stage
+from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.arrow.layout import read_layout, spans_before
 from trainpipes.sources.arrow.pieces import can_be_cut, pieces
 from trainpipes.sources.arrow.saved_dataset import saved_files
@@ -23,7 +23,7 @@ from trainpipes.sources.files.file_source import NumberedFiles
 from trainpipes.sources.files.format import Format, Layout, unpacked
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.schema import different_schemas, inner_paths, one_schema
-from trainpipes.storage.quarantine import OnBadRow
+from trainpipes.stages.quarantine import OnBadRow
 
 #: Files of which the first record batch is decoded to tell the size of a row.
 SAMPLED = 4

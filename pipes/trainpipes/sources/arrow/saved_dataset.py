@@ -8,9 +8,9 @@ import numpy as np
 
 from trainpipes._internal.checks import refuse_special
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
+from trainpipes.filesystems.retry import Requests
+from trainpipes.filesystems.systems import is_local
 from trainpipes.sources.files.file_list import FileList
-from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.remote.retry import Requests
 
 
 def saved_files(files: FileList, caller: str) -> FileList:

@@ -21,10 +21,10 @@ from trainpipes.engine.planning.as_columns import gives_objects, known_columns
 from trainpipes.engine.planning.first_rows import UnfitRows, find_schema, first_rows
 from trainpipes.engine.planning.inputs import Inputs, searching
 from trainpipes.errors import SchemaError, TrainpipesError
-from trainpipes.kinds.blame import at_row
-from trainpipes.kinds.source import RowSource
-from trainpipes.kinds.stage import Stage, is_ours
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.interfaces.blame import at_row
+from trainpipes.interfaces.source import RowSource
+from trainpipes.interfaces.stage import Stage, is_ours
+from trainpipes.interfaces.stage_kinds import RunStage
 
 #: What a state knows the schema of a pipeline's rows by.
 KEY = "common"

@@ -8,9 +8,9 @@ from trainpipes._internal.checks import require
 from trainpipes._internal.instead import instead, is_pipeline
 from trainpipes.engine.planning.as_columns import gives_objects
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.source import RandomAccessSource, RowSource
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import CombiningSource, RunStage, Source
+from trainpipes.interfaces.source import RandomAccessSource, RowSource
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import CombiningSource, RunStage, Source
 from trainpipes.sources.combined.common_columns import CommonColumns
 from trainpipes.sources.combined.joined_rows import JoinedByNumber, JoinedRows, Lane, Part
 

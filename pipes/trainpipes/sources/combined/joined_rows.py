@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import parts_of
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import Payload, join_payloads, take_payload
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.as_columns import known_columns
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.kinds.source import (
+from trainpipes.interfaces.contents import cache_key
+from trainpipes.interfaces.source import (
     LooksAhead,
     Place,
     RandomAccessSource,
@@ -29,11 +30,10 @@ from trainpipes.kinds.source import (
     Taker,
     read_rows,
 )
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import put_through
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import put_through
 from trainpipes.sources.combined.common_columns import Alike, CommonColumns
-from trainpipes.sources.files.row_names import file_names
-from trainpipes.storage.caching.contents import cache_key
+from trainpipes.stages.row_names import file_names
 
 #: Blocks of a lane that one block is cut of, up to which they are asked for together although not all may be
 #: needed.

@@ -15,10 +15,10 @@ import pyarrow as pa
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.run import Run
 from trainpipes.errors import UnreadableError
-from trainpipes.kinds.stage import Stage, made_once
-from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.kinds.tally import Tally
-from trainpipes.storage.quarantine import LeftOut, OnBadRow, Quarantine, leaves_out, list_file
+from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.interfaces.tally import Tally
+from trainpipes.stages.quarantine import LeftOut, OnBadRow, Quarantine, leaves_out, list_file
 
 T = TypeVar("T")
 log = logging.getLogger("trainpipes")

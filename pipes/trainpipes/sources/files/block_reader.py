@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataChangedError, DataError, TrainpipesError, UnreachableError
-from trainpipes.kinds.source import Place
+from trainpipes.filesystems.retry import Requests
+from trainpipes.interfaces.source import Place
+from trainpipes.sources.files.ahead import Ahead
 from trainpipes.sources.files.each_file import BadFileError, reason
 from trainpipes.sources.files.file_errors import changed, gone, located, unreadable
 from trainpipes.sources.files.format import OtherBytesError
 from trainpipes.sources.files.index_store import forget
-from trainpipes.sources.remote.ahead import Ahead
-from trainpipes.sources.remote.retry import Requests
 
 if TYPE_CHECKING:
     from trainpipes.sources.files.file_source import FileSource

@@ -17,11 +17,11 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
+from trainpipes.filesystems.retry import Requests, Stopped
+from trainpipes.filesystems.systems import is_local
 from trainpipes.sources.files.file_errors import without
 from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_reader import reader_by_name
-from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.remote.retry import Requests, Stopped
 
 T = TypeVar("T")
 #: Threads that wait for disks, and for servers, at most.

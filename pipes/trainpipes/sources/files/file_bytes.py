@@ -16,10 +16,10 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 import pyarrow as pa
 
-from trainpipes.kinds.source import Place
+from trainpipes.filesystems.request import Ranges
+from trainpipes.interfaces.source import Place
 from trainpipes.sources.files.file_errors import changed, gone, keeps_inodes
 from trainpipes.sources.files.range_file import RangeFile
-from trainpipes.sources.remote.request import Ranges
 
 T = TypeVar("T")
 #: Bytes that a stream reads at a time, at least.

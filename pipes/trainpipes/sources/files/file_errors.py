@@ -3,9 +3,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from trainpipes._internal.secrets import hidden
 from trainpipes.errors import DataChangedError, MissingFilesError, UnreadableError
-from trainpipes.kinds.source import Place
+from trainpipes.errors.secrets import hidden
+from trainpipes.interfaces.source import Place
 
 #: Where the system says of what kind its file systems are.
 MOUNTS = "/proc/self/mountinfo"

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.secrets import kept_name, known_name
-from trainpipes.engine.layout import IntArray
+from trainpipes._internal.types import IntArray
+from trainpipes.cache.store import Store
+from trainpipes.errors.secrets import kept_name, known_name
+from trainpipes.filesystems.retry import NORMAL, Retry
+from trainpipes.filesystems.systems import is_local
+from trainpipes.sources.files.ahead import PREFETCH_BYTES
 from trainpipes.sources.files.folders import TAGS, Wanted
-from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.remote.ahead import PREFETCH_BYTES
-from trainpipes.sources.remote.retry import NORMAL, Retry
-from trainpipes.storage.caching.store import Store
 
 #: Digests in a fingerprint, at most.
 MAX_DIGESTS = 16

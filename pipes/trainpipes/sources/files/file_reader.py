@@ -17,17 +17,17 @@ from trainpipes._internal.checks import (
     require,
     whole_number,
 )
-from trainpipes._internal.text import amount
-from trainpipes.engine.layout import IntArray
+from trainpipes._internal.types import IntArray
+from trainpipes.cache.entries import SUFFIX
 from trainpipes.errors import ConfigError, MissingFilesError
-from trainpipes.kinds.source import RowSource
-from trainpipes.kinds.stage import Stage, made_once
-from trainpipes.kinds.stage_kinds import Source
+from trainpipes.errors.text import amount
+from trainpipes.filesystems.systems import is_local
+from trainpipes.interfaces.source import RowSource
+from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.interfaces.stage_kinds import Source
 from trainpipes.sources.files.file_list import FileList, digest, digests
 from trainpipes.sources.files.list_files import ListFiles, checked_options
-from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.memmap.manifest import is_memmap
-from trainpipes.storage.cache import SUFFIX
 
 
 class FileReader(Source):

@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.payload import Payload, join_payloads, take_payload
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.kinds.source import Place, RandomAccessSource, Reader
-from trainpipes.kinds.stage import is_ours
+from trainpipes.filesystems.retry import Requests
+from trainpipes.filesystems.systems import is_local
+from trainpipes.interfaces.source import Place, RandomAccessSource, Reader
+from trainpipes.interfaces.stage import is_ours
 from trainpipes.sources.files.bad_rows import BAD, bad_rows
 from trainpipes.sources.files.block_reader import BlockReader, explained
 from trainpipes.sources.files.each_file import is_of_content, reason
@@ -26,11 +28,9 @@ from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.sources.files.format import Columns, Format, Layout
 from trainpipes.sources.files.index_store import IndexStore
-from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.remote_bytes import open_bytes
 from trainpipes.sources.files.schema import cast_to, chosen, different_schemas, one_schema
-from trainpipes.sources.remote.retry import Requests
-from trainpipes.storage.quarantine import leaves_out
+from trainpipes.stages.quarantine import leaves_out
 
 
 class FileSource(FileBlocks):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,13 +21,11 @@ from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes._internal.checks import refuse_special
 from trainpipes.errors import ConfigError, MissingFilesError
-from trainpipes.sources.remote.retry import Requests
+from trainpipes.filesystems.places import MANIFEST, OURS, WORK
+from trainpipes.filesystems.retry import Requests
 
 log = logging.getLogger("trainpipes")
 
-#: Of a folder that is written: what appears last, the folder of what is not finished, and names of its files.
-MANIFEST, WORK = "_manifest.json", "_unfinished"
-OURS = re.compile(r"part-\d{5,}\.[\w.]+")
 #: Where a name is that is below a folder that is meant as a whole.
 BELOW = -1
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes.engine.layout import IntArray
+from trainpipes._internal.types import IntArray
 from trainpipes.sources.files.file_bytes import FetchedBytes, FileBytes, merged
 
 #: Names of columns; None for all.

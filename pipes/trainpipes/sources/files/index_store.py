@@ -16,19 +16,19 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.progress import Progress
+from trainpipes._internal.types import IntArray
+from trainpipes.cache import kept_file
+from trainpipes.cache.entries import FOOTERS, LOCK, SUFFIX, folder, path_of
+from trainpipes.cache.kept_file import locked
 from trainpipes.columns.arrays import one_chunk, python_to_arrow, to_arrow, to_numpy
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
+from trainpipes.filesystems.retry import Requests
+from trainpipes.filesystems.systems import is_local
 from trainpipes.sources.files.each_file import MAX_REQUESTS, each_file
 from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles
 from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.format import Layout, checked_layout
-from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.remote_bytes import fetch_small, open_bytes
-from trainpipes.sources.remote.retry import Requests
-from trainpipes.storage.cache import FOOTERS, LOCK, SUFFIX, folder, path_of
-from trainpipes.storage.caching import kept_file
-from trainpipes.storage.caching.kept_file import locked
 
 log = logging.getLogger("trainpipes")
 

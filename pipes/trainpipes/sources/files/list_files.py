@@ -10,18 +10,19 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from trainpipes._internal.checks import byte_count, local_path, require, several
-from trainpipes._internal.secrets import hidden
+from trainpipes.cache import entries
+from trainpipes.cache.store import Store
 from trainpipes.errors import ConfigError, MissingFilesError
-from trainpipes.kinds.source import Place, RowSource
-from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import Source
+from trainpipes.errors.secrets import hidden
+from trainpipes.filesystems.retry import Requests, Retry
+from trainpipes.filesystems.systems import is_local, open_system
+from trainpipes.interfaces.source import Place, RowSource
+from trainpipes.interfaces.stage import made_once
+from trainpipes.interfaces.stage_kinds import Source
+from trainpipes.sources.files.ahead import PREFETCH_BYTES
 from trainpipes.sources.files.file_list import FileList, Listed, digests
 from trainpipes.sources.files.folders import Found, Reported, Wanted
-from trainpipes.sources.files.listing import expand, is_local, open_system
-from trainpipes.sources.remote.ahead import PREFETCH_BYTES
-from trainpipes.sources.remote.retry import Requests, Retry
-from trainpipes.storage import cache
-from trainpipes.storage.caching.store import Store
+from trainpipes.sources.files.listing import expand
 
 log = logging.getLogger("trainpipes")
 
@@ -206,12 +207,12 @@ class ListFiles(Source):
             )
 
     def _cache(self) -> Store | None:
-        root = cache.folder(self.cache_dir) if self.cache_dir is not None else None
+        root = entries.folder(self.cache_dir) if self.cache_dir is not None else None
         if root is None:
             return None
         most = byte_count(self.cache_bytes, "list_files(cache_bytes)")
         caller = f"list_files(cache_dir={str(root)!r})"
-        return Store(root, cache.BYTES, most, "cache_bytes", caller, "name another cache_dir")
+        return Store(root, entries.BYTES, most, "cache_bytes", caller, "name another cache_dir")
 
     def open(self) -> PathSource:
         return PathSource(self.files())

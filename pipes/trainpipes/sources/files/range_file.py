@@ -6,7 +6,7 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainpipes.sources.remote.request import Ranges
+from trainpipes.filesystems.request import Ranges
 
 if TYPE_CHECKING:
     from trainpipes.sources.files.file_bytes import FileBytes

@@ -9,17 +9,17 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from trainpipes._internal.secrets import known_name
-from trainpipes.engine.interrupts import InterruptibleLock
+from trainpipes._internal.interrupts import InterruptibleLock
+from trainpipes.cache.kept_file import add_checksum, read_content
 from trainpipes.errors import DataChangedError
-from trainpipes.kinds.source import Place
+from trainpipes.errors.secrets import known_name
+from trainpipes.filesystems.request import Ranges, is_checked
+from trainpipes.filesystems.retry import Requests
+from trainpipes.filesystems.systems import is_local
+from trainpipes.interfaces.source import Place
 from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles, LocalBytes, cut, merged
 from trainpipes.sources.files.file_errors import changed, unreadable
 from trainpipes.sources.files.folders import reported
-from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.remote.request import Ranges, is_checked
-from trainpipes.sources.remote.retry import Requests
-from trainpipes.storage.caching.kept_file import add_checksum, read_content
 
 if TYPE_CHECKING:
     from trainpipes.sources.files.file_list import FileList

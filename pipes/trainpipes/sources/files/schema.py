@@ -8,7 +8,7 @@ import pyarrow as pa
 from trainpipes._internal.checks import repeated
 from trainpipes._internal.messages import nearest, need_columns
 from trainpipes.errors import SchemaError
-from trainpipes.kinds.source import Place
+from trainpipes.interfaces.source import Place
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 

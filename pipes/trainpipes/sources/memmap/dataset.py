@@ -13,12 +13,12 @@ from torch.utils.data import Dataset
 
 from trainpipes._internal.checks import column_names, require, whole_number
 from trainpipes._internal.messages import need_columns
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import parts_of
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataChangedError, SchemaError
-from trainpipes.sources.files.folders import MANIFEST
+from trainpipes.filesystems.places import MANIFEST
+from trainpipes.filesystems.systems import is_local
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.memmap.manifest import Array, damaged, is_memmap, no_memmap
 from trainpipes.sources.memmap.mapped_rows import MappedRows, open_bare, open_folder, values_at
 from trainpipes.stages.read_columns import Ragged

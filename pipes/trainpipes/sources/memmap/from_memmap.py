@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.text import amount
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import one_chunk, to_arrow
 from trainpipes.columns.columns import from_columns
 from trainpipes.columns.content import short_digest
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.engine.layout import IntArray
-from trainpipes.kinds.source import Place, RandomAccessSource, even_blocks
-from trainpipes.kinds.stage_kinds import Source
+from trainpipes.errors.text import amount
+from trainpipes.interfaces.source import Place, RandomAccessSource, even_blocks
+from trainpipes.interfaces.stage_kinds import Source
 from trainpipes.sources.files.file_list import digests
 from trainpipes.sources.memmap.dataset import MemmapDataset, check_options
 from trainpipes.sources.memmap.manifest import Array

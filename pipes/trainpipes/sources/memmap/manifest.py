@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from trainpipes._internal.checks import refuse_special
 from trainpipes.errors import UnreadableError
-from trainpipes.sources.files.folders import MANIFEST
+from trainpipes.filesystems.places import MANIFEST
 
 #: What the names of headers end with.
 HEADER = ".json"

@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from trainpipes._internal.checks import refuse_special
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import stretches
 from trainpipes.columns.tensor_rows import rows_of
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, UnreadableError
-from trainpipes.kinds.source import Place
+from trainpipes.interfaces.source import Place
 from trainpipes.sources.files.file_errors import changed
 from trainpipes.sources.memmap.manifest import (
     HEADER,

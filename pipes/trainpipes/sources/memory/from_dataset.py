@@ -13,14 +13,14 @@ from torch.utils.data import DistributedSampler, IterableDataset
 
 from trainpipes._internal.checks import Schema
 from trainpipes._internal.instead import instead
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.run import Run
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.blame import blame
-from trainpipes.kinds.source import RowsInMemory, RowSource, RowStream
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import RunStage, Source
+from trainpipes.interfaces.blame import blame
+from trainpipes.interfaces.source import RowsInMemory, RowSource, RowStream
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import RunStage, Source
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.memory.from_iterable import IterableReader
 from trainpipes.stages.torch_samplers import draws_globally, keys_of, reorders

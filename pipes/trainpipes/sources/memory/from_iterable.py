@@ -9,12 +9,12 @@ from torch.utils.data import IterableDataset
 
 from trainpipes._internal.checks import Schema, require
 from trainpipes._internal.instead import instead
-from trainpipes._internal.text import shown
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.options import identify, show
-from trainpipes.kinds.source import RowStream, StreamReader
-from trainpipes.kinds.stage_kinds import Source
+from trainpipes.errors.text import shown
+from trainpipes.interfaces.options import identify, show
+from trainpipes.interfaces.source import RowStream, StreamReader
+from trainpipes.interfaces.stage_kinds import Source
 
 
 class FromIterable(Source):

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from trainpipes._internal.checks import column_names, require, wrong
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.content import tensor_digest
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.engine.layout import IntArray
-from trainpipes.kinds.source import RowsInMemory
-from trainpipes.kinds.stage_kinds import Source
+from trainpipes.interfaces.source import RowsInMemory
+from trainpipes.interfaces.stage_kinds import Source
 
 
 class FromTensors(Source):

@@ -15,8 +15,9 @@ import torch
 from trainpipes._internal.instead import instead
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError, StateError
-from trainpipes.kinds.source import RowStream, StreamReader
-from trainpipes.kinds.stage_kinds import Source
+from trainpipes.interfaces.source import RowStream, StreamReader
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import Source
 
 if TYPE_CHECKING:
     from torchdata.nodes import BaseNode
@@ -118,9 +119,8 @@ class FromTorchdata(Source):
         # Here, since to import it takes as long as pyarrow does.
         from torchdata.nodes import BaseNode
 
-        from trainpipes.nodes import StageNode
-
-        ours, rule = isinstance(self.node, StageNode), "a node of torchdata or of your own"
+        rule = "a node of torchdata or of your own"
+        ours = isinstance(getattr(self.node, "stage", None), Stage)
         self._require(not ours, "node", rule, "of trainpipes.nodes, write that as a pipeline")
         good = isinstance(self.node, BaseNode)
         way = "" if good else instead(self.node) or "for any other iterable use from_iterable()"

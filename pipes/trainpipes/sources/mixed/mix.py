@@ -11,16 +11,16 @@ from typing import Any, ClassVar, Literal
 
 from trainpipes._internal.checks import ColumnName, require, whole_number
 from trainpipes._internal.instead import instead, is_pipeline
-from trainpipes._internal.text import cut
 from trainpipes.columns.run import innermost, levels
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.as_columns import gives_objects
 from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, DataError, StateError, TrainpipesError
-from trainpipes.kinds.options import show
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import MixingSource
+from trainpipes.errors.text import cut
+from trainpipes.interfaces.options import show
+from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.combined.common_columns import Alike, CommonColumns
 from trainpipes.sources.mixed.fair_queue import common_total, whole_weights
 from trainpipes.sources.mixed.mix_weights import (

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainpipes._internal.messages import warn_once
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run
-from trainpipes.engine.layout import IntArray, slots_before
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.errors import DataError, TrainpipesError
+from trainpipes.order.layout import slots_before
 from trainpipes.sources.mixed.fair_queue import (
     PLACES,
     RowOrder,

@@ -10,18 +10,19 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.pool import Pool
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.columns.block import SOURCE_BIT, Block
 from trainpipes.columns.run import Run
-from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.mixture import MixedWindows, RowMixture
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.pool import Pool
 from trainpipes.engine.shards.shard_rows import RUN_ROWS, ShardOpener, open_windows
 from trainpipes.engine.shards.shard_runs import ShardRuns
-from trainpipes.kinds.blame import refused
-from trainpipes.kinds.source import MixedWindows, RowMixture, RowStream
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.interfaces.blame import refused
+from trainpipes.interfaces.source import RowStream
+from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.sources.combined.common_columns import columns_of, said, united
 from trainpipes.sources.mixed.mix_runs import MixRuns
 from trainpipes.stages.read_columns import lengths_of

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from trainpipes._internal.messages import need_columns
-from trainpipes._internal.text import cut
+from trainpipes.errors.text import cut
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.format import packed, unpacked
 

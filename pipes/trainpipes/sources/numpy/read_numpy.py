@@ -12,10 +12,10 @@ import pyarrow as pa
 import torch
 
 from trainpipes._internal.checks import ColumnName
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
-from trainpipes.kinds.stage import Stage
+from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_reader import FileReader, cut_evenly

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.fs as fs
 
 from trainpipes._internal.messages import nearest
-from trainpipes._internal.text import shown
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import is_text
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.errors.text import shown
 from trainpipes.sources.files.each_file import one_line
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.schema import plain

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes.engine.layout import IntArray
+from trainpipes._internal.types import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.sources.files.each_file import BadFileError, is_encrypted, one_line
 from trainpipes.sources.files.file_bytes import FileBytes

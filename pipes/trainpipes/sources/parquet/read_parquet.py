@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.kinds.stage import Stage
+from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.files.bad_rows import above_reader, without_bad_files
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader
@@ -26,7 +26,7 @@ from trainpipes.sources.parquet.footers import RowGroupLayout, read_footers
 from trainpipes.sources.parquet.row_groups import RowGroups
 from trainpipes.sources.parquet.wanted import ChosenColumns, wanted_files
 from trainpipes.stages.filter import Filter, text_of
-from trainpipes.storage.quarantine import OnBadRow
+from trainpipes.stages.quarantine import OnBadRow
 
 
 class ReadParquet(FileReader):

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes.columns.arrays import replaced
-from trainpipes.kinds.source import Place
+from trainpipes.interfaces.source import Place
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FetchedBytes, FileBytes
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError

@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import column_names
 from trainpipes._internal.messages import nearest
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import offset_dtype, python_to_arrow, to_arrow
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
-from trainpipes.kinds.stage import Stage
+from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.compressed import Decompressed, ReadAgain, Stream, kind_by_content
 from trainpipes.sources.files.bad_rows import BAD, above_reader, without_bad_files
 from trainpipes.sources.files.each_file import BadFileError, one_line
@@ -30,7 +30,7 @@ from trainpipes.sources.files.file_source import NumberedFiles
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError, packed, unpacked
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.tar.members import BLOCK, Archive, beside, is_header, members_of, samples_of
-from trainpipes.storage.quarantine import OnBadRow, leaves_out
+from trainpipes.stages.quarantine import OnBadRow, leaves_out
 
 KEY = "__key__"
 #: Bytes that are decoded at once, about; and of one Arrow column of bytes, at most.

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.text import cut
-from trainpipes.engine.layout import IntArray
+from trainpipes._internal.types import IntArray
+from trainpipes.errors.text import cut
 from trainpipes.sources.files.each_file import BadFileError
 
 FEED, RETURN, COMMA, SLASH, QUOTE = b'\n\r,\\"'

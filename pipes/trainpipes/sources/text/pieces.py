@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.engine.layout import IntArray
+from trainpipes._internal.types import IntArray
 from trainpipes.sources.compressed import Entry, Stream
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.format import Layout, packed, unpacked

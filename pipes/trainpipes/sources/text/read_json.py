@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
-from trainpipes._internal.text import cut
-from trainpipes.engine.layout import IntArray
+from trainpipes._internal.types import IntArray
+from trainpipes.errors.text import cut
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.cutters import (
     FEED,
@@ -34,7 +34,7 @@ from trainpipes.sources.text.refused import (
     refuse_rounded,
 )
 from trainpipes.sources.text.text_reader import TextReader
-from trainpipes.storage.quarantine import OnBadRow
+from trainpipes.stages.quarantine import OnBadRow
 
 #: What a start says of a file that is one array.
 ARRAY = "array"

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import ColumnName
-from trainpipes.engine.layout import IntArray
+from trainpipes._internal.types import IntArray
 from trainpipes.sources.text.cutters import (
     FEED,
     Cutter,
@@ -27,7 +27,7 @@ from trainpipes.sources.text.format import (
 )
 from trainpipes.sources.text.pieces import Start
 from trainpipes.sources.text.text_reader import TextReader
-from trainpipes.storage.quarantine import OnBadRow
+from trainpipes.stages.quarantine import OnBadRow
 
 Unit = Literal["line", "paragraph", "document"]
 #: Lines that follow each other and have something.

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import one_chunk, to_arrow, to_numpy
-from trainpipes.engine.layout import IntArray
 from trainpipes.sources.text.cutters import FEED, NONE
 
 #: Up to here each integer is a float of its own.

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.text import cut
 from trainpipes.columns import arrays
 from trainpipes.errors import SchemaError, TrainpipesError, UnreadableError
+from trainpipes.errors.text import cut
 from trainpipes.sources.files.bad_rows import END
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_errors import without

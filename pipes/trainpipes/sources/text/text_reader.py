@@ -10,16 +10,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from trainpipes._internal.pool import default_threads
 from trainpipes._internal.progress import Progress
-from trainpipes.engine.pool import default_threads
 from trainpipes.errors import ConfigError, SchemaError, UnreadableError
-from trainpipes.kinds.stage import Stage
+from trainpipes.filesystems.systems import is_local
+from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.files.bad_rows import above_reader, without_bad_files
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.format import Columns, Layout, OtherBytesError
 from trainpipes.sources.files.index_store import IndexStore, Scan
-from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.schema import chosen, same_names, wider
 from trainpipes.sources.text.format import TextFormat
 from trainpipes.sources.text.pieces import PIECE_BYTES, Start, TextLayout

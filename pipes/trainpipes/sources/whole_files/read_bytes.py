@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.text import amount
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import one_chunk, python_to_arrow, to_arrow
 from trainpipes.columns.content import table_digest
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import UnreadableError
-from trainpipes.kinds.source import Place, RandomAccessSource
-from trainpipes.kinds.stage import Stage
+from trainpipes.errors.text import amount
+from trainpipes.filesystems.retry import Requests
+from trainpipes.filesystems.systems import is_local
+from trainpipes.interfaces.source import Place, RandomAccessSource
+from trainpipes.interfaces.stage import Stage
+from trainpipes.sources.files.ahead import Ahead
 from trainpipes.sources.files.block_reader import explained
 from trainpipes.sources.files.file_errors import without
 from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_reader import FileBlocks, FileReader, cut_by_bytes, cut_evenly
-from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.remote_bytes import open_bytes
-from trainpipes.sources.remote.ahead import Ahead
-from trainpipes.sources.remote.retry import Requests
 
 #: Bytes of one Arrow column of bytes, at most, and of a file.
 MOST_BYTES, MOST_FILE = 1 << 30, (1 << 31) - 1

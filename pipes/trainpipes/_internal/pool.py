@@ -1,0 +1,328 @@
+"""Threads that work ahead of the one that trains.
+
+Whoever waits for a task that nobody has begun does it itself: so a pool without threads, in a
+forked child, still gets everything done.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from trainpipes._internal.checks import wrong
+from trainpipes._internal.interrupts import wait_for
+from trainpipes._internal.living import Living
+
+#: Most threads by default.
+MOST_THREADS = 8
+#: Most threads of a pool that wait for servers, beside those that work.
+MOST_WAITING = 8
+#: Seconds that a fork, or the interpreter's end, waits for running tasks.
+PATIENCE = 30.0
+
+
+def default_threads() -> int:
+    """Cores of this process, shared with the machine's other ranks, at most 8, or ``TRAINPIPES_THREADS``."""
+    asked = os.environ.get("TRAINPIPES_THREADS", "").strip()
+    if asked.isdecimal():
+        return int(asked)
+    if asked:
+        rule, way = "an integer of 0 or more", "unset it for one thread a core"
+        raise wrong("the environment's TRAINPIPES_THREADS", rule, asked, way)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, min(MOST_THREADS, (cores or 1) // max(1, int(ranks) if ranks.isdigit() else 1)))
+
+
+class Priority(IntEnum):
+    MAKING = 0  #: items
+    READING_AHEAD = 1  #: windows; one thread stays free for items
+
+
+class Future:
+    """A task of a pool, and its result."""
+
+    __slots__ = ("_done", "_result", "_work", "begun", "error")
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work: Callable[[], Any] | None = work
+        self._done = threading.Event()
+        self._result: Any = None
+        self.begun = False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        work, self._work = self._work, None
+        if work is None:
+            return
+        try:
+            self._result = work()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._done.set()
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def result(self, wait: bool = False) -> Any:
+        """The result; runs the task here unless another thread has begun."""
+        if wait:
+            wait_for(self._done)
+        else:
+            self.run()
+        if self.error is not None:
+            raise self.error
+        return self._result
+
+
+@dataclass(eq=False)
+class Pool:
+    """Threads, started when there is something to do.
+
+    Args:
+        shares: whether whoever waits may work too; not where functions are made for one thread.
+        within: whether tasks of other pools wait for tasks of this one.
+    """
+
+    threads: int
+    shares: bool = True
+    within: bool = False
+
+    def __post_init__(self) -> None:
+        # Not the Condition's own: Ctrl-C between its __enter__ and the block would leave it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._tasks: tuple[deque[Future], ...] = tuple(deque() for _ in Priority)
+        self._alive: list[threading.Thread] = []
+        self._idle = 0
+        self._running = 0
+        self._waiting = 0  # for a server, of those that run
+        self._reading_ahead = 0
+        self._paused = False
+        self._closed = False
+        _pools.add(self)
+
+    def submit(self, work: Callable[[], Any], priority: Priority = Priority.MAKING) -> Future:
+        future = Future(work)
+        with self._lock:
+            self._tasks[priority].append(future)
+            thread = self._next_thread()
+        if thread is not None:
+            # Without the lock: the new thread may collect garbage, and so close this pool.
+            thread.start()
+        return future
+
+    def _next_thread(self) -> threading.Thread | None:
+        if self._idle:
+            self._changed.notify()
+            return None
+        if self._closed or len(self._alive) >= self.threads + self._waiting:
+            return None
+        name = f"trainpipes-{len(self._alive)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._alive.append(thread)
+        return thread
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                while self._paused or (priority := self._next_task()) is None:
+                    if self._closed:
+                        return
+                    self._idle += 1
+                    self._changed.wait()
+                    self._idle -= 1
+                # Garbage collection may have closed the pool.
+                if not self._tasks[priority]:
+                    continue
+                future = self._tasks[priority].popleft()
+                mine = not future.begun
+                future.begun = True
+                self._running += 1
+                self._reading_ahead += priority is Priority.READING_AHEAD
+            if mine:
+                _own.pool = self
+                future.run()
+            del future  # and what it holds
+            with self._lock:
+                self._running -= 1
+                self._reading_ahead -= priority is Priority.READING_AHEAD
+                if self._paused:
+                    self._changed.notify_all()
+
+    def _next_task(self) -> Priority | None:
+        if self._running - self._waiting >= self.threads:
+            return None
+        for priority in Priority:
+            tasks = self._tasks[priority]
+            ahead = max(1, self.threads - 1) + self._waiting
+            if tasks and (priority is Priority.MAKING or self._reading_ahead < ahead):
+                return priority
+        return None
+
+    def result(self, future: Future) -> Any:
+        if not future.done:
+            mine = False
+            with self._lock:
+                alone = self._closed or not self._alive
+                if not future.begun and (self.shares or alone):
+                    future.begun = mine = True
+                elif not future.begun:
+                    self._put_first(future)
+            return future.result(wait=not mine)
+        return future.result()
+
+    def _put_first(self, future: Future) -> None:
+        for tasks in self._tasks:
+            if future in tasks:
+                tasks.remove(future)
+        self._tasks[Priority.MAKING].appendleft(future)
+        self._changed.notify()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for tasks in self._tasks:
+                tasks.clear()
+            self._changed.notify_all()
+
+    # Forks, and the interpreter's end
+
+    @property
+    def is_alive(self) -> bool:
+        return bool(self._alive)
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
+    def pause(self) -> None:
+        """Wait until nothing runs, before a fork: a child must not inherit a held lock."""
+        own = threading.current_thread() in self._alive
+        with self._lock:
+            self._paused = True
+            self._changed.wait_for(lambda: self._running - self._waiting <= own, PATIENCE)
+
+    def resume(self) -> None:
+        with self._lock:
+            self._paused = False
+            self._changed.notify_all()
+
+    def forget(self) -> None:
+        """In a child: the threads stayed behind."""
+        lock = threading.RLock()
+        # Both together: making a condition may collect garbage, and so close this pool.
+        self._lock, self._changed = lock, threading.Condition(lock)
+        self._tasks = tuple(deque() for _ in Priority)  # the parent does its own
+        self._alive, self._idle, self._running, self._waiting = [], 0, 0, 0
+        self._reading_ahead = 0
+        self._paused = False
+
+    def join(self) -> None:
+        """Close, and wait for the threads: one that outlives the interpreter would abort the process."""
+        self.close()
+        for thread in self._alive:
+            if thread.ident is not None:  # it was started
+                thread.join(PATIENCE)
+
+    def begin_wait(self) -> None:
+        """A task of this thread waits and holds no lock: a fork need not wait for it."""
+        with self._lock:
+            self._running -= 1
+            if self._paused:
+                self._changed.notify_all()
+
+    def end_wait(self) -> None:
+        with self._lock:
+            self._changed.wait_for(lambda: not self._paused, PATIENCE)
+            self._running += 1
+
+    def begin_server_wait(self) -> bool:
+        """The same for a server, while another thread may work. Returns whether that is so."""
+        with self._lock:
+            if self._waiting >= MOST_WAITING:
+                return False
+            self._waiting += 1
+            if self._paused:
+                self._changed.notify_all()
+            thread = self._next_thread() if self._next_task() is not None else None
+        if thread is not None:
+            thread.start()
+        return True
+
+    def end_server_wait(self) -> None:
+        with self._lock:
+            self._changed.wait_for(lambda: not self._paused, PATIENCE)
+            self._waiting -= 1
+
+
+_pools: Living[Pool] = Living()
+#: This thread's pool.
+_own = threading.local()
+
+
+@contextmanager
+def waits() -> Iterator[None]:
+    """Around a wait for other threads or processes: they may have to fork first."""
+    pool: Pool | None = getattr(_own, "pool", None)
+    if pool is None:
+        yield
+        return
+    pool.begin_wait()
+    try:
+        yield
+    finally:
+        pool.end_wait()
+
+
+@contextmanager
+def waits_for_server() -> Iterator[None]:
+    """Around a wait for a server, which takes no core: another thread works meanwhile."""
+    pool: Pool | None = getattr(_own, "pool", None)
+    if pool is None or not pool.begin_server_wait():
+        yield
+        return
+    try:
+        yield
+    finally:
+        pool.end_server_wait()
+
+
+def _before_fork() -> None:
+    for pool in sorted(_pools, key=lambda pool: pool.within):
+        if pool.is_alive:
+            pool.pause()
+
+
+def _after_fork_in_parent() -> None:
+    for pool in list(_pools):
+        if pool.is_paused:
+            pool.resume()
+
+
+def _after_fork_in_child() -> None:
+    for pool in list(_pools):
+        pool.forget()
+
+
+@atexit.register
+def _at_exit() -> None:
+    for pool in list(_pools):
+        pool.join()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

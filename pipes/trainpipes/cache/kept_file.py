@@ -1,0 +1,257 @@
+"""Files and locks for their owner alone, in a folder of mode 0700; with a checksum, and memory-mapped.
+
+Damaged files are removed, with one warning. Links, and files of other users, are not used.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import mmap
+import os
+import secrets
+import stat
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import pyarrow as pa
+
+from trainpipes._internal.messages import warn_once
+from trainpipes.cache.entries import PART, owner, remove_leftovers
+
+try:
+    import fcntl
+except ImportError:  # not on this system: all may work at the same time
+    fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger("trainpipes")
+
+#: A pipe in the place of a file would wait for a writer.
+_FLAGS = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+
+
+class NotOwnError(PermissionError):
+    """A file or folder that is another user's."""
+
+
+def open_file(path: str | os.PathLike[str], *, own: bool = True, flags: int = 0) -> int:
+    """A handle of a plain file, to read it unless ``flags`` say more."""
+    handle = os.open(path, flags | _FLAGS | (_NO_LINK if own else 0), 0o600 if own else 0o666)
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a file", os.fspath(path))
+        if own and owner() not in (None, found.st_uid):
+            raise NotOwnError(errno.EPERM, f"user {found.st_uid} owns it", os.fspath(path))
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def make_file(
+    path: Path,
+    fill: Callable[[BinaryIO], None],
+    *,
+    own: bool = True,
+    room: Callable[[int], AbstractContextManager[Any]] = nullcontext,
+) -> None:
+    """Make a file beside its place and rename it there: of two makers the last one wins."""
+    beside = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{PART}")
+    _make_folder(path.parent, own)
+    handle = open_file(beside, own=own, flags=os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        with os.fdopen(handle, "r+b") as file:
+            fill(file)
+        with room(os.stat(beside).st_size):
+            os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(beside)
+        raise
+    if own:
+        remove_leftovers(path.parent)
+
+
+def _make_folder(folder: Path, own: bool = True) -> None:
+    """Make a folder; one of a cache only if the one above, which keeps others out, is one's own."""
+    top = folder.parent if len(folder.name) == 2 else folder  # entries are spread over such
+    for one in (top.parent, top):
+        os.makedirs(one, 0o700, exist_ok=True)
+    root, found, user = os.lstat(top.parent), os.lstat(top), owner()
+    said = ""
+    if stat.S_ISLNK(root.st_mode) and root.st_uid not in (user, 0):
+        said = f"{top.parent} is a link of user {root.st_uid}"
+    elif stat.S_ISLNK(found.st_mode):
+        said = f"{top} is a link"
+    elif user != found.st_uid:
+        said = f"user {found.st_uid} owns {top}"
+    if own and user is not None and said:
+        raise NotOwnError(errno.EPERM, said, str(top))
+    os.makedirs(folder, 0o700, exist_ok=True)
+
+
+@contextmanager
+def locked(path: Path, patience: float = math.inf, pause: float = 0.05) -> Iterator[bool]:
+    """Keep other threads and processes of this machine from the same work; False if one is still at it after
+    ``patience`` seconds. Where a file system has no locks, nobody waits.
+    """
+    end = time.monotonic() + patience
+    if (handle := _lock(path)) is None and patience:
+        log.info("waiting for another thread or process that holds %s", path)
+    while handle is None and time.monotonic() < end:
+        time.sleep(pause)
+        handle = _lock(path)
+    try:
+        yield handle is not None
+    finally:
+        if handle is not None:
+            with suppress(OSError):
+                os.unlink(path)
+            os.close(handle)
+
+
+def _lock(path: Path) -> int | None:
+    _make_folder(path.parent)
+    handle, taken = open_file(path, flags=os.O_RDWR | os.O_CREAT), True
+    with suppress(OSError):  # no locks here
+        try:
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The one who had it may have removed it.
+            taken = os.path.samestat(os.fstat(handle), os.stat(path))
+        except (BlockingIOError, FileNotFoundError):
+            taken = False
+    if taken:
+        return handle
+    os.close(handle)
+    return None
+
+
+T = TypeVar("T")
+
+#: The key, in a table's schema, of what it is about; and the bytes of a file in which ours have it.
+KEY = b"trainpipes:about"
+HEAD = 1 << 16
+#: A file's last bytes: this, and the CRC-32 of all bytes before both.
+MAGIC = b"TPSUM001"
+TRAILER = len(MAGIC) + 4
+#: Chunks of one column may have dictionaries of their own, which a file that is no stream has not.
+OPTIONS = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
+
+#: Files that this process has found to be whole: device, inode, size and time of the last change.
+_whole: set[tuple[int, int, int, int]] = set()
+
+
+class ForeignError(OSError):
+    """A file that the user named, and that nothing of ours has written."""
+
+
+def write(
+    path: Path, tables: Iterable[pa.Table], about: dict[str, Any] | None, *, own: bool = True
+) -> bool:
+    """Write tables; without ``about`` as a plain Arrow file. False, and no file, if there are none."""
+    rest = iter(tables)
+    first = next(rest, None)
+    if first is not None:
+        make_file(path, partial(fill, about, chain([first], rest), first.schema), own=own)
+    return first is not None
+
+
+def fill(
+    about: dict[str, Any] | None, tables: Iterable[pa.Table], schema: pa.Schema, file: BinaryIO
+) -> None:
+    if about is None:
+        opened = pa.ipc.new_file(file, schema, options=OPTIONS)
+    else:
+        schema = schema.with_metadata({**(schema.metadata or {}), KEY: json.dumps(about)})
+        opened = pa.ipc.new_stream(file, schema)
+    with opened as writer:
+        for table in tables:
+            writer.write_table(table.replace_schema_metadata(schema.metadata))
+    if about is not None:
+        add_checksum(file)
+
+
+def add_checksum(file: BinaryIO) -> None:
+    file.flush()
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        file.write(_trailer(content))
+
+
+def _trailer(content: memoryview | mmap.mmap) -> bytes:
+    return MAGIC + zlib.crc32(content).to_bytes(4, "little")
+
+
+def read(path: Path, about: dict[str, Any], *, own: bool = True) -> pa.Table | None:
+    """The rows of a file; None if it is not there, not whole, or about something else."""
+    return read_content(path, partial(_table, about), own=own)
+
+
+def read_content(
+    path: Path, parse: Callable[[pa.Buffer], T | None], *, own: bool = True
+) -> T | None:
+    """What ``parse`` makes of a file's content; None if it is not there, or not whole."""
+    try:
+        handle = open_file(path, own=own)
+    except NotOwnError as error:
+        warn_once(
+            f"{path} is not used, for {error.strerror}: each user keeps files of their own. Name a folder "
+            "of yours by TRAINPIPES_CACHE or cache(path=...)",
+            ("not own", str(path.parents[1])),
+        )
+        return None
+    except OSError:
+        return None
+    with os.fdopen(handle, "rb") as file:
+        about = os.fstat(handle)
+        mark = about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+        try:
+            again = f"/dev/fd/{handle}"  # the same one, under any name
+            with pa.memory_map(again if os.path.exists(again) else os.fspath(path)) as source:
+                content = source.read_buffer()
+            if mark not in _whole:
+                view = memoryview(content)
+                if bytes(view[-TRAILER:]) != _trailer(view[:-TRAILER]):
+                    raise ValueError("the checksum differs")
+            found = parse(content.slice(0, content.size - TRAILER))
+        except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):
+            if not own and about.st_size and KEY not in file.read(HEAD):
+                raise ForeignError(errno.EEXIST, "not a file of ours", os.fspath(path)) from None
+            _drop_file(path, about)
+            return None
+    if found is not None and own:
+        with suppress(OSError, NotImplementedError):
+            # The least recently used ones go first. What tells files apart stays.
+            os.utime(path, ns=(time.time_ns(), about.st_mtime_ns), follow_symlinks=False)
+    _whole.add(mark)
+    return found
+
+
+def _table(about: dict[str, Any], content: pa.Buffer) -> pa.Table | None:
+    with pa.ipc.open_stream(content) as reader:
+        table = reader.read_all()
+    metadata = dict(table.schema.metadata)
+    if json.loads(metadata.pop(KEY)) != about:
+        return None
+    return table.replace_schema_metadata(metadata or None)
+
+
+def _drop_file(path: Path, found: os.stat_result) -> None:
+    with suppress(OSError):
+        if os.path.samestat(found, os.lstat(path)):  # no other one has come in its place
+            os.unlink(path)
+    warn_once(
+        f"{path} was damaged: cut short or changed after it was written. It is removed and made again; "
+        "if that happens often, check the disk",
+        ("damaged", str(path.parents[1])),
+    )

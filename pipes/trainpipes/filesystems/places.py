@@ -1,0 +1,331 @@
+"""A folder that files are put into whole: on this machine, or at any fsspec URL.
+
+Locally a file is made under ``_unfinished``, flushed and renamed. Object stores (S3, GCS, Azure) show an
+upload when it is complete; other file systems get the file under another name, and rename it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trainpipes._internal.checks import local_path
+from trainpipes.errors import ConfigError, TrainpipesError
+from trainpipes.errors.text import shown
+from trainpipes.filesystems.output_file import OutputFile, writing
+from trainpipes.filesystems.retry import NORMAL, WRITING, Requests, Retry
+from trainpipes.filesystems.systems import is_local, open_system
+
+#: Of a folder that is written: what appears last, the folder of what is not finished, and names of its files.
+MANIFEST, WORK = "_manifest.json", "_unfinished"
+OURS = re.compile(r"part-\d{5,}\.[\w.]+")
+
+log = logging.getLogger("trainpipes")
+
+#: The lock in the folder of what is not finished.
+LOCK_NAME = "lock"
+LOCK = f"{WORK}/{LOCK_NAME}"
+#: Protocols of stores whose objects appear when their upload is complete.
+OBJECT_STORES = {
+    "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "cos", "r2",
+}  # fmt: skip
+#: Requests to a server at once.
+REQUESTS = 16
+#: Seconds between two signs of life of who writes to a URL, and how long one without them is waited for.
+BEAT, LEASE = 5.0, 15.0
+
+
+def place_at(
+    folder: str | os.PathLike[str],
+    caller: str,
+    storage_options: Mapping[str, Any] | None = None,
+    retry: Any = NORMAL,
+) -> Place:
+    url = str(folder).rstrip("/")
+    scheme, _, rest = str(folder).partition("://")
+    if not rest or scheme in ("file", "local"):
+        url = os.path.abspath(local_path(rest or folder, f"{caller}(folder)"))
+    elif "::" in url:
+        raise ConfigError(
+            f"{caller}(folder) must be a path, or the URL of one file system, got {shown(url)}: leave out "
+            "what stands before '::'"
+        )
+    retry = Retry.of(retry, f"{caller}(retry)")
+    system, path = open_system(url, storage_options or {}, retry)
+    return Place(url, caller, system, path, retry)
+
+
+@dataclass(frozen=True)
+class Place:
+    root: str
+    caller: str
+    system: Any = field(repr=False)
+    path: str = field(repr=False)
+    retry: Retry = NORMAL
+
+    @property
+    def is_local(self) -> bool:
+        return is_local(self.system)
+
+    @property
+    def _is_object_store(self) -> bool:
+        protocol = self.system.protocol
+        return bool(OBJECT_STORES & ({protocol} if isinstance(protocol, str) else {*protocol}))
+
+    def at(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def below(self, name: str) -> Place:
+        return replace(self, root=self.at(name), path=f"{self.path}/{name}")
+
+    def put(self, name: str, data: bytes) -> None:
+        """A small file at a URL, or all of it anew."""
+        if not self._is_object_store:
+            self._call("makedirs", self.path, exist_ok=True)
+        self._call("pipe_file", f"{self.path}/{name}", data)
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """Bytes of the files that are there, by name; of a folder -1."""
+        self.system.invalidate_cache()
+        path = f"{self.path}/{folder}".rstrip("/")
+        try:
+            found = self._call("ls", path, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        there = {entry["name"].strip("/"): entry for entry in found}
+        there.pop(path.strip("/"), None)
+        return {
+            name.rpartition("/")[2]: -1 if one["type"] == "directory" else int(one["size"] or 0)
+            for name, one in there.items()
+        }
+
+    def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
+        found: bytes = self._call("cat_file", f"{self.path}/{name}", start=start, end=stop)
+        return found
+
+    def read_all(self, ranges: Sequence[tuple[str, int | None, int | None]]) -> Iterator[bytes]:
+        """Several names with ranges; of a server some at once."""
+        most = 1 if self.is_local else REQUESTS
+        for first in range(0, len(ranges), most):
+            some = ranges[first : first + most]
+            yield from self._requests().map(lambda one: self.read(*one), some, most)
+
+    @contextmanager
+    def file(self, name: str, show: Callable[[int], None] | None = None) -> Iterator[OutputFile]:
+        """A file to be written; it gets its name when it is whole."""
+        part = f"{WORK}/{name.rpartition('/')[2]}.{secrets.token_hex(4)}.part"
+        with ExitStack() as stack:
+            path = Path(self.at(part)) if self.is_local else stack.enter_context(_nameless())
+            file = stack.enter_context(closing(OutputFile(path, self.caller, show)))
+            if self.is_local:
+                stack.callback(path.unlink, missing_ok=True)
+            yield file
+            file.sync() if self.is_local else file.flush()
+            with writing(self.at(name), self.caller):
+                self._put(path, part, f"{self.path}/{name}")
+
+    def _put(self, made: Path, part: str, path: str) -> None:
+        if self.is_local:
+            os.replace(made, path)
+            with suppress(OSError):  # some file systems cannot for folders
+                folder = os.open(os.path.dirname(path), os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
+            return
+        sent = path if self._is_object_store else f"{self.path}/{part}"
+        self._make_work()
+        self._call("put_file", str(made), sent, size=made.stat().st_size)
+        if sent != path:
+            try:
+                self._call("mv", sent, path)
+            except FileNotFoundError:
+                if self._call("info", path)["size"] != made.stat().st_size:
+                    raise  # else a try whose answer was lost has moved it
+
+    def _make_work(self) -> None:
+        if not self._is_object_store:
+            self._call("makedirs", f"{self.path}/{WORK}", exist_ok=True)
+
+    def remove(self, *names: str, recursive: bool = False) -> None:
+        self.system.invalidate_cache()
+
+        # One by one: a store that removes several at once may leave some, in silence.
+        def drop(name: str) -> None:
+            path = f"{self.path}/{name}".rstrip("/")
+            with writing(self.at(name), self.caller), suppress(FileNotFoundError):
+                if recursive:
+                    self._call("rm", path, recursive=True)
+                else:
+                    self._call("rm_file", path)
+
+        self._requests().map(drop, names, 1 if self.is_local else REQUESTS)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder, and lock it: at a URL by an object that its holder renews, free after ``LEASE``
+        seconds without, or when the process on this machine is gone.
+        """
+        with self._locked_here() if self.is_local else _Lease(self).held():
+            yield
+
+    @contextmanager
+    def _locked_here(self) -> Iterator[None]:
+        work = Path(self.at(WORK))
+        made = [one for one in (work, *work.parents) if not one.exists()]
+        with writing(self.root, self.caller):
+            work.mkdir(parents=True, exist_ok=True)
+            lock = open(work / LOCK_NAME, "ab")  # noqa: SIM115
+        with lock:
+            with suppress(OSError):  # a file system without locks
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    taken = not os.fstat(lock.fileno()).st_nlink  # and has just been removed
+                except BlockingIOError:
+                    taken = True
+                if taken:
+                    raise self.taken("another process")
+            try:
+                yield
+            finally:
+                if self.sizes(WORK).keys() <= {LOCK_NAME}:
+                    with suppress(OSError):  # they hold something
+                        os.unlink(lock.name)
+                        for folder in made or [work]:
+                            folder.rmdir()
+
+    def taken(self, who: str) -> ConfigError:
+        return ConfigError(
+            f"{self.caller}(): {who} writes to {self.root}: let one process write, one rank of several, or "
+            "give each a folder of its own",
+            path=self.root,
+        )
+
+    def _call(self, method: str, *paths: Any, **options: Any) -> Any:
+        if self.is_local:
+            return getattr(self.system, method)(*paths, **options)
+        return self._requests().call(self.system, method, *paths, **options)
+
+    def _requests(self) -> Requests:
+        return Requests(self.retry, WRITING)
+
+
+class _Lease:
+    """Who writes to a URL, as an object there says; its number goes up while its holder lives."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._me: dict[str, Any] = {
+            "host": socket.gethostname(), "pid": os.getpid(), "token": secrets.token_hex(8), "beat": 0
+        }  # fmt: skip
+        self._ended = threading.Event()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        place, found = self._place, self._read()
+        if found is not None:
+            if not self._is_over(found):
+                raise self._taken(found)
+            self._remove()
+        with writing(place.at(LOCK), place.caller), suppress(FileExistsError):
+            self._write("create")
+        self._check_own()
+        # What takes longer than the lease does not matter any more.
+        seconds = min(place.retry.deadline, LEASE)
+        self._place = replace(place, retry=replace(place.retry, deadline=seconds))
+        thread = threading.Thread(target=self._renew, name="trainpipes-lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join()
+            with clean_up(place.at(LOCK)), suppress(ConfigError):
+                self._check_own()
+                self._remove()
+
+    def _renew(self) -> None:
+        while not self._ended.wait(BEAT):
+            self._me["beat"] += 1
+            with suppress(Exception):  # the next one may do
+                self._write("overwrite")
+
+    def _is_over(self, found: dict[str, Any]) -> bool:
+        """Whether its process is gone from this machine, or gives no sign of life: another container's
+        process may have the same number.
+        """
+        if found["host"] == self._me["host"]:
+            with suppress(PermissionError):  # it is another user's
+                try:
+                    os.kill(int(found["pid"]), 0)
+                except ProcessLookupError:
+                    return True
+        self._ended.wait(LEASE)
+        return self._read() in (found, None)
+
+    def _check_own(self) -> None:
+        found = self._read()
+        if found is not None and found["token"] != self._me["token"]:
+            raise self._taken(found)
+
+    def _taken(self, found: dict[str, Any]) -> ConfigError:
+        return self._place.taken(f"process {found['pid']} of {found['host']}")
+
+    def _read(self) -> dict[str, Any] | None:
+        self._place.system.invalidate_cache()
+        try:
+            found = json.loads(self._place.read(LOCK))
+            return found if {"host", "pid", "token"} <= found.keys() else None
+        except (FileNotFoundError, ValueError, AttributeError):
+            return None
+
+    def _write(self, mode: str) -> None:
+        self._place._make_work()
+        path, data = f"{self._place.path}/{LOCK}", json.dumps(self._me).encode()
+        try:
+            self._place._call("pipe_file", path, data, mode=mode)
+        except (TypeError, ValueError, NotImplementedError):  # it knows no modes
+            self._place._call("pipe_file", path, data)
+
+    def _remove(self) -> None:
+        place = self._place
+        with suppress(FileNotFoundError):
+            place._call("rm_file", f"{place.path}/{LOCK}")
+        if not (place._is_object_store or place.sizes(WORK)):
+            with suppress(FileNotFoundError):
+                place._call("rmdir", f"{place.path}/{WORK}")
+
+
+@contextmanager
+def clean_up(what: str) -> Iterator[None]:
+    """What fails is a warning: all that counts is there."""
+    try:
+        yield
+    except (OSError, TrainpipesError) as error:
+        log.warning(
+            "%s is of no more use, and cannot be removed: %s; remove it by hand", what, error
+        )
+
+
+@contextmanager
+def _nameless() -> Iterator[Path]:
+    with tempfile.TemporaryFile(prefix="trainpipes-") as file:
+        path = Path(f"/proc/self/fd/{file.fileno()}")
+        if path.exists():
+            yield path
+            return
+    with tempfile.TemporaryDirectory(prefix="trainpipes-") as folder:
+        yield Path(folder, "part")

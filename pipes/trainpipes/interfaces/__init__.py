@@ -1,0 +1,1 @@
+"""What the engine asks of a stage and of a source."""

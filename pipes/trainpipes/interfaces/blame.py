@@ -1,0 +1,70 @@
+"""Which row an error is about: noted when raised, said when it leaves the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+from trainpipes._internal.types import IntArray
+from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.run import Run
+from trainpipes.errors import DataError, SchemaError
+from trainpipes.interfaces.stage import Stage
+
+
+def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:
+    fn = stage._draw_watch.around(fn)
+    results: list[Any] = []
+    append = results.append
+    items = run.unroll()
+    try:
+        for item in items:
+            append(fn(item))
+    except Exception as error:
+        ids = run.row_ids(len(results))
+        blame(error, stage, int(ids[0]) if len(ids) else None)
+        raise
+    return results
+
+
+def refused(stage: Stage, message: str, kind: type[DataError] = SchemaError) -> DataError:
+    """The error of a stage about rows, none of them by itself."""
+    return kind(f"{stage}{message}", stage=str(stage))
+
+
+def at_row(message: str, stage: Stage, row: Any, kind: type[DataError] = DataError) -> DataError:
+    error = kind(message, stage=str(stage))
+    blame(error, stage, int(row))
+    return error
+
+
+def in_column(bad: BadCell, name: str, stage: Stage, ids: IntArray) -> DataError:
+    """A stage's error about a column or a value in it; ``ids`` are its rows' numbers."""
+    message = f"{stage}: column {name!r} {bad}"
+    if bad.row is None:
+        return SchemaError(message, stage=str(stage))
+    return at_row(message, stage, ids[bad.row])
+
+
+class naming:
+    """Bad cells that are met within are errors about a stage's column; see ``in_column``."""
+
+    def __init__(self, name: str, stage: Stage, ids: IntArray) -> None:
+        self._about = name, stage, ids
+
+    def __enter__(self) -> None:
+        """Nothing is to be done before one is met."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, BadCell):
+            raise in_column(error, *self._about) from None
+
+
+def blame(error: BaseException, stage: Stage, row: int | None) -> None:
+    if not hasattr(error, "_trainpipes"):
+        error._trainpipes = (str(stage), row)  # type: ignore[attr-defined]
+
+
+def is_about_a_row(error: BaseException) -> TypeGuard[Exception]:
+    """Whether an error names its row: earlier rows may still come."""
+    return getattr(error, "_trainpipes", (None, None))[1] is not None

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from trainpipes.columns.run import Cursors, Run, round_of
+from trainpipes.errors import DataError
+from trainpipes.order.layout import Layout, StreamLayout
+
+#: Epochs in a row that may give nothing, of small data. Where a shard has one row in an epoch and a
+#: condition that half of the rows meet, that many are empty once in 65,536.
+MOST_EMPTY_EPOCHS = 16
+
+#: Rows that are looked at for nothing, unless a single epoch has more.
+MOST_EMPTY_ROWS = 2**20
+
+
+class EmptyEpochGuard:
+    """Counts epochs in a row that gave nothing, and raises after too many."""
+
+    def __init__(self, endless: bool = True, gave: bool = False) -> None:
+        self._endless = endless
+        self._gave = gave
+        self._epochs = 0
+
+    def gave(self) -> None:
+        self._gave = True
+
+    def next_epoch(self, layout: Layout | StreamLayout | None = None) -> bool:
+        """The epoch at hand, which ``layout`` cuts, ends."""
+        self._epochs = 0 if self._gave else self._epochs + 1
+        self._gave = False
+        rows = layout.rows if isinstance(layout, Layout) else 0
+        most = max(1, min(MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS // max(1, rows)))
+        return self._endless and self._epochs >= most
+
+
+class EmptyRounds:
+    """Epochs, and those of a mix's sources, with rows since one was let through."""
+
+    def __init__(self) -> None:
+        #: Whose rounds are not in ``_seen`` yet: most are never asked for.
+        self._taken: list[Cursors] = []
+        self._seen: set[tuple[int, int]] = set()
+
+    def saw(self, run: Run) -> None:
+        self._taken.append(run.cursors)
+
+    def gave(self) -> None:
+        self._taken.clear()
+        self._seen.clear()
+
+    def check(self, stage: object) -> None:
+        """Raise DataError if there are so many that nothing ever may come out."""
+        self._seen.update(round_of(cursors.state(0)) for cursors in self._taken)
+        self._taken.clear()
+        if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
+            raise kept_nothing(stage)
+
+
+def kept_nothing(stage: object) -> DataError:
+    return DataError(
+        f"{stage} kept no row of a shard in {MOST_EMPTY_EPOCHS} epochs, so that repeat() would wait forever: "
+        "check its options, and whether the rows that it keeps stand together in the files: then "
+        'sharding_filter(split="stride") deals them to all shards',
+        stage=str(stage),
+    )

@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, dataclass_transform, overload
+
+from trainpipes._internal.checks import copied, require
+from trainpipes._internal.fork_lock import ForkLock
+from trainpipes._internal.messages import nearest
+from trainpipes.errors import ConfigError
+from trainpipes.interfaces.global_draws import DrawWatch
+from trainpipes.interfaces.options import (
+    declared_checks,
+    identify,
+    identify_named,
+    in_our_words,
+    same,
+    show_named,
+)
+from trainpipes.interfaces.tally import Tally
+
+
+def is_ours(kind: type) -> bool:
+    return kind.__module__.split(".")[0] == "trainpipes"
+
+
+def check_kind(kind: type, root: type) -> None:
+    """Raise for a user's class of no kind of stage, or with an ``__init__``."""
+    if is_ours(kind):
+        return
+    if root in kind.__bases__:
+        raise ConfigError(
+            f"{kind.__name__} must be a kind of stage: subclass Source, RowStage, TableStage or BatchStage"
+        )
+    for name in sorted({"__init__", "__post_init__"} & vars(kind).keys()):
+        raise ConfigError(
+            f"{kind.__name__} must not define {name}(): a stage is a dataclass, so list its options as "
+            "fields, and check them in check()"
+        )
+
+
+def check_options(kind: Any, root: type) -> None:
+    if is_ours(kind):
+        return
+    bases: list[Any] = [base for base in kind.__mro__ if is_ours(base) and base is not root]
+    known = {field.name for base in bases for field in dataclasses.fields(base)}
+    ours = {name for base in (*bases, root) for name in vars(base)} - known
+    names = {field.name for field in dataclasses.fields(kind)}
+    for name in sorted(names & ours):
+        raise ConfigError(
+            f"{kind.__name__}: every stage has {name!r}, so that an option needs another name; to set it for "
+            f"the class, leave its type out: {name} = ..."
+        )
+    for name in sorted(kind.free - names):
+        raise ConfigError(
+            f"{kind.__name__}: free must be a frozenset of options, and there is no {name!r}"
+        )
+
+
+T = TypeVar("T")
+#: One for all: what is made may ask for what else is.
+_lock = ForkLock()
+
+
+class made_once(Generic[T]):
+    """A property made once, even by several threads: ``functools.cached_property`` has no lock from
+    Python 3.12 on.
+    """
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, one: None, owner: type) -> made_once[T]: ...
+    @overload
+    def __get__(self, one: object, owner: type) -> T: ...
+    def __get__(self, one: Any, owner: type) -> made_once[T] | T:
+        if one is None:
+            return self
+        with _lock:
+            values = vars(one)
+            if self._name not in values:
+                values[self._name] = self._make(one)
+            found: T = values[self._name]
+        return found
+
+
+Role = Literal[
+    "files",  # lists files; first in a chain
+    "reader",  # turns files into a source of rows
+    "source",  # rows from elsewhere; first in a chain
+    "rows",  # each row by itself: may stand before or after a shuffle, and above batches
+    "shuffle",
+    "shard",
+    "pack",  # makes rows of several others, after they are dealt
+    "batch",  # cuts rows into batches
+    "finish",  # batches to what the training loop gets
+    "cache",
+    "repeat",
+    "take",
+    "skip",
+    "place",  # where finished batches lie: pinned memory, a device
+]
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+class Stage:
+    """One step of a pipeline: a frozen dataclass of options.
+
+    A subclass lists its options as fields; those after ``_: KW_ONLY`` are given by name. Subclass
+    one of its kinds: ``TableStage``, ``RowStage``, ``BatchStage``, or ``Source``.
+
+    Raises:
+        ConfigError: the class defines what it must not, or ``check`` refuses an option.
+        TypeError: there is no such option.
+
+    Attributes:
+        role: what the stage is to the plan.
+        keeps_rows: one row comes out for each that goes in, in order.
+        thread_safe: several threads may call it at once. Your own stage may set it.
+        in_caller: only the thread that iterates (or a worker process) may call it.
+        share: the share of rows that it lets through on average, if known.
+        per_row: it calls Python for each row.
+        versioned: an option that is a function; a state knows it by ``version`` if that is given.
+        free: options that do not change what comes out.
+        by_row, by_place, by_epoch: the result depends on the row's number, its file, the epoch.
+        reorders: rows come in another order every epoch.
+        finds_types: its columns' types are found from the first rows.
+        needs_columns: it works on Arrow columns, made of Python objects if need be.
+        takes_objects: with ``needs_columns``, it also takes rows that Arrow cannot hold.
+        ragged_columns: with ``needs_columns``, those whose arrays may differ in length; None for all.
+        makes_objects: its rows are Python objects.
+        holds_data: its options hold rows, which are not copied.
+        draws_by: how a user's function draws at random there, for messages.
+        elsewhere: what to write instead of other libraries' options, by their names.
+        example: an example call, where other libraries' calls look different.
+        names_only: it only chooses and renames columns.
+        asks_inputs: ``use_inputs`` tells it what the pipeline reads.
+    """
+
+    role: ClassVar[Role] = "rows"
+    thread_safe = False
+    in_caller = False
+    versioned: ClassVar[str | None] = None
+    free: ClassVar[frozenset[str]] = frozenset()
+    keeps_rows = True
+    share: ClassVar[float | None] = None
+    per_row = False
+    by_row = False
+    by_place: ClassVar[bool] = False
+    holds_data: ClassVar[bool] = False
+    names_only: ClassVar[bool] = False
+    asks_inputs: ClassVar[bool] = False
+    draws_by = "draw in a map(fn, rng=True) before it, whose function gets a row and a generator of its own"
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    example: ClassVar[str] = ""
+    finds_types = False
+    by_epoch = False
+    reorders = False
+    needs_columns = False
+    takes_objects: ClassVar[bool] = False
+    ragged_columns: ClassVar[Collection[str] | None] = None
+    makes_objects = False
+    plan_inputs: ClassVar[Any] = None
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        check_kind(cls, Stage)
+        dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        cls.free = frozenset().union(*(vars(base).get("free", ()) for base in cls.__mro__))
+        check_options(cls, Stage)
+        cls.__init__ = with_hints(cls.__init__)  # type: ignore[method-assign]
+        cls.__setattr__ = _refuse_to_set  # type: ignore[method-assign, assignment]
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        with in_our_words(self.name, self.options) if is_ours(kind) else nullcontext():
+            for name, value in self.options.items():
+                if not self.holds_data or name == "version":
+                    self._set(**{name: copied(value)})
+            for name, check in declared_checks(kind).items():
+                check(getattr(self, name), f"{self.name}({name})")
+            self.check()
+        added = vars(self).keys() - self.options.keys()
+        lost = [name for name in added if not _derived(self, name)]
+        if lost and not is_ours(kind):
+            raise ConfigError(
+                f"{self.name}: check() sets {lost[0]!r}, and a stage keeps its options only: list it as a "
+                "field, or make it where it is needed"
+            )
+
+    def check(self) -> None:
+        """Raise ConfigError for a wrong option. Those declared as ``bool``, ``Literal`` or
+        ``Annotated[..., check]`` were checked before.
+        """
+
+    def _require(self, good: Any, option: str, rule: str, way: str = "") -> None:
+        require(good, f"{self.name}({option})", rule, getattr(self, option), way)
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
+        """This stage after the stages ``below``, first one first. It takes from them what it needs,
+        with ``resolved()``, and raises ConfigError if it cannot stand there.
+        """
+        return self
+
+    def use_inputs(self, inputs: Any) -> None:
+        """Receive the ``Inputs`` of the plan that the stage is part of."""
+        vars(self)["plan_inputs"] = inputs
+
+    def keep_pieces(self) -> None:
+        """Record from now on which rows its rows are made of (``Block.made_of``)."""
+
+    def settle(self, threads: int) -> None:
+        """Prepare for calls by this many threads at once; 0 for only the one that iterates."""
+
+    def tallies(self) -> Sequence[Tally]:
+        """What it counts of the rows that pass."""
+        return ()
+
+    def report(self) -> str:
+        """What this process counted so far, for ``explain()``; "" if nothing."""
+        return "; ".join(filter(None, map(str, self.tallies())))
+
+    # The record
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    @property
+    def name(self) -> str:
+        """The stage's name in a chain: its class in snake case."""
+        return snake_case(type(self).__name__)
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether it calls the user's functions, perhaps only on the thread that iterates."""
+        if self.thread_safe:
+            return False
+        return not is_ours(type(self)) or any(callable(value) for value in self.options.values())
+
+    @property
+    def calls_function(self) -> bool:
+        """Whether a user's function decides what comes out, on any thread."""
+        fn = None if self.versioned is None else self.options.get(self.versioned)
+        return self.runs_user_code or callable(fn)
+
+    @made_once
+    def _draw_watch(self) -> DrawWatch:
+        own = None if is_ours(type(self)) else type(self)
+        fn = next(filter(callable, self.options.values()), None)
+        return DrawWatch(own or fn, str(self), self.draws_by)
+
+    def fresh(self) -> Self:
+        """A copy with the same options, and nothing of what has run."""
+        found = object.__new__(type(self))
+        vars(found).update(self.options)
+        return found
+
+    def replaced(self, **options: Any) -> Self:
+        """A copy with other values for some options."""
+        return type(self)(**{**self.options, **options})
+
+    def resolved(self, **found: Any) -> Self:
+        """This stage, together with values that were found for it beside its options."""
+        if all(vars(self).get(name) is value for name, value in found.items()):
+            return self
+        stage = self.fresh()
+        vars(stage).update(found)
+        return stage
+
+    def _set(self, **options: Any) -> None:
+        vars(self).update(options)
+
+    def identity(self) -> dict[str, Any]:
+        """The stage's name and the options that shape rows or order, of JSON types."""
+        found = {"stage": self.name}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = identify_named(field.name, getattr(self, field.name))
+            if field.name not in self.free and value is not None:
+                found[field.name] = value
+        if self.versioned is not None and found.pop("version", None) is not None:
+            found[self.versioned] = f"version {identify(vars(self)['version'])}"
+        return found
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a state knows it by as an option of another stage."""
+        return self.identity()
+
+    def equals(self, other: Stage) -> bool:
+        """Whether another stage of this class has the same options."""
+        return same(self.options, other.options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.options
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    def __repr__(self) -> str:
+        shown = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, default = getattr(self, field.name), field.default
+            if value is None or (type(value) is type(default) and same(value, default)):
+                continue
+            text = show_named(field.name, value)
+            shown.append(f"{field.name}={text}" if field.kw_only else text)
+        return f"{self.name}({', '.join(shown)})"
+
+
+def _refuse_to_set(stage: Stage, name: str, _: Any) -> None:
+    raise dataclasses.FrozenInstanceError(
+        f"{stage.name} cannot set {name!r}: a stage keeps its options only, and these don't change; keep "
+        "such things in a functools.cached_property, or in the function that open() of a TableStage returns"
+    )
+
+
+def with_hints(init: Callable[..., None]) -> Callable[..., None]:
+
+    signature = inspect.signature(init)
+    plain = [p.replace(annotation=p.empty) for p in list(signature.parameters.values())[1:]]
+
+    @functools.wraps(init)
+    def __init__(self: Stage, *args: Any, **options: Any) -> None:
+        known = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        for name in options:
+            if name not in known and name in self.elsewhere:
+                raise TypeError(f"{self.name}() has no option {name!r}: {self.elsewhere[name]}")
+            if name not in known:
+                raise TypeError(
+                    f"{self.name}() has no option {name!r}{nearest(name, known)}; it takes "
+                    f"{', '.join(known) or 'none'}"
+                )
+        try:
+            signature.bind(self, *args, **options)
+        except TypeError as error:
+            shown = f"{self.name}{inspect.Signature(plain)}"
+            example = f", such as {self.example}" if self.example else ""
+            raise TypeError(f"{self.name}(): {error}; it is {shown}{example}") from None
+        init(self, *args, **options)
+
+    return __init__
+
+
+def _derived(stage: Stage, name: str) -> bool:
+    return hasattr(inspect.getattr_static(type(stage), name, None), "__get__")
+
+
+def snake_case(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))

@@ -1,0 +1,449 @@
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import GeneratorType
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes._internal.types import IntArray
+from trainpipes.columns.bad_text import first_bad, naming_bad_text
+from trainpipes.columns.block import Block
+from trainpipes.columns.columns import table_of
+from trainpipes.columns.run import Run, RunSource, unplaced
+from trainpipes.errors import ConfigError, DataError
+from trainpipes.interfaces.blame import blame, each
+from trainpipes.interfaces.source import Reader, RowSource, RowStream
+from trainpipes.interfaces.stage import Role, Stage, made_once
+
+#: Opens the rows below a stage at a state of theirs.
+OpenBelow = Callable[[dict[str, Any]], RunSource]
+
+
+class RunStage(Stage):
+    """A stage without a position of its own: makes a run of a run."""
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether workers can begin with a run before it is due."""
+        return False
+
+    @abstractmethod
+    def process(self, run: Run) -> Run:
+        """What comes out for what goes in. Without ``keeps_rows`` rows may be dropped
+        (``run.pick``), never added or reordered.
+        """
+
+    def _check_rows(self, run: Run, single: bool = False) -> None:
+        if run.items is not None:
+            raise ConfigError(
+                f"{self} works on rows: put it before pad_collate() or collate(), or use map() after them"
+            )
+        if single and run.bounds is not None:
+            raise ConfigError(f"{self} works on single rows: put it before batch()")
+
+    def submit_run(self, run: Run) -> Callable[[], Run] | None:
+        """Have workers begin with a run; returns what waits for what ``process`` would give, or
+        None without workers.
+        """
+        return None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a table, for stages that draw random numbers for each.
+
+    Args:
+        ids: the number of each row in file order over all files, int64 ``[rows]``.
+        epochs: the epoch of each row, int64 ``[rows]``.
+    """
+
+    ids: IntArray
+    epochs: IntArray
+
+
+class TableStage(RunStage):
+    """A stage on rows as an Arrow table: one row out for each that goes in, in order.
+
+    Define ``apply``; or ``open``, to make something once in each process or to use the rows'
+    numbers. Treat each row by itself: how many a table has may differ between two runs. To drop
+    rows use ``filter``.
+
+    >>> import pyarrow as pa, pyarrow.compute as pc, trainpipes as tp
+    >>> class Lower(tp.TableStage):
+    ...     column: str
+    ...
+    ...     def apply(self, table):
+    ...         index = table.column_names.index(self.column)
+    ...         return table.set_column(index, self.column, pc.utf8_lower(table[self.column]))
+    >>> list(tp.from_arrow(pa.table({"text": ["A", "B"]})).then(Lower("text")))
+    [{'text': 'a'}, {'text': 'b'}]
+    """
+
+    needs_columns = True
+    draws_by = (
+        "define open(), whose function gets the numbers and epochs of the rows, and draw from these and a "
+        "seed (docs/extend.md has an example), or add what is drawn by a map(fn, rng=True) before it"
+    )
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The new rows: a table with as many rows, in the same order."""
+        raise ConfigError(f"{type(self).__name__} needs apply(table), which returns a table")
+
+    def open(self) -> Callable[[pa.Table, Rows], pa.Table]:
+        """A function of a table and its ``Rows`` that returns the new table; made once in each
+        process. Several threads may call it if ``thread_safe`` says so.
+        """
+        return lambda table, _: self.apply(table)
+
+    @made_once
+    def _function(self) -> Callable[[pa.Table, Rows], pa.Table]:
+        return self.open()
+
+    def process(self, run: Run) -> Run:
+        self._check_rows(run)
+        block = run.block
+        table = table_of(block.data, self)
+        epochs = np.broadcast_to(np.asarray(block.epoch, dtype=np.int64), len(block))
+
+        def fails(start: int, stop: int) -> bool:
+            part, rows = table.slice(start, stop - start), slice(start, stop)
+            try:
+                self._function(part, Rows(block.ids[rows], epochs[rows]))
+            except Exception:
+                return True
+            return False
+
+        try:
+            found = self._draw_watch.around(self._function)(table, Rows(block.ids, epochs))
+        except Exception as error:
+            row = int(block.ids[first_bad(len(block), fails)]) if len(block) else None
+            blame(error, self, row)
+            raise
+        if not isinstance(found, pa.Table) or len(found) != len(table):
+            got = f"{len(found)} rows" if isinstance(found, pa.Table) else type(found).__name__
+            raise DataError(
+                f"{self} must return as many rows as it is given, {len(table)}, got {got}; to drop "
+                "rows use filter()",
+                stage=str(self),
+            )
+        return run.with_block(block.with_data(found))
+
+
+class RowStage(RunStage):
+    """A stage on each row (a dict or what the source gives) by itself; after ``batch``, on each
+    item.
+
+    One row comes out for each that goes in: use ``filter`` to drop rows, ``flat_map`` to add some.
+
+    >>> import trainpipes as tp
+    >>> class AddSuffix(tp.RowStage):
+    ...     suffix: str = "!"
+    ...
+    ...     def apply(self, row):
+    ...         return row + self.suffix
+    >>> pipe = tp.from_dataset(["a", "b"]).then(AddSuffix("?"))
+    >>> pipe
+    from_dataset(list of 2 items)
+      .add_suffix('?')
+    >>> list(pipe)
+    ['a?', 'b?']
+    """
+
+    per_row = True
+    makes_objects = True
+    draws_by = "use map(fn, rng=True) instead, whose function gets a row and a generator of its own"
+
+    def apply(self, row: Any) -> Any:
+        """The new row; never None, and no list of rows."""
+        raise ConfigError(f"{type(self).__name__} needs apply(row), which returns a row")
+
+    def process(self, run: Run) -> Run:
+        found = applied(self, run, "row")
+        if run.items is None and run.bounds is None:
+            return run.with_block(run.block.with_data(found))
+        return run.with_items(found)
+
+
+class BatchStage(RunStage):
+    """A stage on each finished batch, such as one that moves it to a device.
+
+    >>> import torch, trainpipes as tp
+    >>> class Scale(tp.BatchStage):
+    ...     by: float = 0.5
+    ...
+    ...     def apply(self, batch):
+    ...         return {name: tensor * self.by for name, tensor in batch.items()}
+    >>> pipe = tp.from_tensors(x=torch.arange(4)).batch(2).collate().then(Scale())
+    >>> [batch["x"].tolist() for batch in pipe]
+    [[0.0, 0.5], [1.0, 1.5]]
+    """
+
+    role: ClassVar[Role] = "finish"
+    draws_by = (
+        "use map(fn, rng=True) instead, whose function gets a batch and a generator of its own"
+    )
+
+    def apply(self, batch: Any) -> Any:
+        """The new batch; never None."""
+        raise ConfigError(f"{type(self).__name__} needs apply(batch), which returns a batch")
+
+    def process(self, run: Run) -> Run:
+        if run.items is None and run.bounds is None:
+            raise ConfigError(f"{self} works on batches: put batch() before it")
+        return run.with_items(applied(self, run, "batch"))
+
+
+def applied(stage: RowStage | BatchStage, run: Run, item: str) -> list[Any]:
+
+    rows = run.items is None and run.bounds is None
+
+    def apply(one: Any) -> Any:
+        found = stage.apply(one)
+        if found is None:
+            raise DataError(f"{stage} returned None for a {item}; to drop one use filter()")
+        if rows and (got := _several(one, found)):
+            raise DataError(
+                f"{stage} must return one row for each, got {got}; to make several rows of one, or none, use "
+                "flat_map()"
+            )
+        return found
+
+    return each(stage, apply, run)
+
+
+def _several(row: Any, found: Any) -> str:
+    if isinstance(found, GeneratorType):
+        return "a generator"
+    rows = isinstance(found, list) and isinstance(row, Mapping)
+    if not rows or not any(isinstance(one, Mapping) for one in found):
+        return ""
+    return f"a list of {len(found)} row{'s' * (len(found) != 1)}"
+
+
+class RegroupStage(Stage):
+    """A stage with its own position: it cuts runs anew, so a shard's must come in order."""
+
+    @abstractmethod
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+        """The runs of one shard from this stage, opened at a cursor."""
+
+
+class BatchingStage(RegroupStage):
+    """A stage that cuts rows into batches."""
+
+    role: ClassVar[Role] = "batch"
+    drop_last = False
+
+    @property
+    def batch_size(self) -> int | None:
+        return None
+
+
+class CachedBlocks(Protocol):
+    """Rows of a source's blocks, kept on this machine once they were made."""
+
+    #: Whether rows that a stage has dropped are there as holes, for ``CacheStage.drop_holes``.
+    holes: bool
+
+    def read(self, wanted: Iterable[tuple[int, int, int]], reader: Reader) -> Block:
+        """The rows ``start`` to ``stop`` of some blocks: (block, start, stop)."""
+        ...
+
+    def schema(self, key: str, find: Callable[[], pa.Schema]) -> pa.Schema: ...
+
+    def describe(self) -> str: ...
+
+
+class CacheStage(RunStage):
+    """A stage that marks which rows are kept on disk."""
+
+    role: ClassVar[Role] = "cache"
+    needs_columns = True
+
+    @property
+    def on(self) -> bool:
+        return True
+
+    def process(self, run: Run) -> Run:
+        return run
+
+    @abstractmethod
+    def drop_holes(self) -> Stage:
+        """A stage that leaves out the holes."""
+
+    @abstractmethod
+    def open_cache(
+        self,
+        source: RowSource,
+        firsts: IntArray,
+        stages: Sequence[Stage],
+        apply: Callable[[Block], Block],
+        holes: bool,
+        listed: Any,
+        first: Callable[[], Any],
+    ) -> CachedBlocks:
+        """What keeps the rows that ``apply`` makes of blocks; ``firsts``: the number of each block's first
+        row, ``listed`` and ``first``: what else tells apart the rows of stages that look at places or find
+        types.
+        """
+
+
+# Those that the plan of the whole chain carries out
+
+
+class RowOrder(Protocol):
+    """Which rows an epoch has, by number, in its order."""
+
+    def check(self, rows: int) -> None: ...
+
+    def length(self, rows: int) -> int: ...
+
+    def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray: ...
+
+
+class ShuffleStage(Stage):
+    """A stage that orders rows."""
+
+    role: ClassVar[Role] = "shuffle"
+    reorders = True
+    buffer_size = 0
+    seed = 0
+    max_bytes = 0
+    sampler = None
+
+    @property
+    def order(self) -> RowOrder | None:
+        """What says which rows an epoch has; None for a shuffle within a buffer."""
+        return None
+
+
+class ShardStage(Stage):
+    """A stage that deals rows to shards; its options are those of ``sharding_filter``."""
+
+    role: ClassVar[Role] = "shard"
+    num_shards = 1
+    split = "spans"
+    balance = "rows"
+    tail = "even"
+
+
+class RepeatStage(Stage):
+    """A stage that makes several epochs one; ``times`` is None for no end."""
+
+    role: ClassVar[Role] = "repeat"
+
+    @property
+    def times(self) -> int | None:
+        return None
+
+
+class DeviceStage(Stage):
+    """A stage on finished batches, carried out by the process that trains."""
+
+    role: ClassVar[Role] = "place"
+
+    @property
+    def ahead(self) -> int:
+        """Batches that it begins with before they are asked for."""
+        return 0
+
+    @abstractmethod
+    def place(self, item: Any) -> Any:
+        """A finished batch where it is to lie."""
+
+    def begun(self, item: Any) -> Callable[[], Any]:
+        """Begin to place a batch; what is returned gives it."""
+        found = self.place(item)
+        return lambda: found
+
+
+class Source(Stage):
+    """A stage that gives rows: the first of a chain.
+
+    Define ``open``, which returns a ``RowSource``, whose blocks are known in advance, or a
+    ``RowStream``. ``trainpipes.Pipeline([source])`` starts a chain with it; docs/extend.md has an
+    example.
+
+    Attributes:
+        has_blocks: its rows are Arrow, in blocks with a key for ``cache()``.
+        random_access: rows can be chosen by number.
+        orders_rows: a shuffle would undo the order of its rows.
+        makes_batches: an item is a batch already.
+        read_once: rows can be read only once.
+        endless: an epoch has no end.
+        grows: each epoch has the files that stand there when it begins.
+        one_consumer: why ranks or workers cannot share it; "" if they can.
+    """
+
+    role: ClassVar[Role] = "source"
+    has_blocks = False
+    random_access = False
+    orders_rows = False
+    makes_batches = False
+    read_once = False
+    endless = False
+    grows = False
+    one_consumer: ClassVar[str] = ""
+
+    def open(self) -> RowSource | RowStream:
+        """The rows, in this process."""
+        raise ConfigError(f"{type(self).__name__} needs open(), which returns a RowSource")
+
+    def open_files(self, files: Sequence[Stage]) -> RowSource | RowStream:
+        """The rows of the files that the stages below list; none for most."""
+        return self.open()
+
+    def above(self) -> Sequence[Stage]:
+        """Stages on its rows that belong to it, straight above it, first one first."""
+        return ()
+
+    def late(self) -> Stage | None:
+        """What turns the source's keys into rows after they are dealt."""
+        return None
+
+
+class CombiningSource(Source):
+    """A source of several pipelines."""
+
+    @property
+    def chains(self) -> Sequence[Sequence[Stage]]:
+        raise NotImplementedError
+
+    def of_chains(self, chains: Sequence[Sequence[Stage]]) -> CombiningSource:
+        """This source over other chains, in the order of ``chains``."""
+        raise NotImplementedError
+
+    def _any(self, attribute: str) -> bool:
+        return any(getattr(stage, attribute) for chain in self.chains for stage in chain)
+
+    @property
+    def runs_user_code(self) -> bool:
+        return self._any("runs_user_code")
+
+    @property
+    def reorders(self) -> bool:  # type: ignore[override]
+        return self._any("reorders")
+
+    @property
+    def in_caller(self) -> bool:  # type: ignore[override]
+        return self._any("in_caller")
+
+
+def stages_within(stages: Sequence[Stage], kind: type[Any] = CombiningSource) -> Iterator[Stage]:
+    """The stages, and those of the pipelines that sources of this kind combine."""
+    for stage in stages:
+        yield stage
+        if isinstance(stage, kind):
+            for chain in stage.chains:
+                yield from stages_within(chain, kind)
+
+
+def put_through(stages: Sequence[Any], block: Block) -> Block:
+    for stage in stages:
+        with naming_bad_text(block, stage):
+            block = stage.process(unplaced(block)).block
+    return block

@@ -1,1 +1,0 @@
-"""What the engine and its stages and sources ask of each other."""

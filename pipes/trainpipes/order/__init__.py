@@ -1,0 +1,1 @@
+"""Who gets which rows, in which order: arithmetic, without reading anything."""

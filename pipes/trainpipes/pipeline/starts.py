@@ -1,0 +1,152 @@
+"""The functions that a pipeline starts with: where its rows come from."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec
+
+import pyarrow as pa
+
+from trainpipes._internal.checks import one_by_one, wrong
+from trainpipes.errors import ConfigError
+from trainpipes.interfaces.stage import Stage, snake_case
+from trainpipes.interfaces.stage_kinds import Source
+from trainpipes.pipeline.chain import Pipeline
+from trainpipes.pipeline.methods import Method, written_as
+from trainpipes.samplers import BatchSampler, RowSampler
+from trainpipes.sources.arrow.from_arrow import FromArrow
+from trainpipes.sources.arrow.read_arrow import ReadArrow
+from trainpipes.sources.combined.concat import Concat, Zip
+from trainpipes.sources.files.file_reader import one_reader
+from trainpipes.sources.files.list_files import ListFiles
+from trainpipes.sources.hf import FromHf
+from trainpipes.sources.memmap.dataset import MemmapDataset
+from trainpipes.sources.memmap.from_memmap import FromMemmap
+from trainpipes.sources.memory.from_dataset import FromDataset
+from trainpipes.sources.memory.from_iterable import FromIterable
+from trainpipes.sources.memory.from_tensors import FromTensors
+from trainpipes.sources.memory.from_torchdata import FromTorchdata
+from trainpipes.sources.mixed.mix import Mix
+from trainpipes.sources.numpy.read_numpy import ReadNumpy
+from trainpipes.sources.own_files import ReadFiles
+from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.sources.tar.read_webdataset import ReadWebdataset
+from trainpipes.sources.text.read_csv import ReadCsv
+from trainpipes.sources.text.read_json import ReadJson
+from trainpipes.sources.text.read_text import ReadText
+from trainpipes.sources.whole_files.read_bytes import ReadBytes
+from trainpipes.sources.whole_files.read_images import ReadImages
+
+P = ParamSpec("P")
+
+
+def starting(stage: Callable[P, Source]) -> Callable[P, Pipeline]:
+    """The function that starts a pipeline with a source: its parameters and text are the source's."""
+    kind: Any = stage
+
+    def start(*args: Any, **options: Any) -> Pipeline:
+        return Pipeline([kind(*args, **options)])
+
+    return written_as(start, kind, snake_case(kind.__name__))
+
+
+def reading(stage: Callable[P, Stage]) -> Callable[Concatenate[Any, P], Pipeline]:
+    """The function that lists files and reads them."""
+    kind: Any = stage
+
+    def start(files: Any, *args: Any, **options: Any) -> Pipeline:
+        return list_files(files).then(kind(*args, **options))
+
+    own = inspect.Parameter("files", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return written_as(start, kind, snake_case(kind.__name__), own)
+
+
+list_files = starting(ListFiles)
+read_parquet = reading(ReadParquet)
+read_json = reading(ReadJson)
+read_csv = reading(ReadCsv)
+read_text = reading(ReadText)
+read_arrow = reading(ReadArrow)
+read_numpy = reading(ReadNumpy)
+read_bytes = reading(ReadBytes)
+read_files = reading(ReadFiles)
+read_images = reading(ReadImages)
+read_webdataset = reading(ReadWebdataset)
+from_arrow = starting(FromArrow)
+from_hf = starting(FromHf)
+from_iterable = starting(FromIterable)
+from_memmap = starting(FromMemmap)
+from_torchdata = starting(FromTorchdata)
+mix = starting(Mix)
+
+
+def from_dataset(
+    dataset: Any,
+    sampler: Iterable[Any] | None = None,
+    *,
+    batch_sampler: Iterable[Any] | None = None,
+    schema: pa.Schema | None = None,
+) -> Pipeline:
+    """Rows of a map-style torch ``Dataset``. See ``FromDataset``; with a sampler of
+    ``trainpipes.samplers``, also ``shuffle(sampler=...)``."""
+    ours = sampler if batch_sampler is None else batch_sampler
+    if sampler is not None and batch_sampler is not None:
+        raise ConfigError("from_dataset(...) must have a sampler or a batch_sampler, got both")
+    if isinstance(batch_sampler, RowSampler) or isinstance(sampler, BatchSampler):
+        rule = "a BatchSampler for batch_sampler=, one of rows for sampler="
+        raise wrong("from_dataset(sampler)", rule, ours)
+    if isinstance(ours, BatchSampler):
+        drawn = from_dataset(dataset, schema=schema).shuffle(sampler=ours.sampler)
+        return drawn.batch(ours.batch_size, drop_last=ours.drop_last)
+    if isinstance(ours, RowSampler):
+        return from_dataset(dataset, schema=schema).shuffle(sampler=ours)
+    if isinstance(dataset, MemmapDataset) and ours is None and schema is None:
+        return Pipeline([FromMemmap(**dataset.options)])
+    stage = FromDataset(
+        dataset=dataset, sampler=sampler, batch_sampler=batch_sampler, schema=schema
+    )
+    return Pipeline([stage])
+
+
+def from_tensors(*tensors: Any, **named: Any) -> Pipeline:
+    """Rows of tensors of one first dimension: tuples, or dicts if given by name. See ``FromTensors``."""
+    if tensors and named:
+        raise ConfigError("from_tensors(...) must have tensors by position or by name, got both")
+    if named:
+        return Pipeline([FromTensors(tuple(named.values()), tuple(named))])
+    return Pipeline([FromTensors(tensors)])
+
+
+def read_by_name(
+    paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str, **options: Any
+) -> Pipeline:
+    """The rows of files, folders and globs of one format, which the ends of their names say."""
+    reader = one_reader(paths, storage_options, caller)
+    if reader == "from_memmap":
+        return from_memmap(paths[0])
+    files = list_files(list(paths), storage_options=storage_options, **options)
+    rows: Pipeline = getattr(files, reader)()
+    return rows
+
+
+def concat(*pipelines: Pipeline | Sequence[Pipeline]) -> Pipeline:
+    """The rows of several pipelines, one after the other. See ``Concat``."""
+    return Pipeline([Concat(one_by_one(pipelines))])
+
+
+def zip(*pipelines: Pipeline | Sequence[Pipeline]) -> Pipeline:
+    """The columns of several pipelines of as many rows, side by side. See ``Zip``."""
+    return Pipeline([Zip(one_by_one(pipelines))])
+
+
+@functools.cache
+def stage_classes() -> dict[str, type[Stage]]:
+    """The class of each stage, by its name in a chain."""
+    kinds: list[Any] = [one._stage for one in vars(Pipeline).values() if isinstance(one, Method)]
+    for module in (Pipeline.__module__, __name__):
+        kinds += filter(inspect.isclass, vars(sys.modules[module]).values())
+    found = [kind for kind in kinds if issubclass(kind, Stage) and kind not in (Stage, Source)]
+    return {snake_case(kind.__name__): kind for kind in found}

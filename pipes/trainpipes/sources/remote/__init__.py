@@ -1,1 +1,0 @@
-"""Requests to file systems on other machines."""

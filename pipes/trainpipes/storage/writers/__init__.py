@@ -1,1 +1,0 @@
-"""Files that a pipeline's rows are written to, in each format."""

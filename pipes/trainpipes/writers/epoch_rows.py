@@ -1,0 +1,175 @@
+"""The rows of one epoch of a pipeline, in order, from any place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from trainpipes._internal.pool import Pool, default_threads
+from trainpipes.columns.payload import Payload, slice_payload
+from trainpipes.columns.run import Run
+from trainpipes.engine.iterating.iteration_state import plan_of
+from trainpipes.engine.planning.as_columns import row_schema
+from trainpipes.engine.planning.error_places import say_where
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.shards.shard_rows import ShardOpener, open_windows
+from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
+from trainpipes.errors import ConfigError
+from trainpipes.interfaces.source import RowSource
+from trainpipes.interfaces.stage import Stage, is_ours
+from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.order.layout import WindowKey
+from trainpipes.writers.table_groups import TableGroups
+
+if TYPE_CHECKING:
+    from trainpipes.pipeline.chain import Pipeline
+
+
+class AsColumns(RunStage):
+    """Turns rows that are Python objects into columns of one schema, with text in UTF-8."""
+
+    needs_columns = True
+    free = frozenset({"caller", "ragged"})
+
+    caller: str
+    ragged: Collection[str] | None = None
+
+    @property
+    def name(self) -> str:
+        return str(vars(self).get("caller", "write"))  # asked for before the options are there
+
+    @property
+    def ragged_columns(self) -> Collection[str] | None:  # type: ignore[override]
+        return self.ragged
+
+    def process(self, run: Run) -> Run:
+        if isinstance(run.block.data, pa.Table):
+            run.block.data.validate(full=True)
+        return run
+
+    def __repr__(self) -> str:
+        return f"{self.caller}()"
+
+
+class EpochRows(TableGroups):
+    """The rows of one epoch of a pipeline. A copy reads by itself; it pickles. ``ragged``: see
+    ``SchemaFinder``.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        caller: str,
+        dealt: bool = False,
+        ragged: Collection[str] | None = None,
+    ) -> None:
+        chain = plan_of(pipeline).chain
+        finishing = next((stage for stage in chain.after if stage.role == "finish"), None)
+        opener: Any = chain.stages[0]
+        itself = opener if getattr(opener, "makes_batches", False) or chain.endless else None
+        if in_the_way := chain.batch or chain.repeat or finishing or itself:
+            raise ConfigError(
+                f"{caller}() writes the rows of one epoch: call it before batch(), collate() and repeat(), "
+                f"got {in_the_way}"
+            )
+        left = ("place",) if dealt else ("shard", "place")
+        rows = [stage for stage in pipeline.stages if stage.role not in left]
+        self._begin([*rows, AsColumns(caller, ragged)], caller, None)
+
+    def _begin(self, stages: list[Stage], caller: str, source: RowSource | None) -> None:
+        self.caller, self._stages = caller, stages
+        self.plan = Plan.of([stage.fresh() for stage in stages], source)
+        self._pool: Pool | None = None
+        self._runs: ShardRuns | None = None
+        self._placed: PlacedRun | None = None
+
+    def __reduce__(self) -> Any:
+        source = self.plan.inputs.source
+        # One of the user's may hold what does not pickle; several put together open theirs again.
+        goes = isinstance(source, RowSource) and is_ours(type(source)) and not source.joined_inputs
+        schemas = self.plan.inputs.schemas.known()
+        return _copy, (self._stages, self.caller, source if goes else None, schemas)
+
+    def know_columns(self) -> pa.Schema | None:
+        """Find the columns before any but the first rows are read."""
+        return row_schema(self.plan.inputs, self.caller)
+
+    @property
+    def count(self) -> int | None:
+        return int(self.plan.counts.end(1)) if self.plan.counts.known else None
+
+    def open(
+        self,
+        cursor: dict[str, Any] | None = None,
+        row: int = 0,
+        epoch: int = 0,
+        shard: int = 0,
+        last: WindowKey | None = None,
+    ) -> None:
+        """Begin at a cursor, or at the first row of an epoch or of a shard in it, and read no further ahead
+        than the last window, if given; ``row`` is the first row's number.
+        """
+        self.close()
+        if cursor is None and row:
+            cursor = self._cursor_at(row, epoch)
+        threads = default_threads()
+        self._pool = Pool(threads) if threads and not self.plan.runs_user_code else None
+        opener = ShardOpener(self.plan, open_windows(self.plan, self._pool, epoch, last))
+        self._runs = ShardRuns(opener, shard, epoch, cursor)
+
+    def open_part(self, start: int, stop: int, epoch: int = 0) -> None:
+        """Begin at a row, where positions follow by arithmetic (``plan.counted``), for those before
+        ``stop``."""
+        last = self._cursor_at(max(start, stop - 1), epoch)
+        self.open(None, start, epoch, 0, WindowKey(last["epoch"], 0, last["window"]))
+
+    def tables(self, start: int, stop: int, epoch: int = 0) -> Iterator[pa.Table]:
+        """Rows from one to before another, as they come, where positions follow by arithmetic."""
+        self.open_part(start, stop, epoch)
+        with closing(self):
+            while start < stop and (table := self.some(stop - start)) is not None:
+                start += len(table)
+                yield table
+                del table  # before the next rows are read
+
+    def close(self) -> None:
+        super().close()
+        self._runs = self._placed = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    @property
+    def cursor(self) -> dict[str, Any]:
+        placed = self._placed
+        assert placed is not None
+        return placed.cursor(placed.first + self.used)
+
+    def _cursor_at(self, row: int, epoch: int) -> dict[str, Any]:
+        found = self.plan.counts.cursor_at(row, 0, epoch)
+        del found["delivered"]
+        return found
+
+    def next_run(self) -> Payload | None:
+        assert self._runs is not None
+        try:
+            found = self._runs.next()
+        except Exception as error:
+            say_where(error, self.plan)
+            raise
+        if found is None:
+            return None
+        self._placed, run = found
+        return slice_payload(run.block.data, self._placed.first, self._placed.last)
+
+
+def _copy(
+    stages: list[Stage], caller: str, source: RowSource | None, schemas: dict[str, Any]
+) -> EpochRows:
+    rows = EpochRows.__new__(EpochRows)
+    rows._begin(stages, caller, source)
+    rows.plan.inputs.schemas.adopt(schemas)
+    return rows

@@ -1,0 +1,243 @@
+"""``write_parquet``, ``write_arrow`` and ``write_json``: a pipeline's rows as files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainpipes._internal.checks import require, whole_number
+from trainpipes.errors import DataError, SchemaError
+from trainpipes.filesystems.output_file import OutputFile
+from trainpipes.filesystems.retry import NORMAL, Retry
+from trainpipes.interfaces.options import either
+from trainpipes.writers.executor import Executor
+from trainpipes.writers.json_lines import NoJson, lines_of
+from trainpipes.writers.output_folder import Manifest
+from trainpipes.writers.table_groups import compact
+from trainpipes.writers.write import ANY, Format, Output, write
+
+if TYPE_CHECKING:
+    from trainpipes.pipeline.chain import Pipeline
+
+#: A group's rows and bytes in memory, where its rows are not counted. A row group of Parquet is small enough
+#: to be shuffled and dealt, and large enough to be worth a request.
+GROUP_ROWS, GROUP_BYTES, OTHER_GROUP_BYTES = 16_384, 8 << 20, 4 << 20
+#: Bytes of rows in memory after which a file ends, where neither rows nor files are counted.
+FILE_BYTES = 512 << 20
+CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4")
+ARROW_CODECS = ("zstd", "lz4")
+JSON_SUFFIXES = {"gzip": ".jsonl.gz", "zstd": ".jsonl.zst"}
+#: What the programs of these names take; Arrow's gzip is at 9, up to 3 times as slow for 1 % less.
+JSON_LEVELS = {"gzip": 6, "zstd": 3}
+
+
+def write_parquet(
+    pipeline: Pipeline,
+    folder: str | os.PathLike[str],
+    *,
+    row_group_size: int | None = None,
+    rows_per_file: int | None = None,
+    num_files: int | None = None,
+    compression: str | None = "zstd",
+    overwrite: bool = False,
+    executor: Executor | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    retry: Retry | Mapping[str, Any] = NORMAL,
+) -> Manifest:
+    """Write the rows of one epoch to Parquet files, in order and without ``sharding_filter``.
+
+    After a kill the same call goes on after the last whole file; when all are there, it does nothing.
+
+    Args:
+        folder: a path or fsspec URL, new or empty, for "part-00000.parquet" and so on, and "_manifest.json",
+            which appears last.
+        row_group_size: rows in each row group; if left out, 8 MiB in memory, 16,384 rows at most.
+        rows_per_file: rows in each file; or
+        num_files: number of files, where rows are counted. If both are left out, files are of 512 MiB in
+            memory.
+        compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
+        overwrite: whether to remove what was written there before.
+        executor: ``trainpipes.writers.Threads(n)``, ``Processes(n)`` or ``Ray(address)``, where rows are
+            counted and ``num_files`` or ``rows_per_file`` is given; None for this thread.
+        storage_options: of the folder's file system.
+        retry: how long failing requests to a URL are made again.
+
+    Raises:
+        ConfigError: the pipeline batches, repeats or has no rows; the folder holds other files, is part of
+            the input, or cannot be written; or ``executor`` does not fit.
+        DataChangedError: the input, or a file that was written, has changed.
+        SchemaError: rows have no columns, or not all the same.
+        WorkerError: a worker process has died.
+
+    >>> import tempfile, pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"x": range(10)})).filter(lambda row: row["x"] % 2)
+    >>> written = rows.write_parquet(tempfile.mkdtemp(), rows_per_file=2)
+    >>> written.rows, len(written.files)
+    (5, 3)
+    """
+    check_codec(compression, CODECS, "write_parquet")
+    check_group(row_group_size, "write_parquet")
+    options = {"row_group_size": row_group_size, "compression": compression}
+    form = parquet_form("write_parquet", options, row_group_size, compression)
+    out = Output(folder, num_files, rows_per_file, overwrite, storage_options, retry)
+    return write(pipeline, form, out, executor)
+
+
+def write_arrow(
+    pipeline: Pipeline,
+    folder: str | os.PathLike[str],
+    *,
+    row_group_size: int | None = None,
+    rows_per_file: int | None = None,
+    num_files: int | None = None,
+    compression: str | None = None,
+    overwrite: bool = False,
+    executor: Executor | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    retry: Retry | Mapping[str, Any] = NORMAL,
+) -> Manifest:
+    """Write the rows of one epoch to Arrow IPC files (Feather), "part-00000.arrow" and so on.
+
+    Args:
+        row_group_size: rows in each record batch; if left out, 4 MiB of rows, and 16,384 rows at most.
+        compression: "zstd", "lz4" or None, with which files can be mapped into memory.
+        folder, rows_per_file, num_files, overwrite, executor, storage_options, retry: as in
+            ``write_parquet``.
+
+    Raises:
+        ConfigError, SchemaError: as ``write_parquet``.
+    """
+    check_codec(compression, ARROW_CODECS, "write_arrow")
+    check_group(row_group_size, "write_arrow")
+    form = Format(
+        "write_arrow", ".arrow", partial(_Arrow, compression),
+        {"row_group_size": row_group_size, "compression": compression},
+        row_group_size or GROUP_ROWS, ANY if row_group_size else OTHER_GROUP_BYTES, FILE_BYTES,
+    )  # fmt: skip
+    out = Output(folder, num_files, rows_per_file, overwrite, storage_options, retry)
+    return write(pipeline, form, out, executor)
+
+
+def write_json(
+    pipeline: Pipeline,
+    folder: str | os.PathLike[str],
+    *,
+    rows_per_file: int | None = None,
+    num_files: int | None = None,
+    compression: Literal["gzip", "zstd"] | None = None,
+    overwrite: bool = False,
+    executor: Executor | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    retry: Retry | Mapping[str, Any] = NORMAL,
+) -> Manifest:
+    """Write the rows of one epoch to JSON lines, "part-00000.jsonl" and so on. Dates, times and decimals
+    become text.
+
+    Args:
+        compression: "gzip", "zstd" or None.
+        folder, rows_per_file, num_files, overwrite, executor, storage_options, retry: as in
+            ``write_parquet``.
+
+    Raises:
+        ConfigError, SchemaError: as ``write_parquet``.
+        DataError: bytes, NaN or infinity, for which JSON has no form.
+    """
+    check_codec(compression, JSON_SUFFIXES, "write_json")
+    form = Format(
+        "write_json", JSON_SUFFIXES.get(compression or "", ".jsonl"), partial(_Lines, compression),
+        {"compression": compression}, GROUP_ROWS, OTHER_GROUP_BYTES, FILE_BYTES,
+    )  # fmt: skip
+    out = Output(folder, num_files, rows_per_file, overwrite, storage_options, retry)
+    return write(pipeline, form, out, executor)
+
+
+def check_codec(compression: object, known: Collection[str], caller: str) -> None:
+    good = compression is None or compression in known
+    require(good, f"{caller}(compression)", f"{either([*known])}, or None", compression)
+
+
+def check_group(rows: int | None, caller: str) -> None:
+    if rows is not None:
+        whole_number(rows, 1, f"{caller}(row_group_size)", "rows in each group")
+
+
+def parquet_form(
+    caller: str,
+    options: dict[str, Any],
+    row_group_size: int | None,
+    compression: str | None,
+    level: int | None = None,
+    metadata: dict[bytes, bytes] | None = None,
+    **how: Any,
+) -> Format:
+    how |= {"compression": compression or "none", "compression_level": level}
+    return Format(
+        caller, ".parquet", partial(_Parquet, how | {"write_page_checksum": True}, metadata), options,
+        row_group_size or GROUP_ROWS, ANY if row_group_size else GROUP_BYTES, FILE_BYTES,
+    )  # fmt: skip
+
+
+class _Parquet:
+    def __init__(self, how: Any, metadata: Any, file: Any, schema: pa.Schema) -> None:
+        self.columns = columns_of(schema)
+        try:
+            self._writer = pq.ParquetWriter(file, schema.with_metadata(metadata), **how)
+        except pa.ArrowNotImplementedError as error:
+            if len(schema) > 1:
+                for column in schema:  # which one it is
+                    _Parquet({}, None, pa.BufferOutputStream(), pa.schema([column])).close()
+            raise SchemaError(
+                f"column {schema[0].name!r} holds {schema[0].type}, which Parquet cannot hold ({error}): "
+                "leave it out by select() or columns=[...], or make another column of it"
+            ) from error
+
+    def write(self, group: pa.Table, first_row: int) -> None:
+        # In one chunk: where others begin, pages may, too.
+        self._writer.write_table(group.combine_chunks(), max(1, len(group)))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Arrow:
+    def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
+        self.columns, options = columns_of(schema), pa.ipc.IpcWriteOptions(compression=compression)
+        self._writer = pa.ipc.new_file(file, schema, options=options)
+
+    def write(self, group: pa.Table, first_row: int) -> None:
+        # Of slices it would write what their buffers hold besides.
+        self._writer.write_table(compact(group), max(1, len(group)))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def columns_of(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: str(field.type) for field in schema}
+
+
+class _Lines:
+    """One file. Compressed, each group is a gzip member or zstd frame of its own, to read from."""
+
+    def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
+        self.columns, self._file = columns_of(schema), file
+        self._compress: Callable[[bytes], Any] = bytes
+        if compression is not None:
+            self._compress = pa.Codec(compression, JSON_LEVELS[compression]).compress
+
+    def write(self, group: pa.Table, first_row: int) -> None:
+        try:
+            lines = lines_of(group)
+        except NoJson as error:
+            row = None if error.row is None else first_row + error.row
+            where = "" if row is None else f" (row {row:,} of those written)"
+            raise DataError(f"write_json(): column {error}{where}", stage="write_json()") from None
+        self._file.write(self._compress(lines))
+
+    def close(self) -> None:
+        """Nothing follows the last row."""

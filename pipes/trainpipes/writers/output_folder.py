@@ -1,0 +1,405 @@
+"""Files that tasks make, each whole or not there, and a manifest that appears last.
+
+part-00000.parquet      a whole file; a task may make several, whose names begin alike
+_manifest.json          of each file its rows, bytes and CRC-32; appears last
+_unfinished/            until then:
+    about.json              what is being written
+    *.done.json             of each whole file: rows, bytes, CRC-32, and where the next one begins
+    *.part                  files in work
+    lock                    who writes
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+from zlib import crc32
+
+from trainpipes._internal.checks import flag
+from trainpipes._internal.progress import Progress
+from trainpipes.errors import (
+    ConfigError,
+    DataChangedError,
+    SchemaError,
+    StateError,
+    TrainpipesError,
+    UnreachableError,
+    UnreadableError,
+)
+from trainpipes.filesystems.output_file import OutputFile
+from trainpipes.filesystems.places import LOCK_NAME, MANIFEST, OURS, WORK, Place, clean_up, place_at
+from trainpipes.state.identity import check_identity, first_difference, said, take_over
+from trainpipes.writers.executor import Executor, Threads
+
+ABOUT = f"{WORK}/about.json"
+#: What the name of a sidecar ends with, after that of its file.
+SIDECAR = ".done.json"
+#: What is in the folder of what is not finished where nothing is whole.
+KEPT = {"about.json", LOCK_NAME}
+#: Bytes that are read from a file at once.
+BLOCK_BYTES = 4 << 20
+#: The number of the manifest's form.
+FORM = 1
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """What is known of a whole file.
+
+    Attributes:
+        cursor: where the next file's rows begin; not in the manifest.
+        notes: further entries of the manifest.
+        file: its name; ``run`` sets this and the following.
+        beside: further files of the task, and their bytes.
+    """
+
+    rows: int
+    columns: dict[str, str] | None = None
+    cursor: Any = None
+    notes: dict[str, Any] = field(default_factory=dict)
+    file: str = ""
+    bytes: int = 0
+    crc32: str = ""
+    beside: dict[str, int] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+T = TypeVar("T", bound=Task)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The files that were written.
+
+    Attributes:
+        folder: a path or URL.
+        files: paths or URLs of the files, in the order of the rows.
+        rows: in all files.
+        bytes: of all files.
+        columns: names and types.
+        kept: number of files that were there already.
+        entries: what is known of each file.
+        notes: of the writer.
+    """
+
+    folder: str
+    files: tuple[str, ...]
+    rows: int
+    bytes: int
+    columns: dict[str, str] = field(repr=False)
+    kept: int = field(compare=False)
+    entries: tuple[FileInfo, ...] = field(repr=False)
+    notes: dict[str, Any] = field(default_factory=dict, repr=False)
+    _place: Place | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def verify(self) -> None:
+        """Compare all files with the manifest's checksums: 1 to 3 GB/s.
+
+        Raises:
+            DataChangedError: one has changed since it was written.
+        """
+        place = self._place or place_at(self.folder, "verify")
+        _check_there(place, self.entries)
+        for info in self.entries:
+            check = 0
+            for start in range(0, info.bytes, BLOCK_BYTES):
+                check = crc32(place.read(info.file, start, start + BLOCK_BYTES), check)
+            if f"{check:08x}" != info.crc32:
+                raise _changed(place.at(info.file), "its bytes are not those that were written")
+
+
+class OutputFolder:
+    """A folder that one job writes to. Entered, it is locked and knows what is there. No later run goes on
+    where the "pipeline" of ``about`` is None.
+    """
+
+    def __init__(self, place: Place, about: Mapping[str, Any], *, overwrite: bool = False) -> None:
+        self.place, self.caller = place, place.caller
+        self.files: dict[str, FileInfo] = {}
+        self.finished: Manifest | None = None
+        self.about = json.loads(json.dumps(about))
+        self._overwrite = flag(overwrite, f"{self.caller}(overwrite)")
+        #: Rows of a pipeline can be distinguished from others, and what was written of them goes on.
+        self._goes_on = self.about.get("pipeline", "") is not None
+
+    @property
+    def columns(self) -> dict[str, str] | None:
+        return next((info.columns for info in self.files.values()), None)
+
+    def __enter__(self) -> OutputFolder:
+        with ExitStack() as stack:
+            names = self.place.sizes()
+            if not self._is_finished(names) or WORK in names:
+                stack.enter_context(self.place.locked())
+                self._open()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        server_is_gone = isinstance(error, UnreachableError) and (error.attempts or 0) > 1
+        with self._stack:
+            if self.finished is None and not server_is_gone:
+                with suppress(OSError, TrainpipesError):
+                    if not self._goes_on:
+                        self._clear()
+                    self._sweep()  # which makes room on a disk that is full
+                    if self.place.sizes(WORK).keys() <= KEPT:
+                        self.place.remove(ABOUT)
+
+    def note(self, info: FileInfo) -> None:
+        if self.columns is not None and info.columns != self.columns:
+            raise SchemaError(
+                f"{self.caller}(): the files written so far have columns {self.columns}, and the next rows "
+                f"have {info.columns}; write all anew with overwrite=True",
+                stage=self.caller,
+            )
+        self.files[info.file] = info
+
+    def finish(self, notes: Mapping[str, Any], kept: int) -> Manifest:
+        files = [asdict(info) for info in sorted(self.files.values(), key=_in_order)]
+        for entry in files:
+            del entry["columns"], entry["cursor"]
+        content: dict[str, Any] = {
+            "trainpipes_files": FORM, "columns": self.columns or {},
+            "rows": sum(info.rows for info in self.files.values()), "files": files,
+            "notes": dict(notes), **self.about,
+        }  # fmt: skip
+        write_json(self.place, MANIFEST, content)
+        with clean_up(self.place.at(WORK)):
+            self._sweep()
+            self._clear()
+        return self._end(content, kept)
+
+    def _end(self, content: Mapping[str, Any], kept: int) -> Manifest:
+        place, columns = self.place, content["columns"]
+        entries = tuple(FileInfo(columns=columns, **entry) for entry in content["files"])
+        self.finished = Manifest(
+            place.root, tuple(place.at(one.file) for one in entries), content["rows"],
+            sum(one.bytes for one in entries), columns, kept, entries, content["notes"], _place=place,
+        )  # fmt: skip
+        return self.finished
+
+    def _is_finished(self, names: Collection[str]) -> bool:
+        if MANIFEST not in names or self._overwrite:
+            return False
+        if not self._goes_on:
+            raise ConfigError(
+                f"{self.caller}(): {self.place.root} exists already: pass overwrite=True, or give another "
+                "folder",
+                path=self.place.root,
+            )
+        found = self._read(MANIFEST)
+        if found.get("trainpipes_files") != FORM:
+            raise _damaged(self.place.at(MANIFEST))
+        self._check_same(found)
+        try:
+            finished = self._end(found, len(found["files"]))
+        except (KeyError, TypeError) as error:
+            raise _damaged(self.place.at(MANIFEST)) from error
+        _check_there(self.place, finished.entries)
+        return True
+
+    def _open(self) -> None:
+        names, work = self.place.sizes(), self.place.sizes(WORK)
+        if self._is_finished(names):
+            # Another one has finished it, or was killed thereafter.
+            with clean_up(self.place.at(WORK)):
+                self._clear()
+            return
+        begun = "about.json" in work
+        if MANIFEST in names:  # what is there is a writer's, also without the manifest
+            write_json(self.place, ABOUT, {})
+            self.place.remove(MANIFEST)
+        elif not begun and any(name != WORK and not name.startswith(".") for name in names):
+            raise ConfigError(
+                f"{self.caller}(): {self.place.root} holds files that no writer has written: give a folder "
+                "that is empty, or not there yet",
+                path=self.place.root,
+            )
+        before = self._read(ABOUT) if begun and not self._overwrite else {}
+        if not (self._goes_on or before.get("pipeline")):
+            before = {}
+        done = [f"{WORK}/{name}" for name in work if name.endswith(SIDECAR)]
+        if before and done:
+            self._check_same(before)
+            self._note_all(done)
+        elif before != self.about:
+            self._clear()
+        write_json(self.place, ABOUT, self.about)
+        self._sweep()
+
+    def _note_all(self, sidecars: list[str]) -> None:
+        infos = []
+        texts = self.place.read_all([(name, None, None) for name in sidecars])
+        for name, text in zip(sidecars, texts, strict=True):
+            try:
+                infos.append(FileInfo(**json.loads(text)))
+            except (ValueError, TypeError) as error:
+                raise _damaged(self.place.at(name)) from error
+        self.files = {info.file: info for info in sorted(infos, key=_in_order)}
+        _check_there(self.place, infos)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        with suppress(ValueError):
+            if isinstance(found := json.loads(self.place.read(name)), dict):
+                return found
+        raise _damaged(self.place.at(name))
+
+    def _clear(self) -> None:
+        work = self.place.sizes(WORK)
+        self.place.remove(
+            *(f"{WORK}/{n}" for n, size in work.items() if size >= 0 and n != LOCK_NAME)
+        )
+        for folder in [name for name, size in work.items() if size < 0]:
+            self.place.remove(f"{WORK}/{folder}", recursive=True)
+
+    def _sweep(self) -> None:
+        work, ours = self.place.sizes(WORK), filter(OURS.fullmatch, self.place.sizes())
+        done = {_stem(name) for name in work if name.endswith(SIDECAR)}
+        self.place.remove(
+            *(f"{WORK}/{name}" for name in work if name.endswith(".part")),
+            *(name for name in ours if _stem(name) not in done),
+        )
+
+    def _check_same(self, before: Mapping[str, Any]) -> None:
+        root, mine = self.place.root, self.about
+        found, what = first_difference(before.get("options"), mine.get("options")), ""
+        if found is not None:
+            what = f"files that {self.caller}() wrote with {found[0]}: {said(found[1])}, now "
+            what += said(found[2])
+        old, new = (one.get("pipeline") or {"stages": []} for one in (before, mine))
+        same_files = copy.deepcopy(old)
+        take_over(same_files, new)  # what they hold is looked at below
+        try:
+            check_identity(json.dumps(same_files), json.dumps(new))
+        except StateError as error:
+            what = what or f"the rows of another pipeline, {str(error).split('; ')[0]}"
+        if what:
+            raise ConfigError(
+                f"{root} holds {what}; write the same pipeline with the same options, give another folder, "
+                "or overwrite=True",
+                path=root,
+            )
+        if before.get("inputs") != mine.get("inputs") or same_files != old:
+            raise DataChangedError(
+                f"{self.caller}(): the input was changed, as its files' content, times or etags say, since "
+                f"{root} was begun (a copy counts as changed, too): begin anew with overwrite=True",
+                path=root,
+            )
+
+
+def run(
+    tasks: Iterable[T],
+    make: Callable[[T, OutputFile, Any], FileInfo],
+    folder: OutputFolder,
+    executor: Executor,
+    *,
+    open_state: Callable[[], Any] = object,
+    total: int | None = None,
+    job: str = "writing",
+    notes: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Make the files of tasks that are not whole yet, each with its sidecar, and at the end the manifest.
+
+    Args:
+        make: writes the file of a task, and calls ``file.advance(rows)``.
+        open_state: called once in each worker.
+        notes: further entries of the manifest.
+    """
+    if folder.finished is not None:
+        return folder.finished
+    kept, place = len(folder.files), folder.place
+    with Progress(f"{job} {place.root.rpartition('/')[2]}", total, "rows") as progress:
+        progress.skip(sum(info.rows for info in folder.files.values()))
+        here = isinstance(executor, Threads)  # others tell of rows when their file is whole
+        work = partial(make_file, make, place, progress.advance if here else None)
+        missing = (task for task in tasks if task.name not in folder.files)
+        with closing(executor.map_unordered(work, missing, open_state)) as done:  # type: ignore[type-var]
+            for _, info in done:
+                folder.note(info)
+                if not here:
+                    progress.advance(info.rows)
+    if not folder.files:
+        raise ConfigError(
+            f"{folder.caller}(): the pipeline has no rows, and nothing was written: check what filters it"
+        )
+    return folder.finish(notes or {}, kept)
+
+
+def make_file(
+    make: Callable[[Any, OutputFile, Any], FileInfo], place: Place, show: Callable[[int], None] | None,
+    task: Task, state: Any,
+) -> FileInfo:  # fmt: skip
+    """Write the files of a task, and then its sidecar."""
+    name, beside = task.name, dict[str, OutputFile]()
+
+    def open_beside(ending: str) -> OutputFile:
+        other = f"{_stem(name)}{ending}"
+        beside[other] = files.enter_context(place.file(other))
+        return beside[other]
+
+    try:
+        with ExitStack() as files:
+            file = files.enter_context(place.file(name, show))
+            file.beside = open_beside
+            info = make(task, file, state)
+        info = replace(
+            info, file=name, bytes=file.size, crc32=f"{file.check:08x}",
+            beside={other: beside[other].size for other in sorted(beside)},
+        )  # fmt: skip
+        write_json(place, f"{WORK}/{name}{SIDECAR}", asdict(info))
+    except TrainpipesError as error:
+        if error.path is None:
+            error.message = f"{error.message} (while making {task})"
+        raise
+    except Exception as error:
+        error.add_note(f"while making {task}")
+        raise
+    return info
+
+
+def write_json(place: Place, name: str, content: Any) -> None:
+    with place.file(name) as file:
+        file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
+
+
+def _check_there(place: Place, files: Collection[FileInfo]) -> None:
+    sizes = place.sizes() if files else {}
+    for info in files:
+        for name, size in {info.file: info.bytes, **info.beside}.items():
+            if name not in sizes:
+                raise _changed(place.at(name), os.strerror(errno.ENOENT))
+            if sizes[name] != size:
+                how = f"it has {sizes[name]:,} bytes, and {size:,} were written"
+                raise _changed(place.at(name), how)
+
+
+def _stem(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _in_order(info: FileInfo) -> tuple[int, str]:
+    return len(info.file), info.file
+
+
+def _damaged(path: str) -> UnreadableError:
+    return UnreadableError(
+        f"{path} is damaged, or of another version: remove the folder and write it anew", path=path
+    )
+
+
+def _changed(path: str, how: str) -> DataChangedError:
+    return DataChangedError(
+        f"{path} is not as it was written: {how}; write it anew with overwrite=True", path=path
+    )

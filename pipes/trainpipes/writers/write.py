@@ -1,0 +1,260 @@
+"""Writes the rows of one epoch to files in a folder: what all formats share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise, repeat
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from trainpipes._internal.checks import whole_number
+from trainpipes._internal.types import IntArray
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.errors import ConfigError, DataChangedError
+from trainpipes.filesystems.output_file import OutputFile
+from trainpipes.filesystems.places import place_at
+from trainpipes.filesystems.retry import NORMAL, Retry
+from trainpipes.writers.epoch_rows import EpochRows
+from trainpipes.writers.executor import Executor, Threads, checked_executor
+from trainpipes.writers.inputs import open_output
+from trainpipes.writers.output_folder import FileInfo, Manifest, OutputFolder, run
+
+if TYPE_CHECKING:
+    from trainpipes.pipeline.chain import Pipeline
+
+
+class FileWriter(Protocol):
+    @property
+    def columns(self) -> dict[str, str]:
+        """Names and types, as the manifest has them; known when it is closed."""
+        ...
+
+    def write(self, group: Any, first_row: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+#: What rows are read from: ``EpochRows`` or ``OnceTables``.
+Rows = Any
+#: More rows or bytes than there are.
+ANY = 1 << 62
+
+
+@dataclass(frozen=True)
+class Format:
+    """How rows are written. Pickles."""
+
+    caller: str
+    suffix: str
+    open: Callable[[Any, Any], FileWriter]
+    options: dict[str, Any]
+    #: Rows that are written together, and their bytes, at most.
+    group_rows: int
+    group_bytes: int
+    #: After which a file ends, where neither rows nor files are counted.
+    file_bytes: int
+    #: What the name of another file of each task ends with.
+    beside: str = ""
+
+    def name_of(self, number: int) -> str:
+        return f"part-{number:05d}{self.suffix}"
+
+    @property
+    def names(self) -> list[str]:
+        return [f"part-00000{ending}" for ending in (self.suffix, self.beside) if ending]
+
+
+@dataclass(frozen=True)
+class FileTask:
+    name: str
+    start: int
+    length: int | None
+    #: Whether these rows must be there; else the file ends with the rows, or with its bytes.
+    exact: bool = True
+
+    def __str__(self) -> str:
+        if not self.exact or self.length is None:
+            return f"{self.name}, from row {self.start:,} on"
+        return f"{self.name}, rows {self.start:,} to {self.start + self.length - 1:,}"
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where rows are written, and how many go into each file."""
+
+    folder: str | os.PathLike[str]
+    num_files: int | None
+    rows_per_file: int | None
+    overwrite: bool
+    storage_options: Mapping[str, Any] | None
+    retry: Retry | Mapping[str, Any] = NORMAL
+    #: What names end with that the next run would read, too, unless the source says so.
+    suffixes: Sequence[str] | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        return self.num_files is not None or self.rows_per_file is not None
+
+    def open(self, form: Format, reads: Any, workers: Executor, **about: Any) -> OutputFolder:
+        """The folder, to be entered; ``reads`` is a plan, or anything else that may read files."""
+        place = place_at(self.folder, form.caller, self.storage_options, self.retry)
+        options = {"format": form.caller.removeprefix("write_"), **form.options}
+        options |= {"num_files": self.num_files, "rows_per_file": self.rows_per_file}
+        return open_output(
+            place, reads, form.names, workers, {"options": options, **about}, self.overwrite,
+            self.suffixes,
+        )  # fmt: skip
+
+    def edges(self, rows: int, files: int = 1) -> IntArray:
+        """The first row of each file, and the end: int64 ``[files + 1]``; ``files`` unless the user says."""
+        if self.rows_per_file is not None:
+            return np.append(np.arange(0, rows, self.rows_per_file, dtype=np.int64), rows)
+        files = self.num_files or files
+        numbers = np.arange(files + 1, dtype=np.int64)
+        return numbers * (rows // files) + np.minimum(numbers, rows % files)
+
+    def check(self, rows: int | None, caller: str) -> None:
+        """Raise ConfigError unless that many rows can be cut so."""
+        files, each = self.num_files, self.rows_per_file
+        if files is not None:
+            whole_number(files, 1, f"{caller}(num_files)", "how many to write")
+        if each is not None:
+            whole_number(each, 1, f"{caller}(rows_per_file)", "rows in each file")
+        if files is None:
+            return
+        if each is not None:
+            raise ConfigError(
+                f"{caller}() takes num_files or rows_per_file, got num_files={files} and "
+                f"rows_per_file={each}: give one of the two"
+            )
+        if rows is None:
+            raise ConfigError(
+                f"{caller}(num_files={files}) needs to know how many rows there are, and that is known only "
+                "when all are read: give rows_per_file=... instead"
+            )
+        if files > rows:
+            raise ConfigError(
+                f"{caller}(num_files={files}): each file has a row at least, and there are {rows:,} rows: "
+                "give fewer files"
+            )
+
+
+def write(
+    source: Pipeline | EpochRows, form: Format, out: Output, executor: Executor | None
+) -> Manifest:
+    workers = checked_executor(executor, form.caller, Threads(1))
+    with workers:  # before anything is read: Ray starts processes
+        rows = source if isinstance(source, EpochRows) else EpochRows(source, form.caller)
+        out.check(rows.count, form.caller)
+        alone = workers == Threads(1)
+        if not alone:
+            _check_cut(rows, out, workers)
+        with out.open(form, rows.plan, workers) as folder, closing(rows):
+            if folder.finished is None and (folder.files or not alone):
+                rows.know_columns()
+            if alone:
+                return _write_in_turn(rows, rows.count, rows.plan.counted, form, out, folder)
+            edges = out.edges(rows.count or 0).tolist()
+            tasks = (
+                FileTask(form.name_of(n), a, b - a) for n, (a, b) in enumerate(pairwise(edges))
+            )
+            make, copied = partial(_make_part, form), partial(copy, rows)
+            return run(tasks, make, folder, workers, open_state=copied, total=rows.count)
+
+
+def write_once(rows: Rows, reads: Any, count: int | None, form: Format, out: Output) -> Manifest:
+    """Write rows that can be read once: where that fails nothing is left, and no later run goes on."""
+    out.check(count, form.caller)
+    with out.open(form, reads, Threads(1), pipeline=None) as folder:
+        return _write_in_turn(rows, count, False, form, out, folder)
+
+
+def _write_in_turn(
+    rows: Rows, total: int | None, exact: bool, form: Format, out: Output, folder: OutputFolder
+) -> Manifest:
+    lengths: Iterable[int | None] = repeat(out.rows_per_file)
+    exact = exact and bool(total) and out.is_cut
+    if total and out.is_cut:
+        lengths = np.diff(out.edges(total)).tolist()
+
+    def tasks() -> Iterator[FileTask]:
+        """Each is done before the next one is asked for."""
+        start, at, cursor = 0, -1, None
+        for number, length in enumerate(lengths):
+            name = form.name_of(number)
+            if name not in folder.files:
+                if at != start:
+                    rows.open(cursor, start)
+                if not exact and not rows.has_rows():
+                    return
+                yield FileTask(name, start, length, exact)
+                at = start + folder.files[name].rows
+            start, cursor = start + folder.files[name].rows, folder.files[name].cursor
+
+    def make(task: FileTask, file: OutputFile, _: Any) -> FileInfo:
+        return _make(form, task, file, rows)
+
+    return run(tasks(), make, folder, Threads(1), total=total)
+
+
+def _make_part(form: Format, task: FileTask, file: OutputFile, rows: EpochRows) -> FileInfo:
+    assert task.length is not None
+    rows.open_part(task.start, task.start + task.length)
+    with closing(rows):
+        return _make(form, task, file, rows)
+
+
+def _make(form: Format, task: FileTask, file: OutputFile, rows: Rows) -> FileInfo:
+    """Write the rows of a file, so many or as many as it has room for."""
+    done, columns = 0, {}
+    left, room = (ANY, form.file_bytes) if task.length is None else (task.length, ANY)
+    if rows.has_rows():
+        with closing(form.open(file, rows.schema)) as writer:
+            while done < left and room > 0:
+                found = rows.group(min(form.group_rows, left - done), form.group_bytes)
+                if found is None:
+                    break
+                group, size = found
+                writer.write(group, task.start + done)
+                done, room = done + len(group), room - size
+                file.advance(len(group))
+                del found, group  # before the next rows are read
+        columns = writer.columns
+    if task.exact and done != task.length:
+        raise DataChangedError(
+            f"{form.caller}(): the rows of {task.name} end before row {task.start + done + 1:,}: the input "
+            "has changed; begin anew with overwrite=True"
+        )
+    return FileInfo(done, columns, rows.cursor)
+
+
+def _check_cut(rows: EpochRows, out: Output, executor: Executor) -> None:
+    """Raise unless it is known which rows each file has, before any is read."""
+    plan, option = rows.plan, f"{rows.caller}(executor={executor})"
+    if not plan.counted:
+        stages = plan.chain.stages
+        odd = next((stage for stage in stages if not stage.keeps_rows), stages[0])
+        raise ConfigError(
+            f"{option} gives each worker the rows of one file, and how many rows {odd} gives is known only "
+            "when all are read: leave executor out, or write the rows before that stage"
+        )
+    if not out.is_cut:
+        raise ConfigError(
+            f"{option} gives each worker the rows of one file: say how many by num_files=... or "
+            "rows_per_file=..."
+        )
+    refuse_functions(plan, executor, rows.caller)
+
+
+def refuse_functions(plan: Plan, executor: Executor, caller: str) -> None:
+    if isinstance(executor, Threads) and executor.n > 1 and plan.runs_user_code:
+        raise ConfigError(
+            f"{caller}(executor={executor}) would call functions of yours in several threads at once: give "
+            f"Processes({executor.n}), or leave executor out"
+        )
