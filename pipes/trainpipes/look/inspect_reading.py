@@ -206,8 +206,7 @@ def _opened(reader: str, files: FileList, bad_rows: str) -> RowSource:
 
 
 def _source(pipeline: Any) -> RowSource:
-    source = plan_of(pipeline).inputs.listed
-    return source
+    return plan_of(pipeline).inputs.listed
 
 
 def reason_of(name: str, error: Exception) -> str:
