@@ -27,7 +27,7 @@ import pyarrow as pa
 import trainpipes as tp
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
-from trainpipes.columns.run import Cursors, Run, RunSource
+from trainpipes.columns.run import Cursors, Run
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes_recipes.samples import function_pairs, train_tokenizer
@@ -49,35 +49,18 @@ def table_of(lengths: IntArray) -> pa.Table:
     return pa.table({"input_ids": pa.ListArray.from_arrays(offsets, ids)})
 
 
-class Runs:
+def runs_of(table: pa.Table) -> Iterator[Run]:
     """A table in runs, as a pipeline would give them."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self.table = table
-        self.row = 0
-
-    def next_run(self) -> Run:
-        if self.row >= len(self.table):
-            raise StopIteration
-        rows = np.arange(self.row, min(self.row + RUN_ROWS, len(self.table)))
-        block = Block(self.table.slice(self.row, len(rows)), rows)
-        cursors = Cursors.counting({"epoch": 0, "window": 0}, np.append(rows, self.row + len(rows)))
-        self.row += len(rows)
-        return Run(block, cursors)
-
-
-def all_runs(runs: RunSource) -> Iterator[Run]:
-    """All runs to the end."""
-    while True:
-        try:
-            yield runs.next_run()
-        except StopIteration:
-            return
+    for row in range(0, len(table), RUN_ROWS):
+        rows = np.arange(row, min(row + RUN_ROWS, len(table)))
+        block = Block(table.slice(row, len(rows)), rows)
+        cursors = Cursors.counting({"epoch": 0, "window": 0}, np.append(rows, row + len(rows)))
+        yield Run(block, cursors)
 
 
 def packed(table: pa.Table, length: int, **options: Any) -> Iterator[Run]:
     """The runs that ``pack`` makes of a table."""
-    return all_runs(Pack(length, **options).open(lambda _: Runs(table), {}))
+    return Pack(length, **options).open(lambda _: runs_of(table), {})
 
 
 def rows_of(runs: Iterable[Run]) -> list[dict[int, int]]:
@@ -291,7 +274,7 @@ def costs_of(
         edges = np.concatenate([[0], np.cumsum(chars)])
         edges = edges[: np.searchsorted(edges, len(text))].tolist()  # no text comes twice
         texts = pa.array([text[a:b] for a, b in pairwise(edges)], pa.large_string())
-        runs = list(all_runs(Runs(pa.table({"text": texts}))))
+        runs = list(runs_of(pa.table({"text": texts})))
         engines = {
             "tokenize": Tokenize(tokenizer=str(path), add_eos="<eos>", engine="tokenizers"),
             "tokenize, the fastest engine there is": Tokenize(tokenizer=str(path), add_eos="<eos>"),

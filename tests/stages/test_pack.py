@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader
 import trainpipes as tp
 from drawn import examples
 from trainpipes.columns.block import Block
-from trainpipes.columns.run import Cursors, Run, RunSource
+from trainpipes.columns.run import Cursors, Run
 from trainpipes.sources.arrow import from_arrow as arrow
 from trainpipes.stages.batch import Batch as BatchStage
 from trainpipes.stages.pack import Pack as PackStage
@@ -128,12 +129,12 @@ def test_a_cursor_of_concatenated_documents_counts_tokens_of_one() -> None:
 
 @EVERY
 def test_positions_do_not_keep_what_is_passed(method: Any) -> None:
-    class Below:
+    class Below(Iterator[Run]):
         """Endless runs of 5 documents of 3 tokens, each with a state of its own."""
 
         number = 0
 
-        def next_run(self) -> Run:
+        def __next__(self) -> Run:
             self.number += 1
             table = table_of([3] * 5)
             base = {"epoch": 0, "window": self.number}
@@ -141,9 +142,9 @@ def test_positions_do_not_keep_what_is_passed(method: Any) -> None:
 
     opened = PackStage(7, method=method, buffer_size=8).open(lambda state: Below(), {})
     batched = BatchStage(batch_size=3).open(lambda state: opened, {})
-    runs: list[RunSource] = [opened, batched]
+    runs = [opened, batched]
     for _ in range(300):
-        assert max(len(source.next_run().cursors.bases) for source in runs) < 20
+        assert max(len(next(source).cursors.bases) for source in runs) < 20
 
 
 MIXED = [int(n) for n in np.random.Generator(np.random.Philox(3)).integers(0, 12, 40)]

@@ -121,14 +121,6 @@ def unplaced(block: Block, bounds: IntArray | None = None) -> Run:
     return Run(block, Cursors(({},), none, none), bounds)
 
 
-class RunSource(Protocol):
-    """What gives the runs of one shard."""
-
-    def next_run(self) -> Run:
-        """The next run, of one item or more; StopIteration ever after the end."""
-        ...
-
-
 def round_of(state: dict[str, Any]) -> tuple[int, int]:
     """Counts passes over all rows: the epoch, and in a mix that of the source behind."""
     place = innermost(state)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from trainpipes.columns.run import Cursors, Run, round_of
 from trainpipes.errors import DataError
 from trainpipes.order.layout import Layout, StreamLayout
@@ -53,6 +55,23 @@ class EmptyRounds:
         self._taken.clear()
         if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
             raise kept_nothing(stage)
+
+
+def not_empty(runs: Iterator[Run], stage: object) -> Iterator[Run]:
+    """The runs of a stage that have an item; raises after many epochs without. No run that was given is
+    held: its memory is free for the next one.
+    """
+    rounds = EmptyRounds()
+
+    def has_items(run: Run) -> bool:
+        if len(run):
+            rounds.gave()
+            return True
+        rounds.saw(run)
+        rounds.check(stage)
+        return False
+
+    return filter(has_items, runs)
 
 
 def kept_nothing(stage: object) -> DataError:

@@ -13,14 +13,14 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.bad_text import first_bad, naming_bad_text
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
-from trainpipes.columns.run import Run, RunSource, unplaced
+from trainpipes.columns.run import Run, unplaced
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.interfaces.blame import blame, each
 from trainpipes.interfaces.source import Reader, RowSource, RowStream
 from trainpipes.interfaces.stage import Role, Stage, made_once
 
 #: Opens the rows below a stage at a state of theirs.
-OpenBelow = Callable[[dict[str, Any]], RunSource]
+OpenBelow = Callable[[dict[str, Any]], Iterator[Run]]
 
 
 class RunStage(Stage):
@@ -228,8 +228,8 @@ class RegroupStage(Stage):
     """A stage with its own position: it cuts runs anew, so a shard's must come in order."""
 
     @abstractmethod
-    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
-        """The runs of one shard from this stage, opened at a cursor."""
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
+        """The runs of one shard from this stage, opened at a cursor; each has an item or more."""
 
 
 class BatchingStage(RegroupStage):

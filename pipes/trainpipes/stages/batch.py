@@ -9,10 +9,11 @@ import numpy as np
 from trainpipes._internal.checks import ColumnName, Count
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
-from trainpipes.columns.run import Run, RunSource
+from trainpipes.columns.run import Run
 from trainpipes.interfaces.blame import at_row
+from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage_kinds import BatchingStage, OpenBelow
-from trainpipes.stages.held import Held, Runs
+from trainpipes.stages.held import Held
 from trainpipes.stages.read_columns import lengths_of
 
 
@@ -124,8 +125,8 @@ class Batch(Budgeted):
     def keeps_rows(self) -> bool:  # type: ignore[override]
         return self.max_tokens is None
 
-    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
-        return Runs(self._cut(Held(self, below(at))), self)
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
+        return not_empty(self._cut(Held(self, below(at))), self)
 
     def _cut(self, held: Held) -> Iterator[Run]:
         needed, column = self.batch_size or 1, self.column or "input_ids"

@@ -10,11 +10,12 @@ import numpy as np
 from trainpipes._internal.checks import ColumnName, Count, Each, Ge, Seed
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import stretches
-from trainpipes.columns.run import Run, RunSource
+from trainpipes.columns.run import Run
+from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import OpenBelow
 from trainpipes.stages.batch import Budgeted
-from trainpipes.stages.held import Held, Runs, around, opened
+from trainpipes.stages.held import Held, around, opened
 from trainpipes.stages.pack_windows import some_of
 
 #: Buckets where nothing is said.
@@ -88,9 +89,9 @@ class BucketByLength(Budgeted):
     def resolve(self, below: Sequence[Stage]) -> Self:
         return self.resolved(_reorders=any(stage.reorders for stage in below))
 
-    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         at, used = opened(at)
-        return Runs(self._batches(Held(self, below(at)), used), self)
+        return not_empty(self._batches(Held(self, below(at)), used), self)
 
     def _batches(self, held: Held, used: int) -> Iterator[Run]:
         size, least = self.batch_size or 1, 0

@@ -9,11 +9,12 @@ import numpy as np
 
 from trainpipes._internal.checks import Function, Schema
 from trainpipes.columns.block import Block
-from trainpipes.columns.run import Cursors, Run, RunSource
+from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import DataError, StateError
 from trainpipes.interfaces.blame import blame
+from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage_kinds import OpenBelow, RegroupStage
-from trainpipes.stages.held import Runs, opened
+from trainpipes.stages.held import opened
 
 #: Rows in a run, at most.
 RUN_ROWS = 256
@@ -57,12 +58,12 @@ class FlatMap(RegroupStage):
     schema: Schema | None = None
     thread_safe: bool = False
 
-    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         at, used = opened(at)
-        return Runs(self._runs(below(at), used), self)
+        return not_empty(self._runs(below(at), used), self)
 
-    def _runs(self, below: RunSource, skip: int) -> Iterator[Run]:
-        for run in iter(below.next_run, None):
+    def _runs(self, below: Iterator[Run], skip: int) -> Iterator[Run]:
+        for run in below:
             take = self._draw_watch.around(lambda made, most: list(islice(made, most)))
             rows: list[Any] = []
             # Of each: the row it is made of, and how many made of that are used then.

@@ -13,29 +13,13 @@ import numpy as np
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.block import SOURCE_BIT, Block
-from trainpipes.columns.run import Cursors, Run, RunSource, innermost
+from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.errors import StateError
 from trainpipes.interfaces.empty_epoch_guard import EmptyRounds
 from trainpipes.order.layout import permutation
 
 #: Positions before an item of a window, and after each up to another.
 CursorsOf = Callable[[int, int], Cursors]
-
-
-class Runs:
-    """Runs of a generator with an item; raises after many epochs without. Whoever meets an error opens
-    the rows anew. No run that was given is held: its memory is free for the next one.
-    """
-
-    def __init__(self, runs: Iterator[Run], stage: object) -> None:
-        self._runs, self._stage, self._rounds = runs, stage, EmptyRounds()
-
-    def next_run(self) -> Run:
-        while not len(run := next(self._runs)):
-            self._rounds.saw(run)
-            self._rounds.check(self._stage)
-        self._rounds.gave()
-        return run
 
 
 def compact(cursors: Cursors) -> Cursors:
@@ -98,7 +82,7 @@ class _Joints:
 class Held:
     """Rows that wait, and the joints of epochs among them. ``alone``: of one epoch only."""
 
-    def __init__(self, stage: Any, below: RunSource, alone: bool = False) -> None:
+    def __init__(self, stage: Any, below: Iterator[Run], alone: bool = False) -> None:
         self._stage, self._below, self._alone = stage, below, alone
         self._runs: list[Run] = []
         self._rounds = EmptyRounds()
@@ -114,9 +98,8 @@ class Held:
             self._take(self._after)
             self._after, self.ended = None, False
         while self.rows < rows and not self.ended and self._joints.last <= least:
-            try:
-                run = self._below.next_run()
-            except StopIteration:
+            run = next(self._below, None)
+            if run is None:
                 self.ended = True
                 break
             if self._alone and self.rows and _epoch(run) != _epoch(self._runs[0]):

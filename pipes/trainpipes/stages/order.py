@@ -9,13 +9,12 @@ from torch.utils.data import Sampler
 
 from trainpipes._internal import checks
 from trainpipes._internal.instead import instead
-from trainpipes.columns.run import Cursors, Run, RunSource, innermost
+from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.interfaces import stage_kinds
-from trainpipes.interfaces.empty_epoch_guard import EmptyEpochGuard, kept_nothing
+from trainpipes.interfaces.empty_epoch_guard import EmptyEpochGuard, kept_nothing, not_empty
 from trainpipes.interfaces.options import identify
 from trainpipes.interfaces.stage import made_once
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
-from trainpipes.stages.held import Runs
 from trainpipes.stages.torch_samplers import TorchOrder, draws_globally, reorders
 
 
@@ -157,8 +156,8 @@ class _Counted(stage_kinds.RegroupStage):
 
     count: checks.Natural
 
-    def open(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> RunSource:
-        return Runs(self._counted(below, at), self)
+    def open(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
+        return not_empty(self._counted(below, at), self)
 
     def _counted(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         # Below, the state before the run at hand; items of the epoch before it, and of it, used up.
@@ -169,7 +168,7 @@ class _Counted(stage_kinds.RegroupStage):
         rolls = self.plan_inputs.chain.rolling  # into the next epoch
         epoch = innermost(state)["epoch"]
         guard = EmptyEpochGuard(gave=passed > 0 or skip > 0)
-        runs = iter(below(state).next_run, None)
+        runs = below(state)
         while (rolls or passed + skip < high) and (run := next(runs, None)) is not None:
             its_epoch = innermost(run.cursors.state(0))["epoch"]
             if its_epoch != epoch:

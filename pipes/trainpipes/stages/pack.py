@@ -13,15 +13,16 @@ from trainpipes._internal.messages import need_columns, warn_once
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
-from trainpipes.columns.run import Cursors, Run, RunSource
+from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import at_row
+from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import CombiningSource, OpenBelow, RegroupStage
 from trainpipes.interfaces.tally import Tally
 from trainpipes.stages import pack_fit
 from trainpipes.stages.columns import Rename
-from trainpipes.stages.held import CursorsOf, Held, Runs, around, opened
+from trainpipes.stages.held import CursorsOf, Held, around, opened
 from trainpipes.stages.pack_windows import best_window, fit_a_row, joint_window
 from trainpipes.stages.quarantine import LeftOut, OnError
 from trainpipes.stages.read_columns import check_beside, ids_of, names_of, numbers_of
@@ -154,11 +155,11 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
             del found["keep"]
         return found
 
-    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         at, used = opened(at)
         windows = self._joined if self.method == "concat" else self._fitted
         held = Held(self, below(at), alone=not self._crosses)
-        return Runs(self._packed(windows(held, used)), self)
+        return not_empty(self._packed(windows(held, used)), self)
 
     def _packed(self, windows: Iterator[_Window]) -> Iterator[Run]:
         lot = max(1, LOT_TOKENS // self.max_length)

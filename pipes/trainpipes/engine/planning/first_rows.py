@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +21,7 @@ from trainpipes.columns.run import Cursors, Run
 from trainpipes.columns.value_column import SchemaFinder, UnfitRow
 from trainpipes.engine.planning.inputs import SAMPLE_ROWS, Inputs
 from trainpipes.engine.planning.mixture import RowMixture
-from trainpipes.engine.planning.open_chain import OpenChain
+from trainpipes.engine.planning.open_stages import open_stages
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.interfaces.source import RowStream, read_full, read_rows
 from trainpipes.interfaces.stage import Stage
@@ -148,12 +147,8 @@ def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
     # Functions on batches are not called for rows.
     cut = next((n for n, stage in enumerate(below) if stage.role == "batch"), len(below))
     stages = [*below[:cut], *(stage for stage in below[cut + 1 :] if stage.needs_columns)]
-    chain = OpenChain(stages, lambda _: SimpleNamespace(next_run=rows.__next__), dict(START))
-    while True:
-        try:
-            yield chain.next_run()
-        except StopIteration:
-            return
+    runs, _ = open_stages(stages, lambda _: rows, dict(START))
+    return runs
 
 
 def _run_of(data: Payload, first: int) -> Run:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from trainpipes._internal.pool import Pool
-from trainpipes.columns.run import RunSource
+from trainpipes.columns.run import Run
 from trainpipes.interfaces.source import RowStream, StreamReader
 from trainpipes.interfaces.stage_kinds import CombiningSource, RunStage
 from trainpipes.state.format import Position
@@ -29,7 +29,7 @@ class MixedWindows(ABC):
     @abstractmethod
     def open(
         self, shard: int, state: dict[str, Any], rows: tuple[int, int], shards: int, first: int
-    ) -> RunSource:
+    ) -> Iterator[Run]:
         """The mixed rows of one shard from a state on."""
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -12,9 +12,9 @@ import numpy as np
 from trainpipes._internal.pool import Pool
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.bad_text import naming_bad_text
-from trainpipes.columns.run import Cursors, Run, RunSource, innermost
+from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.engine.planning.mixture import MixedWindows, RowMixture
-from trainpipes.engine.planning.open_chain import OpenChain
+from trainpipes.engine.planning.open_stages import Submitted, open_stages
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.listed_loader import ListedLoader, NumberedLoader
 from trainpipes.engine.reading.stream_loader import StreamLoader
@@ -127,7 +127,7 @@ class ShardOpener:
 
     def open(
         self, shard: int, state: dict[str, Any], first_epoch: int, singly: bool = False
-    ) -> OpenChain:
+    ) -> tuple[Iterator[Run], Submitted | None]:
         chain = self.plan.chain
         # First runs differ in length: one batch in the first shard's, and so on.
         first = chain.batch_size * (1 + shard % max(1, self.run_rows // chain.batch_size))
@@ -135,11 +135,11 @@ class ShardOpener:
         if singly:
             rows = (min(chain.batch_size, self.run_rows),) * 2
         stages = stages_to_open(self.plan, self.stage_pool)
-        return OpenChain(stages, partial(self._rows, shard, rows, first_epoch), state)
+        return open_stages(stages, partial(self._rows, shard, rows, first_epoch), state)
 
     def _rows(
         self, shard: int, rows: tuple[int, int], first_epoch: int, state: dict[str, Any]
-    ) -> RunSource:
+    ) -> Iterator[Run]:
         if isinstance(self.windows, MixedWindows):
             return self.windows.open(shard, state, rows, self.shards, first_epoch)
         return ShardRows(self.plan, self.windows, shard, rows, first_epoch, state, self.shards)
@@ -149,7 +149,7 @@ class ShardOpener:
 ROWS_AHEAD = 128
 
 
-class ShardRows:
+class ShardRows(Iterator[Run]):
     """Runs of rows of one shard, below all stages. ``rows``: most rows in a run, and in the first one."""
 
     def __init__(
@@ -183,7 +183,7 @@ class ShardRows:
         self._positions: IntArray | None = None  # of this shard in the window's order
         self._first = 0  # of these, the next one
 
-    def next_run(self) -> Run:
+    def __next__(self) -> Run:
         while not self._ended:
             run = self._advance()
             if run is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Iterator, MutableSequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -11,7 +11,7 @@ from trainpipes._internal.pool import Pool
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Cursors, Run, Unroll, innermost
 from trainpipes.engine.planning.error_places import say_where
-from trainpipes.engine.planning.open_chain import RAISED_STOP, OpenChain
+from trainpipes.engine.planning.open_stages import RAISED_STOP, Submitted
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.shard_rows import ShardOpener, end_epoch
 from trainpipes.errors import DataError
@@ -76,7 +76,7 @@ class ShardRuns:
         self._start = cursor
         self._at = int(cursor["at"])  # batches of the slot before the next run
         self._placed: PlacedRun | None = None  # the last run of the epoch
-        self._opened: OpenChain | None = None
+        self._opened: tuple[Iterator[Run], Submitted | None] | None = None
         # Keeps the windows that this shard needs.
         self._opener.expect(self._shard, self._first_epoch, cursor)
 
@@ -106,7 +106,9 @@ class ShardRuns:
 
     def begin(self) -> None:
         if self._opener.has_workers and not self._is_over:
-            self._open().begin()
+            _, submitted = self._open()
+            if submitted is not None:
+                submitted.begin()
 
     @property
     def _is_over(self) -> bool:
@@ -115,12 +117,10 @@ class ShardRuns:
     def _next_run(self) -> Run | None:
         if self._is_over:
             return None
-        try:
-            return self._open().next_run()
-        except StopIteration:
-            return None
+        runs, _ = self._open()
+        return next(runs, None)
 
-    def _open(self) -> OpenChain:
+    def _open(self) -> tuple[Iterator[Run], Submitted | None]:
         if self._opened is None:
             state = {key: value for key, value in self._start.items() if key != "at"}
             self._opened = self._opener.open(self._shard, state, self._first_epoch, self.singly)

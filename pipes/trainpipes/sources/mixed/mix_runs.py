@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -155,7 +155,7 @@ TINY_PASSES, FEW_ROWS = 1000, 8
 STRETCHES = 4
 
 
-class MixRuns:
+class MixRuns(Iterator[Run]):
     """Runs of one shard of a mix. ``rows``: most rows in a run, and in the first one."""
 
     def __init__(
@@ -189,7 +189,7 @@ class MixRuns:
             for name in self._mixture.names
         ]
 
-    def next_run(self) -> Run:
+    def __next__(self) -> Run:
         chain = self._chain
         while True:
             run = self._draw()

@@ -1,0 +1,76 @@
+"""The stages on a shard's rows, opened: runs go through them one by one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from trainpipes.columns.bad_text import naming_bad_text
+from trainpipes.columns.run import Run
+from trainpipes.interfaces.empty_epoch_guard import not_empty
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import OpenBelow, RegroupStage, RunStage
+
+#: What is said of a function that raises what would end the rows.
+RAISED_STOP = "a function that was called for rows raised StopIteration"
+_Made = TypeVar("_Made")
+
+
+def open_stages(
+    stages: Sequence[Stage], rows: OpenBelow, at: dict[str, Any]
+) -> tuple[Iterator[Run], Submitted | None]:
+    """A shard's runs from stages, opened at a cursor; ``rows`` opens those below. And what the first stage
+    with workers makes, which can be begun ahead. Whoever meets an error opens the stages anew.
+    """
+    submitted: list[Submitted] = []
+    for stage in stages:
+        rows = partial(_open_stage, stage, rows, submitted)
+    return rows(at), submitted[0] if submitted else None
+
+
+def _open_stage(
+    stage: Stage, below: OpenBelow, submitted: list[Submitted], at: dict[str, Any]
+) -> Iterator[Run]:
+    if isinstance(stage, RegroupStage):
+        return stage.open(below, at)
+    assert isinstance(stage, RunStage)
+    if not stage.has_workers:
+        return not_empty(map(partial(_called, stage, stage.process), below(at)), stage)
+    runs = Submitted(stage, below(at))
+    submitted.append(runs)
+    return not_empty(runs, stage)
+
+
+def _called(stage: RunStage, function: Callable[[Run], _Made], run: Run) -> _Made:
+    try:
+        with naming_bad_text(run.block, stage):
+            return function(run)
+    except StopIteration as error:  # the function's own: the rows have not ended
+        raise RuntimeError(RAISED_STOP) from error
+
+
+class Submitted(Iterator[Run]):
+    """Runs through a stage whose workers may begin with some of them ahead."""
+
+    def __init__(self, stage: RunStage, below: Iterator[Run]) -> None:
+        self._stage = stage
+        self._below = below
+        #: Runs that workers of the stage have begun with, and what waits for them; or what went wrong.
+        self._begun: deque[tuple[Run, Callable[[], Run] | None] | Exception] = deque()
+
+    def begin(self) -> None:
+        """Have workers begin with one more run; errors are raised in its turn."""
+        try:
+            run = next(self._below)
+            self._begun.append((run, _called(self._stage, self._stage.submit_run, run)))
+        except Exception as error:
+            self._begun.append(error)
+
+    def __next__(self) -> Run:
+        begun = self._begun.popleft() if self._begun else (next(self._below), None)
+        if isinstance(begun, Exception):
+            raise begun
+        run, wait = begun
+        return _called(self._stage, self._stage.process if wait is None else lambda _: wait(), run)
