@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 import trainpipes as tp
-from trainpipes.engine.iterating.one_pass import OnePass
+from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.order.layout import Layout, even_cuts, segments
 from trainpipes.order.topology import Topology
@@ -136,7 +136,7 @@ def plan_one_rank(folder: Path, ranks: int, workers: int) -> dict[str, Any]:
         assert order is not None
     topology = Topology(ranks // 3, ranks)
     with clock.phase("state of a rank"):
-        state = OnePass(plan, topology, Position(0, 0, shards)).state()
+        state = Consumer(plan, topology, Position(0, 0, shards)).state()
     with clock.phase("first windows of a rank"):
         own = [shard % spans for shard in range(topology.rank, shards, ranks)]
         for span in own:

@@ -48,6 +48,16 @@ def test_another_size_of_batches_shares_all_that_does_not_depend_on_it():
     assert plan.resized(None) is plan
 
 
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_lanes_of_a_plan_of_another_size_are_cut_as_the_plan_is(lanes):
+    plan = Plan.of(ROWS.shuffle(10).batch(8).repeat(2).stages)
+    early = plan.resized(BatchSizes(0, 0, ((0, 4), (5, 8))), 0)
+    cut = early.in_lanes(lanes)
+    assert (cut.chain.batch_size, cut.counts.batches_in_pass) == (4, early.counts.batches_in_pass)
+    assert cut.layouts.usual.batch_size == 8  # of the epochs after this one
+    assert cut.resized(None).in_lanes(1).chain is plan.chain
+
+
 SCHEMA, OTHER = pa.schema([("x", pa.int64())]), pa.schema([("x", pa.string())])
 
 

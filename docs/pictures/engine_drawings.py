@@ -18,13 +18,13 @@ ROW = (
     (("lazy", "a batch, padded when it is taken", "LazyBatches.__getitem__"),),
     (("shard", "the next one of its shard", "ShardItems.take"),),
     (("sent", "made by a worker: sent in a message", "WorkerReceiver.take"),),
-    (("consumer", "batch m of this rank", "WorkerIterator.__next__"),),
-    (("ahead", "pinned or copied to a device, if asked for", "Lookahead.__next__"),),
+    (("consumer", "batch m of this rank", "Consumer.__next__"),),
+    (("ahead", "taken ahead: for a device, for other ranks", "Lookahead.__next__"),),
     (("loop", "your loop", "EpochIterator.__next__"),),
 )  # fmt: skip
 ROW_ARROWS = tuple((one[0][0], two[0][0]) for one, two in pairwise(ROW))
 #: Boxes that are not on every row's path.
-OPTIONAL = ("sent",)
+OPTIONAL = ("sent", "ahead")
 
 
 def row_path() -> str:

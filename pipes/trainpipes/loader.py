@@ -17,10 +17,10 @@ from trainpipes._internal.callers import (
 from trainpipes._internal.checks import copied, flag, whole_number
 from trainpipes._internal.instead import instead
 from trainpipes._internal.messages import nearest
+from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import MOST_EPOCHS, IterationState
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
-from trainpipes.engine.iterating.worker_iterator import RunOptions
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.interfaces.options import show

@@ -20,6 +20,7 @@ bytes, NumPy arrays and tensors.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.utils.data import get_worker_info
@@ -28,8 +29,8 @@ from torchdata.nodes import BaseNode
 from trainpipes._internal.checks import require
 from trainpipes._internal.data_parallel import data_parallel
 from trainpipes.columns.run import innermost
-from trainpipes.engine.iterating.one_pass import OnePass
-from trainpipes.engine.iterating.worker_iterator import RunOptions
+from trainpipes.engine.iterating.consumer import Consumer, RunOptions
+from trainpipes.engine.iterating.lookahead import items_to_give
 from trainpipes.engine.planning.migrate import position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.interfaces.stage import Stage
@@ -60,7 +61,8 @@ class StageNode(BaseNode[Any]):
         self.source = source
         self.stage: Stage = self.kind(*args, **options)
         self._plan: Plan | None = None
-        self._pass: OnePass | None = None
+        self._pass: Consumer | None = None
+        self._items: Iterator[Any] = iter(())  # of it
         self._consumed = False  # whether anything was, of the pass at hand
 
     def stages(self) -> list[Stage]:
@@ -89,13 +91,18 @@ class StageNode(BaseNode[Any]):
                 plan.inputs.source.resume(farthest(position), begun=position.m == 0)
         threads = None if get_worker_info() is None else 0
         options = RunOptions(threads, places=True)
-        self._pass = OnePass(plan, topology, position, options=options)
+        self._pass = Consumer(plan, topology, position, options=options)
+        self._items = items_to_give(self._pass)
         self._consumed = position.m > 0
 
     def next(self) -> Any:
         assert self._pass is not None
         self._consumed = True
-        return next(self._pass)
+        try:
+            return next(self._items)
+        except StopIteration:
+            self._pass.finish()
+            raise
 
     def get_state(self) -> dict[str, Any]:
         assert self._pass is not None

@@ -11,8 +11,8 @@ from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any
 
 from trainpipes._internal.checks import need, require, wrong
+from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
-from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.planning.as_columns import row_schema
 from trainpipes.errors import ConfigError, SchemaError, StateError, TopologyError
 from trainpipes.errors.text import shown
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class _Place:
     """A place in a pass, in a state of ``datasets``; written only when the state is asked for."""
 
-    def __init__(self, one: OnePass) -> None:
+    def __init__(self, one: Consumer) -> None:
         self._one = one
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -115,16 +115,17 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
         position = Position(self._epoch, 0, plan.chain.num_shards)
         if state is not None and state != {"trainpipes": "", "type": type(self).__name__}:
             position = self._loaded(state, topology)
-        one = OnePass(plan, topology, position, origin=0)
+        one = Consumer(plan, topology, position, origin=0)
         if state is not None:
             state["trainpipes"] = _Place(one)
         number = 0
         try:
-            while (row := next(one, one)) is not one:
+            for row in one:
                 if not isinstance(row, dict):
                     raise wrong("a row of pipe.to_hf()", "a dict", row, "make dicts with .map(...)")
                 yield f"{self._part}_{number}", row
                 number += 1
+            one.finish()
         finally:
             one.close()
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from trainpipes.columns.run import Run
+from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.iteration_state import IterationState
-from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.interfaces.source import RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
@@ -200,9 +200,10 @@ def _measured(plan: Plan) -> dict[Stage, float]:
 
 def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
     """The items of an epoch of a plan, over all ranks."""
-    items = OnePass(plan, Topology(), Position(epoch, 0, plan.chain.num_shards))
+    items = Consumer(plan, Topology(), Position(epoch, 0, plan.chain.num_shards))
     with closing(items):
-        yield from iter(items.__next__, None)
+        yield from items
+        items.finish()
 
 
 class _Tally(RunStage):

@@ -12,8 +12,8 @@ from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.progress import counted
 from trainpipes._internal.table import table
 from trainpipes.columns.block import WHOLE, Pieces
+from trainpipes.engine.iterating.consumer import Consumer, RunOptions
 from trainpipes.engine.iterating.iteration_state import iteration_of
-from trainpipes.engine.iterating.worker_iterator import RunOptions, WorkerIterator
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.shards.shard_items import ItemRows
 from trainpipes.errors import StateError
@@ -182,7 +182,7 @@ def locate(
         require(passed >= 0, "locate(after)", rule, passed, way)
         position.require(topology.shards(start.m, start.num_shards))
     walked = 0 if plan.counted else passed
-    items = WorkerIterator(plan, topology, position, position.m, RunOptions(with_rows=True))
+    items = Consumer(plan, topology, position, options=RunOptions(with_rows=True))
     try:
         for _ in counted(range(walked), "making the batches before it", walked, "batches"):
             next(items)

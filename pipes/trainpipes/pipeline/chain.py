@@ -23,9 +23,9 @@ from trainpipes._internal.callers import (
 from trainpipes._internal.checks import one_by_one, require, whole_number
 from trainpipes._internal.data_parallel import data_parallel
 from trainpipes._internal.messages import renamed
+from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import IterationState
-from trainpipes.engine.iterating.worker_iterator import RunOptions
 from trainpipes.engine.planning.growing import of_files
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, TrainpipesError

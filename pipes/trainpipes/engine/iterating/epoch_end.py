@@ -11,6 +11,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.tally import Numbers
 from trainpipes.order.topology import Topology
+from trainpipes.state.format import Position
 
 log = logging.getLogger("trainpipes")
 
@@ -19,15 +20,19 @@ MOST_COUNTED = 256
 MANY = 1 << 40
 
 
-def say_counts(plan: Plan, name: str, before: Sequence[Numbers]) -> None:
+def say_counts(plan: Plan, consumer: Topology, start: Position, before: Sequence[Numbers]) -> None:
     """Log what stages counted in a pass, or warn of it."""
+    rank = f", rank {consumer.rank}" if consumer.world_size > 1 else ""
+    worker = f", worker {consumer.worker}" if consumer.num_workers > 1 else ""
+    since = f" from batch {start.m} on" if start.m else ""
+    name = f"epoch {start.epoch}{rank}{worker}{since}"
     for tally, numbers in zip(plan.tallies, before, strict=True):
         tally.end()
         if tally.warns and (said := tally.said(tally.since(numbers))):
             log.warning("%s: %s: %s", name, tally.stage, said)
 
 
-def say_left_out(plan: Plan, epoch: int, origin: int, topology: Topology) -> None:
+def say_left_out(plan: Plan, topology: Topology, epoch: int, origin: int) -> None:
     """Log how many batches were left out where counts are known, so that ranks get as many each."""
     if not plan.counts.known or topology.rank or topology.worker:
         return
@@ -37,8 +42,15 @@ def say_left_out(plan: Plan, epoch: int, origin: int, topology: Topology) -> Non
         log.info("epoch %d: %s: %d ranks get as many each", epoch, what, topology.world_size)
 
 
-def say_uneven(plan: Plan, epoch: int, batches: int, left: int, shard: int | None) -> None:
-    """Log how many batches were left out since ranks end together; ``shard``: one that had none."""
+def say_uneven(
+    plan: Plan, topology: Topology, epoch: int, batches: int, left: int, first: int
+) -> None:
+    """Log how many batches were left out since ranks end together, where batch ``first`` is missing."""
+    if not left:
+        if not batches:
+            warn_if_all_empty(plan, topology)
+        return
+    shard = first % plan.chain.num_shards if first < plan.chain.num_shards else None
     what, why = _left(left, batches), "the ranks end together, where the first shard does"
     way = "add .repeat() and count steps, to leave out none"
     if shard is not None:

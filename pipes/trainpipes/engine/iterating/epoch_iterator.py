@@ -1,20 +1,61 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
 from trainpipes._internal.messages import warn_once
+from trainpipes.engine.iterating.consumer import SERIAL, Consumer, RunOptions
 from trainpipes.engine.iterating.epoch_counter import Shared, shared_by_workers
 from trainpipes.engine.iterating.iteration_state import IterationState
-from trainpipes.engine.iterating.lookahead import Lookahead
-from trainpipes.engine.iterating.one_pass import IteratorLock, OnePass
+from trainpipes.engine.iterating.lookahead import Lookahead, items_to_give
 from trainpipes.engine.iterating.worker_end import end_in_peace
-from trainpipes.engine.iterating.worker_iterator import SERIAL, RunOptions
 from trainpipes.errors import StateError, TopologyError
 from trainpipes.state.format import Position
+
+
+class IteratorLock:
+    """Held while an iterator makes an item, or gives a state. A second thread that asks for an item
+    meanwhile is refused; Ctrl-C does not leave it held.
+    """
+
+    def __init__(self) -> None:
+        lock = threading.Lock()
+        #: ``acquire()`` returns at once. These are no methods, which would make each row 5 % slower.
+        self.acquire, self.release = partial(lock.acquire, False), lock.release
+        self._wait = lock.acquire
+        self._gives_state = False
+
+    def wait(self, gives_state: bool | None = None) -> bool:
+        """Acquire it after a state; raises RuntimeError if an item is being made."""
+        if not (self._gives_state if gives_state is None else gives_state):
+            raise RuntimeError(
+                "iterator already executing: another thread, or a function of the pipeline's own, takes an "
+                "item from it; take items and states in the thread that iterates, and hand them on"
+            )
+        return self._wait()
+
+    @contextmanager
+    def between_items(self) -> Iterator[None]:
+        """Held while a state is taken; raises RuntimeError if an item is being made."""
+        held, gives_state = True, self._gives_state
+        self._gives_state = True
+        try:
+            if not self.acquire():
+                held = False
+                held = self.wait(gives_state)
+            self._gives_state = True
+            yield
+        finally:
+            self._gives_state = False
+            if held:
+                self.release()
 
 
 class EpochIterator:
@@ -25,14 +66,17 @@ class EpochIterator:
 
     def __init__(self, iteration: IterationState, options: RunOptions) -> None:
         #: The pass; until it is claimed, as it would be if it was claimed now.
-        self._current: OnePass | None = None
+        self._current: Consumer | None = None
         self._iteration = iteration
         self._iterator_lock = IteratorLock()
         #: This iterator's own load, and where its state says to start.
         self._own: tuple[int, Position] | None = None
         self._is_taken = False  # whether the pass is claimed
-        #: What gives its items after the first one.
-        self._rest: Lookahead | None = None
+        self._claimed = 0  # its number
+        self._goes_on = True  # to the next pass, where a state says to start and nothing is left
+        #: What gives its items; the same once the first one was given.
+        self._items: Iterator[Any] = iter(())
+        self._rest: Iterator[Any] | None = None
         self._info = get_worker_info()
         self._shared: Shared | None = None  # what the workers of a pass have in common
         if self._info is not None and iteration.plan.grows:
@@ -67,7 +111,7 @@ class EpochIterator:
                 iteration.wait_seconds += perf_counter() - begun
         except StopIteration:
             if self._current is not None:
-                self._current.end()
+                self._current.finish()
             raise
         finally:
             if held:
@@ -98,7 +142,11 @@ class EpochIterator:
         if self._rest is None or self._current is None:  # none was given
             return False
         with self._iterator_lock.between_items():
-            return self._current.is_last()
+            if self._current.plan.chain.endless:
+                return False
+            if not isinstance(self._rest, Lookahead):
+                self._rest = Lookahead(self._current)
+            return self._rest.is_last()
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last item given: a flat dict of integers and strings."""
@@ -124,27 +172,26 @@ class EpochIterator:
             self._is_taken = False
 
     def _first(self) -> Any:
-        iteration = self._iteration
-        current = self._begin()
+        iteration, current = self._iteration, self._begin()
         if not self._is_taken:  # what can't be begun was not claimed
-            self._current = current = self._begun(iteration.claim(self._own))
+            position = iteration.claim(self._own)
+            self._claimed, current = position.epoch, self._begun(position)
         self._is_taken = True
         try:
-            item = next(current)
+            item = next(self._items)
         except StopIteration:
-            if not (current.position.m and iteration.plan.grows):
+            if not (self._goes_on and current.position.m) or current.others_have_more:
                 raise
-            # There was nothing left of it, and the next epoch has its own files.
-            number = iteration.passes.after(current.epoch)
-            iteration.passes.go_on(number, None)
-            self._current = current = self._begun(iteration.start_of(number))
-            item = next(current)
-        if current.epoch != current.position.epoch:  # there was nothing left of it
+            # Nothing was left where the state says to start.
+            current.finish()
+            current = self._begun(iteration.start_of(iteration.passes.after(current.epoch)))
+            item = next(self._items)
+        if current.epoch != self._claimed:
             iteration.passes.go_on(current.epoch, self._shared)
-        self._rest = current.items
+        self._rest = self._items
         return item
 
-    def _begun(self, position: Position) -> OnePass:
+    def _begun(self, position: Position) -> Consumer:
         iteration = self._iteration
         iteration.list_files(position)
         current = self._open(position)
@@ -152,33 +199,34 @@ class EpochIterator:
         iteration.last = current
         return current
 
-    def _begin(self) -> OnePass:
+    def _begin(self) -> Consumer:
         if self._is_taken and self._current is not None:
             return self._current
         iteration, own = self._iteration, self._own
         if self._shared is not None:
-            self._current = self._begin_worker(self._shared)
+            current = self._begin_worker(self._shared)
             self._is_taken = True
-        else:
-            start = iteration.upcoming() if own is None else iteration.loaded(own[1])
-            self._current = self._open(start)
-        return self._current
+            return current
+        return self._open(iteration.upcoming() if own is None else iteration.loaded(own[1]))
 
-    def _open(self, position: Position, origin: int | None = None, go_on: bool = True) -> OnePass:
+    def _open(self, position: Position, origin: int | None = None) -> Consumer:
         iteration = self._iteration
-        plan = iteration.plan_of(position)
-        return OnePass(
-            plan,
+        current = self._current = Consumer(
+            iteration.plan_of(position),
             iteration.topology(),
             position,
             origin=origin,
-            go_on=go_on and not plan.grows,
             options=self._options,
-            iterator_lock=self._iterator_lock,
+            between_items=self._iterator_lock.between_items,
             after=iteration.passes.after,
         )
+        # All workers of a rank begin the next pass together, asked or not.
+        if self._goes_on and current.begins_at_end:
+            return self._open(iteration.start_of(iteration.passes.after(position.epoch)))
+        self._items = items_to_give(current)
+        return current
 
-    def _begin_worker(self, shared: Shared) -> OnePass:
+    def _begin_worker(self, shared: Shared) -> Consumer:
         iteration, own = self._iteration, self._own
         placing = iteration.plan.chain.device_stages
         if placing:
@@ -187,7 +235,9 @@ class EpochIterator:
                 "DataLoader: pass pin_memory=True to the DataLoader, or use trainpipes.Loader"
             )
         if own is None:
-            return self._open(iteration.start(*iteration.passes.join(shared)))
+            position = iteration.start(*iteration.passes.join(shared))
+            self._claimed = position.epoch
+            return self._open(position)
         position, topology = iteration.loaded(own[1]), iteration.topology()
         turn = json.loads(position.extra.get("turn", "{}"))
         saved = turn.get("worker", topology.worker), turn.get("num_workers", topology.num_workers)
@@ -197,4 +247,5 @@ class EpochIterator:
                 f"worker {topology.worker} of {topology.num_workers}: a StatefulDataLoader resumes with "
                 "the number of workers it was saved with; trainpipes.Loader takes any"
             )
-        return self._open(position, turn.get("origin"), go_on=False)
+        self._claimed, self._goes_on = position.epoch, False
+        return self._open(position, turn.get("origin"))

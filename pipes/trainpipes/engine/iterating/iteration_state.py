@@ -11,10 +11,9 @@ from trainpipes._internal.checks import copied, whole_number
 from trainpipes._internal.living import Living
 from trainpipes._internal.messages import has_warned, warn_once
 from trainpipes._internal.progress import counted
+from trainpipes.engine.iterating.agreement import from_first_rank
+from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.epoch_counter import EpochCounter
-from trainpipes.engine.iterating.lookahead import from_first_rank
-from trainpipes.engine.iterating.one_pass import OnePass
-from trainpipes.engine.iterating.worker_iterator import WorkerIterator
 from trainpipes.engine.planning.growing import FILES, files_of
 from trainpipes.engine.planning.migrate import at_start, migrate, position_of
 from trainpipes.engine.planning.plan import Plan
@@ -52,9 +51,9 @@ class IterationState:
         #: The last load, and where its state says to start.
         self.pending: tuple[int, Position] | None = None
         #: The pass that gave the last item.
-        self.last: OnePass | None = None
+        self.last: Consumer | None = None
         #: Those whose items were asked for.
-        self.begun: Living[OnePass] = Living()
+        self.begun: Living[Consumer] = Living()
         #: Seconds that loops of this process have waited for items.
         self.wait_seconds = 0.0
         #: How often a worker has iterated it.
@@ -280,11 +279,12 @@ class IterationState:
             )
         walked = 0 if plan.counted else m
         start = replace(self.start_of(epoch), m=m - walked)
-        walk = OnePass(plan, Topology(), start, together=world > 1)
+        walk = Consumer(plan, Topology(), start, together=world > 1)
         for taken in counted(range(walked), "making the batches before it", walked, "batches"):
             try:
                 next(walk)
             except StopIteration:
+                walk.finish()
                 raise StateError(
                     f"state_at(batches_delivered): an epoch has {taken // world} batches for each of {world} "
                     f"ranks, got {batches}"
@@ -308,7 +308,7 @@ class IterationState:
         if position.m:  # there may be nothing left
             starts.append(self.start_of(self.passes.after(position.epoch)))
         for start in starts:
-            items = WorkerIterator(plan, self.topology(), start, start.m)
+            items = Consumer(plan, self.topology(), start)
             gave = False
             while (item := next(items, self)) is not self:
                 gave = True
@@ -339,7 +339,7 @@ class IterationState:
         # With cursors of a rank's own shards, also of a state that had all of them.
         after = self.passes.after
         start = self.upcoming()
-        return OnePass(self.plan_of(start), self.topology(), start, after=after).state()
+        return Consumer(self.plan_of(start), self.topology(), start, after=after).state()
 
 
 def iteration_of(one: Any) -> IterationState:

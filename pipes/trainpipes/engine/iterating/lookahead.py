@@ -8,29 +8,33 @@ otherwise a rank that has ended would leave the others waiting in their next col
 
 from __future__ import annotations
 
-import atexit
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.utils.data import get_worker_info
 
-from trainpipes.engine.iterating.epoch_end import MANY, MOST_COUNTED
-from trainpipes.engine.iterating.worker_iterator import ConsumerPosition, WorkerIterator
-from trainpipes.errors import MissingFilesError, TopologyError
+from trainpipes.engine.iterating.agreement import Agreement, agreement_over
+from trainpipes.engine.iterating.consumer import Consumer, ConsumerPosition
+from trainpipes.engine.iterating.epoch_end import MANY, MOST_COUNTED, say_uneven
+from trainpipes.errors import TopologyError
 from trainpipes.interfaces.stage_kinds import DeviceStage
-from trainpipes.order.topology import Topology
 
 #: Most items that are held for ranks to agree on; the number grows by one an item.
 AHEAD = 16
 _NONE_MISSING = (1 << 62) - 1
+
+
+def items_to_give(consumer: Consumer) -> Iterator[Any]:
+    """The items of a consumer, on the device where they are asked for; taken ahead only for a reason."""
+    stages = consumer.stages
+    if consumer.ends_together or any(stage.ahead for stage in stages):
+        return Lookahead(consumer)
+    return map(partial(_placed, stages), consumer) if stages else consumer
 
 
 @dataclass(slots=True, eq=False)
@@ -43,66 +47,53 @@ class _Taken:
     give: Callable[[], Any] | None = None
 
 
-@dataclass(eq=False)
-class Lookahead:
-    """The items of one consumer; its state is that of the last one given.
+class Lookahead(Iterator[Any]):
+    """The items of one consumer, which is told what was given.
 
     Where ranks end together, an error is raised only after they have agreed, and on every later call:
     the other ranks have gone on.
-
-    Args:
-        origin: the batch from which steps are counted.
-        stages: that place items, such as on a device.
     """
 
-    source: WorkerIterator
-    topology: Topology
-    origin: int
-    stages: Sequence[DeviceStage] = ()
-
-    def __post_init__(self) -> None:
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._stages = consumer.stages
         #: Items begun ahead of the one given.
-        self._depth = max((stage.ahead for stage in self.stages), default=0)
+        self._depth = max((stage.ahead for stage in self._stages), default=0)
         self._taken: deque[_Taken] = deque()
-        #: After the last item given, with what moved since the last ``state()``.
-        self._last: ConsumerPosition | None = None
-        self._agrees = self.source.ends_together
+        self._agrees = consumer.ends_together
         #: How many items a rank without an error holds, and on how many all ranks agreed: the same on
         #: all ranks. One is always left, so that one rank alone may call ``is_last``.
         self._held = self._agreed = 0
         self._ends = False
         self._raised: Exception | None = None
-        if self._agrees and (self.topology.num_workers > 1 or get_worker_info() is not None):
+        topology = consumer.topology
+        if self._agrees and (topology.num_workers > 1 or get_worker_info() is not None):
             raise TopologyError(
                 "row counts of this pipeline are not known in advance, so that several ranks would end an "
-                f"epoch at different steps and hang, got {self.topology.world_size} ranks with DataLoader "
+                f"epoch at different steps and hang, got {topology.world_size} ranks with DataLoader "
                 "workers, which cannot agree: add .repeat() and count steps, or use trainpipes.Loader"
             )
 
     def __next__(self) -> Any:
-        if self._last is None and not self._depth and not self._agrees:
-            item = next(self.source)
-            return _placed(self.stages, item) if self.stages else item
         if self._raised is not None:
             raise self._raised
         self._look_ahead()
         return self._give()
 
-    def is_last(self, alone: bool) -> bool:
+    def is_last(self) -> bool:
         """Whether the item given last ends the pass; asks no other rank. May take one more item."""
+        consumer, given = self._consumer, self._given()
         if self._agrees:
-            return self._last is not None and self._last.over
-        if self._last is None:
-            self._last = self.source.state()
-        if not self._last.over and not self._taken:
+            return given.over
+        if not given.over and not self._taken:
             self._look_ahead()
         if self._taken and isinstance(self._taken[0].error, StopIteration):
-            coming = self._taken[0]
-            over = alone or coming.state.over
+            coming, topology = self._taken[0], consumer.topology
+            over = coming.state.over or topology.world_size * topology.num_workers == 1
             coming.state = coming.state._replace(over=over)
-            self._last = self._last._replace(over=over)  # before StopIteration is raised
+            consumer.gave(given._replace(over=over))  # before StopIteration is raised
             return True
-        return self._last.over
+        return given.over
 
     def _look_ahead(self) -> None:
         if self._agrees:
@@ -114,20 +105,26 @@ class Lookahead:
             if coming.give is None and coming.error is None:
                 coming.give, coming.item = self._begun(coming.item), None
 
+    def _given(self) -> ConsumerPosition:
+        """Where the consumer stands after the item given last; from now on it is told."""
+        consumer = self._consumer
+        if consumer.given is None:
+            consumer.gave(consumer.made_up_to())
+        return consumer.given_up_to()
+
     @property
     def _error(self) -> Exception | None:
         return self._taken[-1].error if self._taken else None
 
     def _take(self, count: int) -> None:
-        if self._last is None:
-            self._last = self.source.state()
+        self._given()
         while len(self._taken) < count and self._error is None:
             item = error = None
             try:
-                item = next(self.source)
+                item = next(self._consumer)
             except Exception as raised:
                 error = raised
-            self._taken.append(_Taken(item, error, self.source.state()))
+            self._taken.append(_Taken(item, error, self._consumer.made_up_to()))
 
     def _agree(self) -> None:
         """Take what comes next, and agree where that is due."""
@@ -135,7 +132,7 @@ class Lookahead:
             return
         held = max(self._depth + 1, min(self._held + 2, AHEAD))
         is_due = self._agreed <= held // 2
-        agree = agreement_over(self.topology) if is_due else None
+        agree = agreement_over(self._consumer.topology) if is_due else None
         self._take(held)
         self._held = held
         if agree is None:
@@ -145,21 +142,21 @@ class Lookahead:
         self._agreed = held
         if first != _NONE_MISSING:
             self._ends = True
-            world = self.topology.world_size
-            end = self.origin + (first - self.origin) // world * world
+            origin, world = self._consumer.origin, self._consumer.topology.world_size
+            end = origin + (first - origin) // world * world
             past = sum(one.error is None and one.state.m > end for one in self._taken)
             self._end_at(end)
             self._say_what_is_left(agree, end, past, first)
 
     def _say_what_is_left(self, agree: Agreement, end: int, past: int, first: int) -> None:
         """All ranks count the batches that they have after the end; one says how many."""
-        source, left = self.source, past
+        consumer, left = self._consumer, past
         with suppress(Exception):  # of a row that no rank gets
-            left += source.rest(MOST_COUNTED)
+            left += consumer.rest(MOST_COUNTED)
         left = agree(left if left < MOST_COUNTED else left + MANY, True)
-        source.close()
-        if self.topology.rank == 0:
-            source.say_end(end, left, first)
+        consumer.close()
+        if consumer.topology.rank == 0:
+            say_uneven(consumer.plan, consumer.topology, consumer.epoch, end, left, first)
 
     def _end_at(self, end: int) -> None:
         while self._taken:
@@ -170,7 +167,7 @@ class Lookahead:
                 last.state = last.state._replace(over=True)
                 return
             self._taken.pop()
-        self._last = self.state()._replace(over=True)
+        self._consumer.gave(self._given()._replace(over=True))
 
     def _give(self) -> Any:
         if not self._taken:
@@ -178,9 +175,9 @@ class Lookahead:
         coming = self._taken[0]
         item = None
         if coming.error is None:
-            item = _placed(self.stages, coming.item) if coming.give is None else coming.give()
+            item = _placed(self._stages, coming.item) if coming.give is None else coming.give()
         del self._taken[0]
-        self._last = coming.state._replace(moved={**self.state().moved, **coming.state.moved})
+        self._consumer.gave(coming.state)
         if coming.error is not None:
             if self._agrees:
                 self._raised = coming.error
@@ -190,20 +187,9 @@ class Lookahead:
 
     def _begun(self, item: Any) -> Callable[[], Any]:
         try:
-            return _begin(self.stages, item)
+            return _begin(self._stages, item)
         except Exception:  # raised again when the item is due
-            return lambda: _placed(self.stages, item)
-
-    def state(self) -> ConsumerPosition:
-        last = self._last
-        if last is None:
-            return self.source.state()
-        self._last = last._replace(moved={})
-        return last
-
-    def close(self) -> None:
-        self.source.close()
-        self._taken.clear()
+            return lambda: _placed(self._stages, item)
 
 
 def _begin(stages: Sequence[DeviceStage], item: Any) -> Callable[[], Any]:
@@ -219,101 +205,3 @@ def _placed(stages: Sequence[DeviceStage], item: Any) -> Any:
     for stage in stages:
         item = stage.place(item)
     return item
-
-
-#: Of one integer of each rank the least, or with True the sum.
-Agreement = Callable[[int, bool], int]
-
-#: How long to wait for a rank whose batches take long.
-TIMEOUT = timedelta(minutes=30)
-
-#: By the default group and the members.
-_groups: dict[tuple[Any, tuple[int, ...]], dist.ProcessGroupGloo] = {}
-# Their threads must end before the interpreter does: later the process may be aborted.
-atexit.register(_groups.clear)
-
-
-def agreement_over(topology: Topology) -> Agreement:
-    """An all-reduce of the minimum, or the sum, over the data-parallel ranks, in a gloo group of their own.
-
-    Raises:
-        TopologyError: ``torch.distributed`` is not initialized, or has other ranks.
-    """
-    group = _group_over(
-        topology,
-        "row counts of this pipeline are not known in advance",
-        "where an epoch ends",
-        "add .repeat() and count steps",
-    )
-
-    def agreed(number: int, total: bool) -> int:
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM if total else dist.ReduceOp.MIN  # type: ignore[assignment]
-        shared = torch.tensor([number], dtype=torch.int64)
-        group.allreduce([shared], options).wait()  # type: ignore[attr-defined]
-        return int(shared.item())
-
-    return agreed
-
-
-def from_first_rank(topology: Topology, make: Callable[[], str]) -> str:
-    """A text that rank 0 makes, on all data-parallel ranks; if it fails there, it fails on all.
-
-    Raises:
-        TopologyError: as ``agreement_over`` does, or the ranks are not all of ``torch.distributed``.
-    """
-    why, what = "list_files(refresh) lists files for each epoch", "on the files of an epoch"
-    group = _group_over(topology, why, what, "leave out refresh")
-    if topology.members and len(topology.members) != dist.get_world_size():
-        raise TopologyError(
-            f"{why}, which all processes must agree on, and the mesh has {len(topology.members)} of "
-            f"{dist.get_world_size()} of them: make a pipeline of the files of each epoch, list_files(names)"
-        )
-    text, failed = "", None
-    if topology.rank == 0:
-        try:
-            text = f"+{make()}"
-        except Exception as error:
-            text, failed = f"-{type(error).__name__}: {error}", error
-    data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
-    size = torch.tensor([len(data)], dtype=torch.int64)
-    group.broadcast([size], dist.BroadcastOptions()).wait()  # type: ignore[attr-defined]
-    if topology.rank:
-        data = torch.empty(int(size.item()), dtype=torch.uint8)
-    group.broadcast([data], dist.BroadcastOptions()).wait()  # type: ignore[attr-defined]
-    if failed is not None:
-        raise failed
-    said = data.numpy().tobytes().decode()
-    if said[0] == "-":
-        raise MissingFilesError(f"rank 0 could not list the files of this epoch: {said[1:]}")
-    return said[1:]
-
-
-def _group_over(topology: Topology, why: str, what: str, or_else: str) -> dist.ProcessGroupGloo:
-    if not (dist.is_available() and dist.is_initialized()):
-        raise TopologyError(
-            f"{why}, so that its ranks must agree {what}, and torch.distributed is not initialized: call "
-            f"init_process_group() first, or {or_else}"
-        )
-    members = topology.members or tuple(range(dist.get_world_size()))
-    if len(members) != topology.world_size:
-        raise TopologyError(
-            f"the pipeline is one of {topology.world_size} ranks, and torch.distributed has "
-            f"{len(members)}, so that it is not known which ranks must agree {what}: give "
-            "pipe.distributed(mesh=...) the data-parallel dimension of a DeviceMesh"
-        )
-    world = dist.group.WORLD
-    if (world, members) not in _groups:
-        for known in [known for known in _groups if known[0] is not world]:
-            del _groups[known]  # of an earlier world
-        _groups[world, members] = _group(members)
-    return _groups[world, members]
-
-
-def _group(members: tuple[int, ...]) -> dist.ProcessGroupGloo:
-    """A gloo group that only its members make, since ``new_group(use_local_synchronization=True)`` hangs
-    where members are in different numbers of groups.
-    """
-    name = "trainpipes/agreement/" + "-".join(map(str, members))
-    store, rank = PrefixStore(name, _get_default_store()), members.index(dist.get_rank())
-    return dist.ProcessGroupGloo(store, rank, len(members), TIMEOUT)

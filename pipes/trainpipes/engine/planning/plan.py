@@ -10,6 +10,7 @@ from copy import copy
 from functools import cached_property
 
 from trainpipes.engine.planning.arrange import arrange
+from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.planning.counts import Counts
 from trainpipes.engine.planning.growing import grows, listed_files, refuse_repeat, versions
 from trainpipes.engine.planning.inputs import Inputs, Schemas
@@ -46,25 +47,28 @@ class Plan:
 
     def resized(self, sizes: BatchSizes | None, m: int | None = None) -> Plan:
         """This plan for a pass in which the batch size was changed, from batch ``m`` on."""
-        if sizes == self.layouts.sizes:
-            return self
-        plan = self._cut(sizes, self.layouts.lanes)
+        chain = self.inputs.chain
         if sizes is not None and m is not None and m >= sizes.start:
-            number = m - sizes.start + (0 if self.chain.rolling else self.chain.skip_batches)
+            number = m - sizes.start + (0 if chain.rolling else chain.skip_batches)
             size = next(size for first, size in reversed(sizes.sizes) if first <= number)
-            if size != self.chain.batch_size:
-                plan.chain = self.chain.of_batch_size(size)
-        return plan
+            if size != chain.batch_size:
+                chain = chain.of_batch_size(size)
+        if sizes == self.layouts.sizes and chain.batch_size == self.chain.batch_size:
+            return self
+        return self._cut(chain, sizes, self.layouts.lanes)
 
     def in_lanes(self, lanes: int) -> Plan:
         """This plan with so many lanes in place of each shard, which take turns at its batches. The
         order stays the same; no state knows of lanes.
         """
-        return self if lanes == self.layouts.lanes else self._cut(self.layouts.sizes, lanes)
+        if lanes == self.layouts.lanes:
+            return self
+        return self._cut(self.chain, self.layouts.sizes, lanes)
 
-    def _cut(self, sizes: BatchSizes | None, lanes: int) -> Plan:
+    def _cut(self, chain: Chain, sizes: BatchSizes | None, lanes: int) -> Plan:
         plan = copy(self)
-        plan.layouts = Layouts(self.inputs, self.chain, sizes, lanes)
+        plan.chain = chain
+        plan.layouts = Layouts(self.inputs, self.inputs.chain, sizes, lanes)
         plan.counts = Counts(plan.layouts)
         return plan
 

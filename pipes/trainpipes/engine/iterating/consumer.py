@@ -1,0 +1,297 @@
+"""What one worker of one rank gets of a pass: its items in order, and the state after each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+from weakref import finalize
+
+from trainpipes._internal.pool import Pool, default_threads
+from trainpipes.engine.iterating.epoch_end import say_counts, say_left_out, warn_if_all_empty
+from trainpipes.engine.iterating.loader_workers import LoaderWorkers, WorkerReceiver
+from trainpipes.engine.planning.growing import FILES
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.shards.shard_items import ItemRows, ShardItems, items_of
+from trainpipes.engine.shards.shard_runs import ENDED
+from trainpipes.interfaces.stage_kinds import DeviceStage
+from trainpipes.interfaces.tally import Numbers
+from trainpipes.order.topology import Topology
+from trainpipes.state.format import Position, render
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How items are made; they are the same with any of these.
+
+    Args:
+        threads: that work ahead; None for one per core, without user functions.
+        workers: of a ``Loader``, which make the items.
+        with_rows: whether each item comes with its rows.
+        places: whether stages place batches on a device.
+    """
+
+    threads: int | None = 0
+    workers: LoaderWorkers | None = None
+    with_rows: bool = False
+    places: bool = False
+
+
+#: In the thread that iterates.
+SERIAL = RunOptions()
+
+
+class ConsumerPosition(NamedTuple):
+    """Where a consumer stands after an item.
+
+    Args:
+        m: batches of the pass that all ranks together have taken.
+        upcoming: number of the next batch; at the end, of the first missing one.
+        over: whether the pass is over.
+        moved: JSON cursors of the shards that moved since the item before; first all.
+    """
+
+    m: int
+    upcoming: int
+    over: bool
+    moved: dict[int, str]
+
+
+class Consumer:
+    """What one worker of one rank gets of a pass from a position on.
+
+    Args:
+        origin: the batch from which workers took turns; the position's by default.
+        between_items: held while a state is taken.
+        after: the number of the pass that follows one.
+        together: whether it ends where several ranks would, though it is one.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        topology: Topology,
+        position: Position,
+        *,
+        origin: int | None = None,
+        options: RunOptions = SERIAL,
+        between_items: Callable[[], AbstractContextManager[None]] = nullcontext,
+        after: Callable[[int], int] = lambda number: number + 1,
+        together: bool = False,
+    ) -> None:
+        self.plan = plan = plan.resized(position.sizes, position.m)
+        self.topology = topology
+        self.position = position
+        self.origin = position.m if origin is None else origin
+        self._options = options
+        self._between_items = between_items
+        self._after = after
+        #: Whether it has no more items; whether its iterator is gone.
+        self.ended = self.left = False
+        #: What stages had counted when it began.
+        self._counted: list[Numbers] | None = None
+        self._items: ShardItems | WorkerReceiver | None = None
+        self._started: ShardItems | WorkerReceiver | None = None
+        self._pool: Pool | None = None
+        self._over = False
+        self._num_shards = plan.chain.num_shards
+        self._stride = topology.world_size * topology.num_workers
+        self._next = topology.next_slot(position.m, self.origin)
+        #: Whether it ends at the first missing batch, with all ranks; else it gives what is left.
+        may_end_together = plan.counts.ends_unevenly and not plan.chain.ragged
+        self.ends_together = may_end_together and (together or topology.world_size > 1)
+        #: The batch at which it ends; inf if unknown.
+        self.end = plan.counts.end(topology.world_size, self.origin)
+        self._own = topology.shards(self.origin, plan.chain.num_shards)
+        ended = {shard for shard, cursor in position.cursors.items() if "ended" in cursor}
+        self._running = set(self._own) - ended
+        #: Of the item made last, with ``with_rows``.
+        self.rows: ItemRows | None = None
+        #: The batch number of the item made last.
+        self.m: int | None = None
+        #: Whether a state has cursors, and which shards moved since the last item was looked at.
+        self._has_cursors = not plan.counted
+        self._moved = set(self._own) if self._has_cursors else set()
+        #: Where it stands after the item given last, if items are made before they are given.
+        self.given: ConsumerPosition | None = None
+        self._cursors: dict[int, str] = {}  # after that item
+        if self._has_cursors:
+            position.require(self._own)
+
+    def __iter__(self) -> Consumer:
+        return self
+
+    def __next__(self) -> Any:
+        """The next item; as it is made, before stages place it."""
+        items = self._started or self._start_work()
+        while self._running and self._next < self.end:
+            m = self._next
+            shard = m % self._num_shards
+            item = items.take(m) if shard in self._running else ENDED
+            if self._has_cursors:
+                self._moved.add(shard)
+            if item is ENDED:
+                self._running.discard(shard)
+                if self.ends_together:
+                    self.end = m
+                    break
+            self._next += self._stride
+            if item is not ENDED:
+                self.m = m
+                if self._options.with_rows:
+                    item, self.rows = item
+                return item
+        self._over = True
+        if not self.ends_together:  # else it may be asked what is left
+            self.close()
+            if self.m is None and self.position.m == 0:
+                warn_if_all_empty(self.plan, self.topology)
+        raise StopIteration
+
+    def rest(self, most: int) -> int:
+        """Make at most so many batches of shards that have not ended; returns how many there were."""
+        count = 0
+        while self._running and count < most:
+            shard = self._next % self._num_shards
+            if shard in self._running:
+                if self.items.take(self._next) is ENDED:
+                    self._running.discard(shard)
+                else:
+                    count += 1
+            self._next += self._stride
+        return count
+
+    def _start_work(self) -> ShardItems | WorkerReceiver:
+        if self._counted is None:
+            self._counted = [tally.numbers for tally in self.plan.tallies]
+        self._started = items = self.items
+        if self._options.workers is None:
+            for stage in self.plan.chain.stages:
+                stage.settle(0 if self._pool is None else self._pool.threads)
+        items.begin(self._next, self._stride, self.end)
+        return items
+
+    @property
+    def items(self) -> ShardItems | WorkerReceiver:
+        # A cached_property would make each item 0.1 us slower.
+        if self._items is None:
+            self._items = self._open_items()
+        return self._items
+
+    def _open_items(self) -> ShardItems | WorkerReceiver:
+        plan, options = self.plan, self._options
+        if options.workers is not None:
+            return WorkerReceiver(options.workers, plan, self.topology, self.position)
+        ours = not plan.runs_user_code
+        threads = default_threads() if options.threads is None else options.threads
+        # The thread that iterates calls user functions, unless threads were asked for.
+        alone = not ours and (options.threads is None or plan.in_caller)
+        if threads:
+            # Two threads never call a user function at once.
+            self._pool = Pool(threads if ours or alone else 1, shares=ours or alone)
+            finalize(self, self._pool.close)
+        return items_of(plan, self.position, self._own, self._pool, alone, options.with_rows)
+
+    # Where it stands
+
+    def made_up_to(self) -> ConsumerPosition:
+        """Where it stands after the item made last."""
+        moved = {shard: self.items.cursor_text(shard) for shard in self._moved}
+        self._moved.clear()
+        m, world = self.position.m, self.topology.world_size
+        if self.m is not None:  # all ranks' batches of its step are given
+            m = self.origin + ((self.m - self.origin) // world + 1) * world
+        over = self.plan.counts.known and (self._over or m >= self.end)
+        return ConsumerPosition(m, self._next, over, moved)
+
+    def gave(self, given: ConsumerPosition) -> None:
+        """Note where it stands, where items are made before they are given."""
+        self.given = given
+        self._cursors.update(given.moved)
+
+    def given_up_to(self) -> ConsumerPosition:
+        """Where it stands after the item given last."""
+        if self.given is not None:
+            return self.given
+        made = self.made_up_to()
+        self._cursors.update(made.moved)
+        return made
+
+    def state(self, turn: bool = False, ends: bool = False) -> dict[str, Any]:
+        """The state after the last item given; of an uncounted pipeline with this consumer's cursors.
+
+        Args:
+            turn: whether it says which of the workers that take turns this consumer is.
+            ends: whether the state after the last item is that of the pass's end, not of the next
+                one's start: for nodes and workers.
+        """
+        topology, extra = self.topology, {}
+        if turn:
+            who = {"worker": topology.worker, "num_workers": topology.num_workers}
+            extra["turn"] = json.dumps({**who, "origin": self.origin}, separators=(",", ":"))
+        if self.plan.files is not None:
+            extra[FILES] = self.plan.files
+        with self._between_items():
+            one, given = self, self.given_up_to()
+            if given.over and not (turn or ends):
+                start = Position(self._after(self.epoch), 0, self._num_shards)
+                one = Consumer(self.plan, topology, start)
+                given = one.given_up_to()
+            position = replace(one.position, m=given.m, cursors={}, extra=extra)
+            return render(position, self.plan.identity, one._cursors)
+
+    @property
+    def epoch(self) -> int:
+        return self.position.epoch
+
+    @property
+    def stages(self) -> tuple[DeviceStage, ...]:
+        """Those that place its items, such as on a device."""
+        return self.plan.chain.device_stages if self._options.places else ()
+
+    # How it ends
+
+    @property
+    def begins_at_end(self) -> bool:
+        """Whether it follows from the position that nothing is left of the pass."""
+        start = self.position.m
+        if not start or not self.plan.counted or self.plan.grows:
+            return False
+        return self.topology.first(start) >= self.end
+
+    @property
+    def others_have_more(self) -> bool:
+        """Whether the position leaves anything to other workers of its rank."""
+        if self.topology.num_workers == 1:
+            return False
+        rank = replace(self.topology, worker=0, num_workers=1)
+        try:
+            next(Consumer(self.plan, rank, self.position, origin=self.origin))
+        except StopIteration:
+            return False
+        return True
+
+    def was_left_unfinished(self) -> bool:
+        if not self.left or self.ended:
+            return False
+        return not (self.plan.counts.known and self.given_up_to().over)
+
+    @property
+    def gave_one_step(self) -> bool:
+        return self.given_up_to().m <= self.position.m + self.topology.world_size
+
+    def finish(self) -> None:
+        """Say once what stages counted in it."""
+        if not self.ended and self._counted is not None and not self.plan.quiet:
+            say_counts(self.plan, self.topology, self.position, self._counted)
+            say_left_out(self.plan, self.topology, self.epoch, self.origin)
+        self.ended = True
+        self.close()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+        if self._items is not None:
+            self._items.close()
