@@ -14,7 +14,7 @@ ROW = (
     (("join", "joined with the others of its window", "Joining.add"),),
     (("window", "a window: rows, and their order", "Window.content"),),
     (("rows", "rows of a few batches", "Window.take"),),
-    (("run", "through the stages, one shard's", "ShardRuns.next"),),
+    (("run", "through the stages, one shard's", "Lane.next_run"),),
     (("lazy", "a batch, padded when it is taken", "LazyBatches.__getitem__"),),
     (("shard", "the next one of its shard", "ShardItems.take"),),
     (("sent", "made by a worker: sent in a message", "WorkerReceiver.take"),),

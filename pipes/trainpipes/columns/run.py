@@ -27,12 +27,14 @@ class Positions(Protocol):
 @dataclass(slots=True, eq=False)
 class Cursors:
     """Positions before a run's first item and after each one: for each its base in ``bases``, and
-    the rows used up since, int64 ``[items + 1]``.
+    the rows used up since, int64 ``[items + 1]``. ``before``: items of the shard's epoch before the run,
+    where a position counts them.
     """
 
     bases: tuple[dict[str, Any] | Positions, ...]
     which: IntArray
     rows: IntArray
+    before: int | None = None
 
     @staticmethod
     def counting(base: dict[str, Any] | Positions, rows: IntArray) -> Cursors:
@@ -43,7 +45,12 @@ class Cursors:
 
     def state(self, k: int) -> dict[str, Any]:
         base, row = self.bases[self.which[k]], int(self.rows[k])
-        return {**base, "row": row} if isinstance(base, dict) else base.at(row)
+        state = {**base, "row": row} if isinstance(base, dict) else base.at(row)
+        return state if self.before is None else {**state, "at": self.before + k}
+
+    def after(self, items: int) -> Cursors:
+        """The same positions, with how many items of the shard's epoch come before each."""
+        return Cursors(self.bases, self.which, self.rows, items)
 
     def pick(self, index: IntArray) -> Cursors:
         return Cursors(self.bases, self.which[index], self.rows[index])

@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from trainpipes._internal.pool import Pool, default_threads
 from trainpipes.columns.payload import Payload, slice_payload
-from trainpipes.columns.run import Run
+from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.as_columns import row_schema
 from trainpipes.engine.planning.error_places import say_where
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.shards.lane import Lane
 from trainpipes.engine.shards.shard_rows import ShardOpener, open_windows
-from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, is_ours
@@ -83,8 +83,8 @@ class EpochRows(TableGroups):
         self.caller, self._stages = caller, stages
         self.plan = Plan.of([stage.fresh() for stage in stages], source)
         self._pool: Pool | None = None
-        self._runs: ShardRuns | None = None
-        self._placed: PlacedRun | None = None
+        self._lane: Lane | None = None
+        self._made: tuple[Cursors, int] | None = None  # of the run at hand, and its first row
 
     def __reduce__(self) -> Any:
         source = self.plan.inputs.source
@@ -118,7 +118,7 @@ class EpochRows(TableGroups):
         threads = default_threads()
         self._pool = Pool(threads) if threads and not self.plan.runs_user_code else None
         opener = ShardOpener(self.plan, open_windows(self.plan, self._pool, epoch, last))
-        self._runs = ShardRuns(opener, shard, epoch, cursor)
+        self._lane = Lane(opener, shard, epoch, cursor)
 
     def open_part(self, start: int, stop: int, epoch: int = 0) -> None:
         """Begin at a row, where positions follow by arithmetic (``plan.counted``), for those before
@@ -137,16 +137,16 @@ class EpochRows(TableGroups):
 
     def close(self) -> None:
         super().close()
-        self._runs = self._placed = None
+        self._lane = self._made = None
         if self._pool is not None:
             self._pool.close()
             self._pool = None
 
     @property
     def cursor(self) -> dict[str, Any]:
-        placed = self._placed
-        assert placed is not None
-        return placed.cursor(placed.first + self.used)
+        assert self._made is not None
+        cursors, first = self._made
+        return cursors.state(first + self.used)
 
     def _cursor_at(self, row: int, epoch: int) -> dict[str, Any]:
         found = self.plan.counts.cursor_at(row, 0, epoch)
@@ -154,16 +154,17 @@ class EpochRows(TableGroups):
         return found
 
     def next_run(self) -> Payload | None:
-        assert self._runs is not None
+        assert self._lane is not None
         try:
-            found = self._runs.next()
+            found = self._lane.next_run()
         except Exception as error:
             say_where(error, self.plan)
             raise
         if found is None:
             return None
-        self._placed, run = found
-        return slice_payload(run.block.data, self._placed.first, self._placed.last)
+        run, first, last = found
+        self._made = run.cursors, first
+        return slice_payload(run.block.data, first, last)
 
 
 def _copy(

@@ -14,8 +14,8 @@ from trainpipes.engine.iterating.epoch_end import say_counts, say_left_out, warn
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers, WorkerReceiver
 from trainpipes.engine.planning.growing import FILES
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.shards.lane import ENDED
 from trainpipes.engine.shards.shard_items import ItemRows, ShardItems, items_of
-from trainpipes.engine.shards.shard_runs import ENDED
 from trainpipes.interfaces.stage_kinds import DeviceStage
 from trainpipes.interfaces.tally import Numbers
 from trainpipes.order.topology import Topology

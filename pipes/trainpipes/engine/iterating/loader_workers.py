@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from trainpipes.engine.iterating.worker_end import WorkerWatch, end_in_peace
 from trainpipes.engine.iterating.worker_message import WorkerMemory, WorkerMessage, failure, pack
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.shards.lane import ENDED
 from trainpipes.engine.shards.shard_items import ShardItems, items_of
-from trainpipes.engine.shards.shard_runs import ENDED
 from trainpipes.errors import WorkerError
 from trainpipes.interfaces.source import RowSource, RowStream
 from trainpipes.interfaces.stage import Stage

@@ -21,7 +21,7 @@ import pyarrow as pa
 import torch
 from torch._utils import ExceptionWrapper
 
-from trainpipes.engine.shards.shard_runs import ENDED
+from trainpipes.engine.shards.lane import ENDED
 from trainpipes.errors import DataError
 from trainpipes.interfaces.tally import Numbers
 

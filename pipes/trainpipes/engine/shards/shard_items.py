@@ -7,7 +7,7 @@ Several lanes may take the place of each shard, so that threads make more in par
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, MutableSequence, Sequence
+from collections.abc import Callable, Collection, MutableSequence, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from time import perf_counter
@@ -23,13 +23,13 @@ from trainpipes.columns.run import Run, Unroll
 from trainpipes.engine.planning.mixture import MixedWindows
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import Windows
+from trainpipes.engine.shards.lane import ENDED, Lane, RunItems, raise_placed
 from trainpipes.engine.shards.shard_rows import (
     ShardOpener,
     has_workers,
     open_windows,
     stages_to_open,
 )
-from trainpipes.engine.shards.shard_runs import ENDED, ShardIterator
 from trainpipes.state.format import Position
 
 #: Runs given to workers of a stage ahead of their turn.
@@ -90,17 +90,17 @@ class ShardItems:
         unroll: Unroll = Run.unroll,
         stage_pool: Pool | None = None,
     ) -> None:
-        self._counted = plan.counted
+        self._plan = plan
         self._position = position
-        self._lanes = plan.counts.num_shards
+        self._num_lanes = plan.counts.num_shards
         self._own = shards * plan.layouts.lanes
         self._opener = ShardOpener(plan, windows, self._own, stage_pool=stage_pool)
         self._pool = pool
         self._unroll = unroll
-        self._iterators: dict[int, ShardIterator] = {}
-        #: The batch for which each lane needs its next run; the lanes whose next run is in work.
+        self._lanes: dict[int, Lane] = {}
+        #: The batch for which each lane needs its next run; what gives those that are in work.
         self._due: list[tuple[int, int]] = []
-        self._in_work: set[int] = set()
+        self._in_work: dict[int, Callable[[], RunItems | None]] = {}
         self._most = 0 if pool is None else pool.threads + MOST_WAITING
         self._stride = 0  # from one batch to the next
         self._made_to = 0  # the batch up to which the pool makes items
@@ -113,27 +113,42 @@ class ShardItems:
         self._stride = stride
         for first in range(m, m + stride * self._own, stride):
             if first < end:
-                lane = first % self._lanes
-                self._of(lane)
-                heappush(self._due, (first, lane))
+                number = first % self._num_lanes
+                self._of(number)
+                heappush(self._due, (first, number))
         self._work_ahead()
 
     def take(self, m: int) -> Any:
         """Batch ``m``, the next one of its shard; ENDED if the shard has no more."""
-        lane = m % self._lanes
-        found = self._iterators.get(lane) or self._of(lane)
-        comes_to_run = not found.left
+        number = m % self._num_lanes
+        lane = self._lanes.get(number) or self._of(number)
+        comes_to_run = not lane.left
         if self._pool is not None and perf_counter() - self._given > AT_WORK:
             self._make_ahead(m, self._pool)
-        item = found.take()
+        if comes_to_run:
+            lane = self._at_next_run(number, lane)
+        item = lane.take()
         if comes_to_run and self._most:
-            self._in_work.discard(lane)
             if item is not ENDED:
-                heappush(self._due, (m + (found.left + 1) * self._lanes, lane))
+                heappush(self._due, (m + (lane.left + 1) * self._num_lanes, number))
             self._work_ahead()
         if self._pool is not None:
             self._given = perf_counter()
         return item
+
+    def _at_next_run(self, number: int, lane: Lane) -> Lane:
+        """The lane with the items of its next run. After an error it goes on from the last item taken; the
+        error is raised, unless smaller runs may put it where it is due.
+        """
+        while not (lane.left or lane.ended):
+            self._begin(number)
+            try:
+                lane.go_to(self._in_work.pop(number)())
+            except BaseException as error:
+                lane = self._lanes[number] = lane.again(error)
+                if not lane.singly:
+                    raise_placed(error, self._plan)
+        return lane
 
     def _make_ahead(self, m: int, pool: Pool) -> None:
         """Have the pool make items after batch ``m`` that else are made when they are taken."""
@@ -143,30 +158,41 @@ class ShardItems:
         self._made_to = m + (MADE_AHEAD + 1) * self._stride
         coming: list[tuple[LazyBatches, int]] = []
         for number in range(first, self._made_to, self._stride):
-            ahead = (number - m) // self._lanes  # items of its lane before it
-            coming += self._of(number % self._lanes).late(ahead)
+            ahead = (number - m) // self._num_lanes  # items of its lane before it
+            coming += self._of(number % self._num_lanes).late(ahead)
         if coming:
             pool.submit(partial(_make_items, coming))
 
     def _work_ahead(self) -> None:
         while self._due and len(self._in_work) < self._most:
-            _, lane = heappop(self._due)
-            self._in_work.add(lane)
-            self._of(lane).work_ahead()
+            self._begin(heappop(self._due)[1])
+
+    def _begin(self, number: int) -> None:
+        """Have the next run of a lane made, by the pool or when it is taken."""
+        lane = self._of(number)
+        if number in self._in_work or lane.ended:
+            return
+        if self._pool is None:
+            lane.begin()
+            self._in_work[number] = lane.make
+        else:
+            self._in_work[number] = partial(self._pool.result, self._pool.submit(lane.make))
 
     def cursor_text(self, shard: int) -> str:
         """Where a shard's next item starts; empty where that follows from m."""
-        return "" if self._counted else self._of(shard).cursor_text()
+        return "" if self._plan.counted else self._of(shard).cursor_text()
 
     def close(self) -> None:
         self._opener.windows.close()
 
-    def _of(self, lane: int) -> ShardIterator:
-        found = self._iterators.get(lane)
-        if found is None:
-            found = ShardIterator(self._opener, lane, self._position, self._pool, self._unroll)
-            self._iterators[lane] = found
-        return found
+    def _of(self, number: int) -> Lane:
+        lane = self._lanes.get(number)
+        if lane is None:
+            position = self._position
+            cursor = self._plan.counts.cursor(position, number)
+            lane = Lane(self._opener, number, position.epoch, cursor, self._unroll)
+            self._lanes[number] = lane
+        return lane
 
 
 def _make_items(coming: Sequence[tuple[LazyBatches, int]]) -> None:

@@ -15,7 +15,7 @@ from trainpipes._internal.messages import warn_once
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run
-from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
+from trainpipes.engine.shards.lane import Lane
 from trainpipes.errors import DataError, TrainpipesError
 from trainpipes.order.layout import slots_before
 from trainpipes.sources.mixed.fair_queue import (
@@ -46,31 +46,32 @@ class SourceRows:
         self._mixture, self._name, self._start = windows.mixture, name, cursor
         opener = windows.openers[name]
         self._first_epoch = opener.plan.chain.first_epoch(epoch)
-        self._runs = None if self.gone else ShardRuns(opener, shard, epoch, cursor)
-        self._made: PlacedRun | None = None
+        self._lane = None if self.gone else Lane(opener, shard, epoch, cursor)
+        self._made: tuple[Cursors, int] | None = None  # of the run, and where it ends
         self._block: Block | None = None
         self._lengths: list[int] = []
         self._begin = 0  # of those rows of the block that are taken and not given away yet
         self._pieces: list[Block] = []  # taken from blocks before
 
     def fill(self) -> None:
-        assert self._runs is not None
+        assert self._lane is not None
         self._put_by()
         lengths, ids = self._mixture.lengths, partial(self._mixture.ids.of, self._name)
         try:
-            found = self._runs.next()
+            found = self._lane.next_run()
             assert found is not None
         except Exception as error:
             self._tell_source(error)
             raise
-        self._made, run = found
-        block = self._block = run.block.slice(self._made.first, self._made.last)
+        run, first, last = found
+        self._made = run.cursors, last
+        block = self._block = run.block.slice(first, last)
         block.ids = ids(block.ids)
         if block.made_of is not None:
             block.made_of = block.made_of._replace(ids=ids(block.made_of.ids))
         self._lengths = [] if lengths is None else lengths(block).tolist()
         self.left, self._begin = len(block), 0
-        self.passes = self._runs.epoch - self._first_epoch
+        self.passes = self._lane.epoch - self._first_epoch
 
     def _tell_source(self, error: Exception) -> None:
         stage, row = getattr(error, "_trainpipes", (None, None))
@@ -101,11 +102,12 @@ class SourceRows:
             self._begin = end
 
     def cursor_after(self) -> CursorAfter:
-        made, start, gone = self._made, self._start, {"gone": True} if self.gone else {}
-        if made is None:
+        start, gone = self._start, {"gone": True} if self.gone else {}
+        if self._made is None:
             return lambda _: start
-        used = made.last - self.left
-        return lambda count: {**made.cursor(used + count), **gone}
+        cursors, last = self._made
+        used = last - self.left
+        return lambda count: {**cursors.state(used + count), **gone}
 
 
 @dataclass(frozen=True, eq=False)

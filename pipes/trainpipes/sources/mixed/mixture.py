@@ -18,8 +18,8 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.mixture import MixedWindows, RowMixture
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.shards.lane import Lane
 from trainpipes.engine.shards.shard_rows import RUN_ROWS, ShardOpener, open_windows
-from trainpipes.engine.shards.shard_runs import ShardRuns
 from trainpipes.interfaces.blame import refused
 from trainpipes.interfaces.source import RowStream
 from trainpipes.interfaces.stage_kinds import RunStage
@@ -182,7 +182,7 @@ class MixWindows(MixedWindows):
         for name, opener in self.openers.items():
             cursor = state.get("sources", {}).get(name)
             if not (cursor or {}).get("gone"):
-                ShardRuns(opener, shard, state["epoch"], cursor)  # asks for what it needs
+                Lane(opener, shard, state["epoch"], cursor)  # asks for what it needs
 
     def open(
         self, shard: int, state: dict[str, Any], rows: tuple[int, int], shards: int, first: int

@@ -1,0 +1,202 @@
+"""A shard, or one of the lanes that take turns at it: its runs, epoch after epoch, and their items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableSequence
+from typing import Any, NamedTuple, NoReturn
+
+from trainpipes.columns.lazy_batches import LazyBatches
+from trainpipes.columns.run import Cursors, Run, Unroll, innermost
+from trainpipes.engine.planning.error_places import say_where
+from trainpipes.engine.planning.open_stages import RAISED_STOP, Submitted
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.shards.shard_rows import ShardOpener, end_epoch
+from trainpipes.errors import DataError
+from trainpipes.interfaces.blame import is_about_a_row
+from trainpipes.interfaces.empty_epoch_guard import EmptyEpochGuard
+from trainpipes.state.cursor import cursor_text
+
+#: What a lane gives past its last item.
+ENDED: Any = object()
+
+
+class RunItems(NamedTuple):
+    """The items of a run, of which ``first`` to ``last`` are given, and the position before each."""
+
+    items: MutableSequence[Any]
+    cursors: Cursors
+    first: int
+    last: int
+
+
+class Lane:
+    """One thread makes the next run, while another takes the items of the one before. Whoever meets an
+    error opens the lane anew.
+
+    Args:
+        number: of the pass.
+        cursor: where it begins; at the start of the pass by default.
+        singly: whether runs are as small as can be.
+    """
+
+    def __init__(
+        self,
+        opener: ShardOpener,
+        shard: int,
+        number: int,
+        cursor: dict[str, Any] | None = None,
+        unroll: Unroll = Run.unroll,
+        singly: bool = False,
+    ) -> None:
+        self._opener, self._plan = opener, opener.plan
+        self._shard, self._number = shard, number
+        self._unroll = unroll
+        self.singly = singly
+        start = dict(cursor or {})
+        self._delivered = int(start.pop("delivered", 0))
+        #: Whether all items are taken.
+        self.ended = bool(start.pop("ended", False))
+        chain = self._plan.chain
+        self._first_epoch = first = chain.first_epoch(number)
+        endless = chain.endless and not self._plan.counts.known
+        self._guard = EmptyEpochGuard(endless, gave=bool(start))
+        starts = not start or chain.rolling
+        self._enter(first if starts else innermost(start)["epoch"], start or None)
+        # Of the run whose items are taken:
+        self._items: MutableSequence[Any] = []
+        self._cursors: Cursors | None = None
+        self._k = 0
+        #: Items left of it.
+        self.left = 0
+        self._stands = dict(self._start)  # while there is no run
+
+    # Runs
+
+    def _enter(self, epoch: int, cursor: dict[str, Any] | None = None) -> None:
+        plan, self.epoch = self._plan, epoch
+        slot = plan.counts.slot(self._shard, epoch, self._first_epoch)
+        self._skip, self._until = plan.counts.chunks(slot)
+        if cursor is None:
+            # Without counts, items to skip are made and dropped.
+            at = self._skip if plan.counted else 0
+            cursor = {**plan.counts.start(slot, at), "at": at}
+            stream = self._opener.windows.start(epoch)
+            if stream:
+                cursor["stream"] = stream
+        self._start = cursor
+        self._at = int(cursor["at"])  # batches of the slot before the next run
+        self._made: tuple[Cursors, int] | None = None  # of the epoch's last run, and where it ends
+        self._opened: tuple[Iterator[Run], Submitted | None] | None = None
+        # Keeps the windows that this shard needs.
+        self._opener.expect(self._shard, self._first_epoch, cursor)
+
+    def next_run(self) -> tuple[Run, int, int] | None:
+        """The next run with something to give: which of its items, from the first to before the last.
+        None at the end. Its cursors say where the lane stands.
+        """
+        chain = self._plan.chain
+        while True:
+            run = None if self._is_over else next(self._open()[0], None)
+            if run is not None:
+                before = self._at
+                first = min(max(0, self._skip - before), len(run))
+                last = len(run) if self._until is None else min(len(run), self._until - before)
+                self._at = before + last
+                run.cursors = run.cursors.after(before)
+                self._made = run.cursors, last
+                if first < last:
+                    self._guard.gave()
+                    return run, first, last
+            elif chain.rolling or not chain.goes_on(self.epoch, self._first_epoch):
+                return None
+            else:
+                layout = self._plan.layouts.of(self.epoch)
+                end_epoch(self._guard, layout, self._shard, self.epoch)
+                self._enter(self.epoch + 1)
+
+    def begin(self) -> None:
+        """Have workers of a stage begin with the next run."""
+        if self._opener.has_workers and not self._is_over:
+            _, submitted = self._open()
+            if submitted is not None:
+                submitted.begin()
+
+    def make(self) -> RunItems | None:
+        """The items of the next run; None at the end."""
+        found = self.next_run()
+        if found is None:
+            return None
+        run, first, last = found
+        return RunItems(self._unroll(run), run.cursors, first, last)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._until is not None and self._at >= self._until
+
+    def _open(self) -> tuple[Iterator[Run], Submitted | None]:
+        if self._opened is None:
+            state = {key: value for key, value in self._start.items() if key != "at"}
+            self._opened = self._opener.open(self._shard, state, self._first_epoch, self.singly)
+        return self._opened
+
+    # Items
+
+    def go_to(self, made: RunItems | None) -> None:
+        """Take the items of the next run, or end."""
+        if made is None:
+            cursors, last = self._made or (None, 0)
+            self._stands = dict(self._start) if cursors is None else cursors.state(last)
+            self._cursors, self.ended = None, True
+        else:
+            self._items, self._cursors, self._k, last = made
+            self.left = last - self._k
+
+    def take(self) -> Any:
+        """The next item of the run; ENDED where there is no run any more."""
+        if not self.left:
+            return ENDED
+        try:
+            item = self._items[self._k]
+        except BaseException as error:
+            raise_placed(error, self._plan)
+        self._items[self._k] = None  # free its memory
+        self._k += 1
+        self.left -= 1
+        self._delivered += 1
+        return item
+
+    def late(self, ahead: int) -> list[tuple[LazyBatches, int]]:
+        """The item after so many others, if it is made only when it is taken."""
+        if ahead < self.left and isinstance(self._items, LazyBatches):
+            return [(self._items, self._k + ahead)]
+        return []
+
+    def again(self, error: BaseException) -> Lane:
+        """The lane from the last item taken on, after an error in making a run. No row is lost."""
+        ours = is_about_a_row(error) and not self._plan.runs_user_code
+        singly = ours and not self.singly and self._opener.divisible
+        return Lane(self._opener, self._shard, self._number, self.cursor(), self._unroll, singly)
+
+    def cursor(self) -> dict[str, Any]:
+        position = dict(self._stands) if self._cursors is None else self._cursors.state(self._k)
+        at = position.pop("at")
+        cursor = {**position, "delivered": self._delivered, "at": at}
+        if self.ended:
+            cursor["ended"] = True
+        return cursor
+
+    def cursor_text(self) -> str:
+        try:
+            return cursor_text(self.cursor(), self._shard, self._plan.tag, self._number)
+        except TypeError as error:
+            raise DataError(
+                f"a position is kept as JSON, and a node below gave a state that JSON cannot hold: {error}"
+            ) from error
+
+
+def raise_placed(error: BaseException, plan: Plan) -> NoReturn:
+    if isinstance(error, StopIteration):
+        raise RuntimeError(RAISED_STOP) from error
+    if isinstance(error, Exception):
+        say_where(error, plan)
+    raise error
