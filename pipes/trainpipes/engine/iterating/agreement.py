@@ -55,6 +55,12 @@ def from_first_rank(topology: Topology, make: Callable[[], str]) -> str:
     Raises:
         TopologyError: as ``agreement_over`` does, or the ranks are not all of ``torch.distributed``.
     """
+    text, failed = "", None
+    if topology.rank == 0:
+        try:
+            text = f"+{make()}"
+        except Exception as error:
+            text, failed = f"-{type(error).__name__}: {error}", error
     why, what = "list_files(refresh) lists files for each epoch", "on the files of an epoch"
     group = _group_over(topology, why, what, "leave out refresh")
     if topology.members and len(topology.members) != dist.get_world_size():
@@ -62,12 +68,6 @@ def from_first_rank(topology: Topology, make: Callable[[], str]) -> str:
             f"{why}, which all processes must agree on, and the mesh has {len(topology.members)} of "
             f"{dist.get_world_size()} of them: make a pipeline of the files of each epoch, list_files(names)"
         )
-    text, failed = "", None
-    if topology.rank == 0:
-        try:
-            text = f"+{make()}"
-        except Exception as error:
-            text, failed = f"-{type(error).__name__}: {error}", error
     data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
     size = torch.tensor([len(data)], dtype=torch.int64)
     group.broadcast([size], dist.BroadcastOptions()).wait()  # type: ignore[attr-defined]

@@ -71,8 +71,8 @@ class EpochIterator:
         self._iterator_lock = IteratorLock()
         #: This iterator's own load, and where its state says to start.
         self._own: tuple[int, Position] | None = None
-        self._is_taken = False  # whether the pass is claimed
-        self._claimed = 0  # its number
+        self._is_claimed = False  # whether the pass is
+        self._start = Position(0, 0, 1)  # where it was to start
         self._goes_on = True  # to the next pass, where a state says to start and nothing is left
         #: What gives its items; the same once the first one was given.
         self._items: Iterator[Any] = iter(())
@@ -169,14 +169,10 @@ class EpochIterator:
             if self._current is not None and self._options.workers is not None:
                 self._current.close()
             self._current = self._rest = None
-            self._is_taken = False
+            self._is_claimed = False
 
     def _first(self) -> Any:
-        iteration, current = self._iteration, self._begin()
-        if not self._is_taken:  # what can't be begun was not claimed
-            position = iteration.claim(self._own)
-            self._claimed, current = position.epoch, self._begun(position)
-        self._is_taken = True
+        iteration, current = self._iteration, self._begin(claims=True)
         try:
             item = next(self._items)
         except StopIteration:
@@ -184,34 +180,51 @@ class EpochIterator:
                 raise
             # Nothing was left where the state says to start.
             current.finish()
-            current = self._begun(iteration.start_of(iteration.passes.after(current.epoch)))
+            position = iteration.start_of(iteration.passes.after(current.epoch))
+            iteration.list_files(position)
+            current = self._open(position)
+            iteration.begin(current)
             item = next(self._items)
-        if current.epoch != self._claimed:
+        if current.epoch != self._start.epoch:
             iteration.passes.go_on(current.epoch, self._shared)
         self._rest = self._items
         return item
 
-    def _begun(self, position: Position) -> Consumer:
-        iteration = self._iteration
-        iteration.list_files(position)
-        current = self._open(position)
-        iteration.begun.add(current)
-        iteration.last = current
-        return current
-
-    def _begin(self) -> Consumer:
-        if self._is_taken and self._current is not None:
-            return self._current
-        iteration, own = self._iteration, self._own
+    def _begin(self, claims: bool = False) -> Consumer:
+        """The pass at hand, which is opened once: what can't be opened is not claimed."""
+        current, iteration, own = self._current, self._iteration, self._own
+        if current is not None and self._is_claimed:
+            return current
         if self._shared is not None:
             current = self._begin_worker(self._shared)
-            self._is_taken = True
+            self._is_claimed = True
             return current
-        return self._open(iteration.upcoming() if own is None else iteration.loaded(own[1]))
+        start = iteration.upcoming() if own is None else iteration.loaded(own[1])
+        if claims:
+            iteration.list_files(start)
+        if current is None or current.plan.grows or start != self._start:
+            current = self._open(start)
+        self._start = start
+        if claims:
+            self._start = iteration.claim(own)
+            if self._start != start:  # another iterator has begun that pass meanwhile
+                current = self._open(self._start)
+            iteration.begin(current)
+            self._is_claimed = True
+        return current
 
     def _open(self, position: Position, origin: int | None = None) -> Consumer:
+        current = self._consumer(position, origin)
+        # All workers of a rank begin the next pass together, asked or not.
+        if self._goes_on and current.begins_at_end:
+            passes = self._iteration.passes
+            current = self._consumer(self._iteration.start_of(passes.after(position.epoch)))
+        self._current, self._items = current, items_to_give(current)
+        return current
+
+    def _consumer(self, position: Position, origin: int | None = None) -> Consumer:
         iteration = self._iteration
-        current = self._current = Consumer(
+        return Consumer(
             iteration.plan_of(position),
             iteration.topology(),
             position,
@@ -220,11 +233,6 @@ class EpochIterator:
             between_items=self._iterator_lock.between_items,
             after=iteration.passes.after,
         )
-        # All workers of a rank begin the next pass together, asked or not.
-        if self._goes_on and current.begins_at_end:
-            return self._open(iteration.start_of(iteration.passes.after(position.epoch)))
-        self._items = items_to_give(current)
-        return current
 
     def _begin_worker(self, shared: Shared) -> Consumer:
         iteration, own = self._iteration, self._own
@@ -235,9 +243,8 @@ class EpochIterator:
                 "DataLoader: pass pin_memory=True to the DataLoader, or use trainpipes.Loader"
             )
         if own is None:
-            position = iteration.start(*iteration.passes.join(shared))
-            self._claimed = position.epoch
-            return self._open(position)
+            self._start = iteration.start(*iteration.passes.join(shared))
+            return self._open(self._start)
         position, topology = iteration.loaded(own[1]), iteration.topology()
         turn = json.loads(position.extra.get("turn", "{}"))
         saved = turn.get("worker", topology.worker), turn.get("num_workers", topology.num_workers)
@@ -247,5 +254,5 @@ class EpochIterator:
                 f"worker {topology.worker} of {topology.num_workers}: a StatefulDataLoader resumes with "
                 "the number of workers it was saved with; trainpipes.Loader takes any"
             )
-        self._claimed, self._goes_on = position.epoch, False
+        self._start, self._goes_on = position, False
         return self._open(position, turn.get("origin"))

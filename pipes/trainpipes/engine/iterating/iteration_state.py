@@ -180,6 +180,11 @@ class IterationState:
             if self.last is not None and self.last.ended and self.passes.now.upcoming != before:
                 self.last = None  # another epoch comes next
 
+    def begin(self, one: Consumer) -> None:
+        """A pass is claimed, and its first item is asked for."""
+        self.begun.add(one)
+        self.last = one
+
     def claim(self, own: tuple[int, Position] | None = None) -> Position:
         """Where the pass that begins now starts; ``own``: an iterator's load and position."""
         self._warn_of_rest()

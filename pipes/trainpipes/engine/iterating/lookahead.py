@@ -48,7 +48,7 @@ class _Taken:
 
 
 class Lookahead(Iterator[Any]):
-    """The items of one consumer, which is told what was given.
+    """The items of one consumer, which notes what was given.
 
     Where ranks end together, an error is raised only after they have agreed, and on every later call:
     the other ranks have gone on.
@@ -106,7 +106,7 @@ class Lookahead(Iterator[Any]):
                 coming.give, coming.item = self._begun(coming.item), None
 
     def _given(self) -> ConsumerPosition:
-        """Where the consumer stands after the item given last; from now on it is told."""
+        """Where the consumer stands after the item given last; from now on it notes that."""
         consumer = self._consumer
         if consumer.given is None:
             consumer.gave(consumer.made_up_to())
