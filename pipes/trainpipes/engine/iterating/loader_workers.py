@@ -68,7 +68,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         plan = Plan.of([stage.fresh() for stage in self.stages], self.source)
         plan.inputs.schemas.adopt(self.schemas)
         if self.identity is not None:
-            plan.identity = self.identity
+            plan = plan.known_as(self.identity)
         for tally in plan.tallies:
             tally.is_silent = True
         return plan

@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.chain import Chain
@@ -24,15 +26,25 @@ from trainpipes.state.cursor import checksum
 from trainpipes.state.format import BatchSizes
 
 
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """What a chain of stages amounts to. ``quiet``: it is made to look at rows, not to train on."""
+    """What a chain of stages amounts to.
 
-    def __init__(self, inputs: Inputs, quiet: bool = False) -> None:
-        self.chain = inputs.chain
-        self.inputs = inputs
-        self.layouts = Layouts(inputs, inputs.chain)
-        self.counts = Counts(self.layouts)
-        self.quiet = quiet
+    Attributes:
+        quiet: it is made to look at rows, not to train on.
+        chain: the stages; where the batch size was changed in a pass, with that of the batches at hand.
+        layouts: with the batch size that the stages say, and what was changed.
+    """
+
+    inputs: Inputs
+    quiet: bool = False
+    chain: Chain = field(init=False)
+    layouts: Layouts = field(init=False)
+    counts: Counts = field(init=False)
+
+    def __post_init__(self) -> None:
+        layouts = Layouts(self.inputs, self.inputs.chain)
+        vars(self).update(chain=self.inputs.chain, layouts=layouts, counts=Counts(layouts))
 
     @staticmethod
     def of(
@@ -55,21 +67,26 @@ class Plan:
                 chain = chain.of_batch_size(size)
         if sizes == self.layouts.sizes and chain.batch_size == self.chain.batch_size:
             return self
-        return self._cut(chain, sizes, self.layouts.lanes)
+        return self._cut(sizes, self.layouts.lanes, chain=chain)
 
     def in_lanes(self, lanes: int) -> Plan:
         """This plan with so many lanes in place of each shard, which take turns at its batches. The
         order stays the same; no state knows of lanes.
         """
-        if lanes == self.layouts.lanes:
-            return self
-        return self._cut(self.chain, self.layouts.sizes, lanes)
+        return self if lanes == self.layouts.lanes else self._cut(self.layouts.sizes, lanes)
 
-    def _cut(self, chain: Chain, sizes: BatchSizes | None, lanes: int) -> Plan:
+    def known_as(self, identity: str) -> Plan:
+        """This plan with an identity that another process found."""
+        return self._with(identity=identity)
+
+    def _cut(self, sizes: BatchSizes | None, lanes: int, **others: Any) -> Plan:
+        layouts = Layouts(self.inputs, self.inputs.chain, sizes, lanes)
+        return self._with(layouts=layouts, counts=Counts(layouts), **others)
+
+    def _with(self, **others: Any) -> Plan:
+        """A copy that knows what this one has found out, but for a few things."""
         plan = copy(self)
-        plan.chain = chain
-        plan.layouts = Layouts(self.inputs, self.inputs.chain, sizes, lanes)
-        plan.counts = Counts(plan.layouts)
+        vars(plan).update(others)
         return plan
 
     @property
