@@ -19,6 +19,7 @@ import torch
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.table import WIDTH, folded, in_color, table, terminal_width
 from trainpipes.engine.iterating.iteration_state import IterationState
+from trainpipes.engine.iterating.previews import coming
 from trainpipes.errors import DataError
 from trainpipes.errors.text import escaped
 from trainpipes.look.decoded import KnownIds, Piece, TokenGrid, known_ids, pieces_of, token_grids
@@ -131,7 +132,7 @@ def show_next(iteration: IterationState, count: int, rows: int) -> Preview:
     plan, known = iteration.plan, known_ids(iteration.plan)
     is_batch = plan.chain.batch is not None or plan.chain.opener.makes_batches
     title = "batch {:,}" if is_batch else "row {:,}"
-    items = enumerate(islice(iteration.coming(), count))
+    items = enumerate(islice(coming(iteration), count))
     found = Preview([_view(item, known, title.format(k), is_batch, rows) for k, item in items])
     if not len(found):
         raise DataError(

@@ -26,6 +26,7 @@ from trainpipes._internal.messages import renamed
 from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import IterationState
+from trainpipes.engine.iterating.previews import peek, state_at
 from trainpipes.engine.planning.growing import of_files
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, TrainpipesError
@@ -387,7 +388,7 @@ class Pipeline(IterableDataset[Any]):
         >>> tp.from_dataset(range(5)).batch(2).peek()
         [0, 1]
         """
-        return self._iteration.peek()
+        return peek(self._iteration)
 
     def show(self, n: int = 3, *, rows: int = 4) -> Preview:
         """Show the next items, without starting an iteration: types, shapes, ranges and decoded text, with
@@ -650,4 +651,4 @@ class Pipeline(IterableDataset[Any]):
         >>> list(pipe)
         [[4]]
         """
-        return self._iteration.state_at(batches_delivered, epoch)
+        return state_at(self._iteration, batches_delivered, epoch)

@@ -1,26 +1,23 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from trainpipes._internal.checks import copied, whole_number
+from trainpipes._internal.checks import whole_number
 from trainpipes._internal.living import Living
 from trainpipes._internal.messages import has_warned, warn_once
-from trainpipes._internal.progress import counted
 from trainpipes.engine.iterating.agreement import from_first_rank
 from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.epoch_counter import EpochCounter
 from trainpipes.engine.planning.growing import FILES, files_of
 from trainpipes.engine.planning.migrate import at_start, migrate, position_of
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.errors import ConfigError, DataError, StateError
-from trainpipes.errors.text import shown
+from trainpipes.errors import ConfigError, StateError
 from trainpipes.order.topology import Topology
-from trainpipes.state.cursor import is_count
 from trainpipes.state.format import Position
 
 #: Numbers of epochs are below this.
@@ -31,19 +28,19 @@ class IterationState:
     """Where one pipeline object, or one ``Loader``, stands.
 
     Args:
-        stages: makes the plan, of the files of an epoch if they are given.
+        make_plan: of the files of an epoch, if they are given; of those that stand there now by default.
         source: the pipeline's, where a ``Loader``'s own starts.
         fixed: the epoch of every pass that starts from no load, or None.
     """
 
     def __init__(
         self,
-        stages: Callable[[Sequence[Sequence[str]] | None], Plan],
+        make_plan: Callable[[Sequence[Sequence[str]] | None], Plan],
         ranks: Callable[[], tuple[int, int]],
         source: IterationState | None = None,
         fixed: int | None = None,
     ) -> None:
-        self._make = stages
+        self.make_plan = make_plan
         self._plan: Plan | None = None
         self.ranks = ranks
         self.members: tuple[int, ...] | None = None
@@ -82,7 +79,7 @@ class IterationState:
     @property
     def plan(self) -> Plan:
         if self._plan is None:
-            self._plan = self._make(None)
+            self._plan = self.make_plan(None)
         return self._plan
 
     def plan_of(self, position: Position) -> Plan:
@@ -93,7 +90,7 @@ class IterationState:
         plan = self.plan
         if files is None or not plan.grows or plan.files_if_open == files:
             return plan
-        self._plan = self._make(files_of(files, plan.growing))
+        self._plan = self.make_plan(files_of(files, plan.growing))
         return self._plan
 
     def list_files(self, position: Position) -> None:
@@ -106,7 +103,7 @@ class IterationState:
         topology, found = self.topology(), ""
 
         def listed() -> str:
-            self._plan = self._make(None)
+            self._plan = self.make_plan(None)
             return self._plan.files or ""
 
         if topology.world_size == 1:
@@ -114,7 +111,7 @@ class IterationState:
         else:
             found = from_first_rank(topology, listed)
         if topology.rank:
-            self._plan = self._make(files_of(found, before.growing))
+            self._plan = self.make_plan(files_of(found, before.growing))
         if before.has_same_files(self.plan):
             self._plan = before  # whose workers can go on
 
@@ -267,59 +264,6 @@ class IterationState:
                 return self.start_of(now.upcoming)
             position = self.loaded(self.pending[1])
         return replace(position, m=0, cursors={}, extra={})
-
-    def state_at(self, batches: int, epoch: int) -> dict[str, Any]:
-        batches, epoch = copied(batches), copied(epoch)
-        if not is_count(batches):
-            raise StateError(f"state_at(batches_delivered) counts from 0, got {shown(batches)}")
-        if not is_count(epoch):
-            raise StateError(f"state_at(epoch) counts from 0, got {shown(epoch)}")
-        plan, world = self.plan, self.ranks()[1]
-        m = batches * world
-        if plan.counts.known and m > plan.counts.batches_in_pass:
-            most = int(plan.counts.batches_in_pass) // world
-            raise StateError(
-                f"state_at(batches_delivered): an epoch has {most} batches for each "
-                f"of {world} ranks, got {batches}"
-            )
-        walked = 0 if plan.counted else m
-        start = replace(self.start_of(epoch), m=m - walked)
-        walk = Consumer(plan, Topology(), start, together=world > 1)
-        for taken in counted(range(walked), "making the batches before it", walked, "batches"):
-            try:
-                next(walk)
-            except StopIteration:
-                walk.finish()
-                raise StateError(
-                    f"state_at(batches_delivered): an epoch has {taken // world} batches for each of {world} "
-                    f"ranks, got {batches}"
-                ) from None
-        return walk.state()
-
-    def peek(self) -> Any:
-        for item in self.coming():
-            return item
-        raise DataError(
-            "peek() shows the first item of the next epoch, and that gives nothing: see explain() for "
-            "what the stages make of the rows"
-        )
-
-    def coming(self) -> Iterator[Any]:
-        position = self.upcoming()
-        plan = self.plan_of(position)
-        if plan.grows and not position.m:
-            plan = self._make(None)
-        starts = [position]
-        if position.m:  # there may be nothing left
-            starts.append(self.start_of(self.passes.after(position.epoch)))
-        for start in starts:
-            items = Consumer(plan, self.topology(), start)
-            gave = False
-            while (item := next(items, self)) is not self:
-                gave = True
-                yield item
-            if gave:
-                return
 
     def state(self) -> dict[str, Any] | None:
         """The state after the last item given, or at the next pass's start; None in a worker."""
