@@ -82,7 +82,7 @@ class StageNode(BaseNode[Any]):
         topology = Topology(rank, world)
         topology.check(plan.chain.num_shards, plan.chain.shard is not None)
         if initial_state is None:
-            epoch = 0 if self._pass is None else self._pass.epoch + self._consumed
+            epoch = 0 if self._pass is None else self._pass.pass_number + self._consumed
             position = Position(epoch, 0, plan.chain.num_shards)
         else:
             position = position_of(initial_state, plan)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class _Place:
-    """A place in a pass, in a state of ``datasets``; written only when the state is asked for."""
+class _LateState:
+    """Where a pass stands, in a state of ``datasets``; written only when the state is asked for."""
 
     def __init__(self, one: Consumer) -> None:
         self._one = one
@@ -117,7 +117,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
             position = self._loaded(state, topology)
         one = Consumer(plan, topology, position, origin=0)
         if state is not None:
-            state["trainpipes"] = _Place(one)
+            state["trainpipes"] = _LateState(one)
         number = 0
         try:
             for row in one:

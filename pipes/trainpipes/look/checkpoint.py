@@ -142,7 +142,7 @@ def summarize(found: FoundState) -> StateSummary:
     position, shards = saved.position, saved.position.num_shards
     return StateSummary(
         format=int(found.state["trainpipes"]),
-        epoch=position.epoch,
+        epoch=position.pass_number,
         batches=position.m,
         rank=_rank(sorted(position.cursors), shards),
         num_shards=shards,

@@ -171,7 +171,7 @@ def locate(
         start, passed = iteration.start_of_epoch_at_hand(), at
         if epoch is not None:
             start = iteration.start_of(whole_number(epoch, 0, "locate(epoch)", "from 0 on"))
-    way = f"the state is {start.m} batches from the start of epoch {start.epoch}"
+    way = f"the state is {start.m} batches from the start of epoch {start.pass_number}"
     position = start
     if plan.counted:  # the step that holds it
         position = replace(start, m=start.m + passed * topology.world_size)
@@ -193,10 +193,14 @@ def locate(
         items.close()
     assert items.rows is not None and items.m is not None  # noqa: PT018
     places = Provenance(items.rows, plan.inputs)
-    return LocatedBatch(batch, places, start.epoch, items.m, topology.rank, topology.world_size)
+    return LocatedBatch(
+        batch, places, start.pass_number, items.m, topology.rank, topology.world_size
+    )
 
 
 def _beyond(passed: int, topology: Topology, start: Position) -> StateError:
     whose = f"of rank {topology.rank} of {topology.world_size} " if topology.world_size > 1 else ""
     since = f"from m = {start.m} on " if start.m else ""
-    return StateError(f"epoch {start.epoch} {whose}has no batch number {passed} {since}(from 0)")
+    return StateError(
+        f"epoch {start.pass_number} {whose}has no batch number {passed} {since}(from 0)"
+    )

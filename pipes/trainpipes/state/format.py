@@ -84,13 +84,14 @@ class Position:
     """Where a run stands, as a state tells it.
 
     Args:
-        m: batches of pass ``epoch`` taken, over all ranks.
+        pass_number: of what one ``iter()`` gives, an epoch or several; "epoch" in a state.
+        m: batches of the pass taken, over all ranks.
         cursors: of the shards that the state knows; unused where the pipeline is counted.
         extra: keys of one loader's own.
         sizes: changes of the batch size in the current epoch.
     """
 
-    epoch: int
+    pass_number: int
     m: int
     num_shards: int
     cursors: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -219,15 +220,15 @@ def render(
     """The state of a position; ``texts`` are its cursors, already sealed."""
     tag = checksum(identity)
     if texts is None:
-        cursors, epoch = position.cursors, position.epoch
+        cursors, epoch = position.cursors, position.pass_number
         texts = {s: cursor_text(cursor, s, tag, epoch) for s, cursor in cursors.items()}
     # Always there: torch.distributed.checkpoint loads the keys that a fresh state has.
     sizes = "" if position.sizes is None else position.sizes.render()
     turn = position.extra.get("turn", "")
-    common = tag, position.epoch, position.m, position.num_shards, sizes, turn
+    common = tag, position.pass_number, position.m, position.num_shards, sizes, turn
     state: dict[str, Any] = {
         "trainpipes": FORMAT,
-        "epoch": position.epoch,
+        "epoch": position.pass_number,
         "batches": position.m,
         "num_shards": position.num_shards,
         "pipeline": sealed(identity, tag + checksum(identity, *common)),

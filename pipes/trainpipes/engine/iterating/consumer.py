@@ -236,15 +236,15 @@ class Consumer:
         with self._between_items():
             one, given = self, self.given_up_to()
             if given.over and not (turn or ends):
-                start = Position(self._after(self.epoch), 0, self._num_shards)
+                start = Position(self._after(self.pass_number), 0, self._num_shards)
                 one = Consumer(self.plan, topology, start)
                 given = one.given_up_to()
             position = replace(one.position, m=given.m, cursors={}, extra=extra)
             return render(position, self.plan.identity, one._cursors)
 
     @property
-    def epoch(self) -> int:
-        return self.position.epoch
+    def pass_number(self) -> int:
+        return self.position.pass_number
 
     @property
     def stages(self) -> tuple[DeviceStage, ...]:
@@ -286,7 +286,7 @@ class Consumer:
         """Say once what stages counted in it."""
         if not self.ended and self._counted is not None and not self.plan.quiet:
             say_counts(self.plan, self.topology, self.position, self._counted)
-            say_left_out(self.plan, self.topology, self.epoch, self.origin)
+            say_left_out(self.plan, self.topology, self.pass_number, self.origin)
         self.ended = True
         self.close()
 

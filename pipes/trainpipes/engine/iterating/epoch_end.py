@@ -25,7 +25,7 @@ def say_counts(plan: Plan, consumer: Topology, start: Position, before: Sequence
     rank = f", rank {consumer.rank}" if consumer.world_size > 1 else ""
     worker = f", worker {consumer.worker}" if consumer.num_workers > 1 else ""
     since = f" from batch {start.m} on" if start.m else ""
-    name = f"epoch {start.epoch}{rank}{worker}{since}"
+    name = f"epoch {start.pass_number}{rank}{worker}{since}"
     for tally, numbers in zip(plan.tallies, before, strict=True):
         tally.end()
         if tally.warns and (said := tally.said(tally.since(numbers))):

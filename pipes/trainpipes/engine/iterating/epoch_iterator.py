@@ -165,7 +165,7 @@ class EpochIterator:
                 self._own = self._iteration.place(state)
             else:
                 self._own = 0, self._iteration.parse(state)
-                self._iteration.passes.set_number(self._shared, self._own[1].epoch)
+                self._iteration.passes.set_number(self._shared, self._own[1].pass_number)
             if self._current is not None and self._options.workers is not None:
                 self._current.close()
             self._current = self._rest = None
@@ -180,13 +180,13 @@ class EpochIterator:
                 raise
             # Nothing was left where the state says to start.
             current.finish()
-            position = iteration.start_of(iteration.passes.after(current.epoch))
+            position = iteration.start_of(iteration.passes.after(current.pass_number))
             iteration.list_files(position)
             current = self._open(position)
             iteration.begin(current)
             item = next(self._items)
-        if current.epoch != self._start.epoch:
-            iteration.passes.go_on(current.epoch, self._shared)
+        if current.pass_number != self._start.pass_number:
+            iteration.passes.go_on(current.pass_number, self._shared)
         self._rest = self._items
         return item
 
@@ -218,7 +218,7 @@ class EpochIterator:
         # All workers of a rank begin the next pass together, asked or not.
         if self._goes_on and current.begins_at_end:
             passes = self._iteration.passes
-            current = self._consumer(self._iteration.start_of(passes.after(position.epoch)))
+            current = self._consumer(self._iteration.start_of(passes.after(position.pass_number)))
         self._current, self._items = current, items_to_give(current)
         return current
 

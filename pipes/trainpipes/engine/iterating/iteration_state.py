@@ -156,7 +156,7 @@ class IterationState:
         return self._expect(position), position
 
     def _expect(self, position: Position) -> int:
-        load = self.passes.load(position.epoch, position.m > 0)
+        load = self.passes.load(position.pass_number, position.m > 0)
         self.pending = load, position
         self.last = None
         self._may_look = False
@@ -187,13 +187,13 @@ class IterationState:
         self._warn_of_rest()
         if own is not None:
             position = self.loaded(own[1])
-            self.passes.claim((position.epoch, own[0]))
+            self.passes.claim((position.pass_number, own[0]))
         elif self._goes_on:
             return self.upcoming()
         else:
             position = self.start(*self.passes.claim())
         if self._source is not None:
-            self._source.passes.begin_in_loader(position.epoch, self._from_source)
+            self._source.passes.begin_in_loader(position.pass_number, self._from_source)
         return position
 
     def _warn_of_rest(self) -> None:
@@ -206,7 +206,7 @@ class IterationState:
         key = "rest", self.plan.identity
         if (is_first and last.gave_one_step) or has_warned(key) or not last.was_left_unfinished():
             return
-        epoch = f"epoch {last.epoch}"
+        epoch = f"epoch {last.pass_number}"
         if any(stage.reorders for stage in chain.stages):
             said = (
                 f"and this one begins the next epoch: the rest of {epoch} is skipped",
@@ -257,8 +257,8 @@ class IterationState:
         last, now = self.last, self.passes.now
         if last is not None and not last.ended:
             position = last.position
-            if last.epoch != position.epoch:
-                return self.start_of(last.epoch)
+            if last.pass_number != position.pass_number:
+                return self.start_of(last.pass_number)
         else:
             if self.pending is None or self.pending[0] != now.loaded:
                 return self.start_of(now.upcoming)

@@ -155,7 +155,7 @@ class LoaderWorkers:
         is_of_plan = idle is not None and idle[1].source is plan.inputs.source
         if idle is not None and is_of_plan and not position.m and idle[2].is_well:
             loader, data, watch = idle
-            data.memory.begin(position.epoch)
+            data.memory.begin(position.pass_number)
         else:
             if idle is not None:
                 idle[2].end()
@@ -169,7 +169,7 @@ class LoaderWorkers:
 
     def _processes(self, data: WorkerDataset, workers: int) -> DataLoader[WorkerMessage]:
         generator = torch.Generator()  # a DataLoader would draw from the global one
-        generator.manual_seed(data.position.epoch)
+        generator.manual_seed(data.position.pass_number)
         loader = DataLoader(
             data, batch_size=None, num_workers=workers, prefetch_factor=self.ahead,
             persistent_workers=self.persistent, worker_init_fn=partial(_begin, self.init),

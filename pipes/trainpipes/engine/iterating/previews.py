@@ -64,7 +64,7 @@ def coming(iteration: IterationState) -> Iterator[Any]:
         plan = iteration.make_plan(None)
     starts = [position]
     if position.m:  # there may be nothing left
-        starts.append(iteration.start_of(iteration.passes.after(position.epoch)))
+        starts.append(iteration.start_of(iteration.passes.after(position.pass_number)))
     for start in starts:
         gave = False
         for item in Consumer(plan, iteration.topology(), start):

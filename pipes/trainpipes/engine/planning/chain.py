@@ -150,5 +150,5 @@ class Chain:
             return False
         return self.times is None or epoch + 1 < first_epoch + self.times
 
-    def first_epoch(self, number: int) -> int:
-        return number * (PASS_EPOCHS if self.times is None else self.times)
+    def first_epoch(self, pass_number: int) -> int:
+        return pass_number * (PASS_EPOCHS if self.times is None else self.times)

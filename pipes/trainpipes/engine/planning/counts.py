@@ -188,8 +188,8 @@ class Counts:
         window = layout.window_of(span, row)
         return {"epoch": epoch, "window": window, "row": row - layout.window(span, window)[0]}
 
-    def cursor_at(self, m: int, shard: int, number: int) -> dict[str, Any]:
-        first, shards = self.chain.first_epoch(number), self.num_shards
+    def cursor_at(self, m: int, shard: int, pass_number: int) -> dict[str, Any]:
+        first, shards = self.chain.first_epoch(pass_number), self.num_shards
         epoch = self.epoch_of(m, first)
         slot = self.slot(shard, epoch, first)
         at = slots_before(m + self.shift(epoch, first), slot.number, shards)
@@ -198,5 +198,5 @@ class Counts:
 
     def cursor(self, position: Position, shard: int) -> dict[str, Any] | None:
         if self.counted:
-            return self.cursor_at(position.m, shard, position.epoch)
+            return self.cursor_at(position.m, shard, position.pass_number)
         return position.cursors.get(shard)

@@ -43,7 +43,7 @@ def position_of(state: Any, plan: Plan) -> Position:
         # Ranks that end at different steps count the last one as a whole.
         if position.m > (most + plan.chain.num_shards - 1 if plan.chain.ragged else most):
             raise StateError(
-                f"batches: epoch {position.epoch} of this pipeline has {most}, got "
+                f"batches: epoch {position.pass_number} of this pipeline has {most}, got "
                 f"{position.m}; load the state as it was saved"
             )
     return position
@@ -100,7 +100,7 @@ def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
     lengths = [(before.get("max_length"), now["max_length"]) for before, now in packs]
     changed = [(before, now) for before, now in lengths if before != now]
     for shard, cursor in position.cursors.items():
-        if changed and not _begins_epoch(cursor, shard, position.epoch, plan):
+        if changed and not _begins_epoch(cursor, shard, position.pass_number, plan):
             old, new = shown(changed[0][0]), changed[0][1]
             raise StateError(
                 f"pack/max_length: saved {old}, now {new}; it may change only between epochs, and "
@@ -113,7 +113,7 @@ def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
         before["max_length"] = now["max_length"]
 
 
-def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -> bool:
+def _begins_epoch(cursor: dict[str, Any], shard: int, pass_number: int, plan: Plan) -> bool:
     if cursor.get("ended"):
         return True
     place = innermost(cursor)
@@ -122,7 +122,7 @@ def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -
     if not place.get("window"):
         return True
     epoch, layout = place["epoch"], plan.layouts.of(place["epoch"])
-    span = plan.counts.slot(shard, epoch, plan.chain.first_epoch(number)).span
+    span = plan.counts.slot(shard, epoch, plan.chain.first_epoch(pass_number)).span
     return isinstance(layout, Layout) and bool(place["window"] >= layout.num_windows(span))
 
 
@@ -164,7 +164,7 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
 def _sizes(position: Position, plan: Plan, old: Chain) -> BatchSizes | None:
     """The batch sizes of a position's epoch, with the new one from there on."""
     chain, m = plan.chain, position.m
-    first, was, size = chain.first_epoch(position.epoch), old.batch_size, chain.batch_size
+    first, was, size = chain.first_epoch(position.pass_number), old.batch_size, chain.batch_size
     sizes = position.sizes or BatchSizes(first, 0, ((0, was),))
     counts = Counts(Layouts(plan.inputs, old, sizes))
     epoch = counts.epoch_of(m, first)

@@ -45,7 +45,7 @@ class RowMixture(RowStream):
     """Rows of several pipelines, each read by its own windows."""
 
     @abstractmethod
-    def windows(self, plan: Plan, pool: Pool | None, number: int) -> MixedWindows:
+    def windows(self, plan: Plan, pool: Pool | None, pass_number: int) -> MixedWindows:
         """The windows of all pipelines, for the shards of one process; see ``open_windows``."""
 
     @abstractmethod

@@ -22,7 +22,7 @@ from trainpipes.columns.block import Block
 from trainpipes.order.layout import WindowKey
 
 if TYPE_CHECKING:
-    from trainpipes.engine.reading.listed_loader import NumberedRows
+    from trainpipes.engine.reading.listed_windows import NumberedRows
 
 
 #: The part of the memory for windows that those read ahead may take, or one window.
@@ -100,7 +100,7 @@ def _read_if_held(window: ref[Window]) -> None:
         found.content()
 
 
-class WindowLoader(ABC):
+class WindowMaker(ABC):
     """Makes windows, in one thread at a time; any thread may read them. Of each span it holds
     ``most_held`` at most, and one read ahead.
     """
@@ -142,7 +142,7 @@ class Windows:
         last: no window after this one is read ahead.
     """
 
-    loader: WindowLoader
+    maker: WindowMaker
     pool: Pool | None = None
     most_bytes: int = 0
     following: Callable[[int, int], int | None] | None = None
@@ -156,11 +156,11 @@ class Windows:
         self._lock = threading.Lock()
 
     def planned(self, key: WindowKey) -> int | None:
-        return self.loader.planned(key)
+        return self.maker.planned(key)
 
     def start(self, epoch: int) -> dict[str, Any]:
         with self._lock:
-            return self.loader.start(epoch)
+            return self.maker.start(epoch)
 
     def expect(self, user: int, key: WindowKey, first: int) -> None:
         """``user`` will ask for this window, from a position on, and for later ones of the span."""
@@ -180,7 +180,7 @@ class Windows:
                 self._limit(key.span)
                 # Leave out only rows that no user needs.
                 others = [n for one, n in self._firsts.items() if self._needs[one] == key]
-                found = self.loader.window(key, state, min([first, *others]))
+                found = self.maker.window(key, state, min([first, *others]))
                 if found is None:
                     return None
                 self._held[key] = found
@@ -191,7 +191,7 @@ class Windows:
     def close(self) -> None:
         with self._lock:
             self._held, self._needs, self._firsts = {}, {}, {}
-            self.loader.close()
+            self.maker.close()
 
     def _move(self, user: int, key: WindowKey) -> None:
         if self._needs.get(user) == key:
@@ -203,12 +203,12 @@ class Windows:
         past = [k for k in self._held if k < least.get(k.span, (key.epoch,))]
         for old in past:
             del self._held[old]
-        self.loader.let_go(min(least.values()).epoch)
+        self.maker.let_go(min(least.values()).epoch)
 
     def _limit(self, span: int) -> None:
         own = sorted(key for key in self._held if key.span == span)
-        if self.loader.most_held is not None:
-            for old in own[: max(0, len(own) + 1 - self.loader.most_held)]:
+        if self.maker.most_held is not None:
+            for old in own[: max(0, len(own) + 1 - self.maker.most_held)]:
                 del self._held[old]
 
     def _read_ahead(self, pool: Pool) -> None:
@@ -230,8 +230,8 @@ class Windows:
             ahead = sum(size(window) for key, window in self._held.items() if key not in at)
             held = sum(map(size, self._held.values()))
             most = min(max(largest, self.most_bytes * AHEAD_PART) - ahead, self.most_bytes - held)
-            for key in sorted(self._coming(), key=self.loader.turn):
-                found = self.loader.window(key, {})
+            for key in sorted(self._coming(), key=self.maker.turn):
+                found = self.maker.window(key, {})
                 if found is None or (most := most - size(found)) < 0:
                     break
                 self._held[key] = found
@@ -249,7 +249,7 @@ class Windows:
             if self.last is not None and key >= self.last:
                 continue
             coming = key._replace(window=key.window + 1)
-            if self.loader.planned(coming) == 0:
+            if self.maker.planned(coming) == 0:
                 span = None if self.following is None else self.following(user, key.epoch)
                 if span is None:
                     continue

@@ -34,7 +34,6 @@ class Lane:
     error opens the lane anew.
 
     Args:
-        number: of the pass.
         cursor: where it begins; at the start of the pass by default.
         singly: whether runs are as small as can be.
     """
@@ -43,13 +42,13 @@ class Lane:
         self,
         opener: ShardOpener,
         shard: int,
-        number: int,
+        pass_number: int,
         cursor: dict[str, Any] | None = None,
         unroll: Unroll = Run.unroll,
         singly: bool = False,
     ) -> None:
         self._opener, self._plan = opener, opener.plan
-        self._shard, self._number = shard, number
+        self._shard, self._pass_number = shard, pass_number
         self._unroll = unroll
         self.singly = singly
         start = dict(cursor or {})
@@ -57,7 +56,7 @@ class Lane:
         #: Whether all items are taken.
         self.ended = bool(start.pop("ended", False))
         chain = self._plan.chain
-        self._first_epoch = first = chain.first_epoch(number)
+        self._first_epoch = first = chain.first_epoch(pass_number)
         endless = chain.endless and not self._plan.counts.known
         self._guard = EmptyEpochGuard(endless, gave=bool(start))
         starts = not start or chain.rolling
@@ -175,7 +174,9 @@ class Lane:
         """The lane from the last item taken on, after an error in making a run. No row is lost."""
         ours = is_about_a_row(error) and not self._plan.runs_user_code
         singly = ours and not self.singly and self._opener.divisible
-        return Lane(self._opener, self._shard, self._number, self.cursor(), self._unroll, singly)
+        return Lane(
+            self._opener, self._shard, self._pass_number, self.cursor(), self._unroll, singly
+        )
 
     def cursor(self) -> dict[str, Any]:
         position = dict(self._stands) if self._cursors is None else self._cursors.state(self._k)
@@ -187,7 +188,7 @@ class Lane:
 
     def cursor_text(self) -> str:
         try:
-            return cursor_text(self.cursor(), self._shard, self._plan.tag, self._number)
+            return cursor_text(self.cursor(), self._shard, self._plan.tag, self._pass_number)
         except TypeError as error:
             raise DataError(
                 f"a position is kept as JSON, and a node below gave a state that JSON cannot hold: {error}"

@@ -190,7 +190,7 @@ class ShardItems:
         if lane is None:
             position = self._position
             cursor = self._plan.counts.cursor(position, number)
-            lane = Lane(self._opener, number, position.epoch, cursor, self._unroll)
+            lane = Lane(self._opener, number, position.pass_number, cursor, self._unroll)
             self._lanes[number] = lane
         return lane
 
@@ -215,7 +215,7 @@ def items_of(
         _keep_pieces(plan)
     makers, stage_pool = (None, pool) if alone else (pool, None)
     plan = plan.in_lanes(_lanes(plan, len(shards), makers, stage_pool))
-    windows = open_windows(plan, pool, position.epoch)
+    windows = open_windows(plan, pool, position.pass_number)
     unroll = known_items if with_rows else Run.unroll
     return ShardItems(plan, position, len(shards), windows, makers, unroll, stage_pool)
 

@@ -16,8 +16,8 @@ from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.engine.planning.mixture import MixedWindows, RowMixture
 from trainpipes.engine.planning.open_stages import Submitted, open_stages
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.reading.listed_loader import ListedLoader, NumberedLoader
-from trainpipes.engine.reading.stream_loader import StreamLoader
+from trainpipes.engine.reading.listed_windows import ListedMaker, NumberedMaker
+from trainpipes.engine.reading.stream_windows import StreamMaker
 from trainpipes.engine.reading.windows import Windows
 from trainpipes.errors import DataError
 from trainpipes.interfaces.empty_epoch_guard import EmptyEpochGuard
@@ -264,21 +264,21 @@ def end_epoch(
 
 
 def open_windows(
-    plan: Plan, pool: Pool | None = None, number: int = 0, last: WindowKey | None = None
+    plan: Plan, pool: Pool | None = None, pass_number: int = 0, last: WindowKey | None = None
 ) -> Windows | MixedWindows:
-    """The windows of pass ``number`` for the shards of one process, up to ``last``."""
+    """The windows of a pass for the shards of one process, up to ``last``."""
     chain, source = plan.chain, plan.inputs.source
     if isinstance(source, RowMixture):
-        return source.windows(plan, pool, number)
+        return source.windows(plan, pool, pass_number)
     if isinstance(source, RowStream):
-        return Windows(StreamLoader(plan, source))
+        return Windows(StreamMaker(plan, source))
     if isinstance(source, RandomAccessSource) and (
         chain.drawn is not None or (source.by_number and not chain.before)
     ):
-        return Windows(NumberedLoader(plan, source))
-    following = partial(_following, plan, chain.first_epoch(number))
+        return Windows(NumberedMaker(plan, source))
+    following = partial(_following, plan, chain.first_epoch(pass_number))
     readers = None if plan.reads_user_code else pool
-    return Windows(ListedLoader(plan), readers, plan.layouts.held_bytes, following, last)
+    return Windows(ListedMaker(plan), readers, plan.layouts.held_bytes, following, last)
 
 
 def _following(plan: Plan, first_epoch: int, shard: int, epoch: int) -> int | None:

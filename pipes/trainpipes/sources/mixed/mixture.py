@@ -125,8 +125,8 @@ class Mixture(RowMixture):
         rows = zip(data, source.tolist(), strict=True)
         return block.with_data([{**row, column: self.names[i]} for row, i in rows])
 
-    def windows(self, plan: Plan, pool: Pool | None, number: int) -> MixWindows:
-        return MixWindows(plan, self, pool, number)
+    def windows(self, plan: Plan, pool: Pool | None, pass_number: int) -> MixWindows:
+        return MixWindows(plan, self, pool, pass_number)
 
     def naming(self, name: str) -> RunStage:
         return _Named(self, name)
@@ -161,9 +161,9 @@ class _Named(RunStage):
 
 
 class MixWindows(MixedWindows):
-    def __init__(self, plan: Plan, mixture: Mixture, pool: Pool | None, number: int) -> None:
+    def __init__(self, plan: Plan, mixture: Mixture, pool: Pool | None, pass_number: int) -> None:
         self.plan, self.mixture, self._pool = plan, mixture, pool
-        self._epoch = plan.chain.first_epoch(number)
+        self._epoch = plan.chain.first_epoch(pass_number)
         self.openers: dict[str, ShardOpener] = {}
 
     def _open(self, shards: int) -> None:

@@ -13,7 +13,7 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import join_payloads
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.reading.windows import Content, Window, WindowLoader
+from trainpipes.engine.reading.windows import Content, Window, WindowMaker
 from trainpipes.errors import DataError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.source import LooksAhead, RandomAccessSource, Reader, Taker, read_rows
@@ -27,7 +27,7 @@ MOST_AHEAD = 15
 
 
 @dataclass
-class _Place:
+class _SpanReading:
     """Where a span is read: ``at`` block and row, with so many windows ``ahead`` expected. ``done``: the
     span's last window was read."""
 
@@ -38,7 +38,7 @@ class _Place:
     done: bool = False
 
 
-class ListedLoader(WindowLoader):
+class ListedMaker(WindowMaker):
     """Reads windows as stretches of blocks, one reader a span, and puts them through the stages below."""
 
     def __init__(self, plan: Plan) -> None:
@@ -50,7 +50,7 @@ class ListedLoader(WindowLoader):
         self._keeps_rows = has_holes or all(stage.keeps_rows for stage in before)
         self._before = before[plan.chain.cached or 0 :]
         self._fetched = self._layouts.fetched_bytes
-        self._places: dict[int, _Place] = {}  # of each span
+        self._spans: dict[int, _SpanReading] = {}  # of each span
 
     def planned(self, key: WindowKey) -> int | None:
         rows = len(self._layouts.places(key))
@@ -62,34 +62,36 @@ class ListedLoader(WindowLoader):
     def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
         if not self._layouts.places(key):
             return None
-        place = self._places.setdefault(key.span, _Place())
+        reading = self._spans.setdefault(key.span, _SpanReading())
         if self._layouts.chain.seed is not None or not self._keeps_rows:
             first = 0  # the order needs all rows
-        return Window(self.planned(key), partial(self._read, key, place, first), first=first)
+        return Window(self.planned(key), partial(self._read, key, reading, first), first=first)
 
     def close(self) -> None:
-        for place in self._places.values():
-            with place.lock:
-                if place.reader is not None:
-                    place.reader.close()
+        for reading in self._spans.values():
+            with reading.lock:
+                if reading.reader is not None:
+                    reading.reader.close()
 
-    def _read(self, key: WindowKey, place: _Place, first: int) -> tuple[Block, IntArray | None]:
+    def _read(
+        self, key: WindowKey, reading: _SpanReading, first: int
+    ) -> tuple[Block, IntArray | None]:
         wanted = self._layouts.stretches(key, first)
-        with place.lock:
-            reader = self._reader(place, wanted[0][:2])
+        with reading.lock:
+            reader = self._reader(reading, wanted[0][:2])
             if self._cached is not None:
                 rows = self._cached.read(wanted, reader).of_epoch(key.epoch)
             else:
                 if isinstance(reader, LooksAhead):
-                    self._expect(reader, key, wanted, place.ahead)
+                    self._expect(reader, key, wanted, reading.ahead)
                     if not getattr(self._source, "is_local", True):
-                        place.ahead = min(MOST_AHEAD, 2 * place.ahead + 1)
+                        reading.ahead = min(MOST_AHEAD, 2 * reading.ahead + 1)
                 parts = (read_rows(self._source, reader, *stretch) for stretch in wanted)
                 data = join_payloads(parts, len(self._layouts.places(key)) - first)
                 ids = self._layouts.inputs.blocks.numbers(wanted)
                 rows = Block(data, ids, epoch=key.epoch)
-            place.at = wanted[-1][0], wanted[-1][2]
-            place.done = not self._layouts.places(key._replace(window=key.window + 1))
+            reading.at = wanted[-1][0], wanted[-1][2]
+            reading.done = not self._layouts.places(key._replace(window=key.window + 1))
             rows = put_through(self._before, rows)
         return rows, self._layouts.row_order(key, len(rows))
 
@@ -105,23 +107,23 @@ class ListedLoader(WindowLoader):
                 turns.setdefault(block, turn)
         reader.expect(list(turns), list(turns.values()), self._fetched)
 
-    def _reader(self, place: _Place, at: tuple[int, int]) -> Reader:
+    def _reader(self, reading: _SpanReading, at: tuple[int, int]) -> Reader:
         """The reader of a window. Where another span's has just read up to there, it goes on: no
         block is decoded twice. So does one that has ended its span in this block.
         """
-        if place.at != at:
-            others = list(self._places.values())
+        if reading.at != at:
+            others = list(self._spans.values())
             near = [one for one in others if one.at == at]
             near += [one for one in others if one.done and one.at[0] == at[0]]
             for other in near:
-                if other is not place and other.lock.acquire(blocking=False):
-                    place.reader, other.reader = other.reader, place.reader
-                    place.at, other.at = other.at, place.at
+                if other is not reading and other.lock.acquire(blocking=False):
+                    reading.reader, other.reader = other.reader, reading.reader
+                    reading.at, other.at = other.at, reading.at
                     other.lock.release()
                     break
-        if place.reader is None:
-            place.reader = self._source.reader()
-        return place.reader
+        if reading.reader is None:
+            reading.reader = self._source.reader()
+        return reading.reader
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class NumberedRows:
         return self.take(np.arange(start, stop, dtype=np.int64))
 
 
-class NumberedLoader(WindowLoader):
+class NumberedMaker(WindowMaker):
     """Windows of row numbers; the rows are read when they are taken."""
 
     def __init__(self, plan: Plan, source: RandomAccessSource) -> None:
@@ -186,7 +188,7 @@ class NumberedLoader(WindowLoader):
         return NumberedRows(self._source.taker(), chain.skip_rows + drawn, key.epoch, first), None
 
     def _buffered(self, key: WindowKey) -> IntArray:
-        """The numbers of the rows that ``ListedLoader`` would read; announces them to the source."""
+        """The numbers of the rows that ``ListedMaker`` would read; announces them to the source."""
         blocks, stretches = self._layouts.inputs.blocks, self._layouts.stretches(key)
         numbers = blocks.numbers(stretches)
         order = self._layouts.row_order(key, len(numbers))

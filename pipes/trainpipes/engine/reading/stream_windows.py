@@ -12,7 +12,7 @@ import numpy as np
 from trainpipes._internal.progress import Progress
 from trainpipes.columns.block import Block
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.reading.windows import Window, WindowLoader
+from trainpipes.engine.reading.windows import Window, WindowMaker
 from trainpipes.interfaces.source import RowStream, StreamReader, read_full
 from trainpipes.interfaces.stage_kinds import put_through
 from trainpipes.order.layout import StreamLayout, WindowKey
@@ -30,7 +30,7 @@ class _Pass:
     ended: bool = False
 
 
-class StreamLoader(WindowLoader):
+class StreamMaker(WindowMaker):
     """Cuts windows from a stream. A shuffled one is read ahead: a short end joins the window before it."""
 
     most_held = None  # making one again means to read from the start
