@@ -21,7 +21,6 @@ from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import MOST_EPOCHS, IterationState
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
-from trainpipes.engine.iterating.previews import peek
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.interfaces.options import show
@@ -206,6 +205,8 @@ class Loader:
         Raises:
             DataError: the pipeline gives nothing.
         """
+        from trainpipes.look.previews import peek
+
         return peek(self._iteration)
 
     def show(self, n: int = 1, *, rows: int = 4) -> Preview:

@@ -19,10 +19,10 @@ import torch
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.table import WIDTH, folded, in_color, table, terminal_width
 from trainpipes.engine.iterating.iteration_state import IterationState
-from trainpipes.engine.iterating.previews import coming
 from trainpipes.errors import DataError
 from trainpipes.errors.text import escaped
 from trainpipes.look.decoded import KnownIds, Piece, TokenGrid, known_ids, pieces_of, token_grids
+from trainpipes.look.previews import coming
 from trainpipes.look.values import NAME, as_mapping, cells_of, leaves, rows_of
 from trainpipes.tokenizers.load import load
 

@@ -26,7 +26,6 @@ from trainpipes._internal.messages import renamed
 from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import IterationState
-from trainpipes.engine.iterating.previews import peek, state_at
 from trainpipes.engine.planning.growing import of_files
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, TrainpipesError
@@ -388,6 +387,8 @@ class Pipeline(IterableDataset[Any]):
         >>> tp.from_dataset(range(5)).batch(2).peek()
         [0, 1]
         """
+        from trainpipes.look.previews import peek
+
         return peek(self._iteration)
 
     def show(self, n: int = 3, *, rows: int = 4) -> Preview:
@@ -651,4 +652,6 @@ class Pipeline(IterableDataset[Any]):
         >>> list(pipe)
         [[4]]
         """
+        from trainpipes.look.previews import state_at
+
         return state_at(self._iteration, batches_delivered, epoch)

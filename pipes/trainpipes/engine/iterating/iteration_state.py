@@ -88,7 +88,7 @@ class IterationState:
 
     def _plan_of(self, files: Any) -> Plan:
         plan = self.plan
-        if files is None or not plan.grows or plan.files_if_open == files:
+        if files is None or not plan.grows or (plan.inputs.is_open and plan.files == files):
             return plan
         self._plan = self.make_plan(files_of(files, plan.growing))
         return self._plan
@@ -100,18 +100,15 @@ class IterationState:
         before = self.plan
         if not before.grows or position.m:
             return
-        topology, found = self.topology(), ""
+        topology = self.topology()
 
         def listed() -> str:
             self._plan = self.make_plan(None)
             return self._plan.files or ""
 
-        if topology.world_size == 1:
-            listed()
-        else:
-            found = from_first_rank(topology, listed)
+        files = listed() if topology.world_size == 1 else from_first_rank(topology, listed)
         if topology.rank:
-            self._plan = self.make_plan(files_of(found, before.growing))
+            self._plan = self.make_plan(files_of(files, before.growing))
         if before.has_same_files(self.plan):
             self._plan = before  # whose workers can go on
 

@@ -125,10 +125,6 @@ class Plan:
                 "epochs, got refresh='epoch'; use trainpipes.Loader"
             )
 
-    @property
-    def files_if_open(self) -> str | None:
-        return self.files if self.inputs.is_open else None
-
     def has_same_files(self, other: Plan) -> bool:
         """Whether another plan of these stages has files of the same names, sizes and times."""
         if not self.inputs.is_open or self.files != other.files:
