@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.progress import counted
 from trainpipes._internal.table import table
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import WHOLE, Pieces
+from trainpipes.columns.lazy_batches import LazyBatches
+from trainpipes.columns.run import Run
 from trainpipes.engine.iterating.consumer import Consumer, RunOptions
 from trainpipes.engine.iterating.iteration_state import iteration_of
 from trainpipes.engine.planning.inputs import Inputs
-from trainpipes.engine.shards.shard_items import ItemRows
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import StateError
 from trainpipes.errors.secrets import hidden
 from trainpipes.interfaces.source import Place
@@ -29,6 +34,42 @@ TITLES = {
     "index": "in batch", "segment": "segment", "source": "source", "path": "file",
     "row_group": "row group", "row": "row", "tokens": "tokens", "epoch": "epoch",
 }  # fmt: skip
+
+
+class KnownItem(NamedTuple):
+    """An item with its rows: ``ids`` in file order over all files and ``epochs``, int64 ``[rows]``;
+    ``pieces`` where they are packed."""
+
+    item: Any
+    ids: IntArray
+    epochs: IntArray
+    pieces: Pieces | None
+
+
+def known_items(run: Run) -> MutableSequence[Any]:
+    items, block, bounds = run.unroll(), run.block, run.bounds
+    count = len(items)
+    if bounds is None:
+        bounds = np.arange(count + 1, dtype=np.int64)
+    epochs = np.broadcast_to(np.asarray(block.epoch, dtype=np.int64), len(block))
+    ids, made_of = block.ids, block.made_of
+
+    def known(k: int) -> KnownItem:
+        rows = slice(int(bounds[k]), int(bounds[k + 1]))
+        pieces = None if made_of is None else made_of.at(rows)
+        item, items[k] = items[k], None  # held once
+        return KnownItem(item, ids[rows], epochs[rows], pieces)
+
+    if isinstance(items, LazyBatches):
+        return LazyBatches(known, count)
+    return [known(k) for k in range(count)]
+
+
+def _keep_pieces(plan: Plan) -> None:
+    for stage in plan.chain.stages:
+        stage.keep_pieces()
+    for part in plan.mixed.values():
+        _keep_pieces(part)
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +98,7 @@ class Provenance(list[RowPlace]):
     row, and each source of a row of ``zip``. Prints as a table.
     """
 
-    def __init__(self, rows: ItemRows, inputs: Inputs) -> None:
+    def __init__(self, rows: KnownItem, inputs: Inputs) -> None:
         super().__init__()
         pieces = Pieces.whole(rows.ids, rows.epochs) if rows.pieces is None else rows.pieces
         ids, epochs, starts, lengths, bounds = (column.tolist() for column in pieces)
@@ -182,19 +223,20 @@ def locate(
         require(passed >= 0, "locate(after)", rule, passed, way)
         position.require(topology.shards(start.m, start.num_shards))
     walked = 0 if plan.counted else passed
-    items = Consumer(plan, topology, position, options=RunOptions(with_rows=True))
+    items = Consumer(plan, topology, position, options=RunOptions(unroll=known_items))
+    _keep_pieces(plan)
     try:
         for _ in counted(range(walked), "making the batches before it", walked, "batches"):
             next(items)
-        batch = next(items)
+        found = next(items)
     except StopIteration:
         raise _beyond(passed, topology, start) from None
     finally:
         items.close()
-    assert items.rows is not None and items.m is not None  # noqa: PT018
-    places = Provenance(items.rows, plan.inputs)
+    assert items.m is not None
+    places = Provenance(found, plan.inputs)
     return LocatedBatch(
-        batch, places, start.pass_number, items.m, topology.rank, topology.world_size
+        found.item, places, start.pass_number, items.m, topology.rank, topology.world_size
     )
 
 

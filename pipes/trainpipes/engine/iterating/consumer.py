@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 from weakref import finalize
 
 from trainpipes._internal.pool import Pool, default_threads
+from trainpipes.columns.run import Run, Unroll
 from trainpipes.engine.iterating.epoch_end import say_counts, say_left_out, warn_if_all_empty
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers, WorkerReceiver
 from trainpipes.engine.planning.growing import FILES
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.lane import ENDED
-from trainpipes.engine.shards.shard_items import ItemRows, ShardItems, items_of
+from trainpipes.engine.shards.shard_items import ShardItems, items_of
 from trainpipes.interfaces.stage_kinds import DeviceStage
 from trainpipes.interfaces.tally import Numbers
 from trainpipes.order.topology import Topology
@@ -29,13 +30,13 @@ class RunOptions:
     Args:
         threads: that work ahead; None for one per core, without user functions.
         workers: of a ``Loader``, which make the items.
-        with_rows: whether each item comes with its rows.
+        unroll: gives the items of a run.
         places: whether stages place batches on a device.
     """
 
     threads: int | None = 0
     workers: LoaderWorkers | None = None
-    with_rows: bool = False
+    unroll: Unroll = Run.unroll
     places: bool = False
 
 
@@ -107,8 +108,6 @@ class Consumer:
         self._own = topology.shards(self.origin, plan.chain.num_shards)
         ended = {shard for shard, cursor in position.cursors.items() if "ended" in cursor}
         self._running = set(self._own) - ended
-        #: Of the item made last, with ``with_rows``.
-        self.rows: ItemRows | None = None
         #: The batch number of the item made last.
         self.m: int | None = None
         #: Whether a state has cursors, and which shards moved since the last item was looked at.
@@ -140,8 +139,6 @@ class Consumer:
             self._next += self._stride
             if item is not ENDED:
                 self.m = m
-                if self._options.with_rows:
-                    item, self.rows = item
                 return item
         self._over = True
         if not self.ends_together:  # else it may be asked what is left
@@ -192,7 +189,7 @@ class Consumer:
             # Two threads never call a user function at once.
             self._pool = Pool(threads if ours or alone else 1, shares=ours or alone)
             finalize(self, self._pool.close)
-        return items_of(plan, self.position, self._own, self._pool, alone, options.with_rows)
+        return items_of(plan, self.position, self._own, self._pool, alone, options.unroll)
 
     # Where it stands
 

@@ -7,17 +7,13 @@ Several lanes may take the place of each shard, so that threads make more in par
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from time import perf_counter
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from trainpipes._internal.pool import MOST_WAITING, Pool
-from trainpipes._internal.types import IntArray
-from trainpipes.columns.block import Pieces
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Run, Unroll
 from trainpipes.engine.planning.mixture import MixedWindows
@@ -37,42 +33,6 @@ SUBMITTED = 3
 #: If the program works at least so many seconds between two items, the pool makes so many items ahead that
 #: would be made when they are taken.
 AT_WORK, MADE_AHEAD = 200e-6, 16
-
-
-class ItemRows(NamedTuple):
-    """The rows of one item: ``ids`` in file order over all files and ``epochs``, int64 ``[rows]``;
-    ``pieces`` where they are packed."""
-
-    ids: IntArray
-    epochs: IntArray
-    pieces: Pieces | None
-
-
-class KnownItem(NamedTuple):
-    """An item with its rows, for ``locate``."""
-
-    item: Any
-    rows: ItemRows
-
-
-def known_items(run: Run) -> MutableSequence[Any]:
-    items, block, bounds = run.unroll(), run.block, run.bounds
-    count = len(items)
-    if bounds is None:
-        bounds = np.arange(count + 1, dtype=np.int64)
-    epochs = np.broadcast_to(np.asarray(block.epoch, dtype=np.int64), len(block))
-    ids, made_of = block.ids, block.made_of
-
-    def known(k: int) -> KnownItem:
-        rows = slice(int(bounds[k]), int(bounds[k + 1]))
-        pieces = None if made_of is None else made_of.at(rows)
-        found = KnownItem(items[k], ItemRows(ids[rows], epochs[rows], pieces))
-        items[k] = None  # held once
-        return found
-
-    if isinstance(items, LazyBatches):
-        return LazyBatches(known, count)
-    return [known(k) for k in range(count)]
 
 
 class ShardItems:
@@ -206,17 +166,14 @@ def items_of(
     shards: Collection[int],
     pool: Pool | None = None,
     alone: bool = False,
-    with_rows: bool = False,
+    unroll: Unroll = Run.unroll,
 ) -> ShardItems:
     """The items of some shards of a pass, from a position on. ``alone``: the thread that iterates
     calls user functions.
     """
-    if with_rows:
-        _keep_pieces(plan)
     makers, stage_pool = (None, pool) if alone else (pool, None)
     plan = plan.in_lanes(_lanes(plan, len(shards), makers, stage_pool))
     windows = open_windows(plan, pool, position.pass_number)
-    unroll = known_items if with_rows else Run.unroll
     return ShardItems(plan, position, len(shards), windows, makers, unroll, stage_pool)
 
 
@@ -231,10 +188,3 @@ def _lanes(plan: Plan, shards: int, pool: Pool | None, stage_pool: Pool | None) 
     else:
         wanted = SUBMITTED + 1 if has_workers(stages_to_open(plan, stage_pool)) else 1
     return -(-wanted // shards)
-
-
-def _keep_pieces(plan: Plan) -> None:
-    for stage in plan.chain.stages:
-        stage.keep_pieces()
-    for part in plan.mixed.values():
-        _keep_pieces(part)
