@@ -56,7 +56,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     if not parts:
         raise StateError("merge_states(states) takes the states of all ranks, got none")
     positions = [part.position for part in parts]
-    _same(positions, "epoch")
+    _same(positions, "pass_number", "epoch")
     _same(positions, "num_shards")
     _same_pipeline(parts)
     first = positions[0]
