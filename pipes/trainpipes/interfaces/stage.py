@@ -5,7 +5,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, dataclass_transform, overload
+from typing import Any, ClassVar, Generic, Self, TypeVar, dataclass_transform, overload
 
 from trainpipes._internal.checks import copied, require
 from trainpipes._internal.fork_lock import ForkLock
@@ -92,24 +92,6 @@ class made_once(Generic[T]):
         return found
 
 
-Role = Literal[
-    "files",  # lists files; first in a chain
-    "reader",  # turns files into a source of rows
-    "source",  # rows from elsewhere; first in a chain
-    "rows",  # each row by itself: may stand before or after a shuffle, and above batches
-    "shuffle",
-    "shard",
-    "pack",  # makes rows of several others, after they are dealt
-    "batch",  # cuts rows into batches
-    "finish",  # batches to what the training loop gets
-    "cache",
-    "repeat",
-    "take",
-    "skip",
-    "place",  # where finished batches lie: pinned memory, a device
-]
-
-
 @dataclass_transform(frozen_default=True, eq_default=False)
 class Stage:
     """One step of a pipeline: a frozen dataclass of options.
@@ -122,7 +104,6 @@ class Stage:
         TypeError: there is no such option.
 
     Attributes:
-        role: what the stage is to the plan.
         keeps_rows: one row comes out for each that goes in, in order.
         thread_safe: several threads may call it at once. Your own stage may set it.
         in_caller: only the thread that iterates (or a worker process) may call it.
@@ -145,7 +126,6 @@ class Stage:
         asks_inputs: ``use_inputs`` tells it what the pipeline reads.
     """
 
-    role: ClassVar[Role] = "rows"
     thread_safe = False
     in_caller = False
     versioned: ClassVar[str | None] = None

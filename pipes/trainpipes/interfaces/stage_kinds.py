@@ -17,7 +17,7 @@ from trainpipes.columns.run import Run, RunSource, unplaced
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.interfaces.blame import blame, each
 from trainpipes.interfaces.source import Reader, RowSource, RowStream
-from trainpipes.interfaces.stage import Role, Stage, made_once
+from trainpipes.interfaces.stage import Stage, made_once
 
 #: Opens the rows below a stage at a state of theirs.
 OpenBelow = Callable[[dict[str, Any]], RunSource]
@@ -168,7 +168,16 @@ class RowStage(RunStage):
         return run.with_items(found)
 
 
-class BatchStage(RunStage):
+class FinishingStage(RunStage):
+    """A stage that makes of batches what the training loop gets."""
+
+
+def is_on_rows(stage: object) -> bool:
+    """Whether a stage treats each row by itself: it may stand on either side of a shuffle."""
+    return isinstance(stage, RunStage) and not isinstance(stage, FinishingStage)
+
+
+class BatchStage(FinishingStage):
     """A stage on each finished batch, such as one that moves it to a device.
 
     >>> import torch, trainpipes as tp
@@ -182,7 +191,6 @@ class BatchStage(RunStage):
     [[0.0, 0.5], [1.0, 1.5]]
     """
 
-    role: ClassVar[Role] = "finish"
     draws_by = (
         "use map(fn, rng=True) instead, whose function gets a batch and a generator of its own"
     )
@@ -235,7 +243,6 @@ class RegroupStage(Stage):
 class BatchingStage(RegroupStage):
     """A stage that cuts rows into batches."""
 
-    role: ClassVar[Role] = "batch"
     drop_last = False
 
     @property
@@ -258,18 +265,26 @@ class CachedBlocks(Protocol):
     def describe(self) -> str: ...
 
 
-class CacheStage(RunStage):
+class PackingStage(RegroupStage):
+    """A stage that makes rows of others after they are dealt: one of several, or several of one."""
+
+
+class CountingStage(RegroupStage):
+    """A stage that gives the first ``count`` items of an epoch, or ``skips`` them."""
+
+    skips: ClassVar[bool] = False
+
+    count: int
+
+
+class CacheStage(Stage):
     """A stage that marks which rows are kept on disk."""
 
-    role: ClassVar[Role] = "cache"
     needs_columns = True
 
     @property
     def on(self) -> bool:
         return True
-
-    def process(self, run: Run) -> Run:
-        return run
 
     @abstractmethod
     def drop_holes(self) -> Stage:
@@ -308,7 +323,6 @@ class RowOrder(Protocol):
 class ShuffleStage(Stage):
     """A stage that orders rows."""
 
-    role: ClassVar[Role] = "shuffle"
     reorders = True
     buffer_size = 0
     seed = 0
@@ -324,7 +338,6 @@ class ShuffleStage(Stage):
 class ShardStage(Stage):
     """A stage that deals rows to shards; its options are those of ``sharding_filter``."""
 
-    role: ClassVar[Role] = "shard"
     num_shards = 1
     split = "spans"
     balance = "rows"
@@ -334,8 +347,6 @@ class ShardStage(Stage):
 class RepeatStage(Stage):
     """A stage that makes several epochs one; ``times`` is None for no end."""
 
-    role: ClassVar[Role] = "repeat"
-
     @property
     def times(self) -> int | None:
         return None
@@ -343,8 +354,6 @@ class RepeatStage(Stage):
 
 class DeviceStage(Stage):
     """A stage on finished batches, carried out by the process that trains."""
-
-    role: ClassVar[Role] = "place"
 
     @property
     def ahead(self) -> int:
@@ -379,7 +388,6 @@ class Source(Stage):
         one_consumer: why ranks or workers cannot share it; "" if they can.
     """
 
-    role: ClassVar[Role] = "source"
     has_blocks = False
     random_access = False
     orders_rows = False
@@ -404,6 +412,14 @@ class Source(Stage):
     def late(self) -> Stage | None:
         """What turns the source's keys into rows after they are dealt."""
         return None
+
+
+class ListingSource(Source):
+    """A source that lists files, for the source above it that reads them."""
+
+
+class ReadingSource(Source):
+    """A source that stands on a ``ListingSource``, and reads its files."""
 
 
 class CombiningSource(Source):
@@ -431,6 +447,11 @@ class CombiningSource(Source):
     @property
     def in_caller(self) -> bool:  # type: ignore[override]
         return self._any("in_caller")
+
+
+def first_of(stages: Iterable[Stage], kind: Any) -> Any:
+    """The first of these kinds, or None."""
+    return next((stage for stage in stages if isinstance(stage, kind)), None)
 
 
 def stages_within(stages: Sequence[Stage], kind: type[Any] = CombiningSource) -> Iterator[Stage]:

@@ -19,6 +19,7 @@ from trainpipes.engine.shards.shard_rows import ALL_ROWS, RUN_ROWS
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import amount, cut
 from trainpipes.interfaces.source import RandomAccessSource
+from trainpipes.interfaces.stage_kinds import PackingStage, ShuffleStage
 from trainpipes.look.lengths import ends_short, exact_length, expected_items, left_open
 from trainpipes.look.record import mermaid, record, written
 from trainpipes.order.layout import Layout, divisors
@@ -302,7 +303,7 @@ def _notes(plan: Plan, window_rows: int | None) -> Iterator[str]:
                 yield f'{text}; all are, at no more memory, by shuffle(scope="global")'
             else:
                 yield f"{what} have up to {longest:,} rows: {text} of one; {cure}"
-    if chain.shuffle is None and any(s.role == "shuffle" for s in chain.file_stages):
+    if chain.shuffle is None and any(isinstance(s, ShuffleStage) for s in chain.file_stages):
         yield (
             "shuffle() before the reader changes the order of files only, and rows keep their places in a "
             "file: shuffle() after the reader mixes rows, and files, too"
@@ -314,7 +315,7 @@ def _notes(plan: Plan, window_rows: int | None) -> Iterator[str]:
             "them, too, write them to files by write_parquet(folder), and shuffle what is read from there"
         )
     dropping = [s for s in chain.stages if s.options.get("on_error") and not s.keeps_rows]
-    if dropping and not any(s.role == "pack" for s in chain.stages):
+    if dropping and not any(isinstance(s, PackingStage) for s in chain.stages):
         yield (
             f"{' and '.join(s.name for s in dropping)} may leave out rows by on_error: how many an epoch has "
             "is known only at its end, and a state keeps where each shard stands in place of one count"

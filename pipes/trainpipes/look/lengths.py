@@ -15,9 +15,9 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.order.layout import count_batches, slots_before
 from trainpipes.order.topology import Topology
 from trainpipes.stages.order import Take
@@ -27,7 +27,6 @@ from trainpipes.state.format import Position
 SAMPLE_ROWS = 2048
 MINIMUM_BATCHES = 64
 #: Stages that rows come from.
-READING = ("reader", "source")
 
 
 def length_of(iteration: IterationState) -> int:
@@ -78,7 +77,7 @@ def no_length(plan: Plan) -> str:
 
 def cuts_by_length(stage: Stage) -> bool:
     """Whether the number of items depends on what rows hold."""
-    return stage.role in ("pack", "batch") and not stage.keeps_rows
+    return isinstance(stage, kinds.PackingStage | kinds.BatchingStage) and not stage.keeps_rows
 
 
 def ends_short(plan: Plan) -> bool:
@@ -94,7 +93,7 @@ def left_open(plan: Plan) -> str:
     chain = plan.chain
     if plan.counts.known or not (chain.rolling or chain.mixes):
         return ""
-    packs = any(stage.role == "pack" for stage in chain.after)
+    packs = kinds.first_of(chain.after, kinds.PackingStage) is not None
     opens = ["row of pack()"] * packs + ["batch"] * (chain.batch is not None)
     return " and one open ".join(opens)
 
@@ -115,22 +114,21 @@ def expected_items(plan: Plan, made: Mapping[Stage, float] | None = None) -> flo
     rows = rows_of(source)
     if made is not None and isinstance(source, RowSource) and source.unread is not None:
         rows = int(source.lengths[~source.unread].sum())
-    is_read = any(stage.role in READING for stage in chain.stages)
     count: float | None = None
     kept: float | None = None  # items, as far as they are exact
     exact, several = True, False  # several: a stage may make more rows than it gets
     for stage in chain.stages:
-        options, role = stage.options, stage.role
-        if role in READING or (role == "files" and not is_read):
+        options = stage.options
+        if stage is chain.opener:
             count = None if made is None and options.get("filter") is not None else rows
         elif count is None:
             continue
-        elif role == "repeat":
+        elif isinstance(stage, kinds.RepeatStage):
             count *= options["times"]
-        elif role in ("take", "skip"):
-            n = int(options["count"])
-            count = min(count, n) if role == "take" else max(0, count - n)
-        elif role == "shuffle" and chain.drawn is not None and kept:
+        elif isinstance(stage, kinds.CountingStage):
+            n = int(stage.count)
+            count = max(0, count - n) if stage.skips else min(count, n)
+        elif isinstance(stage, kinds.ShuffleStage) and chain.drawn is not None and kept:
             count *= (plan.inputs.epoch_rows or 0) / kept
         elif not stage.keeps_rows:
             share = stage.share
@@ -139,12 +137,12 @@ def expected_items(plan: Plan, made: Mapping[Stage, float] | None = None) -> flo
             if share is None:
                 return None
             count, exact = count * share, False
-        elif role == "batch" and ends_short(plan) and not exact:
+        elif isinstance(stage, kinds.BatchingStage) and ends_short(plan) and not exact:
             count = _batches(plan, count, several)
-        elif role == "batch":
+        elif isinstance(stage, kinds.BatchingStage):
             dropping = bool(options.get("drop_last"))
             count = count_batches(round(count), options["batch_size"], dropping)
-        several = several or role == "pack"
+        several = several or isinstance(stage, kinds.PackingStage)
         kept = count if exact else kept
     return count
 
@@ -163,27 +161,30 @@ def _batches(plan: Plan, rows: float, several: bool) -> float:
 
 
 def _is_measured(stage: Stage) -> bool:
-    return not stage.keeps_rows and stage.share is None and stage.role not in ("take", "skip")
+    return (
+        not stage.keeps_rows and stage.share is None and not isinstance(stage, kinds.CountingStage)
+    )
 
 
 def _measured(plan: Plan) -> dict[Stage, float]:
     """Items that come out of a stage for each that goes in, where rows must be read."""
-    stages = [s for s in plan.chain.stages if s.role not in ("shard", "repeat", "place")]
+    moving = kinds.ShardStage | kinds.RepeatStage | kinds.DeviceStage
+    stages = [s for s in plan.chain.stages if not isinstance(s, moving)]
     # What a cache() keeps is known by the stages before it: none is put among them.
-    cached = next((n for n, stage in enumerate(stages) if stage.role == "cache"), 0)
+    cached = next((n for n, stage in enumerate(stages) if isinstance(stage, kinds.CacheStage)), 0)
     measured = [n for n, stage in enumerate(stages) if n >= cached and _is_measured(stage)]
     if not measured:
         return {}
     place = next((n for n in measured if cuts_by_length(stages[n])), measured[0])
-    shuffled = (n + 1 for n, stage in enumerate(stages) if stage.role == "shuffle")
+    shuffled = (n + 1 for n, stage in enumerate(stages) if isinstance(stage, kinds.ShuffleStage))
     place = max([place, *shuffled])  # what comes before a shuffle is made window by window
     most = SAMPLE_ROWS
-    if any(stage.role == "batch" for stage in stages[:place]):
+    if kinds.first_of(stages[:place], kinds.BatchingStage):
         most = max(MINIMUM_BATCHES, SAMPLE_ROWS // plan.chain.batch_size)
     chain: list[Stage] = []
     counts: Counter[tuple[Stage, str]] = Counter()
     for number, stage in enumerate(stages):
-        if stage.role in ("take", "skip") and number > place:
+        if isinstance(stage, kinds.CountingStage) and number > place:
             continue
         tallies = [_Tally((stage, way), counts) for way in ("in", "out") if number in measured]
         chain += [Take(most)] if number == place else []
@@ -205,7 +206,7 @@ def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
         yield from iter(items.__next__, None)
 
 
-class _Tally(RunStage):
+class _Tally(kinds.RunStage):
     keeps_rows = False
 
     key: tuple[Stage, str]
@@ -216,7 +217,7 @@ class _Tally(RunStage):
         return run
 
 
-class Numbered(RunStage):
+class Numbered(kinds.RunStage):
     """Makes of each item the numbers of its rows, and their sizes."""
 
     holds_data = True

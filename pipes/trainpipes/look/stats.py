@@ -20,8 +20,8 @@ from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.filesystems.retry import made_again
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.look.lengths import Numbered, walk
 from trainpipes.look.shuffle_quality import BATCH_SIZE, ShuffleQuality, order_quality
 from trainpipes.look.values import masks_of
@@ -41,7 +41,11 @@ ROWS = 65_536
 #: More different values than these are no labels, and would fill the memory.
 MOST_VALUES = 1 << 22
 #: Stages that say in which order rows come, how often and where: none of it changes the counts.
-ORDERING = ("shuffle", "shard", "repeat", "place", "cache")
+ORDERING = (
+    kinds.ShuffleStage | kinds.ShardStage | kinds.RepeatStage | kinds.DeviceStage | kinds.CacheStage
+)
+#: Stages that make batches, or rows of several.
+MAKING = kinds.BatchingStage | kinds.PackingStage | kinds.FinishingStage
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,7 @@ def stats(pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None) 
     found = {column: label_counts(pipeline, column) for column in columns}
     if not batches:
         return Stats(0, None, None, None, None, found)
-    stages = [stage for stage in pipeline._stages if stage.role != "place"]
+    stages = [stage for stage in pipeline._stages if not isinstance(stage, kinds.DeviceStage)]
     measured = Pipeline([stage.fresh() for stage in stages], (0, 1))
     looked_at = islice(measured, batches)
     cells = tokens = count = 0
@@ -230,7 +234,7 @@ def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
 # Labels, by one pass over one column
 
 
-class CountLabels(RunStage):
+class CountLabels(kinds.RunStage):
     """Counts labels, texts or int64, of the rows that pass."""
 
     needs_columns = True
@@ -257,7 +261,7 @@ class CountLabels(RunStage):
 
 def label_counts(pipeline: Pipeline, column: str) -> dict[Label, int]:
     """Rows of each label of a column, in sorted order; of encoded ones, of each class."""
-    stages = list(takewhile(lambda s: s.role not in ("batch", "pack", "finish"), pipeline._stages))
+    stages = list(takewhile(lambda s: not isinstance(s, MAKING), pipeline._stages))
     found: Counter[Label] = Counter()
     for place, stage in reversed([*enumerate(stages)]):
         if isinstance(stage, EncodeLabels) and stage.output_column == column:
@@ -283,7 +287,7 @@ def _parts(stages: Sequence[Stage]) -> list[Sequence[Stage]]:
 
 
 def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
-    left = [stage for stage in stages if stage.role not in ORDERING]
+    left = [stage for stage in stages if not isinstance(stage, ORDERING)]
     above: list[Stage] = []
     while True:
         stage: Any = left.pop()
@@ -296,7 +300,9 @@ def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
             column = stage.column
         elif not (isinstance(stage, Select) and column in stage.columns):
             break
-    if stage.role == "reader" and column in (stage.options.get("columns", ()) or [column]):
+    if isinstance(stage, kinds.ReadingSource) and column in (
+        stage.options.get("columns", ()) or [column]
+    ):
         stage = stage.replaced(columns=[column])
     return [*left, stage, *above]
 

@@ -22,7 +22,7 @@ from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import each, refused
 from trainpipes.interfaces.stage import Stage, made_once
-from trainpipes.interfaces.stage_kinds import RunStage, stages_within
+from trainpipes.interfaces.stage_kinds import BatchingStage, PackingStage, RunStage, stages_within
 from trainpipes.order.layout import random_key
 from trainpipes.stages.row_hash import HashArray, RowNames, hash_keys, mix, unit
 from trainpipes.stages.row_names import row_names
@@ -149,7 +149,7 @@ class Drawn(RunStage):
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         for stage in below:
-            if stage.role in ("pack", "batch"):
+            if isinstance(stage, PackingStage | BatchingStage):
                 raise ConfigError(f"{self} chooses single rows: put it before {stage.name}()")
             if getattr(stage, "makes_batches", False):
                 way = f"and {stage} gives batches: use a sampler of rows"

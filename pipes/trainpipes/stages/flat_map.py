@@ -12,7 +12,7 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.errors import DataError, StateError
 from trainpipes.interfaces.blame import blame
-from trainpipes.interfaces.stage_kinds import OpenBelow, RegroupStage
+from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
 from trainpipes.stages.held import Runs, opened
 
 #: Rows in a run, at most.
@@ -21,7 +21,7 @@ RUN_ROWS = 256
 PLACE_BITS = 40
 
 
-class FlatMap(RegroupStage):
+class FlatMap(PackingStage):
     """Make any number of rows of each row with a function.
 
     Stands after ``shuffle`` and before ``batch``. A resume calls the function again for the current
@@ -43,7 +43,6 @@ class FlatMap(RegroupStage):
     ['a', 'b', 'c']
     """
 
-    role = "pack"
     keeps_rows = False
     per_row = True
     makes_objects = True

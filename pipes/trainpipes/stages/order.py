@@ -152,7 +152,7 @@ class Repeat(stage_kinds.RepeatStage):
     times: checks.Count | None = None
 
 
-class _Counted(stage_kinds.RegroupStage):
+class _Counted(stage_kinds.CountingStage):
     asks_inputs = True
 
     count: checks.Natural
@@ -165,7 +165,7 @@ class _Counted(stage_kinds.RegroupStage):
         state, passed, skip = at, 0, 0
         if "below" in at:
             state, passed, skip = at["below"], at["passed"], at["row"]
-        low, high = (0, self.count) if self.role == "take" else (self.count, checks.LARGEST)
+        low, high = (self.count, checks.LARGEST) if self.skips else (0, self.count)
         rolls = self.plan_inputs.chain.rolling  # into the next epoch
         epoch = innermost(state)["epoch"]
         guard = EmptyEpochGuard(gave=passed > 0 or skip > 0)
@@ -202,8 +202,6 @@ class Take(_Counted):
     [0, 1]
     """
 
-    role = "take"
-
 
 class Skip(_Counted):
     """Leave out the first ``count`` items of each epoch, counted as ``take`` counts them.
@@ -216,4 +214,4 @@ class Skip(_Counted):
     [2, 3]
     """
 
-    role = "skip"
+    skips = True

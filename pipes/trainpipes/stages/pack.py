@@ -17,7 +17,12 @@ from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.stage import Stage, made_once
-from trainpipes.interfaces.stage_kinds import CombiningSource, OpenBelow, RegroupStage
+from trainpipes.interfaces.stage_kinds import (
+    CombiningSource,
+    OpenBelow,
+    PackingStage,
+    RepeatStage,
+)
 from trainpipes.interfaces.tally import Tally
 from trainpipes.stages import pack_fit
 from trainpipes.stages.columns import Rename
@@ -44,7 +49,7 @@ class _Window(NamedTuple):
     used: int
 
 
-class Pack(TakesTokenizer, TargetStage, RegroupStage):
+class Pack(TakesTokenizer, TargetStage, PackingStage):
     """Pack documents into rows of one length.
 
     Each row holds one or more documents, in fixed-size lists of int32, ``[max_length]``:
@@ -96,7 +101,6 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
     [1, 2, 3, 7] [-100, 2, 3, -100] [1, 1, 1, 2]
     """
 
-    role = "pack"
     needs_columns = True
     keeps_rows = False
     by_place = True
@@ -138,7 +142,7 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
         tokenize = self.tokenizes(below) if self.pad_token_id is None else None
         if tokenize is not None:
             tokenize.pads(f"{self}: the end of a row", "pack(pad_token_id=...)")
-        crosses = any(s.role == "repeat" or getattr(s, "endless", False) for s in below)
+        crosses = any(isinstance(s, RepeatStage) or getattr(s, "endless", False) for s in below)
         reorders = any(stage.reorders for stage in below)
         return self.resolved(_crosses=crosses, _reorders=reorders, _tokenize=tokenize)
 

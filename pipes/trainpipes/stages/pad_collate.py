@@ -24,7 +24,7 @@ from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.interfaces.blame import at_row, in_column, naming, refused
 from trainpipes.interfaces.stage import Stage, made_once
-from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.interfaces.stage_kinds import FinishingStage
 from trainpipes.stages import pad_rules
 from trainpipes.stages.columns import refuse_collated, unbatched
 from trainpipes.stages.pack import Pack, kept_columns
@@ -42,7 +42,7 @@ class Writer(NamedTuple):
     cut: Callable[[IntArray | None, IntArray], Cut]
 
 
-class PadCollate(TakesTokenizer, RunStage):
+class PadCollate(TakesTokenizer, FinishingStage):
     """Turn the columns of each batch into a dict of tensors; lists of numbers are padded.
 
     - lists of numbers: ``[B, L]``; integers as int64, bools as bool, float32 and float64 as
@@ -93,7 +93,6 @@ class PadCollate(TakesTokenizer, RunStage):
             [1, 0, 0]])
     """
 
-    role = "finish"
     needs_columns = True
     takes_objects = True
 

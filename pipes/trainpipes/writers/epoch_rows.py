@@ -20,7 +20,7 @@ from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, is_ours
-from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.interfaces.stage_kinds import DeviceStage, FinishingStage, RunStage, ShardStage
 from trainpipes.order.layout import WindowKey
 from trainpipes.writers.table_groups import TableGroups
 
@@ -67,7 +67,9 @@ class EpochRows(TableGroups):
         ragged: Collection[str] | None = None,
     ) -> None:
         chain = plan_of(pipeline).chain
-        finishing = next((stage for stage in chain.after if stage.role == "finish"), None)
+        finishing = next(
+            (stage for stage in chain.after if isinstance(stage, FinishingStage)), None
+        )
         opener: Any = chain.stages[0]
         itself = opener if getattr(opener, "makes_batches", False) or chain.endless else None
         if in_the_way := chain.batch or chain.repeat or finishing or itself:
@@ -75,8 +77,8 @@ class EpochRows(TableGroups):
                 f"{caller}() writes the rows of one epoch: call it before batch(), collate() and repeat(), "
                 f"got {in_the_way}"
             )
-        left = ("place",) if dealt else ("shard", "place")
-        rows = [stage for stage in pipeline.stages if stage.role not in left]
+        left: Any = DeviceStage if dealt else ShardStage | DeviceStage
+        rows = [stage for stage in pipeline.stages if not isinstance(stage, left)]
         self._begin([*rows, AsColumns(caller, ragged)], caller, None)
 
     def _begin(self, stages: list[Stage], caller: str, source: RowSource | None) -> None:

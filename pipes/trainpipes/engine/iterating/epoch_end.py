@@ -9,6 +9,7 @@ from typing import Any
 from trainpipes._internal.messages import warn_once
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.interfaces.source import RowSource
+from trainpipes.interfaces.stage_kinds import BatchingStage, CountingStage, PackingStage, RunStage
 from trainpipes.interfaces.tally import Numbers
 from trainpipes.order.topology import Topology
 
@@ -93,13 +94,13 @@ def _dropping(plan: Plan) -> list[Any]:
 
 
 def _drops(stage: Any) -> bool:
-    if stage.role == "batch":
+    if isinstance(stage, BatchingStage):
         return bool(stage.drop_last)
-    if stage.role == "pack":
+    if isinstance(stage, PackingStage):
         return bool(stage.name != "pack")
-    some = stage.role in ("rows", "finish") and not stage.keeps_rows
-    return some or stage.role in ("take", "skip")
+    some = isinstance(stage, RunStage) and not stage.keeps_rows
+    return some or isinstance(stage, CountingStage)
 
 
 def _takes_none(stage: Any) -> bool:
-    return stage.role == "take" and bool(stage.count == 0)
+    return isinstance(stage, CountingStage) and not stage.skips and not stage.count

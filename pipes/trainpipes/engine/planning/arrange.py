@@ -9,17 +9,8 @@ from typing import Any, TypeVar
 from trainpipes.engine.planning.as_columns import with_columns
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.errors import ConfigError
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import (
-    BatchingStage,
-    CacheStage,
-    DeviceStage,
-    RegroupStage,
-    RepeatStage,
-    ShardStage,
-    ShuffleStage,
-    Source,
-)
 
 S = TypeVar("S", bound=Stage)
 
@@ -29,21 +20,22 @@ def arrange(written: Sequence[Stage]) -> Chain:
     stages: list[Any] = []
     for stage in written:
         stages.append(stage.resolve(stages))
-        if isinstance(stage, Source):
+        if isinstance(stage, kinds.Source):
             stages += [own.resolve(stages) for own in stages[-1].above()]
-    if not stages or stages[0].role not in ("files", "source"):
+    starts = stages and isinstance(stages[0], kinds.Source)
+    if not starts or isinstance(stages[0], kinds.ReadingSource):
         raise ConfigError(
             "a pipeline starts with rows: list_files(...), from_dataset(...), from_arrow(...), "
             f"from_tensors(...) or from_iterable(...), got {stages[0] if stages else 'no stage'}"
         )
-    reader = next((n for n, s in enumerate(stages) if s.role == "reader"), 0)
+    reader = next((n for n, s in enumerate(stages) if isinstance(s, kinds.ReadingSource)), 0)
     chain = Chain(tuple(stages), stages[reader], tuple(stages[:reader]))
     for stage in chain.file_stages[1:]:
         chain = _on_files(chain, stage)
     rows = with_columns(stages[reader:])[0][1:]
     for number, stage in enumerate(rows):
-        cut_later = any(above.role in ("batch", "pack") for above in rows[number:])
-        chain = _above(chain, stage, cut_later)
+        cut_later = kinds.first_of(rows[number:], kinds.BatchingStage | kinds.PackingStage)
+        chain = _above(chain, stage, cut_later is not None)
     _check(chain)
     if chain.shuffle is not None and chain.drawn is not None:
         chain = _draw(chain, chain.shuffle)
@@ -53,7 +45,7 @@ def arrange(written: Sequence[Stage]) -> Chain:
         chain = replace(chain, before=(late, *chain.before))
     elif late is not None:
         chain = replace(chain, after=(late, *chain.after))
-    counting = next((s for s in chain.after if s.role in ("take", "skip")), None)
+    counting = kinds.first_of(chain.after, kinds.CountingStage)
     if counting is not None and chain.num_shards > 1:
         raise ConfigError(
             f"{counting} of a sharded pipeline stands directly after the source (rows in file order) "
@@ -63,9 +55,9 @@ def arrange(written: Sequence[Stage]) -> Chain:
 
 
 def _on_files(chain: Chain, stage: Stage) -> Chain:
-    if isinstance(stage, ShardStage):
+    if isinstance(stage, kinds.ShardStage):
         return replace(chain, shard=_once(chain.shard, stage))
-    shuffles = isinstance(stage, ShuffleStage) and stage.order is None
+    shuffles = isinstance(stage, kinds.ShuffleStage) and stage.order is None
     if not shuffles and stage.name != "filter":
         raise ConfigError(
             f"{stage} works on rows, and here there are only file paths; put it after {chain.opener.name}()"
@@ -104,38 +96,38 @@ def _check(chain: Chain) -> None:
 def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
     """The chain with a stage above it. ``cut_later``: new batches or packed rows are made from here on."""
     after = (*chain.after, stage)
-    if isinstance(stage, ShuffleStage):
+    if isinstance(stage, kinds.ShuffleStage):
         return _shuffled(chain, stage)
-    if isinstance(stage, ShardStage):
+    if isinstance(stage, kinds.ShardStage):
         return replace(chain, shard=_once(chain.shard, stage))
-    if isinstance(stage, BatchingStage):
+    if isinstance(stage, kinds.BatchingStage):
         rolling, batch = chain.repeat is not None, _once(chain.batch, stage)
         return replace(chain, batch=batch, rolling=rolling, after=after)
-    if isinstance(stage, RepeatStage):
+    if isinstance(stage, kinds.RepeatStage):
         return replace(chain, repeat=_once(chain.repeat, stage))
-    if isinstance(stage, DeviceStage):
+    if isinstance(stage, kinds.DeviceStage):
         if stage.name == "pin" and chain.device_stages:
             raise ConfigError(f"{stage} pins memory of this machine: put it once, and before to()")
         return replace(chain, device_stages=(*chain.device_stages, stage))
-    if stage.role == "pack":
+    if isinstance(stage, kinds.PackingStage):
         if chain.batch is not None:
             raise ConfigError(f"{stage} works on rows: put it before {chain.batch.name}()")
         return replace(chain, rolling=chain.repeat is not None, after=after)
-    if isinstance(stage, CacheStage):
+    if isinstance(stage, kinds.CacheStage):
         return _cached(chain, stage)
-    if stage.role in ("take", "skip"):
+    if isinstance(stage, kinds.CountingStage):
         return _counted(chain, stage, cut_later)
-    if stage.role in ("rows", "finish"):
+    if isinstance(stage, kinds.RunStage):
         return replace(chain, after=after)
     raise ConfigError(
         f"{stage} is a source, which starts a pipeline: it cannot come after another stage"
     )
 
 
-def _shuffled(chain: Chain, stage: ShuffleStage) -> Chain:
+def _shuffled(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
     if chain.batch is not None:
         raise ConfigError(f"{stage} orders rows: put it before batch()")
-    packed = next((s for s in chain.after if s.role == "pack"), None)
+    packed = kinds.first_of(chain.after, kinds.PackingStage)
     if packed is not None:
         raise ConfigError(
             f"{packed} takes rows in the order in which they come"
@@ -146,7 +138,7 @@ def _shuffled(chain: Chain, stage: ShuffleStage) -> Chain:
         raise ConfigError(f"{chain.shuffle} orders the rows, and so does {stage}: leave one out")
     shuffle = _once(chain.shuffle, stage)
     before = chain.before + chain.after
-    if any(s.role in ("take", "skip") for s in before):
+    if kinds.first_of(before, kinds.CountingStage):
         raise ConfigError(
             "take() and skip() before a shuffle count rows in file order, so that no stage that "
             "drops rows may come before them: put them directly after the source"
@@ -154,7 +146,7 @@ def _shuffled(chain: Chain, stage: ShuffleStage) -> Chain:
     return replace(chain, shuffle=shuffle, before=before, after=())
 
 
-def _cached(chain: Chain, stage: CacheStage) -> Chain:
+def _cached(chain: Chain, stage: kinds.CacheStage) -> Chain:
     if chain.shuffle is not None:
         raise ConfigError(
             f"{stage} stands after {chain.shuffle}, where rows come in another order every epoch: put it "
@@ -164,7 +156,7 @@ def _cached(chain: Chain, stage: CacheStage) -> Chain:
     above: Stage | None = chain.batch or chain.repeat
     if above is None:
         # What makes rows of several rows has a place of its own.
-        regroups = [s for s in chain.after if s.role != "rows" or isinstance(s, RegroupStage)]
+        regroups = [s for s in chain.after if not kinds.is_on_rows(s)]
         above = regroups[0] if regroups else None
     if above is not None:
         raise ConfigError(
@@ -180,14 +172,14 @@ def _cached(chain: Chain, stage: CacheStage) -> Chain:
     return replace(chain, cache=_once(chain.cache, stage), cached=cached)
 
 
-def _counted(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
+def _counted(chain: Chain, stage: kinds.CountingStage, cut_later: bool) -> Chain:
     """The chain with a take or skip: of rows in file order, of batches, or on the way."""
-    count = int(stage.options["count"])
+    count = int(stage.count)
     if chain.repeat is not None:
         raise ConfigError(f"{stage} after repeat() would count over epochs: put it before repeat()")
     in_file_order = chain.batch is None and chain.shuffle is None and not chain.mixes
-    if in_file_order and all(s.keeps_rows and s.role == "rows" for s in chain.after):
-        if stage.role == "skip":
+    if in_file_order and all(s.keeps_rows and kinds.is_on_rows(s) for s in chain.after):
+        if stage.skips:
             return replace(chain, skip_rows=chain.skip_rows + count)
         return replace(chain, stop_rows=_least(chain.stop_rows, chain.skip_rows + count))
     items = chain.after
@@ -195,7 +187,7 @@ def _counted(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
         items = items[items.index(chain.batch) :]
     counted = chain.batch is not None or (chain.shuffle is not None and not cut_later)
     if counted and all(s.keeps_rows for s in items):
-        if stage.role == "skip":
+        if stage.skips:
             return replace(chain, skip_batches=chain.skip_batches + count)
         return replace(chain, stop_batches=_least(chain.stop_batches, chain.skip_batches + count))
     return replace(chain, after=(*chain.after, stage))
@@ -205,7 +197,7 @@ def _least(found: int | None, stop: int) -> int:
     return stop if found is None else min(found, stop)
 
 
-def _draw(chain: Chain, stage: ShuffleStage) -> Chain:
+def _draw(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
     """The chain where rows are read by number: what stood below the sampler follows it."""
     opener = chain.opener
     if not opener.random_access:

@@ -16,12 +16,12 @@ from trainpipes.columns.value_column import UnfitRow, table_of_rows
 from trainpipes.engine.planning.first_rows import UnfitRows, find_schema, first_rows
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, is_ours
-from trainpipes.interfaces.stage_kinds import RunStage, Source, TableStage, put_through
 
 
-class AsColumns(RunStage):
+class AsColumns(kinds.RunStage):
     """Turns rows that are dicts into Arrow columns of one schema, given or found once. Called by any thread.
 
     Args:
@@ -111,7 +111,7 @@ def known_columns(inputs: Inputs, steps: Sequence[Stage]) -> pa.Schema | None:
     if schema is None or not all(stage.names_only for stage in rest):
         return None
     empty = Block(pa.Table.from_batches([], schema), np.empty(0, dtype=np.int64))
-    found = put_through(rest, empty).data
+    found = kinds.put_through(rest, empty).data
     assert isinstance(found, pa.Table)
     return found.schema.remove_metadata()
 
@@ -167,9 +167,9 @@ def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
             found.append(AsColumns(str(stage), may_stay=stays, key=str(number), ragged=ragged))
             number += 1
         found.append(stage)
-        batched = batched or stage.role == "batch"
+        batched = batched or isinstance(stage, kinds.BatchingStage)
         # A source of the user's may give objects or columns; so may a function.
-        ours = is_ours(type(stage)) or isinstance(stage, TableStage)
+        ours = is_ours(type(stage)) or isinstance(stage, kinds.TableStage)
         makes, schema = stage.makes_objects or not ours, stage.options.get("schema")
         given = makes and isinstance(schema, pa.Schema)
         if given and batched:
@@ -187,5 +187,5 @@ def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
 
 def _in_batches(stage: Stage, first: Stage, batched: bool) -> bool:
     """Whether a stage that collates gets batches that were made elsewhere."""
-    made = isinstance(first, Source) and (first.makes_batches or first.read_once)
-    return stage.role == "finish" and (not batched or made)
+    made = isinstance(first, kinds.Source) and (first.makes_batches or first.read_once)
+    return isinstance(stage, kinds.FinishingStage) and (not batched or made)

@@ -26,7 +26,7 @@ from trainpipes.engine.planning.open_chain import OpenChain
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.interfaces.source import RowStream, read_full, read_rows
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.interfaces.stage_kinds import BatchingStage, RunStage
 
 #: Rows that a schema is found from; where some columns hold only None in them, more are read, up to
 #: ``SAMPLE_ROWS``, or so many bytes.
@@ -146,7 +146,7 @@ def _add(
 
 def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
     # Functions on batches are not called for rows.
-    cut = next((n for n, stage in enumerate(below) if stage.role == "batch"), len(below))
+    cut = next((n for n, stage in enumerate(below) if isinstance(stage, BatchingStage)), len(below))
     stages = [*below[:cut], *(stage for stage in below[cut + 1 :] if stage.needs_columns)]
     chain = OpenChain(stages, lambda _: SimpleNamespace(next_run=rows.__next__), dict(START))
     while True:

@@ -12,7 +12,7 @@ from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import CombiningSource, Source, stages_within
+from trainpipes.interfaces.stage_kinds import CombiningSource, RepeatStage, Source, stages_within
 
 #: The key of a state that has the files.
 FILES = "files"
@@ -30,7 +30,11 @@ def grows(stages: Sequence[Stage]) -> bool:
 def refuse_repeat(stages: Sequence[Stage]) -> None:
     """Raise ConfigError where files are listed for each epoch, and epochs have no end of their own."""
     listing = next((s for s in stages_within(stages) if isinstance(s, Source) and s.grows), None)
-    rolls = (s for s in stages_within(stages) if s.role == "repeat" or getattr(s, "endless", False))
+    rolls = (
+        s
+        for s in stages_within(stages)
+        if isinstance(s, RepeatStage) or getattr(s, "endless", False)
+    )
     if listing is not None and (repeat := next(rolls, None)) is not None:
         raise ConfigError(
             f"{listing} lists files when an epoch begins, and {repeat} makes one iteration of several "

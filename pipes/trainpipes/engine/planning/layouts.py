@@ -15,7 +15,7 @@ from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.mixture import RowMixture
 from trainpipes.interfaces.source import RandomAccessSource, RowSource, RowStream
-from trainpipes.interfaces.stage_kinds import ShuffleStage
+from trainpipes.interfaces.stage_kinds import BatchingStage, PackingStage, ShuffleStage
 from trainpipes.order.layout import (
     Layout,
     StreamLayout,
@@ -72,7 +72,11 @@ class Layouts:
         if isinstance(source, RowStream):
             # Unshuffled, a window is what is read at a time, and no stream is read far ahead.
             rows = size if buffer is None else buffer
-            cutting = [s for s in chain.after if s.role in ("pack", "batch") and not s.keeps_rows]
+            cutting = [
+                s
+                for s in chain.after
+                if isinstance(s, PackingStage | BatchingStage) and not s.keeps_rows
+            ]
             if buffer is None and cutting:
                 rows = max(rows, STREAM_ROWS)  # batches have other rows than these
             return StreamLayout(size, shards, rows, self.whole, shuffled=buffer is not None)

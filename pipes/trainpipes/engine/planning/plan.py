@@ -15,9 +15,9 @@ from trainpipes.engine.planning.growing import grows, listed_files, refuse_repea
 from trainpipes.engine.planning.inputs import Inputs, Schemas
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.errors import ConfigError
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import stages_within
 from trainpipes.interfaces.tally import Tally
 from trainpipes.state.cursor import checksum
 from trainpipes.state.format import BatchSizes
@@ -94,7 +94,7 @@ class Plan:
     @property
     def growing(self) -> int:
         """How many folders grow."""
-        return sum(bool(getattr(s, "grows", False)) for s in stages_within(self.chain.stages))
+        return sum(bool(getattr(s, "grows", False)) for s in kinds.stages_within(self.chain.stages))
 
     def require_fixed(self, what: str) -> None:
         """Raise ConfigError for folders that grow, where files are listed once."""
@@ -139,13 +139,15 @@ class Plan:
         either side of the shuffle come after it.
         """
         # Where a stage that deals rows stands in a chain changes nothing.
-        places = {"reader": 0, "source": 0, "shard": 1}
-        shaping = [s for s in self.chain.stages if s.role not in ("place", "files", "cache")]
-        shaping.sort(key=lambda s: places.get(s.role, 2))
+        free = kinds.DeviceStage | kinds.ListingSource | kinds.CacheStage
+        shaping = [s for s in self.chain.stages if not isinstance(s, free)]
+        shaping.sort(
+            key=lambda s: 0 if isinstance(s, kinds.Source) else 2 - isinstance(s, kinds.ShardStage)
+        )
         if self.chain.shuffle in shaping:
             before = shaping[: shaping.index(self.chain.shuffle)]
             last = max((n for n, s in enumerate(before) if not s.keeps_rows), default=-1)
-            later = [s for s in before[last + 1 :] if s.role == "rows"]
+            later = [s for s in before[last + 1 :] if kinds.is_on_rows(s)]
             shaping = [s for s in shaping if s not in later]
             after = shaping.index(self.chain.shuffle) + 1
             shaping[after:after] = later

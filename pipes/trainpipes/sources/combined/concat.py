@@ -8,14 +8,14 @@ from trainpipes._internal.checks import require
 from trainpipes._internal.instead import instead, is_pipeline
 from trainpipes.engine.planning.as_columns import gives_objects
 from trainpipes.errors import ConfigError
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RandomAccessSource, RowSource
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import CombiningSource, RunStage, Source
 from trainpipes.sources.combined.common_columns import CommonColumns
 from trainpipes.sources.combined.joined_rows import JoinedByNumber, JoinedRows, Lane, Part
 
 
-class JoiningSource(CombiningSource):
+class JoiningSource(kinds.CombiningSource):
     """A stage that reads the rows of several pipelines as those of one source."""
 
     beside: ClassVar[bool] = False
@@ -70,7 +70,8 @@ class JoiningSource(CombiningSource):
 
     def identity(self) -> dict[str, Any]:
         chains = [
-            [stage.identity() for stage in chain if stage.role != "files"] for chain in self.chains
+            [stage.identity() for stage in chain if not isinstance(stage, kinds.ListingSource)]
+            for chain in self.chains
         ]
         return {"stage": self.name, "sources": chains}
 
@@ -123,22 +124,23 @@ class Zip(JoiningSource):
     beside = True
 
 
-def _opener(chain: Sequence[Stage]) -> Source:
-    found = next((stage for stage in chain if stage.role == "reader"), chain[0])
-    assert isinstance(found, Source)
+def _opener(chain: Sequence[Stage]) -> kinds.Source:
+    found = next((stage for stage in chain if isinstance(stage, kinds.ReadingSource)), chain[0])
+    assert isinstance(found, kinds.Source)
     return found
 
 
 def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
     reader = stages.index(_opener(stages))
     for stage in stages[:reader][1:]:
-        if stage.role == "shuffle":
+        if isinstance(stage, kinds.ShuffleStage):
             raise ConfigError(f"{caller}(...): put {stage} after it, where it shuffles all sources")
     for stage in [*_opener(stages).above(), *stages[reader + 1 :]]:
-        if stage.role in ("take", "skip"):  # of rows in file order, since all others keep each row
+        if isinstance(
+            stage, kinds.CountingStage
+        ):  # of rows in file order, since all others keep each row
             continue
-        plain = stage.role == "rows" and isinstance(stage, RunStage)
-        if not plain or not stage.keeps_rows or stage.by_epoch:
+        if not kinds.is_on_rows(stage) or not stage.keeps_rows or stage.by_epoch:
             own = stage.name == _opener(stages).name
             way = f"put {stage.name}() after {caller}(), for all sources"
             raise ConfigError(

@@ -24,16 +24,15 @@ from trainpipes.errors.text import amount
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, made_once
-from trainpipes.interfaces.stage_kinds import Source
+from trainpipes.interfaces.stage_kinds import ReadingSource
 from trainpipes.sources.files.file_list import FileList, digest, digests
 from trainpipes.sources.files.list_files import ListFiles, checked_options
 from trainpipes.sources.memmap.manifest import is_memmap
 
 
-class FileReader(Source):
+class FileReader(ReadingSource):
     """Reads the files of ``list_files`` below it. A subclass has ``storage_options`` and ``open_files``."""
 
-    role = "reader"
     free = frozenset({"storage_options", "index"})
 
     def check(self) -> None:

@@ -18,7 +18,7 @@ from trainpipes.filesystems.retry import Requests, Retry
 from trainpipes.filesystems.systems import is_local, open_system
 from trainpipes.interfaces.source import Place, RowSource
 from trainpipes.interfaces.stage import made_once
-from trainpipes.interfaces.stage_kinds import Source
+from trainpipes.interfaces.stage_kinds import ListingSource
 from trainpipes.sources.files.ahead import PREFETCH_BYTES
 from trainpipes.sources.files.file_list import FileList, Listed, digests
 from trainpipes.sources.files.folders import Found, Reported, Wanted
@@ -30,7 +30,7 @@ log = logging.getLogger("trainpipes")
 SUFFIXES = (".parquet", ".pq")
 
 
-class ListFiles(Source):
+class ListFiles(ListingSource):
     """Lists files by path, folder, glob or URL, for a reader such as ``read_parquet``; without one, rows are
     their names. Files are listed when the first row, ``len()`` or the state is needed.
 
@@ -70,7 +70,6 @@ class ListFiles(Source):
     ['part-2.parquet', 'part-10.parquet']
     """
 
-    role = "files"
     free = frozenset({"retry", "cache_dir", "cache_bytes", "prefetch_bytes", "refresh"})
 
     urls: Any

@@ -19,6 +19,7 @@ from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, DataError, StateError, TrainpipesError
 from trainpipes.errors.text import cut
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.options import show
 from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.combined.common_columns import Alike, CommonColumns
@@ -41,12 +42,12 @@ from trainpipes.state.identity import first_difference, said
 KEPT = ("weight_by", "output_column")
 Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
 #: What a stage that cannot stand in a source is to do instead.
-_ELSEWHERE = {
-    "shard": "put it after mix(): it deals all sources",
-    "batch": "put it after mix(): batches are of mixed rows",
-    "finish": "put it after mix() and batch()",
-    "repeat": 'leave it out: sources start again by themselves; see mix(stop="repeat")',
-    "place": "put it at the end of the chain, after mix()",
+_ELSEWHERE: dict[type[Stage], str] = {
+    kinds.ShardStage: "put it after mix(): it deals all sources",
+    kinds.BatchingStage: "put it after mix(): batches are of mixed rows",
+    kinds.FinishingStage: "put it after mix() and batch()",
+    kinds.RepeatStage: 'leave it out: sources start again by themselves; see mix(stop="repeat")',
+    kinds.DeviceStage: "put it at the end of the chain, after mix()",
 }
 
 
@@ -292,8 +293,9 @@ def _check_source(name: str, pipeline: Any, stop: str) -> None:
         raise ConfigError(f"{option} is distributed(): put that after mix()")
     opener, *_ = stages = pipeline.stages
     for stage in stages:
-        if stage.role in _ELSEWHERE:
-            raise ConfigError(f"{option} has {stage}: {_ELSEWHERE[stage.role]}")
+        for kind, way in _ELSEWHERE.items():
+            if isinstance(stage, kind):
+                raise ConfigError(f"{option} has {stage}: {way}")
     if getattr(opener, "makes_batches", False):
         raise ConfigError(
             f"{option} gives batches ({opener}): mix rows, and batch() them after mix()"
