@@ -287,7 +287,9 @@ class Input:
         if cache:
             rows = rows.cache(None if cache is True else cache)
         stages = rows.stages
-        later = [n for n, s in enumerate(stages) if s.name in TOKENIZING and not s.keeps_rows]
+        later = [
+            n for n, s in enumerate(stages) if s.name in TOKENIZING and not s.traits.keeps_rows
+        ]
         first = later[0] if later and not kinds.first_of(stages, kinds.CacheStage) else len(stages)
         if first < len(stages):
             rows = tp.Pipeline(stages[:first], rows._ranks, rows._members)

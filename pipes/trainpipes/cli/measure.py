@@ -32,9 +32,7 @@ def measure(
     if steps is None and epochs is None:
         steps, epochs = DEFAULT_STEPS, 1
     stages = loader.pipeline.stages
-    is_batch = any(
-        isinstance(s, BatchingStage) or getattr(s, "makes_batches", False) for s in stages
-    )
+    is_batch = any(isinstance(s, BatchingStage) or s.traits.makes_batches for s in stages)
     total: Counter[str] = Counter()
     begun: list[Counter[str]] = []  # the first batches: only the end says which were warm-up
     started, waited, interrupted = perf_counter(), loader.wait_seconds, False

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import GeneratorType
 from typing import Any, ClassVar, Protocol
 
@@ -18,6 +18,7 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.interfaces.blame import blame, each
 from trainpipes.interfaces.source import Reader, RowSource, RowStream
 from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.interfaces.traits import Traits
 
 #: Opens the rows below a stage at a state of theirs.
 OpenBelow = Callable[[dict[str, Any]], RunSource]
@@ -25,11 +26,6 @@ OpenBelow = Callable[[dict[str, Any]], RunSource]
 
 class RunStage(Stage):
     """A stage without a position of its own: makes a run of a run."""
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether workers can begin with a run before it is due."""
-        return False
 
     @abstractmethod
     def process(self, run: Run) -> Run:
@@ -45,11 +41,20 @@ class RunStage(Stage):
         if single and run.bounds is not None:
             raise ConfigError(f"{self} works on single rows: put it before batch()")
 
+    def _settle(self, threads: int) -> None:
+        """Prepare for calls by this many threads at once; 0 for only the one that iterates."""
+
+
+class WorkingStage(RunStage):
+    """A stage that may have workers, which begin with a run before it is due."""
+
+    has_workers = True
+
+    @abstractmethod
     def submit_run(self, run: Run) -> Callable[[], Run] | None:
         """Have workers begin with a run; returns what waits for what ``process`` would give, or
         None without workers.
         """
-        return None
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Rows:
     epochs: IntArray
 
 
-class TableStage(RunStage):
+class TableStage(RunStage, takes="columns"):
     """A stage on rows as an Arrow table: one row out for each that goes in, in order.
 
     Define ``apply``; or ``open``, to make something once in each process or to use the rows'
@@ -82,12 +87,6 @@ class TableStage(RunStage):
     >>> list(tp.from_arrow(pa.table({"text": ["A", "B"]})).then(Lower("text")))
     [{'text': 'a'}, {'text': 'b'}]
     """
-
-    needs_columns = True
-    draws_by = (
-        "define open(), whose function gets the numbers and epochs of the rows, and draw from these and a "
-        "seed (docs/extend.md has an example), or add what is drawn by a map(fn, rng=True) before it"
-    )
 
     def apply(self, table: pa.Table) -> pa.Table:
         """The new rows: a table with as many rows, in the same order."""
@@ -133,7 +132,7 @@ class TableStage(RunStage):
         return run.with_block(block.with_data(found))
 
 
-class RowStage(RunStage):
+class RowStage(RunStage, per_row=True, gives="objects"):
     """A stage on each row (a dict or what the source gives) by itself; after ``batch``, on each
     item.
 
@@ -152,10 +151,6 @@ class RowStage(RunStage):
     >>> list(pipe)
     ['a?', 'b?']
     """
-
-    per_row = True
-    makes_objects = True
-    draws_by = "use map(fn, rng=True) instead, whose function gets a row and a generator of its own"
 
     def apply(self, row: Any) -> Any:
         """The new row; never None, and no list of rows."""
@@ -190,10 +185,6 @@ class BatchStage(FinishingStage):
     >>> [batch["x"].tolist() for batch in pipe]
     [[0.0, 0.5], [1.0, 1.5]]
     """
-
-    draws_by = (
-        "use map(fn, rng=True) instead, whose function gets a batch and a generator of its own"
-    )
 
     def apply(self, batch: Any) -> Any:
         """The new batch; never None."""
@@ -277,10 +268,8 @@ class CountingStage(RegroupStage):
     count: int
 
 
-class CacheStage(Stage):
+class CacheStage(Stage, takes="columns"):
     """A stage that marks which rows are kept on disk."""
-
-    needs_columns = True
 
     @property
     def on(self) -> bool:
@@ -320,10 +309,9 @@ class RowOrder(Protocol):
     def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray: ...
 
 
-class ShuffleStage(Stage):
+class ShuffleStage(Stage, reorders=True):
     """A stage that orders rows."""
 
-    reorders = True
     buffer_size = 0
     seed = 0
     max_bytes = 0
@@ -376,40 +364,21 @@ class Source(Stage):
     Define ``open``, which returns a ``RowSource``, whose blocks are known in advance, or a
     ``RowStream``. ``trainpipes.Pipeline([source])`` starts a chain with it; docs/extend.md has an
     example.
-
-    Attributes:
-        has_blocks: its rows are Arrow, in blocks with a key for ``cache()``.
-        random_access: rows can be chosen by number.
-        orders_rows: a shuffle would undo the order of its rows.
-        makes_batches: an item is a batch already.
-        read_once: rows can be read only once.
-        endless: an epoch has no end.
-        grows: each epoch has the files that stand there when it begins.
-        one_consumer: why ranks or workers cannot share it; "" if they can.
     """
-
-    has_blocks = False
-    random_access = False
-    orders_rows = False
-    makes_batches = False
-    read_once = False
-    endless = False
-    grows = False
-    one_consumer: ClassVar[str] = ""
 
     def open(self) -> RowSource | RowStream:
         """The rows, in this process."""
         raise ConfigError(f"{type(self).__name__} needs open(), which returns a RowSource")
 
-    def open_files(self, files: Sequence[Stage]) -> RowSource | RowStream:
+    def _open_on(self, files: Sequence[Stage]) -> RowSource | RowStream:
         """The rows of the files that the stages below list; none for most."""
         return self.open()
 
-    def above(self) -> Sequence[Stage]:
+    def _above(self) -> Sequence[Stage]:
         """Stages on its rows that belong to it, straight above it, first one first."""
         return ()
 
-    def late(self) -> Stage | None:
+    def _late(self) -> Stage | None:
         """What turns the source's keys into rows after they are dealt."""
         return None
 
@@ -433,20 +402,14 @@ class CombiningSource(Source):
         """This source over other chains, in the order of ``chains``."""
         raise NotImplementedError
 
-    def _any(self, attribute: str) -> bool:
-        return any(getattr(stage, attribute) for chain in self.chains for stage in chain)
-
     @property
-    def runs_user_code(self) -> bool:
-        return self._any("runs_user_code")
+    def _runs_user_code(self) -> bool:
+        return any(stage._runs_user_code for chain in self.chains for stage in chain)
 
-    @property
-    def reorders(self) -> bool:  # type: ignore[override]
-        return self._any("reorders")
-
-    @property
-    def in_caller(self) -> bool:  # type: ignore[override]
-        return self._any("in_caller")
+    def _traits(self) -> Traits:
+        found = [stage.traits for chain in self.chains for stage in chain]
+        reorders, in_caller = any(t.reorders for t in found), any(t.in_caller for t in found)
+        return replace(super()._traits(), reorders=reorders, in_caller=in_caller)
 
 
 def first_of(stages: Iterable[Stage], kind: Any) -> Any:

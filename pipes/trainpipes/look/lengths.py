@@ -70,21 +70,23 @@ def no_length(plan: Plan) -> str:
     cutting = next((s for s in plan.chain.after if cuts_by_length(s)), None)
     if cutting is not None:
         return f"how many items {cutting} makes {way_out}"
-    dropping = [str(s) for s in plan.chain.before + plan.chain.after if not s.keeps_rows]
+    dropping = [str(s) for s in plan.chain.before + plan.chain.after if not s.traits.keeps_rows]
     what = dropping[0] if dropping else "take() or skip() on the way"
     return f"how many rows {what} lets through {way_out}"
 
 
 def cuts_by_length(stage: Stage) -> bool:
     """Whether the number of items depends on what rows hold."""
-    return isinstance(stage, kinds.PackingStage | kinds.BatchingStage) and not stage.keeps_rows
+    return (
+        isinstance(stage, kinds.PackingStage | kinds.BatchingStage) and not stage.traits.keeps_rows
+    )
 
 
 def ends_short(plan: Plan) -> bool:
     """Whether each shard ends with a batch of its own, which may be short."""
     chain = plan.chain
     sized = chain.batch is not None and chain.batch.batch_size is not None
-    goes_on = chain.rolling or chain.opener.endless
+    goes_on = chain.rolling or chain.opener.traits.endless
     return sized and chain.num_shards > 1 and not plan.layouts.whole and not goes_on
 
 
@@ -130,8 +132,8 @@ def expected_items(plan: Plan, made: Mapping[Stage, float] | None = None) -> flo
             count = max(0, count - n) if stage.skips else min(count, n)
         elif isinstance(stage, kinds.ShuffleStage) and chain.drawn is not None and kept:
             count *= (plan.inputs.epoch_rows or 0) / kept
-        elif not stage.keeps_rows:
-            share = stage.share
+        elif not stage.traits.keeps_rows:
+            share = stage.traits.share
             if share is None and made is not None:
                 share = made.get(stage, 1.0)
             if share is None:
@@ -162,7 +164,9 @@ def _batches(plan: Plan, rows: float, several: bool) -> float:
 
 def _is_measured(stage: Stage) -> bool:
     return (
-        not stage.keeps_rows and stage.share is None and not isinstance(stage, kinds.CountingStage)
+        not stage.traits.keeps_rows
+        and stage.traits.share is None
+        and not isinstance(stage, kinds.CountingStage)
     )
 
 
@@ -188,7 +192,7 @@ def _measured(plan: Plan) -> dict[Stage, float]:
             continue
         tallies = [_Tally((stage, way), counts) for way in ("in", "out") if number in measured]
         chain += [Take(most)] if number == place else []
-        chain += [*tallies[:1], stage.fresh(), *tallies[1:]]
+        chain += [*tallies[:1], stage._fresh(), *tallies[1:]]
     chain += [Take(most)] if place == len(stages) else []
     sample = Plan.of([*chain, Numbered()], plan.inputs.source, plan.inputs.schemas, quiet=True)
     next(walk(sample), None)  # finds the types that functions make, by rows that pass here, too
@@ -206,9 +210,7 @@ def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
         yield from iter(items.__next__, None)
 
 
-class _Tally(kinds.RunStage):
-    keeps_rows = False
-
+class _Tally(kinds.RunStage, keeps_rows=False):
     key: tuple[Stage, str]
     counts: Counter[tuple[Stage, str]]
 
@@ -217,10 +219,8 @@ class _Tally(kinds.RunStage):
         return run
 
 
-class Numbered(kinds.RunStage):
+class Numbered(kinds.RunStage, holds_data=True):
     """Makes of each item the numbers of its rows, and their sizes."""
-
-    holds_data = True
 
     sizes: Sequence[Any] = ()
 

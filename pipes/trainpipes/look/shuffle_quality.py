@@ -143,7 +143,7 @@ def order_quality(
             break
         in_file_order = not any(isinstance(s, kinds.ShuffleStage) for s in kept)
         if isinstance(stage, READING) or (isinstance(stage, kinds.CountingStage) and in_file_order):
-            kept.append(stage.fresh())
+            kept.append(stage._fresh())
     size = batch_size or (chain.batch_size if chain.batch_size > 1 else BATCH_SIZE)
     plan = Plan.of([*kept, Batch(size), Numbered()], source, quiet=True)
     after = (s for s in plan.chain.after if not kinds.is_on_rows(s) or isinstance(s, Numbered))

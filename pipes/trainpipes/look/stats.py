@@ -165,7 +165,7 @@ def stats(pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None) 
     if not batches:
         return Stats(0, None, None, None, None, found)
     stages = [stage for stage in pipeline._stages if not isinstance(stage, kinds.DeviceStage)]
-    measured = Pipeline([stage.fresh() for stage in stages], (0, 1))
+    measured = Pipeline([stage._fresh() for stage in stages], (0, 1))
     looked_at = islice(measured, batches)
     cells = tokens = count = 0
     packed: list[tuple[int, int, int]] = []  # length, tokens and documents of each row
@@ -198,13 +198,13 @@ def stats(pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None) 
 
 def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
     stages = pipeline.stages
-    chain = Plan.of([stage.fresh() for stage in stages]).chain
+    chain = Plan.of([stage._fresh() for stage in stages]).chain
     if not chain.mixes:
         return None
-    shard: list[Stage] = [] if chain.shard is None else [chain.shard.fresh()]
+    shard: list[Stage] = [] if chain.shard is None else [chain.shard._fresh()]
     size = chain.batch_size if chain.batch_size > 1 else BATCH_SIZE
     lengths: list[Any] = []
-    plan = Plan.of([chain.opener.fresh(), *shard, Batch(size), Numbered(lengths)], quiet=True)
+    plan = Plan.of([chain.opener._fresh(), *shard, Batch(size), Numbered(lengths)], quiet=True)
     mixture = plan.inputs.source
     assert isinstance(mixture, Mixture)
     names = list(chain.opener.options["sources"])
@@ -234,10 +234,8 @@ def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
 # Labels, by one pass over one column
 
 
-class CountLabels(kinds.RunStage):
+class CountLabels(kinds.RunStage, takes="columns"):
     """Counts labels, texts or int64, of the rows that pass."""
-
-    needs_columns = True
 
     column: str
     found: Counter[Label]
@@ -270,7 +268,11 @@ def label_counts(pipeline: Pipeline, column: str) -> dict[Label, int]:
             found.update(dict.fromkeys(range(stage.num_classes), 0))
             del stages[place + 1 :]
             break
-        if not stage.keeps_rows or stage.calls_function or column in getattr(stage, "names", ()):
+        if (
+            not stage.traits.keeps_rows
+            or stage._calls_function
+            or column in getattr(stage, "names", ())
+        ):
             break  # it may change the labels, or leave rows out
     for part in _parts(stages):
         found.update(_counted(_needed(part, column), column))
@@ -303,7 +305,7 @@ def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
     if isinstance(stage, kinds.ReadingSource) and column in (
         stage.options.get("columns", ()) or [column]
     ):
-        stage = stage.replaced(columns=[column])
+        stage = stage._replaced(columns=[column])
     return [*left, stage, *above]
 
 
@@ -311,7 +313,7 @@ def _counted(stages: Sequence[Stage], column: str) -> Counter[Label]:
     found: Counter[Label] = Counter()
     plan = Plan.of([*stages, CountLabels(column, found), Batch(ROWS), Numbered()], quiet=True)
     chain = plan.chain
-    if chain.endless or chain.opener.read_once:
+    if chain.endless or chain.opener.traits.read_once:
         why = "have no end" if chain.endless else "can be read only once"
         raise ConfigError(
             f"stats(labels) must be a column of rows that can all be read before training, got {column!r} of "

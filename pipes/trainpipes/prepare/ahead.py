@@ -62,15 +62,17 @@ def cut(pipeline: Pipeline) -> Parts:
             is_ahead = not any(isinstance(s, kinds.Source) for s in ahead[1:]) and first_lists
         elif below and isinstance(stage, kinds.RepeatStage | EncodeLabels):
             later = stages[number + 1 : last + 1]
-            is_ahead = isinstance(stage, EncodeLabels) and any(one.calls_function for one in later)
+            is_ahead = isinstance(stage, EncodeLabels) and any(one._calls_function for one in later)
         elif isinstance(stage, kinds.CountingStage) and not is_shuffled:
             is_ahead = not closed
         elif below:
             _check(stage, stages[last])
             is_ahead = True
         else:
-            plain = kinds.is_on_rows(stage) and stage.keeps_rows
-            closed = closed or not plain or stage.by_epoch or stage.calls_function
+            plain = kinds.is_on_rows(stage) and stage.traits.keeps_rows
+            closed = (
+                closed or not plain or "epoch" in stage.traits.depends_on or stage._calls_function
+            )
             is_ahead = not closed
         (ahead if is_ahead else training).append(stage)
     return Parts(tuple(ahead), tuple(training), _makers(ahead))
@@ -82,7 +84,7 @@ def _check(stage: Stage, last: Stage) -> None:
             f"{CALLER} does ahead what treats each row by itself, and {stage} stands before {last.name}() "
             "and does not: write its rows by write_parquet() first, and tokenize these files"
         )
-    if stage.by_epoch:
+    if "epoch" in stage.traits.depends_on:
         raise ConfigError(
             f"{CALLER} does once what is the same in every epoch, and {stage} before {last.name}() gives "
             "other rows in each: tokenize on the way, or put it after"
@@ -109,7 +111,7 @@ def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
 def open_plan(
     ahead: Sequence[Stage], source: Any = None, schemas: Mapping[str, Any] | None = None
 ) -> Plan:
-    stages = [stage.fresh() for stage in ahead]
+    stages = [stage._fresh() for stage in ahead]
     if gives_objects(stages):
         stages.append(AsColumns(CALLER))
     plan = Plan.of(stages, source, quiet=True)

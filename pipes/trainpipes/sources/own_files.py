@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -14,6 +14,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.options import identify, show
 from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.traits import Traits
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader
@@ -69,7 +70,7 @@ class FunctionFormat(Format):
             yield from [table] if isinstance(table, pa.RecordBatch) else table.to_batches()
 
 
-class ReadFiles(FileReader):
+class ReadFiles(FileReader, has_blocks=True, versioned="fn"):
     """Reads files in a format of your own, by a ``Format`` (see docs/extend.md) or a simpler function.
 
     A function gets the file, open in binary mode, with its path or URL as ``file.name``; it returns a
@@ -102,8 +103,6 @@ class ReadFiles(FileReader):
     [0, 1, 2, 1, 2, 3]
     """
 
-    has_blocks = True
-    versioned = "fn"
     free = frozenset({"count"})
 
     fn: Callable[..., Any] | Format
@@ -115,9 +114,10 @@ class ReadFiles(FileReader):
     storage_options: Mapping[str, Any] | None = None
     index: str | os.PathLike[str] | bool | None = None
 
-    @property
-    def random_access(self) -> bool:  # type: ignore[override]
-        return isinstance(self.fn, Format) and self.fn.random_access
+    def _traits(self) -> Traits:
+        return replace(
+            super()._traits(), random_access=isinstance(self.fn, Format) and self.fn.random_access
+        )
 
     def check(self) -> None:
         super().check()
@@ -129,7 +129,7 @@ class ReadFiles(FileReader):
                 "read_files(count) goes with a function: a Format counts rows by scan()"
             )
 
-    def open_files(self, files: Sequence[Stage]) -> FileSource:
+    def _open_on(self, files: Sequence[Stage]) -> FileSource:
         given, index = self.fn, self.options["index"]
         known = identify(self.version if self.version is not None else given)
         more: dict[str, Any] = {"index": index}

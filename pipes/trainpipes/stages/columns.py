@@ -22,10 +22,7 @@ from trainpipes.interfaces.blame import blame, refused
 from trainpipes.interfaces.stage import Stage
 
 
-class ChooseStage(kinds.RunStage):
-    needs_columns = True
-    names_only = True
-
+class ChooseStage(kinds.RunStage, takes="columns", gives="choice"):
     def process(self, run: Run) -> Run:
         self._check_rows(run)
         block = columns_of(run.block, self)
@@ -175,7 +172,7 @@ def taken(name: str, caller: Stage) -> DataError:
 MOVING = kinds.ShuffleStage | kinds.PackingStage | kinds.BatchingStage | kinds.RepeatStage
 
 
-class Enumerate(kinds.RunStage):
+class Enumerate(kinds.RunStage, depends_on={"row"}):
     """Add each row's number in file order over all files.
 
     Stands before stages that drop or reorder rows: a row then has the same number in every epoch
@@ -190,25 +187,23 @@ class Enumerate(kinds.RunStage):
     [{'x': 'c', 'index': 1}, {'x': 'b', 'index': 0}]
     """
 
-    by_row = True
-
     start: Annotated[int, Ge(-(2**62), 2**62)] = 0
     _: KW_ONLY
     output_column: ColumnName = "index"
 
     _passed = 0  # rows that are skipped below
 
-    def resolve(self, below: Sequence[Stage]) -> Self:
+    def _resolve(self, below: Sequence[Stage]) -> Self:
         for stage in below:
             way = "or number the batches in the loop, for n, batch in enumerate(loader)"
             if isinstance(stage, MixingSource):
                 way = "in each of its sources, which each have a file order of their own"
-            elif stage.keeps_rows and not isinstance(stage, MOVING):
+            elif stage.traits.keeps_rows and not isinstance(stage, MOVING):
                 continue
             place = f"put it before {stage.name}(), {way}"
             raise ConfigError(f"{self} numbers rows in file order: {place}")
         passed = sum(s.count for s in below if isinstance(s, kinds.CountingStage) and s.skips)
-        return self.resolved(_passed=passed)
+        return self._resolved(_passed=passed)
 
     def process(self, run: Run) -> Run:
         block, name = run.block, self.output_column

@@ -21,7 +21,7 @@ RUN_ROWS = 256
 PLACE_BITS = 40
 
 
-class FlatMap(PackingStage):
+class FlatMap(PackingStage, keeps_rows=False, per_row=True, gives="objects", versioned="fn"):
     """Make any number of rows of each row with a function.
 
     Stands after ``shuffle`` and before ``batch``. A resume calls the function again for the current
@@ -43,11 +43,6 @@ class FlatMap(PackingStage):
     ['a', 'b', 'c']
     """
 
-    keeps_rows = False
-    per_row = True
-    makes_objects = True
-    versioned = "fn"
-    draws_by = "draw in a map(fn, rng=True) before it, which adds what was drawn to the row"
     free = frozenset({"schema", "thread_safe"})
 
     fn: Function

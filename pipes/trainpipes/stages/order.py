@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from trainpipes.interfaces import stage_kinds
 from trainpipes.interfaces.empty_epoch_guard import EmptyEpochGuard, kept_nothing
 from trainpipes.interfaces.options import identify
 from trainpipes.interfaces.stage import made_once
+from trainpipes.interfaces.traits import Traits
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
 from trainpipes.stages.held import Runs
 from trainpipes.stages.torch_samplers import TorchOrder, draws_globally, reorders
@@ -78,12 +79,11 @@ class Shuffle(stage_kinds.ShuffleStage):
             return RandomSampler(seed=self.seed) if self.scope == "global" else None
         return self.sampler if isinstance(self.sampler, RowSampler) else TorchOrder(self.sampler)
 
-    @property
-    def reorders(self) -> bool:  # type: ignore[override]
-        return self.sampler is None or reorders(self.sampler)
+    def _traits(self) -> Traits:
+        return replace(super()._traits(), reorders=self.sampler is None or reorders(self.sampler))
 
     @property
-    def runs_user_code(self) -> bool:
+    def _runs_user_code(self) -> bool:
         return self.sampler is not None and draws_globally(self.sampler)
 
     def identity(self) -> dict[str, Any]:
@@ -152,9 +152,7 @@ class Repeat(stage_kinds.RepeatStage):
     times: checks.Count | None = None
 
 
-class _Counted(stage_kinds.CountingStage):
-    asks_inputs = True
-
+class _Counted(stage_kinds.CountingStage, asks_inputs=True):
     count: checks.Natural
 
     def open(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> RunSource:
@@ -166,7 +164,7 @@ class _Counted(stage_kinds.CountingStage):
         if "below" in at:
             state, passed, skip = at["below"], at["passed"], at["row"]
         low, high = (self.count, checks.LARGEST) if self.skips else (0, self.count)
-        rolls = self.plan_inputs.chain.rolling  # into the next epoch
+        rolls = self._inputs.chain.rolling  # into the next epoch
         epoch = innermost(state)["epoch"]
         guard = EmptyEpochGuard(gave=passed > 0 or skip > 0)
         runs = iter(below(state).next_run, None)

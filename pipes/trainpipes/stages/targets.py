@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.tally import Numbers, Tally
+from trainpipes.interfaces.traits import Traits
 from trainpipes.stages.quarantine import LeftOut, leaves_out
 
 #: What torch's ``cross_entropy`` leaves out by default.
@@ -102,15 +104,15 @@ def have_target(labels: npt.NDArray[Any], lengths: IntArray) -> Flags:
     return found
 
 
-class TargetStage(Stage):
+class TargetStage(Stage, asks_inputs=True):
     """A stage that does what its ``on_error`` says with rows that have no target."""
 
-    asks_inputs = True
     item: ClassVar[str] = "row"
 
-    @property
-    def keeps_rows(self) -> bool:  # type: ignore[override]
-        return not leaves_out(self.options["on_error"])
+    def _traits(self) -> Traits:
+        fixed = super()._traits()
+        keeps = fixed.keeps_rows and not leaves_out(self.options["on_error"])
+        return replace(fixed, keeps_rows=keeps)
 
     @made_once
     def without_target(self) -> LeftOut:
@@ -121,7 +123,7 @@ class TargetStage(Stage):
     def kept_without(self) -> WithoutTarget:
         return WithoutTarget(self, self.item)
 
-    def tallies(self) -> Sequence[Tally]:
+    def _tallies(self) -> Sequence[Tally]:
         return self.without_target, self.kept_without
 
     def identity(self) -> dict[str, Any]:

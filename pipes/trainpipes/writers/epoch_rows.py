@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, is_ours
 from trainpipes.interfaces.stage_kinds import DeviceStage, FinishingStage, RunStage, ShardStage
+from trainpipes.interfaces.traits import Traits
 from trainpipes.order.layout import WindowKey
 from trainpipes.writers.table_groups import TableGroups
 
@@ -28,10 +30,9 @@ if TYPE_CHECKING:
     from trainpipes.pipeline.chain import Pipeline
 
 
-class AsColumns(RunStage):
+class AsColumns(RunStage, takes="columns"):
     """Turns rows that are Python objects into columns of one schema, with text in UTF-8."""
 
-    needs_columns = True
     free = frozenset({"caller", "ragged"})
 
     caller: str
@@ -41,9 +42,8 @@ class AsColumns(RunStage):
     def name(self) -> str:
         return str(vars(self).get("caller", "write"))  # asked for before the options are there
 
-    @property
-    def ragged_columns(self) -> Collection[str] | None:  # type: ignore[override]
-        return self.ragged
+    def _traits(self) -> Traits:
+        return replace(super()._traits(), ragged=self.ragged)
 
     def process(self, run: Run) -> Run:
         if isinstance(run.block.data, pa.Table):
@@ -70,8 +70,8 @@ class EpochRows(TableGroups):
         finishing = next(
             (stage for stage in chain.after if isinstance(stage, FinishingStage)), None
         )
-        opener: Any = chain.stages[0]
-        itself = opener if getattr(opener, "makes_batches", False) or chain.endless else None
+        opener = chain.stages[0]
+        itself = opener if opener.traits.makes_batches or chain.endless else None
         if in_the_way := chain.batch or chain.repeat or finishing or itself:
             raise ConfigError(
                 f"{caller}() writes the rows of one epoch: call it before batch(), collate() and repeat(), "
@@ -83,7 +83,7 @@ class EpochRows(TableGroups):
 
     def _begin(self, stages: list[Stage], caller: str, source: RowSource | None) -> None:
         self.caller, self._stages = caller, stages
-        self.plan = Plan.of([stage.fresh() for stage in stages], source)
+        self.plan = Plan.of([stage._fresh() for stage in stages], source)
         self._pool: Pool | None = None
         self._runs: ShardRuns | None = None
         self._placed: PlacedRun | None = None

@@ -135,7 +135,7 @@ def _known_by(plan: Plan) -> list[Any]:
             f"{plan.chain.stages[0]} have no fingerprint: use to_map_dataset(path), which "
             "writes the file anew"
         )
-    if any(stage.by_place or stage.by_row for stage in stages):
+    if any({"place", "row"} & {*stage.traits.depends_on} for stage in stages):
         known.append(plan.chain.urls)  # where rows are from counts
     return [*known, keys]
 

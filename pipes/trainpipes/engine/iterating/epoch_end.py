@@ -80,7 +80,7 @@ def _cause(plan: Plan, world: int) -> str | None:
     source = plan.inputs.source
     rows = int(source.lengths.sum()) if isinstance(source, RowSource) else None
     stages = _dropping(plan)
-    if rows == 0 or any(stage.share == 0 or _takes_none(stage) for stage in stages):
+    if rows == 0 or any(stage.traits.share == 0 or _takes_none(stage) for stage in stages):
         return None
     if plan.counts.known and plan.counts.batches_in_pass:
         batches = int(plan.counts.batches_in_pass)
@@ -98,7 +98,7 @@ def _drops(stage: Any) -> bool:
         return bool(stage.drop_last)
     if isinstance(stage, PackingStage):
         return bool(stage.name != "pack")
-    some = isinstance(stage, RunStage) and not stage.keeps_rows
+    some = isinstance(stage, RunStage) and not stage.traits.keeps_rows
     return some or isinstance(stage, CountingStage)
 
 

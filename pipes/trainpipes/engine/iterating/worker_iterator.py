@@ -144,8 +144,7 @@ class WorkerIterator:
     def _start_work(self) -> ShardItems | WorkerReceiver:
         self._started = items = self.items
         if self._options.workers is None:
-            for stage in self._plan.chain.stages:
-                stage.settle(0 if self._pool is None else self._pool.threads)
+            self._plan.settle(0 if self._pool is None else self._pool.threads)
         items.begin(self._next, self._stride, self.end)
         return items
 

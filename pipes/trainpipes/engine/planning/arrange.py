@@ -19,9 +19,9 @@ def arrange(written: Sequence[Stage]) -> Chain:
     """The chain of some stages, which then belong to it. Raises ConfigError where they make no pipeline."""
     stages: list[Any] = []
     for stage in written:
-        stages.append(stage.resolve(stages))
+        stages.append(stage._resolve(stages))
         if isinstance(stage, kinds.Source):
-            stages += [own.resolve(stages) for own in stages[-1].above()]
+            stages += [own._resolve(stages) for own in stages[-1]._above()]
     starts = stages and isinstance(stages[0], kinds.Source)
     if not starts or isinstance(stages[0], kinds.ReadingSource):
         raise ConfigError(
@@ -40,7 +40,7 @@ def arrange(written: Sequence[Stage]) -> Chain:
     if chain.shuffle is not None and chain.drawn is not None:
         chain = _draw(chain, chain.shuffle)
     chain = _move_up(chain)
-    late = chain.opener.late()
+    late = chain.opener._late()
     if late is not None and chain.before:
         chain = replace(chain, before=(late, *chain.before))
     elif late is not None:
@@ -67,12 +67,12 @@ def _on_files(chain: Chain, stage: Stage) -> Chain:
 
 def _check(chain: Chain) -> None:
     opener = chain.opener
-    if chain.shuffle is not None and opener.orders_rows:
+    if chain.shuffle is not None and opener.traits.orders_rows:
         raise ConfigError(
             f"{opener} orders the rows itself, and so does {chain.shuffle}: leave one out"
         )
-    if chain.shard is not None and opener.one_consumer:
-        raise ConfigError(f"{chain.shard} cannot follow {opener}: {opener.one_consumer}")
+    if chain.shard is not None and opener.traits.one_consumer:
+        raise ConfigError(f"{chain.shard} cannot follow {opener}: {opener.traits.one_consumer}")
     above_mix = next((s for s in (chain.shuffle, chain.cache) if s is not None), None)
     if chain.mixes and above_mix is not None:
         raise ConfigError(
@@ -80,16 +80,16 @@ def _check(chain: Chain) -> None:
             f"into each source, mix({{'name': source.{above_mix.name}(...), ...}})"
         )
     counts_epochs = chain.repeat is not None and chain.repeat.times is not None
-    if chain.mixes and opener.endless and counts_epochs:
+    if chain.mixes and opener.traits.endless and counts_epochs:
         raise ConfigError(
             f'{chain.repeat} counts epochs, and mix(stop="repeat") has no end: leave one out'
         )
-    if chain.cache is not None and not opener.has_blocks:
+    if chain.cache is not None and not opener.traits.has_blocks:
         raise ConfigError(
             f"{chain.cache} needs Arrow rows, as read_parquet() and from_arrow() give them, and "
             f"{opener} gives others: leave the cache out, or write the rows to Parquet files first"
         )
-    if chain.batch is not None and opener.makes_batches:
+    if chain.batch is not None and opener.traits.makes_batches:
         raise ConfigError(f"{opener} makes the batches: leave out {chain.batch}")
 
 
@@ -162,7 +162,7 @@ def _cached(chain: Chain, stage: kinds.CacheStage) -> Chain:
         raise ConfigError(
             f"{stage} keeps rows as they are read, block by block: put it before {above.name}()"
         )
-    below = next((s for s in chain.after if s.by_epoch), None)
+    below = next((s for s in chain.after if "epoch" in s.traits.depends_on), None)
     if below is not None:
         raise ConfigError(
             f"{below} gives other rows in every epoch, and {stage} would keep only the first "
@@ -178,7 +178,7 @@ def _counted(chain: Chain, stage: kinds.CountingStage, cut_later: bool) -> Chain
     if chain.repeat is not None:
         raise ConfigError(f"{stage} after repeat() would count over epochs: put it before repeat()")
     in_file_order = chain.batch is None and chain.shuffle is None and not chain.mixes
-    if in_file_order and all(s.keeps_rows and kinds.is_on_rows(s) for s in chain.after):
+    if in_file_order and all(s.traits.keeps_rows and kinds.is_on_rows(s) for s in chain.after):
         if stage.skips:
             return replace(chain, skip_rows=chain.skip_rows + count)
         return replace(chain, stop_rows=_least(chain.stop_rows, chain.skip_rows + count))
@@ -186,7 +186,7 @@ def _counted(chain: Chain, stage: kinds.CountingStage, cut_later: bool) -> Chain
     if chain.batch is not None:
         items = items[items.index(chain.batch) :]
     counted = chain.batch is not None or (chain.shuffle is not None and not cut_later)
-    if counted and all(s.keeps_rows for s in items):
+    if counted and all(s.traits.keeps_rows for s in items):
         if stage.skips:
             return replace(chain, skip_batches=chain.skip_batches + count)
         return replace(chain, stop_batches=_least(chain.stop_batches, chain.skip_batches + count))
@@ -200,7 +200,7 @@ def _least(found: int | None, stop: int) -> int:
 def _draw(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
     """The chain where rows are read by number: what stood below the sampler follows it."""
     opener = chain.opener
-    if not opener.random_access:
+    if not opener.traits.random_access:
         raise ConfigError(
             f"{stage} reads rows by number, and {opener} cannot: use shuffle(buffer_size=...), or write the "
             "rows to where that is possible: write_memmap() for numbers, to_map_dataset() for others"
@@ -209,7 +209,7 @@ def _draw(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
         raise ConfigError(
             f"{chain.cache} keeps rows block by block, and {stage} reads them one by one"
         )
-    dropping = next((s for s in chain.before if not s.keeps_rows), None)
+    dropping = next((s for s in chain.before if not s.traits.keeps_rows), None)
     if dropping is not None and chain.may_repeat:
         raise ConfigError(
             f"{stage} numbers the rows of {opener}, all of them: put {dropping} after it"
@@ -222,10 +222,10 @@ def _move_up(chain: Chain) -> Chain:
     stay = chain.cached or 0
     if chain.shuffle is None:
         before, after = chain.after[:stay], chain.after[stay:]
-        if chain.cache is not None and not all(stage.keeps_rows for stage in before):
+        if chain.cache is not None and not all(stage.traits.keeps_rows for stage in before):
             after = (chain.cache.drop_holes(), *after)
         return replace(chain, before=before, after=after)
-    last = max((n for n, s in enumerate(chain.before) if not s.keeps_rows), default=-1)
+    last = max((n for n, s in enumerate(chain.before) if not s.traits.keeps_rows), default=-1)
     stay = max(stay, last + 1)
     return replace(chain, before=chain.before[:stay], after=chain.before[stay:] + chain.after)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from trainpipes.engine.planning.mixture import MixingSource
@@ -70,7 +70,7 @@ class Chain:
         rows = self.before + self.after_on_rows
         rows = rows if self.batch is None else (*rows, self.batch)
         counting = kinds.first_of(self.after, kinds.CountingStage)
-        return all(s.keeps_rows for s in rows) and not counting
+        return all(s.traits.keeps_rows for s in rows) and not counting
 
     # Options
 
@@ -120,9 +120,21 @@ class Chain:
     def of_batch_size(self, size: int) -> Chain:
         if self.batch is None:
             return self
-        batch = self.batch.replaced(batch_size=size)
+        batch = self.batch._replaced(batch_size=size)
         after = tuple(batch if stage is self.batch else stage for stage in self.after)
         return replace(self, batch=batch, after=after)
+
+    def bound(self, inputs: Any) -> Chain:
+        """This chain, with copies of the stages that look at what the pipeline reads."""
+        asking = {s for s in (*self.stages, *self.steps) if s.traits.asks_inputs}
+        copies = {stage: stage._bound(inputs) for stage in asking}
+
+        def copied(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(copied, value))
+            return copies.get(value, value) if isinstance(value, Stage) else value
+
+        return Chain(**{field.name: copied(getattr(self, field.name)) for field in fields(self)})
 
     # Epochs and passes
 
@@ -130,7 +142,7 @@ class Chain:
     def times(self) -> int | None:
         """Epochs in a pass; None for no end."""
         if self.repeat is None:
-            return None if self.opener.endless else 1
+            return None if self.opener.traits.endless else 1
         return self.repeat.times
 
     @property

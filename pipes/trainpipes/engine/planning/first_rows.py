@@ -107,7 +107,7 @@ def first_rows(inputs: Inputs, below: Sequence[Stage], caller: str) -> Payload |
             if data is not None:
                 return data
         return None
-    keeps = all(isinstance(stage, RunStage) and stage.keeps_rows for stage in below)
+    keeps = all(isinstance(stage, RunStage) and stage.traits.keeps_rows for stage in below)
     with closing(_FirstRows(inputs, caller, 1 if keeps else STEP).runs()) as rows:
         return next((run.block.data for run in _runs(rows, below)), None)
 
@@ -147,7 +147,7 @@ def _add(
 def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
     # Functions on batches are not called for rows.
     cut = next((n for n, stage in enumerate(below) if isinstance(stage, BatchingStage)), len(below))
-    stages = [*below[:cut], *(stage for stage in below[cut + 1 :] if stage.needs_columns)]
+    stages = [*below[:cut], *(stage for stage in below[cut + 1 :] if stage.traits.takes != "rows")]
     chain = OpenChain(stages, lambda _: SimpleNamespace(next_run=rows.__next__), dict(START))
     while True:
         try:
@@ -164,7 +164,7 @@ def _run_of(data: Payload, first: int) -> Run:
 class _FirstRows:
     def __init__(self, inputs: Inputs, caller: str, step: int = STEP) -> None:
         chain = inputs.chain
-        if chain.opener.read_once:
+        if chain.opener.traits.read_once:
             raise SchemaError(
                 f"{caller} needs the types of columns, and rows of {chain.stages[0]} can't be read twice to "
                 "find them: give them by schema= of a map() in between, schema=pa.schema([...])",

@@ -75,7 +75,7 @@ class Layouts:
             cutting = [
                 s
                 for s in chain.after
-                if isinstance(s, PackingStage | BatchingStage) and not s.keeps_rows
+                if isinstance(s, PackingStage | BatchingStage) and not s.traits.keeps_rows
             ]
             if buffer is None and cutting:
                 rows = max(rows, STREAM_ROWS)  # batches have other rows than these

@@ -11,7 +11,7 @@ from trainpipes.columns.bad_text import naming_bad_text
 from trainpipes.columns.run import Run, RunSource
 from trainpipes.interfaces.empty_epoch_guard import EmptyRounds
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import OpenBelow, RegroupStage, RunStage
+from trainpipes.interfaces.stage_kinds import OpenBelow, RegroupStage, RunStage, WorkingStage
 
 #: What is said of a function that raises what would end the rows.
 RAISED_STOP = "a function that was called for rows raised StopIteration"
@@ -32,7 +32,7 @@ class OpenChain:
             return stage.open(below, at)
         assert isinstance(stage, RunStage)
         found = _Processed(stage, below(at))
-        if stage.has_workers and self._submitting is None:
+        if isinstance(stage, WorkingStage) and stage.has_workers and self._submitting is None:
             self._submitting = found
         return found
 
@@ -54,6 +54,7 @@ class _Processed:
 
     def begin(self) -> None:
         """Have workers begin with one more run; errors are raised in its turn."""
+        assert isinstance(self._stage, WorkingStage)
         try:
             below = self._below.next_run()
             self._begun.append((below, self._called(self._stage.submit_run, below)))

@@ -208,7 +208,6 @@ def _lanes(plan: Plan, shards: int, pool: Pool | None, stage_pool: Pool | None) 
 
 
 def _keep_pieces(plan: Plan) -> None:
-    for stage in plan.chain.stages:
-        stage.keep_pieces()
+    plan.inputs.keeps_pieces = True
     for part in plan.mixed.values():
         _keep_pieces(part)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RandomAccessSource, RowSource
 from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.traits import Traits
 from trainpipes.sources.combined.common_columns import CommonColumns
 from trainpipes.sources.combined.joined_rows import JoinedByNumber, JoinedRows, Lane, Part
 
@@ -41,21 +43,17 @@ class JoiningSource(kinds.CombiningSource):
         return [pipeline.stages for pipeline in self.pipelines]
 
     def of_chains(self, chains: Sequence[Sequence[Stage]]) -> JoiningSource:
-        return self.replaced(
-            pipelines=[type(p)(c) for p, c in zip(self.pipelines, chains, strict=True)]
+        pairs = zip(self.pipelines, chains, strict=True)
+        return self._replaced(pipelines=[type(p)(c) for p, c in pairs])
+
+    def _traits(self) -> Traits:
+        openers = [_opener(chain).traits for chain in self.chains]
+        return replace(
+            super()._traits(),
+            gives="objects" if all(map(gives_objects, self.chains)) else "rows",
+            has_blocks=all(opener.has_blocks for opener in openers),
+            random_access=all(opener.random_access for opener in openers),
         )
-
-    @property
-    def makes_objects(self) -> bool:  # type: ignore[override]
-        return all(map(gives_objects, self.chains))
-
-    @property
-    def has_blocks(self) -> bool:  # type: ignore[override]
-        return all(_opener(chain).has_blocks for chain in self.chains)
-
-    @property
-    def random_access(self) -> bool:  # type: ignore[override]
-        return all(_opener(chain).random_access for chain in self.chains)
 
     def open(self) -> RowSource:
         return self.opened([None] * len(self.chains))
@@ -135,12 +133,16 @@ def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
     for stage in stages[:reader][1:]:
         if isinstance(stage, kinds.ShuffleStage):
             raise ConfigError(f"{caller}(...): put {stage} after it, where it shuffles all sources")
-    for stage in [*_opener(stages).above(), *stages[reader + 1 :]]:
+    for stage in [*_opener(stages)._above(), *stages[reader + 1 :]]:
         if isinstance(
             stage, kinds.CountingStage
         ):  # of rows in file order, since all others keep each row
             continue
-        if not kinds.is_on_rows(stage) or not stage.keeps_rows or stage.by_epoch:
+        if (
+            not kinds.is_on_rows(stage)
+            or not stage.traits.keeps_rows
+            or "epoch" in stage.traits.depends_on
+        ):
             own = stage.name == _opener(stages).name
             way = f"put {stage.name}() after {caller}(), for all sources"
             raise ConfigError(

@@ -42,12 +42,9 @@ def separate(table: Any) -> tuple[Any, dict[int, tuple[str, str]]]:
     return table.drop_columns([BAD.name]), said
 
 
-class BadRows(RunStage):
+class BadRows(RunStage, keeps_rows=False, asks_inputs=True, gives="choice"):
     """Leaves out the rows that a reader could not read. ``shaping``: what else makes rows bad."""
 
-    keeps_rows = False
-    asks_inputs = True
-    names_only = True
     thread_safe = True
 
     reader: str
@@ -68,7 +65,7 @@ class BadRows(RunStage):
     def _left_out(self) -> LeftOut:
         return LeftOut(self, "they cannot be read", "row", unit="", on_error=self.on_error)
 
-    def tallies(self) -> Sequence[Tally]:
+    def _tallies(self) -> Sequence[Tally]:
         return (self._left_out,)
 
     def process(self, run: Run) -> Run:

@@ -31,7 +31,7 @@ from trainpipes.sources.memmap.manifest import is_memmap
 
 
 class FileReader(ReadingSource):
-    """Reads the files of ``list_files`` below it. A subclass has ``storage_options`` and ``open_files``."""
+    """Reads the files of ``list_files`` below it. A subclass has ``storage_options`` and ``_open_on``."""
 
     free = frozenset({"storage_options", "index"})
 
@@ -42,10 +42,10 @@ class FileReader(ReadingSource):
                 self._set(**{name: checked(given[name], f"{self.name}({name})")})
 
     def open(self) -> RowSource:
-        return self.open_files([])
+        return self._open_on([])
 
     @abstractmethod
-    def open_files(self, files: Sequence[Stage]) -> RowSource:
+    def _open_on(self, files: Sequence[Stage]) -> RowSource:
         """The rows of the files that the stages below list and let through."""
 
     def listed(self, stages: Sequence[Stage], suffixes: Sequence[str] | None = None) -> FileList:
