@@ -65,9 +65,9 @@ def unshuffled(pipe: Pipeline) -> Pipeline:
             continue
         if stage.name == "mix":
             sources = {name: unshuffled(part) for name, part in stage.options["sources"].items()}
-            stage = stage.replaced(sources=sources)
+            stage = stage._replaced(sources=sources)
         if stage.name == "repeat" and stage.options["times"] is None:
-            stage = stage.replaced(times=2)
+            stage = stage._replaced(times=2)
         stages.append(stage)
     return Pipeline(stages)
 

@@ -233,7 +233,7 @@ class Tokenize(Tokenizes):
         except Exception as error:
             blame(error, self, self._culprit(texts, block))
             raise
-        run = run.with_block(block.with_data(self._replaced(block, columns)))
+        run = run.with_block(block.with_data(self._put(block, columns)))
         return self._checked(run, columns, block)
 
     def _encode(self, texts: Mapping[str, Any], numbers: IntArray) -> dict[str, Ragged]:
@@ -306,7 +306,7 @@ class Tokenize(Tokenizes):
 
         return int(block.ids[first_bad(len(block), fails)])
 
-    def _replaced(self, block: Block, columns: Mapping[str, Ragged]) -> Any:
+    def _put(self, block: Block, columns: Mapping[str, Ragged]) -> Any:
         data: Any = block.data
         rows = data if isinstance(data, list) else [data.column_names]
         gone = set() if self.keep_text else set(self._texts)
