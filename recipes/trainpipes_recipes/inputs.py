@@ -26,7 +26,6 @@ import pyarrow.types as types
 
 import trainpipes as tp
 from trainpipes.columns.arrays import is_text
-from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.prepare import tokenized_rows
 from trainpipes.sources.files.file_reader import one_reader
 from trainpipes.stages.quarantine import OnBadRow, OnError
@@ -121,14 +120,13 @@ class Input:
         self.recipe, self._data, self._storage_options = recipe, data, storage_options
         many = data if isinstance(data, list | tuple) else [data]
         if isinstance(data, tp.Pipeline):
-            opener, *above = data.stages
-            if kinds.first_of(above, kinds.BatchingStage):
+            names = {stage.name for stage in data.stages}
+            if names & {"batch", "bucket_by_length"}:
                 way = "leave out its batch() and what follows"
                 raise tp.ConfigError(
                     f"{recipe} takes a pipeline of rows, got one that batches: {way}"
                 )
-            is_read = kinds.first_of(above, kinds.ReadingSource)
-            if isinstance(opener, kinds.ListingSource) and not is_read:
+            if "list_files" in names and not any(name.startswith("read_") for name in names):
                 way = "add its reader, such as .read_parquet()"
                 raise tp.ConfigError(f"{recipe} takes a pipeline of rows, got one of paths: {way}")
         elif not many or not all(isinstance(one, str | os.PathLike) for one in many):
@@ -286,27 +284,24 @@ class Input:
         """
         if cache:
             rows = rows.cache(None if cache is True else cache)
-        stages = rows.stages
+        stages, names = rows.stages, {stage.name for stage in rows.stages}
         later = [
             n for n, s in enumerate(stages) if s.name in TOKENIZING and not s.traits.keeps_rows
         ]
-        first = later[0] if later and not kinds.first_of(stages, kinds.CacheStage) else len(stages)
+        first = later[0] if later and "cache" not in names else len(stages)
         if first < len(stages):
             rows = tp.Pipeline(stages[:first], rows._ranks, rows._members)
         if not train:
             for stage in stages:
-                if (
-                    isinstance(stage, kinds.ShuffleStage | kinds.ShardStage | kinds.RepeatStage)
-                    or stage.name == "mix"
-                ):
+                if stage.name in ("shuffle", "sharding_filter", "repeat", "mix"):
                     rule = "(train=False) gives every row once, in file order, and deals them to ranks itself"
                     way = "leave it out, or evaluate the sources of a mix one by one"
                     raise tp.ConfigError(f"{self.recipe}{rule}; got rows of {stage.name}(): {way}")
             rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
         else:
-            if not kinds.first_of(stages, kinds.ShardStage):
+            if "sharding_filter" not in names:
                 rows = rows.sharding_filter(num_shards)
-            if not kinds.first_of(stages, kinds.ShuffleStage) and stages[0].name != "mix":
+            if not names & {"shuffle", "mix"}:
                 rows = rows.shuffle(buffer_size, seed=seed)
         for stage in stages[first:]:
             rows = rows.then(stage)

@@ -21,13 +21,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
-from trainpipes.writers.caching import block_cache, kept_file
 
 import trainpipes as tp
 from trainpipes import ConfigError, Pipeline, SchemaError
 from trainpipes._internal import messages as warn_once
+from trainpipes.cache import kept_file
 from trainpipes.cache.kept_file import locked
 from trainpipes.interfaces.stage_kinds import Rows, TableStage
+from trainpipes.stages import block_cache
 from trainpipes.testing import digest
 
 ROWS = 330

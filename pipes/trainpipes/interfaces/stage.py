@@ -3,10 +3,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Self, TypeVar, dataclass_transform, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 from trainpipes._internal.checks import copied, require
 from trainpipes._internal.fork_lock import ForkLock
@@ -63,36 +64,33 @@ def check_options(kind: Any, root: type) -> None:
         )
 
 
-T = TypeVar("T")
 #: One for all: what is made may ask for what else is.
 _lock = ForkLock()
 
 
-class made_once(Generic[T]):
-    """A property made once, even by several threads: ``functools.cached_property`` has no lock from
-    Python 3.12 on.
-    """
+if TYPE_CHECKING:
+    made_once = cached_property
+else:
 
-    def __init__(self, make: Callable[[Any], T]) -> None:
-        self._make = make
-        self.__doc__ = make.__doc__
+    class made_once:
+        """A property made once, even by several threads: ``functools.cached_property`` has no lock from
+        Python 3.12 on.
+        """
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+        def __init__(self, make):
+            self._make, self.__doc__ = make, make.__doc__
 
-    @overload
-    def __get__(self, one: None, owner: type) -> made_once[T]: ...
-    @overload
-    def __get__(self, one: object, owner: type) -> T: ...
-    def __get__(self, one: Any, owner: type) -> made_once[T] | T:
-        if one is None:
-            return self
-        with _lock:
-            values = vars(one)
-            if self._name not in values:
-                values[self._name] = self._make(one)
-            found: T = values[self._name]
-        return found
+        def __set_name__(self, owner, name):
+            self._name = name
+
+        def __get__(self, one, owner):
+            if one is None:
+                return self
+            with _lock:
+                values = vars(one)
+                if self._name not in values:
+                    values[self._name] = self._make(one)
+                return values[self._name]
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -122,14 +120,10 @@ class Stage:
         check_kind(cls, Stage)
         known = [field.name for field in dataclasses.fields(Traits)]
         for name in (name for name in traits if name not in known):
-            raise ConfigError(
-                f"{cls.__name__} has no trait {name!r}{nearest(name, known)}, such as depends_on={{'epoch'}}"
-            )
+            raise ConfigError(f"{cls.__name__} has no trait {name!r}{nearest(name, known)}")
         cls._given = traits
-        bases = reversed(cls.__mro__)
-        cls._fixed = Traits(
-            **{k: v for base in bases for k, v in vars(base).get("_given", {}).items()}
-        )
+        given = (vars(base).get("_given", {}) for base in cls.__mro__)
+        cls._fixed = Traits(**ChainMap(*given))
         dataclasses.dataclass(frozen=True, eq=False, repr=False, match_args=False)(cls)
         free = frozenset().union(*(vars(base).get("free", ()) for base in cls.__mro__))
         if free != cls.free:
@@ -166,10 +160,11 @@ class Stage:
     @cached_property
     def traits(self) -> Traits:
         """What the plan asks of it."""
-        return self._traits()
+        return dataclasses.replace(self._fixed, **self._traits())
 
-    def _traits(self) -> Traits:
-        return self._fixed
+    def _traits(self) -> dict[str, Any]:
+        """Traits that follow from its options."""
+        return {}
 
     def _resolve(self, below: Sequence[Stage]) -> Self:
         """This stage after the stages ``below``, first one first. It takes from them what it needs,

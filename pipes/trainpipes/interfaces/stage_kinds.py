@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, ClassVar, Protocol
 
@@ -18,7 +18,6 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.interfaces.blame import blame, each
 from trainpipes.interfaces.source import Reader, RowSource, RowStream
 from trainpipes.interfaces.stage import Stage, made_once
-from trainpipes.interfaces.traits import Traits
 
 #: Opens the rows below a stage at a state of theirs.
 OpenBelow = Callable[[dict[str, Any]], RunSource]
@@ -48,7 +47,9 @@ class RunStage(Stage):
 class WorkingStage(RunStage):
     """A stage that may have workers, which begin with a run before it is due."""
 
-    has_workers = True
+    @property
+    def has_workers(self) -> bool:
+        return True
 
     @abstractmethod
     def submit_run(self, run: Run) -> Callable[[], Run] | None:
@@ -172,6 +173,12 @@ def is_on_rows(stage: object) -> bool:
     return isinstance(stage, RunStage) and not isinstance(stage, FinishingStage)
 
 
+def keeps_each_row(stage: Stage) -> bool:
+    """Whether a stage makes one row of each by itself, the same in every epoch."""
+    traits = stage.traits
+    return is_on_rows(stage) and traits.keeps_rows and "epoch" not in traits.depends_on
+
+
 class BatchStage(FinishingStage):
     """A stage on each finished batch, such as one that moves it to a device.
 
@@ -256,8 +263,13 @@ class CachedBlocks(Protocol):
     def describe(self) -> str: ...
 
 
-class PackingStage(RegroupStage):
+class PackingStage(RegroupStage, keeps_rows=False):
     """A stage that makes rows of others after they are dealt: one of several, or several of one."""
+
+
+def cuts_by_length(stage: Stage) -> bool:
+    """Whether how many items a stage makes depends on what rows hold."""
+    return isinstance(stage, PackingStage | BatchingStage) and not stage.traits.keeps_rows
 
 
 class CountingStage(RegroupStage):
@@ -391,6 +403,10 @@ class ReadingSource(Source):
     """A source that stands on a ``ListingSource``, and reads its files."""
 
 
+#: What a state does not know: where files are, what is kept of rows, where batches lie.
+UNKNOWN = ListingSource | CacheStage | DeviceStage
+
+
 class CombiningSource(Source):
     """A source of several pipelines."""
 
@@ -406,15 +422,20 @@ class CombiningSource(Source):
     def _runs_user_code(self) -> bool:
         return any(stage._runs_user_code for chain in self.chains for stage in chain)
 
-    def _traits(self) -> Traits:
+    def _traits(self) -> dict[str, Any]:
         found = [stage.traits for chain in self.chains for stage in chain]
         reorders, in_caller = any(t.reorders for t in found), any(t.in_caller for t in found)
-        return replace(super()._traits(), reorders=reorders, in_caller=in_caller)
+        return {"reorders": reorders, "in_caller": in_caller}
 
 
 def first_of(stages: Iterable[Stage], kind: Any) -> Any:
     """The first of these kinds, or None."""
     return next((stage for stage in stages if isinstance(stage, kind)), None)
+
+
+def without(stages: Iterable[Stage], kind: Any) -> list[Stage]:
+    """Those of none of these kinds."""
+    return [stage for stage in stages if not isinstance(stage, kind)]
 
 
 def stages_within(stages: Sequence[Stage], kind: type[Any] = CombiningSource) -> Iterator[Stage]:

@@ -67,19 +67,12 @@ def no_length(plan: Plan) -> str:
     if plan.inputs.epoch_rows is None:
         return f"the rows of {plan.chain.stages[0]} are not counted; list(pipe) counts them"
     way_out = "is known only at the end; use Loader(pipe).estimate_len()"
-    cutting = next((s for s in plan.chain.after if cuts_by_length(s)), None)
+    cutting = next((s for s in plan.chain.after if kinds.cuts_by_length(s)), None)
     if cutting is not None:
         return f"how many items {cutting} makes {way_out}"
     dropping = [str(s) for s in plan.chain.before + plan.chain.after if not s.traits.keeps_rows]
     what = dropping[0] if dropping else "take() or skip() on the way"
     return f"how many rows {what} lets through {way_out}"
-
-
-def cuts_by_length(stage: Stage) -> bool:
-    """Whether the number of items depends on what rows hold."""
-    return (
-        isinstance(stage, kinds.PackingStage | kinds.BatchingStage) and not stage.traits.keeps_rows
-    )
 
 
 def ends_short(plan: Plan) -> bool:
@@ -173,13 +166,13 @@ def _is_measured(stage: Stage) -> bool:
 def _measured(plan: Plan) -> dict[Stage, float]:
     """Items that come out of a stage for each that goes in, where rows must be read."""
     moving = kinds.ShardStage | kinds.RepeatStage | kinds.DeviceStage
-    stages = [s for s in plan.chain.stages if not isinstance(s, moving)]
+    stages = kinds.without(plan.chain.stages, moving)
     # What a cache() keeps is known by the stages before it: none is put among them.
     cached = next((n for n, stage in enumerate(stages) if isinstance(stage, kinds.CacheStage)), 0)
     measured = [n for n, stage in enumerate(stages) if n >= cached and _is_measured(stage)]
     if not measured:
         return {}
-    place = next((n for n in measured if cuts_by_length(stages[n])), measured[0])
+    place = next((n for n in measured if kinds.cuts_by_length(stages[n])), measured[0])
     shuffled = (n + 1 for n, stage in enumerate(stages) if isinstance(stage, kinds.ShuffleStage))
     place = max([place, *shuffled])  # what comes before a shuffle is made window by window
     most = SAMPLE_ROWS

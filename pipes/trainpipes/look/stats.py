@@ -164,7 +164,7 @@ def stats(pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None) 
     found = {column: label_counts(pipeline, column) for column in columns}
     if not batches:
         return Stats(0, None, None, None, None, found)
-    stages = [stage for stage in pipeline._stages if not isinstance(stage, kinds.DeviceStage)]
+    stages = kinds.without(pipeline._stages, kinds.DeviceStage)
     measured = Pipeline([stage._fresh() for stage in stages], (0, 1))
     looked_at = islice(measured, batches)
     cells = tokens = count = 0
@@ -268,11 +268,8 @@ def label_counts(pipeline: Pipeline, column: str) -> dict[Label, int]:
             found.update(dict.fromkeys(range(stage.num_classes), 0))
             del stages[place + 1 :]
             break
-        if (
-            not stage.traits.keeps_rows
-            or stage._calls_function
-            or column in getattr(stage, "names", ())
-        ):
+        changes = stage._calls_function or column in getattr(stage, "names", ())
+        if changes or not stage.traits.keeps_rows:
             break  # it may change the labels, or leave rows out
     for part in _parts(stages):
         found.update(_counted(_needed(part, column), column))
@@ -289,7 +286,7 @@ def _parts(stages: Sequence[Stage]) -> list[Sequence[Stage]]:
 
 
 def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
-    left = [stage for stage in stages if not isinstance(stage, ORDERING)]
+    left = kinds.without(stages, ORDERING)
     above: list[Stage] = []
     while True:
         stage: Any = left.pop()
@@ -302,9 +299,8 @@ def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
             column = stage.column
         elif not (isinstance(stage, Select) and column in stage.columns):
             break
-    if isinstance(stage, kinds.ReadingSource) and column in (
-        stage.options.get("columns", ()) or [column]
-    ):
+    columns = stage.options.get("columns", ()) or [column]
+    if isinstance(stage, kinds.ReadingSource) and column in columns:
         stage = stage._replaced(columns=[column])
     return [*left, stage, *above]
 

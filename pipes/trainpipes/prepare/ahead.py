@@ -69,10 +69,7 @@ def cut(pipeline: Pipeline) -> Parts:
             _check(stage, stages[last])
             is_ahead = True
         else:
-            plain = kinds.is_on_rows(stage) and stage.traits.keeps_rows
-            closed = (
-                closed or not plain or "epoch" in stage.traits.depends_on or stage._calls_function
-            )
+            closed = closed or not kinds.keeps_each_row(stage) or stage._calls_function
             is_ahead = not closed
         (ahead if is_ahead else training).append(stage)
     return Parts(tuple(ahead), tuple(training), _makers(ahead))

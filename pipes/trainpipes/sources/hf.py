@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, replace
+from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from trainpipes.errors import StateError
 from trainpipes.errors.text import amount
 from trainpipes.interfaces.source import RowSource, RowStream, StreamReader
 from trainpipes.interfaces.stage_kinds import Source
-from trainpipes.interfaces.traits import Traits
 from trainpipes.sources.arrow.from_arrow import TableSource
 from trainpipes.sources.files.schema import fitted, plain
 from trainpipes.sources.memory.from_torchdata import plain as as_json
@@ -81,12 +80,12 @@ class FromHf(Source):
                 ".shuffle(buffer_size) after from_hf()"
             )
 
-    def _traits(self) -> Traits:
+    def _traits(self) -> dict[str, Any]:
         if _is_table(self.dataset):
-            return replace(super()._traits(), has_blocks=True, random_access=True)
+            return {"has_blocks": True, "random_access": True}
         known = getattr(self.dataset, "features", None) is not None
         gives: Any = "rows" if known else "objects"
-        return replace(super()._traits(), gives=gives, reorders=shuffles(self.dataset))
+        return {"gives": gives, "reorders": shuffles(self.dataset)}
 
     @property
     def _runs_user_code(self) -> bool:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import KW_ONLY, replace
+from dataclasses import KW_ONLY
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -14,7 +14,6 @@ from trainpipes.errors import ConfigError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.options import identify, show
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.traits import Traits
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader
@@ -114,10 +113,8 @@ class ReadFiles(FileReader, has_blocks=True, versioned="fn"):
     storage_options: Mapping[str, Any] | None = None
     index: str | os.PathLike[str] | bool | None = None
 
-    def _traits(self) -> Traits:
-        return replace(
-            super()._traits(), random_access=isinstance(self.fn, Format) and self.fn.random_access
-        )
+    def _traits(self) -> dict[str, Any]:
+        return {"random_access": isinstance(self.fn, Format) and self.fn.random_access}
 
     def check(self) -> None:
         super().check()

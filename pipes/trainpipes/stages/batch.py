@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, replace
+from dataclasses import KW_ONLY
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +12,6 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run, RunSource
 from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.stage_kinds import BatchingStage, OpenBelow
-from trainpipes.interfaces.traits import Traits
 from trainpipes.stages.held import Held, Runs
 from trainpipes.stages.read_columns import lengths_of
 
@@ -121,8 +120,8 @@ class Batch(Budgeted):
         good = self.max_tokens is not None or self.column is None
         self._require(good, "column", "given with max_tokens")
 
-    def _traits(self) -> Traits:
-        return replace(super()._traits(), keeps_rows=self.max_tokens is None)
+    def _traits(self) -> dict[str, Any]:
+        return {"keeps_rows": self.max_tokens is None}
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         return Runs(self._cut(Held(self, below(at))), self)

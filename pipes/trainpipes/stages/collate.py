@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, replace
+from dataclasses import KW_ONLY
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self
@@ -26,7 +26,6 @@ from trainpipes.errors.text import shown
 from trainpipes.interfaces.blame import at_row, blame, each
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import FinishingStage
-from trainpipes.interfaces.traits import Traits
 from trainpipes.stages.columns import columns_as, refuse_collated, unbatched
 from trainpipes.stages.pack import kept_columns
 
@@ -135,8 +134,8 @@ class Collate(FinishingStage, versioned="fn"):
     def _resolve(self, below: Sequence[Stage]) -> Self:
         return self._resolved(_kept=kept_columns(below))
 
-    def _traits(self) -> Traits:
-        return replace(super()._traits(), takes="rows" if self.format == "rows" else "columns")
+    def _traits(self) -> dict[str, Any]:
+        return {"takes": "rows" if self.format == "rows" else "columns"}
 
     def process(self, run: Run) -> Run:
         refuse_collated(run, self)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, replace
+from dataclasses import KW_ONLY
 from io import BytesIO
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ from trainpipes.errors.text import shown
 from trainpipes.interfaces.blame import blame, refused
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.tally import Tally
-from trainpipes.interfaces.traits import Traits
 from trainpipes.stages.columns import taken
 from trainpipes.stages.map import RowFunction
 from trainpipes.stages.quarantine import LeftOut, OnBadRow, leaves_out
@@ -150,8 +149,8 @@ class DecodeImage(RowFunction, asks_inputs=True):
     def identity(self) -> dict[str, Any]:
         return {**super().identity(), "decoder": "pillow"}  # other decoders give other pixels
 
-    def _traits(self) -> Traits:
-        return replace(super()._traits(), keeps_rows=not leaves_out(self.on_error))
+    def _traits(self) -> dict[str, Any]:
+        return {"keeps_rows": not leaves_out(self.on_error)}
 
     def _settle(self, threads: int) -> None:
         # Where the thread that iterates calls functions of the user's, others decode for it.

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, replace
+from dataclasses import KW_ONLY
 from functools import cached_property
 from typing import Any, Self
 
@@ -23,7 +23,6 @@ from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import each, refused
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import BatchingStage, PackingStage, RunStage, stages_within
-from trainpipes.interfaces.traits import Traits
 from trainpipes.order.layout import random_key
 from trainpipes.stages.row_hash import HashArray, RowNames, hash_keys, mix, unit
 from trainpipes.stages.row_names import row_names
@@ -102,10 +101,10 @@ class Filter(RunStage, keeps_rows=False):
             return None
         return as_expression(self.predicate, "filter(predicate)")
 
-    def _traits(self) -> Traits:
+    def _traits(self) -> dict[str, Any]:
         if callable(self.predicate):
-            return replace(super()._traits(), per_row=True)
-        return replace(super()._traits(), takes="columns")
+            return {"per_row": True}
+        return {"takes": "columns"}
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
@@ -214,8 +213,8 @@ class Sample(Drawn):
     key: ColumnNames | None = None
     seed: Seed = 0
 
-    def _traits(self) -> Traits:
-        return replace(super()._traits(), share=float(self.fraction))
+    def _traits(self) -> dict[str, Any]:
+        return {"share": float(self.fraction)}
 
     @cached_property
     def _edges(self) -> tuple[float, float]:
@@ -256,8 +255,8 @@ class Split(Drawn):
         self._set(parts=checked_parts(self.parts))
         self._require(self.part in self.parts, "part", f"one of {', '.join(self.parts)}")
 
-    def _traits(self) -> Traits:
-        return replace(super()._traits(), share=float(self.parts[self.part]))
+    def _traits(self) -> dict[str, Any]:
+        return {"share": float(self.parts[self.part])}
 
     @cached_property
     def _edges(self) -> tuple[float, float]:

@@ -21,7 +21,7 @@ RUN_ROWS = 256
 PLACE_BITS = 40
 
 
-class FlatMap(PackingStage, keeps_rows=False, per_row=True, gives="objects", versioned="fn"):
+class FlatMap(PackingStage, per_row=True, gives="objects", versioned="fn"):
     """Make any number of rows of each row with a function.
 
     Stands after ``shuffle`` and before ``batch``. A resume calls the function again for the current

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import KW_ONLY, replace
+from dataclasses import KW_ONLY
 from multiprocessing import get_all_start_methods
 from typing import Any, Literal, Self
 from weakref import finalize
@@ -29,7 +29,6 @@ from trainpipes.interfaces.global_draws import DrawWatch
 from trainpipes.interfaces.hints import DRAWS
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage, WorkingStage
-from trainpipes.interfaces.traits import Traits
 from trainpipes.order.layout import random_key
 from trainpipes.stages.columns import columns_as, with_column
 
@@ -80,7 +79,7 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
         return not (self.has_workers or self.thread_safe)
 
     @property
-    def has_workers(self) -> bool:  # type: ignore[override]
+    def has_workers(self) -> bool:
         return self._running.workers > 0 and not self.alone
 
     @property
@@ -215,8 +214,8 @@ class Map(RowFunction, versioned="fn"):
         there = get_all_start_methods()
         self._require(self.start_method in (None, *there), "start_method", f"one of {there} here")
 
-    def _traits(self) -> Traits:
-        return replace(super()._traits(), depends_on={"row", "epoch"} if self.rng else frozenset())
+    def _traits(self) -> dict[str, Any]:
+        return {"depends_on": {"row", "epoch"} if self.rng else frozenset()}
 
     def identity(self) -> dict[str, Any]:
         found = super().identity()

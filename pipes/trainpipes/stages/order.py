@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
-from dataclasses import KW_ONLY, replace
+from dataclasses import KW_ONLY
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,7 +14,6 @@ from trainpipes.interfaces import stage_kinds
 from trainpipes.interfaces.empty_epoch_guard import EmptyEpochGuard, kept_nothing
 from trainpipes.interfaces.options import identify
 from trainpipes.interfaces.stage import made_once
-from trainpipes.interfaces.traits import Traits
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
 from trainpipes.stages.held import Runs
 from trainpipes.stages.torch_samplers import TorchOrder, draws_globally, reorders
@@ -79,8 +78,8 @@ class Shuffle(stage_kinds.ShuffleStage):
             return RandomSampler(seed=self.seed) if self.scope == "global" else None
         return self.sampler if isinstance(self.sampler, RowSampler) else TorchOrder(self.sampler)
 
-    def _traits(self) -> Traits:
-        return replace(super()._traits(), reorders=self.sampler is None or reorders(self.sampler))
+    def _traits(self) -> dict[str, Any]:
+        return {"reorders": self.sampler is None or reorders(self.sampler)}
 
     @property
     def _runs_user_code(self) -> bool:

@@ -17,12 +17,7 @@ from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.stage import Stage, made_once
-from trainpipes.interfaces.stage_kinds import (
-    CombiningSource,
-    OpenBelow,
-    PackingStage,
-    RepeatStage,
-)
+from trainpipes.interfaces.stage_kinds import CombiningSource, OpenBelow, PackingStage, RepeatStage
 from trainpipes.interfaces.tally import Tally
 from trainpipes.stages import pack_fit
 from trainpipes.stages.columns import Rename
@@ -49,14 +44,7 @@ class _Window(NamedTuple):
     used: int
 
 
-class Pack(
-    TakesTokenizer,
-    TargetStage,
-    PackingStage,
-    takes="columns",
-    keeps_rows=False,
-    depends_on={"place"},
-):
+class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_on={"place"}):
     """Pack documents into rows of one length.
 
     Each row holds one or more documents, in fixed-size lists of int32, ``[max_length]``:
@@ -184,7 +172,7 @@ class Pack(
                 whose = block.take(placing.document[piece])
                 part = whose.part + (placing.start[piece] << PIECE_BITS)
                 rows = Block(table, whose.ids, epoch=whose.epoch, part=part)
-                if self._inputs.keeps_pieces:
+                if self._inputs is not None and self._inputs.keeps_pieces:
                     rows.made_of = placing.pieces(first, stop, block)
                 run = Run(rows, cursors(first, stop))
                 if "labels" in documents.columns and self.on_error != "keep":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +16,6 @@ from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.tally import Numbers, Tally
-from trainpipes.interfaces.traits import Traits
 from trainpipes.stages.quarantine import LeftOut, leaves_out
 
 #: What torch's ``cross_entropy`` leaves out by default.
@@ -109,10 +107,9 @@ class TargetStage(Stage, asks_inputs=True):
 
     item: ClassVar[str] = "row"
 
-    def _traits(self) -> Traits:
-        fixed = super()._traits()
-        keeps = fixed.keeps_rows and not leaves_out(self.options["on_error"])
-        return replace(fixed, keeps_rows=keeps)
+    def _traits(self) -> dict[str, Any]:
+        keeps = not leaves_out(self.options["on_error"])
+        return {"keeps_rows": keeps and self._fixed.keeps_rows}
 
     @made_once
     def without_target(self) -> LeftOut:

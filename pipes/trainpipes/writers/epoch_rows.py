@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import closing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,10 +18,9 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.shard_rows import ShardOpener, open_windows
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.errors import ConfigError
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, is_ours
-from trainpipes.interfaces.stage_kinds import DeviceStage, FinishingStage, RunStage, ShardStage
-from trainpipes.interfaces.traits import Traits
 from trainpipes.order.layout import WindowKey
 from trainpipes.writers.table_groups import TableGroups
 
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from trainpipes.pipeline.chain import Pipeline
 
 
-class AsColumns(RunStage, takes="columns"):
+class AsColumns(kinds.RunStage, takes="columns"):
     """Turns rows that are Python objects into columns of one schema, with text in UTF-8."""
 
     free = frozenset({"caller", "ragged"})
@@ -42,8 +40,8 @@ class AsColumns(RunStage, takes="columns"):
     def name(self) -> str:
         return str(vars(self).get("caller", "write"))  # asked for before the options are there
 
-    def _traits(self) -> Traits:
-        return replace(super()._traits(), ragged=self.ragged)
+    def _traits(self) -> dict[str, Any]:
+        return {"ragged": self.ragged}
 
     def process(self, run: Run) -> Run:
         if isinstance(run.block.data, pa.Table):
@@ -67,9 +65,7 @@ class EpochRows(TableGroups):
         ragged: Collection[str] | None = None,
     ) -> None:
         chain = plan_of(pipeline).chain
-        finishing = next(
-            (stage for stage in chain.after if isinstance(stage, FinishingStage)), None
-        )
+        finishing = kinds.first_of(chain.after, kinds.FinishingStage)
         opener = chain.stages[0]
         itself = opener if opener.traits.makes_batches or chain.endless else None
         if in_the_way := chain.batch or chain.repeat or finishing or itself:
@@ -77,8 +73,8 @@ class EpochRows(TableGroups):
                 f"{caller}() writes the rows of one epoch: call it before batch(), collate() and repeat(), "
                 f"got {in_the_way}"
             )
-        left: Any = DeviceStage if dealt else ShardStage | DeviceStage
-        rows = [stage for stage in pipeline.stages if not isinstance(stage, left)]
+        left: Any = kinds.DeviceStage if dealt else kinds.ShardStage | kinds.DeviceStage
+        rows = kinds.without(pipeline.stages, left)
         self._begin([*rows, AsColumns(caller, ragged)], caller, None)
 
     def _begin(self, stages: list[Stage], caller: str, source: RowSource | None) -> None:

@@ -23,7 +23,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
 from trainpipes.interfaces.contents import cache_key, digest_of
 from trainpipes.interfaces.source import RowSource
-from trainpipes.interfaces.stage_kinds import CacheStage, DeviceStage, ListingSource
+from trainpipes.interfaces.stage_kinds import UNKNOWN, without
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.writers.epoch_rows import EpochRows
 
@@ -120,8 +120,7 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
 
 def _known_by(plan: Plan) -> list[Any]:
     """What tells the rows of a pipeline from any others, as for ``cache()``."""
-    free = ListingSource | DeviceStage | CacheStage
-    stages = [s for s in plan.chain.stages if not isinstance(s, free)]
+    stages = without(plan.chain.stages, UNKNOWN)
     known: list[Any] = [json.loads(plan.identity), cache_key(stages, f"{CALLER}()")]
     if plan.mixed:
         return [*known, {name: _known_by(below) for name, below in plan.mixed.items()}]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,6 @@ from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, is_ours
-from trainpipes.interfaces.traits import Traits
 
 
 class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
@@ -44,8 +42,8 @@ class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
     def identity(self) -> dict[str, Any]:
         return {"stage": self.name, "schema": None if self.schema is None else written(self.schema)}
 
-    def _traits(self) -> Traits:
-        return replace(super()._traits(), gives="found types" if self.schema is None else "rows")
+    def _traits(self) -> dict[str, Any]:
+        return {"gives": "found types" if self.schema is None else "rows"}
 
     def _bound(self, inputs: Inputs) -> AsColumns:
         if self.schema is not None:
@@ -172,6 +170,8 @@ def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
         # A source of the user's may give objects or columns; so may a function.
         ours = is_ours(type(stage)) or isinstance(stage, kinds.TableStage)
         makes, schema = traits.gives == "objects" or not ours, stage.options.get("schema")
+        if isinstance(stage, kinds.CombiningSource):
+            makes = all(map(gives_objects, stage.chains))
         given = makes and isinstance(schema, pa.Schema)
         if given and batched:
             raise ConfigError(

@@ -147,11 +147,8 @@ class Plan:
         either side of the shuffle come after it.
         """
         # Where a stage that deals rows stands in a chain changes nothing.
-        free = kinds.DeviceStage | kinds.ListingSource | kinds.CacheStage
-        shaping = [s for s in self.chain.stages if not isinstance(s, free)]
-        shaping.sort(
-            key=lambda s: 0 if isinstance(s, kinds.Source) else 2 - isinstance(s, kinds.ShardStage)
-        )
+        shaping = kinds.without(self.chain.stages, kinds.UNKNOWN)
+        shaping.sort(key=lambda s: [not isinstance(s, k) for k in (kinds.Source, kinds.ShardStage)])
         if self.chain.shuffle in shaping:
             before = shaping[: shaping.index(self.chain.shuffle)]
             last = max((n for n, s in enumerate(before) if not s.traits.keeps_rows), default=-1)

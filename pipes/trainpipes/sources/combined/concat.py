@@ -1,18 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 from trainpipes._internal.checks import require
 from trainpipes._internal.instead import instead, is_pipeline
-from trainpipes.engine.planning.as_columns import gives_objects
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RandomAccessSource, RowSource
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.traits import Traits
 from trainpipes.sources.combined.common_columns import CommonColumns
 from trainpipes.sources.combined.joined_rows import JoinedByNumber, JoinedRows, Lane, Part
 
@@ -46,14 +43,10 @@ class JoiningSource(kinds.CombiningSource):
         pairs = zip(self.pipelines, chains, strict=True)
         return self._replaced(pipelines=[type(p)(c) for p, c in pairs])
 
-    def _traits(self) -> Traits:
+    def _traits(self) -> dict[str, Any]:
         openers = [_opener(chain).traits for chain in self.chains]
-        return replace(
-            super()._traits(),
-            gives="objects" if all(map(gives_objects, self.chains)) else "rows",
-            has_blocks=all(opener.has_blocks for opener in openers),
-            random_access=all(opener.random_access for opener in openers),
-        )
+        names = "has_blocks", "random_access"
+        return super()._traits() | {n: all(getattr(o, n) for o in openers) for n in names}
 
     def open(self) -> RowSource:
         return self.opened([None] * len(self.chains))
@@ -67,10 +60,8 @@ class JoiningSource(kinds.CombiningSource):
         return (JoinedByNumber if by_number else JoinedRows)(self, lanes)
 
     def identity(self) -> dict[str, Any]:
-        chains = [
-            [stage.identity() for stage in chain if not isinstance(stage, kinds.ListingSource)]
-            for chain in self.chains
-        ]
+        read = [kinds.without(chain, kinds.ListingSource) for chain in self.chains]
+        chains = [[stage.identity() for stage in chain] for chain in read]
         return {"stage": self.name, "sources": chains}
 
     def __repr__(self) -> str:
@@ -134,15 +125,8 @@ def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
         if isinstance(stage, kinds.ShuffleStage):
             raise ConfigError(f"{caller}(...): put {stage} after it, where it shuffles all sources")
     for stage in [*_opener(stages)._above(), *stages[reader + 1 :]]:
-        if isinstance(
-            stage, kinds.CountingStage
-        ):  # of rows in file order, since all others keep each row
-            continue
-        if (
-            not kinds.is_on_rows(stage)
-            or not stage.traits.keeps_rows
-            or "epoch" in stage.traits.depends_on
-        ):
+        # Those that count do so in file order, since all others keep each row.
+        if not isinstance(stage, kinds.CountingStage) and not kinds.keeps_each_row(stage):
             own = stage.name == _opener(stages).name
             way = f"put {stage.name}() after {caller}(), for all sources"
             raise ConfigError(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, replace
+from dataclasses import KW_ONLY
 from functools import cache as once
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +19,6 @@ from trainpipes.filesystems.systems import is_local, open_system
 from trainpipes.interfaces.source import Place, RowSource
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.stage_kinds import ListingSource
-from trainpipes.interfaces.traits import Traits
 from trainpipes.sources.files.ahead import PREFETCH_BYTES
 from trainpipes.sources.files.file_list import FileList, Listed, digests
 from trainpipes.sources.files.folders import Found, Reported, Wanted
@@ -117,8 +116,8 @@ class ListFiles(ListingSource):
             return suffixes
         return (self.suffix,) if isinstance(self.suffix, str) else self.suffix
 
-    def _traits(self) -> Traits:
-        return replace(super()._traits(), grows=self.refresh is not None)
+    def _traits(self) -> dict[str, Any]:
+        return {"grows": self.refresh is not None}
 
     def _fresh(self) -> ListFiles:
         stage = super()._fresh()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Sequence, Sized
-from dataclasses import KW_ONLY, replace
+from dataclasses import KW_ONLY
 from operator import length_hint
 from typing import Any
 
@@ -21,7 +21,6 @@ from trainpipes.interfaces.blame import blame
 from trainpipes.interfaces.source import RowsInMemory, RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage, Source
-from trainpipes.interfaces.traits import Traits
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.memory.from_iterable import IterableReader
 from trainpipes.stages.torch_samplers import draws_globally, keys_of, reorders
@@ -97,15 +96,14 @@ class FromDataset(Source, gives="objects", holds_data=True):
     def _late(self) -> Fetch:
         return Fetch(self.dataset, self.traits.makes_batches)
 
-    def _traits(self) -> Traits:
+    def _traits(self) -> dict[str, Any]:
         ordered = self.keys is not None
-        return replace(
-            super()._traits(),
-            orders_rows=ordered,
-            reorders=ordered and reorders(self.keys),
-            makes_batches=self.batch_sampler is not None,
-            random_access=not ordered,
-        )
+        return {
+            "orders_rows": ordered,
+            "reorders": ordered and reorders(self.keys),
+            "makes_batches": self.batch_sampler is not None,
+            "random_access": not ordered,
+        }
 
     @property
     def _runs_user_code(self) -> bool:
@@ -130,8 +128,8 @@ class Fetch(RunStage, holds_data=True):
     def _runs_user_code(self) -> bool:
         return type(self.dataset) not in PLAIN
 
-    def _traits(self) -> Traits:
-        return replace(super()._traits(), per_row=self._runs_user_code)
+    def _traits(self) -> dict[str, Any]:
+        return {"per_row": self._runs_user_code}
 
     def process(self, run: Run) -> Run:
         keys = run.block.data

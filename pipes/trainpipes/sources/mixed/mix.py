@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, fields, replace
+from dataclasses import KW_ONLY, fields
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
@@ -13,7 +13,6 @@ from trainpipes._internal.checks import ColumnName, require, whole_number
 from trainpipes._internal.instead import instead, is_pipeline
 from trainpipes.columns.run import innermost, levels
 from trainpipes.engine.planning.arrange import arrange
-from trainpipes.engine.planning.as_columns import gives_objects
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.engine.planning.plan import Plan
@@ -22,7 +21,6 @@ from trainpipes.errors.text import cut
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.options import show
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.traits import Traits
 from trainpipes.sources.combined.common_columns import Alike, CommonColumns
 from trainpipes.sources.mixed.fair_queue import common_total, whole_weights
 from trainpipes.sources.mixed.mix_weights import (
@@ -139,9 +137,8 @@ class Mix(MixingSource):
     def limits(self) -> dict[str, int | None]:
         return _limits(self.max_epochs, list(self.sources))
 
-    def _traits(self) -> Traits:
-        gives: Any = "objects" if all(map(gives_objects, self.chains)) else "rows"
-        return replace(super()._traits(), endless=self.stop == "repeat", gives=gives)
+    def _traits(self) -> dict[str, Any]:
+        return super()._traits() | {"endless": self.stop == "repeat"}
 
     @property
     def chains(self) -> Sequence[Sequence[Stage]]:
