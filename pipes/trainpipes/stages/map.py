@@ -215,7 +215,7 @@ class Map(RowFunction, versioned="fn"):
         self._require(self.start_method in (None, *there), "start_method", f"one of {there} here")
 
     def _traits(self) -> dict[str, Any]:
-        return {"depends_on": {"row", "epoch"} if self.rng else frozenset()}
+        return {"depends_on": {"row", "epoch"}} if self.rng else {}
 
     def identity(self) -> dict[str, Any]:
         found = super().identity()
