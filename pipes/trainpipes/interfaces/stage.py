@@ -120,7 +120,7 @@ class Stage:
         check_kind(cls, Stage)
         known = [field.name for field in dataclasses.fields(Traits)]
         for name in (name for name in traits if name not in known):
-            raise ConfigError(f"{cls.__name__} has no trait {name!r}{nearest(name, known)}")
+            raise ConfigError(f"{cls.__name__}: there is no trait {name!r}{nearest(name, known)}")
         cls._given = traits
         given = (vars(base).get("_given", {}) for base in cls.__mro__)
         cls._fixed = Traits(**ChainMap(*given))

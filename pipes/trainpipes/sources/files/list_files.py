@@ -88,9 +88,7 @@ class ListFiles(ListingSource):
 
     @staticmethod
     def of(files: FileList, urls: Sequence[str]) -> ListFiles:
-        stage = ListFiles(urls=list(urls))
-        vars(stage)["_known"] = files
-        return stage
+        return ListFiles(urls=list(urls))._resolved(_known=files)
 
     def check(self) -> None:
         self._set(
@@ -121,7 +119,7 @@ class ListFiles(ListingSource):
 
     def _fresh(self) -> ListFiles:
         stage = super()._fresh()
-        return stage if self.only is None else _with(stage, self.only)
+        return stage if self.only is None else stage._resolved(only=self.only)
 
     @made_once
     def _listed(self) -> dict[str, FileList]:
@@ -214,11 +212,6 @@ class ListFiles(ListingSource):
 
     def open(self) -> PathSource:
         return PathSource(self.files())
-
-
-def _with(stage: ListFiles, only: tuple[str, ...]) -> ListFiles:
-    vars(stage)["only"] = only
-    return stage
 
 
 def _below(path: str, wanted: Wanted | None) -> str:
