@@ -61,7 +61,7 @@ def unshuffled(pipe: Pipeline) -> Pipeline:
     where it has no end."""
     stages: list[Stage] = []
     for stage in pipe.stages:
-        if stage.role == "shuffle":
+        if stage.name == "shuffle":
             continue
         if stage.name == "mix":
             sources = {name: unshuffled(part) for name, part in stage.options["sources"].items()}

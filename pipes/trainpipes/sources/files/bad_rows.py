@@ -83,14 +83,14 @@ def above_reader(reader: Stage, shaping: Any = None) -> tuple[Stage, ...]:
     return (BadRows(reader.name, on_error, shaping),) if leaves_out(on_error) else ()
 
 
-def without_bad_files(open_files: Callable[[Any, Sequence[Stage]], T]) -> Callable[[Any, Any], T]:
-    """``open_files`` of a reader that may leave out files whose rows cannot be counted."""
+def without_bad_files(open_on: Callable[[Any, Sequence[Stage]], T]) -> Callable[[Any, Any], T]:
+    """``_open_on`` of a reader that may leave out files whose rows cannot be counted."""
 
-    @functools.wraps(open_files)
+    @functools.wraps(open_on)
     def opened(self: Any, files: Sequence[Stage]) -> T:
         while True:
             try:
-                return open_files(self, files)
+                return open_on(self, files)
             except UnreadableError as error:
                 bad = vars(error).get("bad_files")
                 if not bad or not leaves_out(self.on_error):
