@@ -181,7 +181,7 @@ KINDS = {
 def opened(pipe: tp.Pipeline) -> tp.RowSource:
     """The source of a pipeline's rows."""
     *below, reader = pipe.stages
-    source: tp.RowSource = reader.open_files(below)  # type: ignore[attr-defined]
+    source: tp.RowSource = reader._open_on(below)  # type: ignore[attr-defined]
     return source
 
 

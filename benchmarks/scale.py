@@ -123,7 +123,7 @@ def plan_one_rank(folder: Path, ranks: int, workers: int) -> dict[str, Any]:
     clock = Clock()
     with clock.phase("row groups as blocks"):
         source = footers(folder)
-        plan = Plan.of([stage.fresh() for stage in stages], source)
+        plan = Plan.of([stage._fresh() for stage in stages], source)
         assert plan.inputs.blocks.rows
     with clock.phase("identity of data and stages"):
         identity = plan.identity

@@ -361,7 +361,7 @@ def subjects(folder: Path, every: int = 1) -> Iterator[Subject]:
         pipe = {**FINITE, **ENDLESS}[name](folder)
         state = pipe.state_at(5)
         pipe = tp.Pipeline(
-            [s.replaced(batch_size=3) if s.name == "batch" else s for s in pipe.stages]
+            [s._replaced(batch_size=3) if s.name == "batch" else s for s in pipe.stages]
         )
         pipe.load_state_dict(state, allow_changes=["batch_size"])
         yield of_pipeline(f"{name}, another batch size", pipe, 3)

@@ -18,10 +18,8 @@ from trainpipes.stages.cache import Cache
 ENOUGH = 120  # items of a pipeline that has no end
 
 
-class KnownGroups(RowGroups):
+class KnownGroups(RowGroups, has_blocks=True):
     """Row groups that are known by their sizes."""
-
-    has_blocks = True
 
     def open(self) -> RowSource:
         return KnownSource(self.groups)

@@ -94,10 +94,8 @@ def test_what_does_not_pickle_or_is_no_list_stays_as_it_is() -> None:
     assert isinstance(long.dataset, PackedList)
 
 
-class Keep(RunStage):
+class Keep(RunStage, keeps_rows=False):
     """Keeps the rows that are in a list; it looks at what the list is."""
-
-    keeps_rows = False
 
     dataset: Any
 

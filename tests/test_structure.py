@@ -40,6 +40,7 @@ FOR_TYPES = {
     "cli": "the command starts at once, and loads what it uses later",
     "engine.planning.mixture": "a plan asks its mixture, which is told the plan",
     "engine.reading.windows": "windows ask what loads them, and are known to it",
+    "interfaces.stage": "a property made once has the types of functools.cached_property",
     "integrations.datasets": "what is imported with the package",
     "loader": "its methods lead upward",
     "look.explain": "a pipeline is explained by it",

@@ -61,13 +61,13 @@ def unshuffled(pipe: Pipeline) -> Pipeline:
     where it has no end."""
     stages: list[Stage] = []
     for stage in pipe.stages:
-        if stage.role == "shuffle":
+        if stage.name == "shuffle":
             continue
         if stage.name == "mix":
             sources = {name: unshuffled(part) for name, part in stage.options["sources"].items()}
-            stage = stage.replaced(sources=sources)
+            stage = stage._replaced(sources=sources)
         if stage.name == "repeat" and stage.options["times"] is None:
-            stage = stage.replaced(times=2)
+            stage = stage._replaced(times=2)
         stages.append(stage)
     return Pipeline(stages)
 

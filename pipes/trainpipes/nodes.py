@@ -34,6 +34,7 @@ from trainpipes.engine.iterating.lookahead import items_to_give
 from trainpipes.engine.planning.migrate import position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import ReadingSource, Source
 from trainpipes.order.topology import Topology
 from trainpipes.pipeline.starts import stage_classes
 from trainpipes.sources.memory.foreign_node import FromNode, NodeStream
@@ -125,7 +126,7 @@ def node_of(kind: Any) -> type[StageNode]:
     names = {"kind": kind, "__doc__": kind.__doc__, "__module__": __name__}
     source = inspect.Parameter("source", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
     given = [source, *inspect.signature(kind).parameters.values()]
-    if kind.role in ("files", "source"):
+    if issubclass(kind, Source) and not issubclass(kind, ReadingSource):
         names["__init__"] = start
         del given[0]
     made: Any = type(kind.__name__, (StageNode,), names)

@@ -86,13 +86,12 @@ def checked(rows: tp.Pipeline, stage: CheckedRows) -> tp.Pipeline:
     return rows.filter(pc.field(stage.column).is_valid()) if leaves_out(stage.on_error) else rows
 
 
-class CheckedRows(tp.RowStage):
+class CheckedRows(tp.RowStage, asks_inputs=True):
     """Conversations in one layout, as ``conversations`` says; without ``roles``, texts that are not
     empty. "skip" puts None in the column, for ``checked``.
     """
 
     thread_safe = True
-    asks_inputs = True
 
     column: str
     _: KW_ONLY
@@ -149,7 +148,7 @@ class CheckedRows(tp.RowStage):
     def _left_out(self) -> LeftOut:
         return LeftOut(self, "they are bad", "row", unit="", on_error=self.on_error)
 
-    def tallies(self) -> Sequence[Tally]:
+    def _tallies(self) -> Sequence[Tally]:
         return (self._left_out,)
 
 

@@ -120,13 +120,13 @@ class Input:
         self.recipe, self._data, self._storage_options = recipe, data, storage_options
         many = data if isinstance(data, list | tuple) else [data]
         if isinstance(data, tp.Pipeline):
-            roles = {stage.role for stage in data.stages}
-            if "batch" in roles:
+            names = {stage.name for stage in data.stages}
+            if names & {"batch", "bucket_by_length"}:
                 way = "leave out its batch() and what follows"
                 raise tp.ConfigError(
                     f"{recipe} takes a pipeline of rows, got one that batches: {way}"
                 )
-            if "files" in roles and "reader" not in roles:
+            if "list_files" in names and not any(name.startswith("read_") for name in names):
                 way = "add its reader, such as .read_parquet()"
                 raise tp.ConfigError(f"{recipe} takes a pipeline of rows, got one of paths: {way}")
         elif not many or not all(isinstance(one, str | os.PathLike) for one in many):
@@ -284,22 +284,24 @@ class Input:
         """
         if cache:
             rows = rows.cache(None if cache is True else cache)
-        stages, roles = rows.stages, {stage.role for stage in rows.stages}
-        later = [n for n, s in enumerate(stages) if s.name in TOKENIZING and not s.keeps_rows]
-        first = later[0] if later and "cache" not in roles else len(stages)
+        stages, names = rows.stages, {stage.name for stage in rows.stages}
+        later = [
+            n for n, s in enumerate(stages) if s.name in TOKENIZING and not s.traits.keeps_rows
+        ]
+        first = later[0] if later and "cache" not in names else len(stages)
         if first < len(stages):
             rows = tp.Pipeline(stages[:first], rows._ranks, rows._members)
         if not train:
             for stage in stages:
-                if stage.role in ("shuffle", "shard", "repeat") or stage.name == "mix":
+                if stage.name in ("shuffle", "sharding_filter", "repeat", "mix"):
                     rule = "(train=False) gives every row once, in file order, and deals them to ranks itself"
                     way = "leave it out, or evaluate the sources of a mix one by one"
                     raise tp.ConfigError(f"{self.recipe}{rule}; got rows of {stage.name}(): {way}")
             rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
         else:
-            if "shard" not in roles:
+            if "sharding_filter" not in names:
                 rows = rows.sharding_filter(num_shards)
-            if not roles & {"shuffle", "draw"} and stages[0].name != "mix":
+            if not names & {"shuffle", "mix"}:
                 rows = rows.shuffle(buffer_size, seed=seed)
         for stage in stages[first:]:
             rows = rows.then(stage)

@@ -53,7 +53,8 @@ class InTurn(LoaderWorkers):
         stages = self.stages()
         data = WorkerDataset(stages, plan.inputs.source, ranks, position, memory)
         copies = [
-            Plan.of([stage.fresh() for stage in stages], plan.inputs.source) for _ in range(workers)
+            Plan.of([stage._fresh() for stage in stages], plan.inputs.source)
+            for _ in range(workers)
         ]
         made = [data.messages(copy, worker) for worker, copy in enumerate(copies)]
         return memory, _in_turn(made)

@@ -61,7 +61,7 @@ class Format:
 def opened(pipe: tp.Pipeline) -> Any:
     """The source that a reader of files opens."""
     *below, reader = pipe.stages
-    return reader.open_files(below)
+    return reader._open_on(below)
 
 
 def table(first: int, count: int) -> pa.Table:

@@ -330,7 +330,7 @@ def test_readers_and_names_of_files_agree(tmp_path: Path) -> None:
             files = tp.list_files(make(tmp_path / end, f"x/a{end}", "other.zip"))
             stages: Any = getattr(files, reader)().stages
             with suppress(tp.DataError):  # it is none of its format, but it is found
-                stages[1].open_files(stages[:1])
+                stages[1]._open_on(stages[:1])
             assert [name.rpartition("/")[2] for name in found(stages[0])] == [f"a{end}"], reader
 
 
@@ -539,11 +539,11 @@ def test_a_filter_on_paths_needs_a_function_and_leaves_some(tmp_path: Path) -> N
     make(tmp_path, "1.pq")
     files = ListFiles(urls=tmp_path)
     with pytest.raises(MissingFilesError, match=r"keeps none of the 1 files, for example .*1\.pq"):
-        ReadParquet().open_files([files, Filter(predicate=lambda path: "train" in path)])
+        ReadParquet()._open_on([files, Filter(predicate=lambda path: "train" in path)])
     with pytest.raises(ConfigError, match="an expression needs columns"):
-        ReadParquet().open_files([files, Filter(predicate=pc.field("x") > 1)])
+        ReadParquet()._open_on([files, Filter(predicate=pc.field("x") > 1)])
     with pytest.raises(ConfigError, match=r"put it after list_files"):
-        ReadParquet().open_files([])
+        ReadParquet()._open_on([])
 
 
 def test_a_file_whose_name_is_no_text_is_refused_by_its_name(tmp_path):

@@ -20,7 +20,7 @@ from trainpipes.sources.parquet.read_parquet import ReadParquet
 
 
 def source(folder: Path, columns: list[str] | None = None) -> FileSource:
-    return ReadParquet(columns=columns).open_files([ListFiles(urls=folder)])
+    return ReadParquet(columns=columns)._open_on([ListFiles(urls=folder)])
 
 
 def write(path: Path, table: pa.Table | dict[str, object], **options: object) -> Path:

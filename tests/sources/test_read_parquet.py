@@ -34,7 +34,7 @@ from trainpipes.stages.filter import Filter
 
 
 def source(urls: object, columns: list[str] | None = None) -> FileSource:
-    return ReadParquet(columns=columns).open_files([ListFiles(urls=urls)])
+    return ReadParquet(columns=columns)._open_on([ListFiles(urls=urls)])
 
 
 def text(row: int) -> str:
@@ -121,7 +121,7 @@ def test_only_the_chosen_columns_are_read_in_their_order(uneven: Path) -> None:
 
 def test_a_filter_on_paths_leaves_files_out(uneven: Path) -> None:
     stages = [ListFiles(urls=uneven), Filter(predicate=lambda path: path.endswith("5.parquet"))]
-    found = ReadParquet().open_files(stages)
+    found = ReadParquet()._open_on(stages)
     assert found.lengths.tolist() == [2, 2, 2, 2]
     assert found.fingerprint()["files"] == 1
 
@@ -200,7 +200,7 @@ def kilobytes(what):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(what))
 
-found = ReadParquet().open_files([ListFiles(urls=sys.argv[1])])
+found = ReadParquet()._open_on([ListFiles(urls=sys.argv[1])])
 reader = found.reader()
 reader.read(0, 0, 1)  # loads code
 before = kilobytes("VmRSS")

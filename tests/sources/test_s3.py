@@ -62,7 +62,7 @@ def bucket(local: Path, options: dict[str, Any]) -> str:
 
 
 def source(url: Any, options: dict[str, Any], columns: list[str] | None = None) -> FileSource:
-    return ReadParquet(columns=columns).open_files([ListFiles(urls=url, storage_options=options)])
+    return ReadParquet(columns=columns)._open_on([ListFiles(urls=url, storage_options=options)])
 
 
 def read_all(found: FileSource) -> pa.Table:
@@ -132,7 +132,7 @@ def test_options_may_be_given_to_the_reader_and_stay_out_of_states(
     bucket: str, options: dict[str, Any]
 ) -> None:
     stage = ReadParquet(columns=["id"], storage_options=options)
-    found = stage.open_files([ListFiles(urls=bucket)])
+    found = stage._open_on([ListFiles(urls=bucket)])
     assert found.lengths.sum() == sum(map(sum, FILES.values()))
     assert "hush" not in f"{stage.identity()} {found.fingerprint()} {stage} {found.describe()}"
 

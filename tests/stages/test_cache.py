@@ -21,13 +21,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
-from trainpipes.writers.caching import block_cache, kept_file
 
 import trainpipes as tp
 from trainpipes import ConfigError, Pipeline, SchemaError
 from trainpipes._internal import messages as warn_once
+from trainpipes.cache import kept_file
 from trainpipes.cache.kept_file import locked
 from trainpipes.interfaces.stage_kinds import Rows, TableStage
+from trainpipes.stages import block_cache
 from trainpipes.testing import digest
 
 ROWS = 330
@@ -795,8 +796,8 @@ def test_it_is_refused_where_it_cannot_stand(name: str, data: Path) -> None:
 def test_a_stage_that_differs_from_epoch_to_epoch_is_refused_below(data: Path) -> None:
     from trainpipes.stages.map import Map
 
-    class Noisy(Map):
-        by_epoch = True
+    class Noisy(Map, depends_on={"epoch"}):
+        pass
 
     with pytest.raises(
         ConfigError, match=r"other rows in every epoch.*put cache\(\) before noisy\(\)"
@@ -960,10 +961,8 @@ def test_a_sample_of_rows_by_their_place_is_of_that_place(tmp_path: Path, kept: 
         assert [chosen(url, lambda p: p.cache()) for url in (folder, tmp_path / "data")] == want
 
 
-class Numbered(TableStage):
+class Numbered(TableStage, depends_on={"row"}):
     """Notes each row's number over all files."""
-
-    by_row = True
 
     def open(self) -> Callable[[pa.Table, Rows], pa.Table]:
         return lambda table, rows: table.append_column("number", pa.array(rows.ids))

@@ -588,7 +588,7 @@ def test_recipes_leave_no_work_to_the_thread_that_trains(tmp_path: Any) -> None:
     alpaca = tmp_path / "alpaca.jsonl"
     alpaca.write_text('{"instruction": "add", "input": "1 1", "output": "2"}\n' * 40)
     pipe = tp.recipe("sft", str(alpaca), tokenizer="bytes")
-    assert not any(stage.runs_user_code for stage in pipe.stages)
+    assert not any(stage._runs_user_code for stage in pipe.stages)
 
 
 @pytest.mark.parametrize("options", [{}, {"thread_safe": True}, {"num_workers": 2}])

@@ -220,7 +220,7 @@ def test_an_odd_value_of_any_option_works_or_is_refused_in_our_words(
 
         def make(value: Any, option: str = field.name) -> tp.Pipeline:
             stages = list(pipe.stages)
-            stages[number] = stages[number].replaced(**{option: value})
+            stages[number] = stages[number]._replaced(**{option: value})
             return tp.Pipeline(stages)
 
         given(make, f"{name}({field.name})", every)

@@ -46,12 +46,10 @@ class Scale(tp.TableStage):
         return table.set_column(place, self.column, pc.multiply(table[self.column], self.by))
 
 
-class Noise(tp.TableStage):
+class Noise(tp.TableStage, depends_on={"row", "epoch"}):
     """A number for each row and epoch, made once in each process ready to be drawn."""
 
     seed: int = 0
-    by_row = True
-    by_epoch = True
     thread_safe = True
 
     def open(self) -> Callable[[pa.Table, tp.Rows], pa.Table]:
@@ -470,8 +468,8 @@ def test_what_opens_no_rows_is_refused(opened: Any) -> None:
 
 
 def test_a_source_without_rows_by_number_is_not_shuffled_as_if_it_had() -> None:
-    class ByNumber(Own):
-        random_access = True
+    class ByNumber(Own, random_access=True):
+        pass
 
     pipe = tp.Pipeline([ByNumber(np.array([10, 10]))]).shuffle(scope="global")
     with pytest.raises(ConfigError, match=r"reads rows by number, and .* cannot"):
@@ -560,7 +558,7 @@ def test_attributes_that_are_no_options_are_refused_and_cached_ones_are_not() ->
     assert list(tp.from_dataset([1]).then(Caches())) == [101]
 
 
-@pytest.mark.parametrize("name", ["role", "check", "name", "options", "process", "apply"])
+@pytest.mark.parametrize("name", ["traits", "check", "name", "options", "process", "apply"])
 def test_an_option_with_a_name_that_every_stage_has_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"every stage has '{name}'.* another name"):
         type("Odd", (tp.RowStage,), {"__annotations__": {name: str}, name: "x"})

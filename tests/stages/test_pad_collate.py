@@ -138,9 +138,9 @@ class TestPadValue:
 
     def test_is_forgotten_with_the_tokenizer(self) -> None:
         stage = PadCollate()
-        stage = stage.resolve([Tokenize(tokenizer="bytes"), Rename(names={"a": "b"})])
+        stage = stage._resolve([Tokenize(tokenizer="bytes"), Rename(names={"a": "b"})])
         assert one([[1], []], stage=stage).tolist() == [[1], [257]]
-        stage = stage.resolve([])
+        stage = stage._resolve([])
         assert one([[1], []], stage=stage).tolist() == [[1], [0]]
 
     def test_is_to_be_given_where_a_function_tokenizes(self) -> None:
@@ -606,15 +606,15 @@ class TestWhereItStands:
 
     def test_it_can_be_pickled_with_the_tokenizer_it_knows(self) -> None:
         stage = PadCollate(columns={"input_ids": {"mask": "m"}})
-        stage = stage.resolve([Tokenize(tokenizer=bpe())])
-        again = pickle.loads(pickle.dumps(stage)).resolve([Tokenize(tokenizer=bpe())])
+        stage = stage._resolve([Tokenize(tokenizer=bpe())])
+        again = pickle.loads(pickle.dumps(stage))._resolve([Tokenize(tokenizer=bpe())])
         assert one([[1], []], stage=again).tolist() == [[1], [PAD]]
         assert again.identity() == stage.identity()
 
     def test_its_identity_says_what_the_tokenizer_says_of_padding(self) -> None:
         stage = PadCollate()
         assert "value" not in stage.identity()
-        stage = stage.resolve([Tokenize(tokenizer=bpe())])
+        stage = stage._resolve([Tokenize(tokenizer=bpe())])
         assert stage.identity()["value"] == PAD
         assert stage.identity()["padding_side"] == "right"
 
@@ -635,7 +635,7 @@ def test_a_tokenizer_that_is_given_says_how_its_ids_are_padded() -> None:
     (batch,) = rows.batch(2).pad_collate(tokenizer=bpe())
     assert batch["input_ids"].tolist() == [[1, 2], [3, PAD]]
     assert batch["other"].tolist() == [[1, 2], [3, 0]]
-    given = PadCollate(tokenizer=bpe()).resolve([])
+    given = PadCollate(tokenizer=bpe())._resolve([])
     assert given.identity() == PadCollate(padding_side="right", value=PAD).identity()
     packed = rows.select("input_ids").pack(4, tokenizer=bpe())
     assert [row["input_ids"] for row in packed] == [[1, 2, 3, PAD]]

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainpipes._internal.progress import Progress
 from trainpipes.errors import DataError
+from trainpipes.interfaces.stage_kinds import BatchingStage
 from trainpipes.loader import Loader
 from trainpipes.look.values import masks_of, rows_of
 
@@ -31,7 +32,7 @@ def measure(
     if steps is None and epochs is None:
         steps, epochs = DEFAULT_STEPS, 1
     stages = loader.pipeline.stages
-    is_batch = any(s.role == "batch" or getattr(s, "makes_batches", False) for s in stages)
+    is_batch = any(isinstance(s, BatchingStage) or s.traits.makes_batches for s in stages)
     total: Counter[str] = Counter()
     begun: list[Counter[str]] = []  # the first batches: only the end says which were warm-up
     started, waited, interrupted = perf_counter(), loader.wait_seconds, False

@@ -118,7 +118,7 @@ def advice(report: Mapping[str, Any], pipe: Pipeline, num_workers: int = 0) -> s
     """What to change first; "" where nothing stands out."""
     stages = {stage.name for stage in pipe.stages}
     padding, waits = report["padding_share"] or 0, report["wait_share"] or 0
-    own = [str(stage) for stage in pipe.stages if stage.runs_user_code]
+    own = [str(stage) for stage in pipe.stages if stage._runs_user_code]
     if report["target_share"] == 0:
         return (
             "no token is a target, and the loss is NaN: raise max_length, or leave out such rows by "

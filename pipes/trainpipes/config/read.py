@@ -15,6 +15,7 @@ from trainpipes.config.document import Document, Node, expanded, joined, path_st
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.stage import Stage, snake_case
+from trainpipes.interfaces.stage_kinds import ReadingSource, Source
 from trainpipes.pipeline import starts
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.recipe_registry import recipe, recipe_function
@@ -129,15 +130,16 @@ class Reader(Document):
     def _stage(self, node: Node, path: str, before: Pipeline | None) -> Pipeline:
         """The stages so far and an item of the list; a reader that comes first lists its files."""
         name, kind, options = self._stage_parts(node, path, before is None)
-        starts, reads = kind.role in ("files", "source"), kind.role == "reader"
+        reads = issubclass(kind, ReadingSource)
+        first = issubclass(kind, Source) and not reads
         if before is not None:
             said = f"{name} is a source, which only the first stage is"
-            self.need(not starts, node, path, said)
+            self.need(not first, node, path, said)
         else:
             said = f"the first stage must be a source such as list_files, got {name}"
-            self.need(starts or reads, node, path, said)
+            self.need(first or reads, node, path, said)
             said = f"{name} as the first stage needs its files: {name}: {{files: ...}}"
-            self.need(starts or "files" in options.value, node, path, said)
+            self.need(first or "files" in options.value, node, path, said)
 
         def make(**given: Any) -> Pipeline:
             if before is None and reads:
@@ -157,7 +159,7 @@ class Reader(Document):
         kind = self._stage_class(str(name), node, path)
         if not isinstance(options.value, dict) or options.tag:
             takes: list[str] = list(inspect.signature(kind).parameters)
-            takes = ["files"] if first and kind.role == "reader" else takes
+            takes = ["files"] if first and issubclass(kind, ReadingSource) else takes
             said = f"{name} has no options, got {options}"
             self.need(takes or options.value is None, node, path, said)
             inner = {} if options.value is None else {takes[0]: options}

@@ -3,15 +3,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, dataclass_transform, overload
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 from trainpipes._internal.checks import copied, require
 from trainpipes._internal.fork_lock import ForkLock
 from trainpipes._internal.messages import nearest
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.global_draws import DrawWatch
+from trainpipes.interfaces.hints import DRAWS, ELSEWHERE, EXAMPLES, hint
 from trainpipes.interfaces.options import (
     declared_checks,
     identify,
@@ -21,6 +24,7 @@ from trainpipes.interfaces.options import (
     show_named,
 )
 from trainpipes.interfaces.tally import Tally
+from trainpipes.interfaces.traits import Traits
 
 
 def is_ours(kind: type) -> bool:
@@ -60,121 +64,70 @@ def check_options(kind: Any, root: type) -> None:
         )
 
 
-T = TypeVar("T")
 #: One for all: what is made may ask for what else is.
 _lock = ForkLock()
 
 
-class made_once(Generic[T]):
-    """A property made once, even by several threads: ``functools.cached_property`` has no lock from
-    Python 3.12 on.
-    """
+if TYPE_CHECKING:
+    made_once = cached_property
+else:
 
-    def __init__(self, make: Callable[[Any], T]) -> None:
-        self._make = make
-        self.__doc__ = make.__doc__
+    class made_once:
+        """A property made once, even by several threads: ``functools.cached_property`` has no lock from
+        Python 3.12 on.
+        """
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+        def __init__(self, make):
+            self._make, self.__doc__ = make, make.__doc__
 
-    @overload
-    def __get__(self, one: None, owner: type) -> made_once[T]: ...
-    @overload
-    def __get__(self, one: object, owner: type) -> T: ...
-    def __get__(self, one: Any, owner: type) -> made_once[T] | T:
-        if one is None:
-            return self
-        with _lock:
-            values = vars(one)
-            if self._name not in values:
-                values[self._name] = self._make(one)
-            found: T = values[self._name]
-        return found
+        def __set_name__(self, owner, name):
+            self._name = name
 
-
-Role = Literal[
-    "files",  # lists files; first in a chain
-    "reader",  # turns files into a source of rows
-    "source",  # rows from elsewhere; first in a chain
-    "rows",  # each row by itself: may stand before or after a shuffle, and above batches
-    "shuffle",
-    "shard",
-    "pack",  # makes rows of several others, after they are dealt
-    "batch",  # cuts rows into batches
-    "finish",  # batches to what the training loop gets
-    "cache",
-    "repeat",
-    "take",
-    "skip",
-    "place",  # where finished batches lie: pinned memory, a device
-]
+        def __get__(self, one, owner):
+            if one is None:
+                return self
+            with _lock:
+                values = vars(one)
+                if self._name not in values:
+                    values[self._name] = self._make(one)
+                return values[self._name]
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 class Stage:
     """One step of a pipeline: a frozen dataclass of options.
 
-    A subclass lists its options as fields; those after ``_: KW_ONLY`` are given by name. Subclass
-    one of its kinds: ``TableStage``, ``RowStage``, ``BatchStage``, or ``Source``.
-
-    Raises:
-        ConfigError: the class defines what it must not, or ``check`` refuses an option.
-        TypeError: there is no such option.
+    Subclass ``TableStage``, ``RowStage``, ``BatchStage`` or ``Source``. Fields with a type are options;
+    those after ``_: KW_ONLY`` are given by name. A result that depends on more than the row's values says
+    so: ``class Noise(TableStage, depends_on={"row", "epoch"})``, of its number, its file ("place") or the
+    epoch.
 
     Attributes:
-        role: what the stage is to the plan.
-        keeps_rows: one row comes out for each that goes in, in order.
-        thread_safe: several threads may call it at once. Your own stage may set it.
-        in_caller: only the thread that iterates (or a worker process) may call it.
-        share: the share of rows that it lets through on average, if known.
-        per_row: it calls Python for each row.
-        versioned: an option that is a function; a state knows it by ``version`` if that is given.
-        free: options that do not change what comes out.
-        by_row, by_place, by_epoch: the result depends on the row's number, its file, the epoch.
-        reorders: rows come in another order every epoch.
-        finds_types: its columns' types are found from the first rows.
-        needs_columns: it works on Arrow columns, made of Python objects if need be.
-        takes_objects: with ``needs_columns``, it also takes rows that Arrow cannot hold.
-        ragged_columns: with ``needs_columns``, those whose arrays may differ in length; None for all.
-        makes_objects: its rows are Python objects.
-        holds_data: its options hold rows, which are not copied.
-        draws_by: how a user's function draws at random there, for messages.
-        elsewhere: what to write instead of other libraries' options, by their names.
-        example: an example call, where other libraries' calls look different.
-        names_only: it only chooses and renames columns.
-        asks_inputs: ``use_inputs`` tells it what the pipeline reads.
+        thread_safe: several threads may call it at once.
+        free: options that do not change what comes out: a state resumes with other values of these.
     """
 
-    role: ClassVar[Role] = "rows"
     thread_safe = False
-    in_caller = False
-    versioned: ClassVar[str | None] = None
     free: ClassVar[frozenset[str]] = frozenset()
-    keeps_rows = True
-    share: ClassVar[float | None] = None
-    per_row = False
-    by_row = False
-    by_place: ClassVar[bool] = False
-    holds_data: ClassVar[bool] = False
-    names_only: ClassVar[bool] = False
-    asks_inputs: ClassVar[bool] = False
-    draws_by = "draw in a map(fn, rng=True) before it, whose function gets a row and a generator of its own"
-    elsewhere: ClassVar[Mapping[str, str]] = {}
-    example: ClassVar[str] = ""
-    finds_types = False
-    by_epoch = False
-    reorders = False
-    needs_columns = False
-    takes_objects: ClassVar[bool] = False
-    ragged_columns: ClassVar[Collection[str] | None] = None
-    makes_objects = False
-    plan_inputs: ClassVar[Any] = None
 
-    def __init_subclass__(cls, **given: Any) -> None:
-        super().__init_subclass__(**given)
+    _given: ClassVar[dict[str, Any]] = {}
+    _fixed: ClassVar[Traits] = Traits()
+    _inputs: ClassVar[Any] = None
+
+    def __init_subclass__(cls, **traits: Any) -> None:
+        """Make it a dataclass; ``traits`` tell the plan what it is."""
+        super().__init_subclass__()
         check_kind(cls, Stage)
-        dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
-        cls.free = frozenset().union(*(vars(base).get("free", ()) for base in cls.__mro__))
+        known = [field.name for field in dataclasses.fields(Traits)]
+        for name in (name for name in traits if name not in known):
+            raise ConfigError(f"{cls.__name__}: there is no trait {name!r}{nearest(name, known)}")
+        cls._given = traits
+        given = (vars(base).get("_given", {}) for base in cls.__mro__)
+        cls._fixed = Traits(**ChainMap(*given))
+        dataclasses.dataclass(frozen=True, eq=False, repr=False, match_args=False)(cls)
+        free = frozenset().union(*(vars(base).get("free", ()) for base in cls.__mro__))
+        if free != cls.free:
+            cls.free = free
         check_options(cls, Stage)
         cls.__init__ = with_hints(cls.__init__)  # type: ignore[method-assign]
         cls.__setattr__ = _refuse_to_set  # type: ignore[method-assign, assignment]
@@ -183,7 +136,7 @@ class Stage:
         kind: Any = type(self)
         with in_our_words(self.name, self.options) if is_ours(kind) else nullcontext():
             for name, value in self.options.items():
-                if not self.holds_data or name == "version":
+                if not self._fixed.holds_data or name == "version":
                     self._set(**{name: copied(value)})
             for name, check in declared_checks(kind).items():
                 check(getattr(self, name), f"{self.name}({name})")
@@ -204,29 +157,28 @@ class Stage:
     def _require(self, good: Any, option: str, rule: str, way: str = "") -> None:
         require(good, f"{self.name}({option})", rule, getattr(self, option), way)
 
-    def resolve(self, below: Sequence[Stage]) -> Self:
+    @cached_property
+    def traits(self) -> Traits:
+        """What the plan asks of it."""
+        return dataclasses.replace(self._fixed, **self._traits())
+
+    def _traits(self) -> dict[str, Any]:
+        """Traits that follow from its options."""
+        return {}
+
+    def _resolve(self, below: Sequence[Stage]) -> Self:
         """This stage after the stages ``below``, first one first. It takes from them what it needs,
-        with ``resolved()``, and raises ConfigError if it cannot stand there.
+        with ``_resolved()``, and raises ConfigError if it cannot stand there.
         """
         return self
 
-    def use_inputs(self, inputs: Any) -> None:
-        """Receive the ``Inputs`` of the plan that the stage is part of."""
-        vars(self)["plan_inputs"] = inputs
+    def _bound(self, inputs: Any) -> Self:
+        """This stage, bound to the ``Inputs`` of a plan."""
+        return self._resolved(**{**vars(self), "_inputs": inputs})
 
-    def keep_pieces(self) -> None:
-        """Record from now on which rows its rows are made of (``Block.made_of``)."""
-
-    def settle(self, threads: int) -> None:
-        """Prepare for calls by this many threads at once; 0 for only the one that iterates."""
-
-    def tallies(self) -> Sequence[Tally]:
+    def _tallies(self) -> Sequence[Tally]:
         """What it counts of the rows that pass."""
         return ()
-
-    def report(self) -> str:
-        """What this process counted so far, for ``explain()``; "" if nothing."""
-        return "; ".join(filter(None, map(str, self.tallies())))
 
     # The record
 
@@ -241,39 +193,39 @@ class Stage:
         return snake_case(type(self).__name__)
 
     @property
-    def runs_user_code(self) -> bool:
+    def _runs_user_code(self) -> bool:
         """Whether it calls the user's functions, perhaps only on the thread that iterates."""
         if self.thread_safe:
             return False
         return not is_ours(type(self)) or any(callable(value) for value in self.options.values())
 
     @property
-    def calls_function(self) -> bool:
+    def _calls_function(self) -> bool:
         """Whether a user's function decides what comes out, on any thread."""
-        fn = None if self.versioned is None else self.options.get(self.versioned)
-        return self.runs_user_code or callable(fn)
+        fn = self._fixed.versioned and self.options.get(self._fixed.versioned)
+        return self._runs_user_code or callable(fn)
 
     @made_once
     def _draw_watch(self) -> DrawWatch:
         own = None if is_ours(type(self)) else type(self)
         fn = next(filter(callable, self.options.values()), None)
-        return DrawWatch(own or fn, str(self), self.draws_by)
+        return DrawWatch(own or fn, str(self), hint(DRAWS, type(self)))
 
-    def fresh(self) -> Self:
+    def _fresh(self) -> Self:
         """A copy with the same options, and nothing of what has run."""
         found = object.__new__(type(self))
         vars(found).update(self.options)
         return found
 
-    def replaced(self, **options: Any) -> Self:
+    def _replaced(self, **options: Any) -> Self:
         """A copy with other values for some options."""
         return type(self)(**{**self.options, **options})
 
-    def resolved(self, **found: Any) -> Self:
+    def _resolved(self, **found: Any) -> Self:
         """This stage, together with values that were found for it beside its options."""
         if all(vars(self).get(name) is value for name, value in found.items()):
             return self
-        stage = self.fresh()
+        stage = self._fresh()
         vars(stage).update(found)
         return stage
 
@@ -287,8 +239,9 @@ class Stage:
             value = identify_named(field.name, getattr(self, field.name))
             if field.name not in self.free and value is not None:
                 found[field.name] = value
-        if self.versioned is not None and found.pop("version", None) is not None:
-            found[self.versioned] = f"version {identify(vars(self)['version'])}"
+        versioned = self._fixed.versioned
+        if versioned is not None and found.pop("version", None) is not None:
+            found[versioned] = f"version {identify(vars(self)['version'])}"
         return found
 
     def fingerprint(self) -> dict[str, Any]:
@@ -301,9 +254,6 @@ class Stage:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.options
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
 
     def __repr__(self) -> str:
         shown = []
@@ -324,27 +274,23 @@ def _refuse_to_set(stage: Stage, name: str, _: Any) -> None:
 
 
 def with_hints(init: Callable[..., None]) -> Callable[..., None]:
-
     signature = inspect.signature(init)
     plain = [p.replace(annotation=p.empty) for p in list(signature.parameters.values())[1:]]
 
     @functools.wraps(init)
     def __init__(self: Stage, *args: Any, **options: Any) -> None:
         known = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        for name in options:
-            if name not in known and name in self.elsewhere:
-                raise TypeError(f"{self.name}() has no option {name!r}: {self.elsewhere[name]}")
-            if name not in known:
-                raise TypeError(
-                    f"{self.name}() has no option {name!r}{nearest(name, known)}; it takes "
-                    f"{', '.join(known) or 'none'}"
-                )
+        elsewhere = hint(ELSEWHERE, type(self))
+        for name in (name for name in options if name not in known):
+            takes = f"{nearest(name, known)}; it takes {', '.join(known) or 'none'}"
+            said = f": {elsewhere[name]}" if name in elsewhere else takes
+            raise TypeError(f"{self.name}() has no option {name!r}{said}")
         try:
             signature.bind(self, *args, **options)
         except TypeError as error:
-            shown = f"{self.name}{inspect.Signature(plain)}"
-            example = f", such as {self.example}" if self.example else ""
-            raise TypeError(f"{self.name}(): {error}; it is {shown}{example}") from None
+            shown, example = f"{self.name}{inspect.Signature(plain)}", hint(EXAMPLES, type(self))
+            such = f", such as {example}" if example else ""
+            raise TypeError(f"{self.name}(): {error}; it is {shown}{such}") from None
         init(self, *args, **options)
 
     return __init__

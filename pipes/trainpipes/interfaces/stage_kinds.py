@@ -17,7 +17,7 @@ from trainpipes.columns.run import Run, unplaced
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.interfaces.blame import blame, each
 from trainpipes.interfaces.source import Reader, RowSource, RowStream
-from trainpipes.interfaces.stage import Role, Stage, made_once
+from trainpipes.interfaces.stage import Stage, made_once
 
 #: Opens the rows below a stage at a state of theirs.
 OpenBelow = Callable[[dict[str, Any]], Iterator[Run]]
@@ -25,11 +25,6 @@ OpenBelow = Callable[[dict[str, Any]], Iterator[Run]]
 
 class RunStage(Stage):
     """A stage without a position of its own: makes a run of a run."""
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether workers can begin with a run before it is due."""
-        return False
 
     @abstractmethod
     def process(self, run: Run) -> Run:
@@ -45,11 +40,22 @@ class RunStage(Stage):
         if single and run.bounds is not None:
             raise ConfigError(f"{self} works on single rows: put it before batch()")
 
+    def _settle(self, threads: int) -> None:
+        """Prepare for calls by this many threads at once; 0 for only the one that iterates."""
+
+
+class WorkingStage(RunStage):
+    """A stage that may have workers, which begin with a run before it is due."""
+
+    @property
+    def has_workers(self) -> bool:
+        return True
+
+    @abstractmethod
     def submit_run(self, run: Run) -> Callable[[], Run] | None:
         """Have workers begin with a run; returns what waits for what ``process`` would give, or
         None without workers.
         """
-        return None
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class Rows:
     epochs: IntArray
 
 
-class TableStage(RunStage):
+class TableStage(RunStage, takes="columns"):
     """A stage on rows as an Arrow table: one row out for each that goes in, in order.
 
     Define ``apply``; or ``open``, to make something once in each process or to use the rows'
@@ -82,12 +88,6 @@ class TableStage(RunStage):
     >>> list(tp.from_arrow(pa.table({"text": ["A", "B"]})).then(Lower("text")))
     [{'text': 'a'}, {'text': 'b'}]
     """
-
-    needs_columns = True
-    draws_by = (
-        "define open(), whose function gets the numbers and epochs of the rows, and draw from these and a "
-        "seed (docs/extend.md has an example), or add what is drawn by a map(fn, rng=True) before it"
-    )
 
     def apply(self, table: pa.Table) -> pa.Table:
         """The new rows: a table with as many rows, in the same order."""
@@ -133,7 +133,7 @@ class TableStage(RunStage):
         return run.with_block(block.with_data(found))
 
 
-class RowStage(RunStage):
+class RowStage(RunStage, per_row=True, gives="objects"):
     """A stage on each row (a dict or what the source gives) by itself; after ``batch``, on each
     item.
 
@@ -153,10 +153,6 @@ class RowStage(RunStage):
     ['a?', 'b?']
     """
 
-    per_row = True
-    makes_objects = True
-    draws_by = "use map(fn, rng=True) instead, whose function gets a row and a generator of its own"
-
     def apply(self, row: Any) -> Any:
         """The new row; never None, and no list of rows."""
         raise ConfigError(f"{type(self).__name__} needs apply(row), which returns a row")
@@ -168,7 +164,22 @@ class RowStage(RunStage):
         return run.with_items(found)
 
 
-class BatchStage(RunStage):
+class FinishingStage(RunStage):
+    """A stage that makes of batches what the training loop gets."""
+
+
+def is_on_rows(stage: object) -> bool:
+    """Whether a stage treats each row by itself: it may stand on either side of a shuffle."""
+    return isinstance(stage, RunStage) and not isinstance(stage, FinishingStage)
+
+
+def keeps_each_row(stage: Stage) -> bool:
+    """Whether a stage makes one row of each by itself, the same in every epoch."""
+    traits = stage.traits
+    return is_on_rows(stage) and traits.keeps_rows and "epoch" not in traits.depends_on
+
+
+class BatchStage(FinishingStage):
     """A stage on each finished batch, such as one that moves it to a device.
 
     >>> import torch, trainpipes as tp
@@ -181,11 +192,6 @@ class BatchStage(RunStage):
     >>> [batch["x"].tolist() for batch in pipe]
     [[0.0, 0.5], [1.0, 1.5]]
     """
-
-    role: ClassVar[Role] = "finish"
-    draws_by = (
-        "use map(fn, rng=True) instead, whose function gets a batch and a generator of its own"
-    )
 
     def apply(self, batch: Any) -> Any:
         """The new batch; never None."""
@@ -235,7 +241,6 @@ class RegroupStage(Stage):
 class BatchingStage(RegroupStage):
     """A stage that cuts rows into batches."""
 
-    role: ClassVar[Role] = "batch"
     drop_last = False
 
     @property
@@ -258,18 +263,29 @@ class CachedBlocks(Protocol):
     def describe(self) -> str: ...
 
 
-class CacheStage(RunStage):
-    """A stage that marks which rows are kept on disk."""
+class PackingStage(RegroupStage, keeps_rows=False):
+    """A stage that makes rows of others after they are dealt: one of several, or several of one."""
 
-    role: ClassVar[Role] = "cache"
-    needs_columns = True
+
+def cuts_by_length(stage: Stage) -> bool:
+    """Whether how many items a stage makes depends on what rows hold."""
+    return isinstance(stage, PackingStage | BatchingStage) and not stage.traits.keeps_rows
+
+
+class CountingStage(RegroupStage):
+    """A stage that gives the first ``count`` items of an epoch, or ``skips`` them."""
+
+    skips: ClassVar[bool] = False
+
+    count: int
+
+
+class CacheStage(Stage, takes="columns"):
+    """A stage that marks which rows are kept on disk."""
 
     @property
     def on(self) -> bool:
         return True
-
-    def process(self, run: Run) -> Run:
-        return run
 
     @abstractmethod
     def drop_holes(self) -> Stage:
@@ -305,11 +321,9 @@ class RowOrder(Protocol):
     def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray: ...
 
 
-class ShuffleStage(Stage):
+class ShuffleStage(Stage, reorders=True):
     """A stage that orders rows."""
 
-    role: ClassVar[Role] = "shuffle"
-    reorders = True
     buffer_size = 0
     seed = 0
     max_bytes = 0
@@ -324,7 +338,6 @@ class ShuffleStage(Stage):
 class ShardStage(Stage):
     """A stage that deals rows to shards; its options are those of ``sharding_filter``."""
 
-    role: ClassVar[Role] = "shard"
     num_shards = 1
     split = "spans"
     balance = "rows"
@@ -334,8 +347,6 @@ class ShardStage(Stage):
 class RepeatStage(Stage):
     """A stage that makes several epochs one; ``times`` is None for no end."""
 
-    role: ClassVar[Role] = "repeat"
-
     @property
     def times(self) -> int | None:
         return None
@@ -343,8 +354,6 @@ class RepeatStage(Stage):
 
 class DeviceStage(Stage):
     """A stage on finished batches, carried out by the process that trains."""
-
-    role: ClassVar[Role] = "place"
 
     @property
     def ahead(self) -> int:
@@ -367,43 +376,35 @@ class Source(Stage):
     Define ``open``, which returns a ``RowSource``, whose blocks are known in advance, or a
     ``RowStream``. ``trainpipes.Pipeline([source])`` starts a chain with it; docs/extend.md has an
     example.
-
-    Attributes:
-        has_blocks: its rows are Arrow, in blocks with a key for ``cache()``.
-        random_access: rows can be chosen by number.
-        orders_rows: a shuffle would undo the order of its rows.
-        makes_batches: an item is a batch already.
-        read_once: rows can be read only once.
-        endless: an epoch has no end.
-        grows: each epoch has the files that stand there when it begins.
-        one_consumer: why ranks or workers cannot share it; "" if they can.
     """
-
-    role: ClassVar[Role] = "source"
-    has_blocks = False
-    random_access = False
-    orders_rows = False
-    makes_batches = False
-    read_once = False
-    endless = False
-    grows = False
-    one_consumer: ClassVar[str] = ""
 
     def open(self) -> RowSource | RowStream:
         """The rows, in this process."""
         raise ConfigError(f"{type(self).__name__} needs open(), which returns a RowSource")
 
-    def open_files(self, files: Sequence[Stage]) -> RowSource | RowStream:
+    def _open_on(self, files: Sequence[Stage]) -> RowSource | RowStream:
         """The rows of the files that the stages below list; none for most."""
         return self.open()
 
-    def above(self) -> Sequence[Stage]:
+    def _above(self) -> Sequence[Stage]:
         """Stages on its rows that belong to it, straight above it, first one first."""
         return ()
 
-    def late(self) -> Stage | None:
+    def _late(self) -> Stage | None:
         """What turns the source's keys into rows after they are dealt."""
         return None
+
+
+class ListingSource(Source):
+    """A source that lists files, for the source above it that reads them."""
+
+
+class ReadingSource(Source):
+    """A source that stands on a ``ListingSource``, and reads its files."""
+
+
+#: What a state does not know: where files are, what is kept of rows, where batches lie.
+UNKNOWN = ListingSource | CacheStage | DeviceStage
 
 
 class CombiningSource(Source):
@@ -417,20 +418,24 @@ class CombiningSource(Source):
         """This source over other chains, in the order of ``chains``."""
         raise NotImplementedError
 
-    def _any(self, attribute: str) -> bool:
-        return any(getattr(stage, attribute) for chain in self.chains for stage in chain)
-
     @property
-    def runs_user_code(self) -> bool:
-        return self._any("runs_user_code")
+    def _runs_user_code(self) -> bool:
+        return any(stage._runs_user_code for chain in self.chains for stage in chain)
 
-    @property
-    def reorders(self) -> bool:  # type: ignore[override]
-        return self._any("reorders")
+    def _traits(self) -> dict[str, Any]:
+        found = [stage.traits for chain in self.chains for stage in chain]
+        reorders, in_caller = any(t.reorders for t in found), any(t.in_caller for t in found)
+        return {"reorders": reorders, "in_caller": in_caller}
 
-    @property
-    def in_caller(self) -> bool:  # type: ignore[override]
-        return self._any("in_caller")
+
+def first_of(stages: Iterable[Stage], kind: Any) -> Any:
+    """The first of these kinds, or None."""
+    return next((stage for stage in stages if isinstance(stage, kind)), None)
+
+
+def without(stages: Iterable[Stage], kind: Any) -> list[Stage]:
+    """Those of none of these kinds."""
+    return [stage for stage in stages if not isinstance(stage, kind)]
 
 
 def stages_within(stages: Sequence[Stage], kind: type[Any] = CombiningSource) -> Iterator[Stage]:

@@ -19,6 +19,7 @@ from trainpipes.engine.shards.shard_rows import ALL_ROWS, RUN_ROWS
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import amount, cut
 from trainpipes.interfaces.source import RandomAccessSource
+from trainpipes.interfaces.stage_kinds import PackingStage, ShuffleStage
 from trainpipes.look.lengths import ends_short, exact_length, expected_items, left_open
 from trainpipes.look.record import mermaid, record, written
 from trainpipes.order.layout import Layout, divisors
@@ -130,7 +131,7 @@ def explain(
     whole_number(num_workers, 0, "explain(num_workers)", "workers of each rank")
     plan = iteration.plan
     chain, shards = plan.chain, plan.chain.num_shards
-    Topology(0, world_size).check(shards, chain.shard is not None, chain.opener.one_consumer)
+    Topology(0, world_size).check(shards, chain.shard is not None, chain.opener.traits.one_consumer)
     batches = exact_length(plan, 0, world_size)
     window = _window_rows(plan)
     held = _window_bytes(plan, world_size * max(1, num_workers))
@@ -168,7 +169,8 @@ def explain(
         lines.append(("cache", "off" if cached is None else cached.describe()))
     engines = (stage.runs_on() for stage in chain.stages if isinstance(stage, Tokenizes))
     lines += [("tokenizer", text) for text in engines if text]
-    lines += [(stage.name, text) for stage in chain.stages if (text := stage.report())]
+    told = [(s.name, "; ".join(filter(None, map(str, s._tallies())))) for s in chain.stages]
+    lines += [line for line in told if line[1]]
     more = " only: sharding_filter() lets more ranks share the rows"
     if len(sizes) > 1:
         more = ": a run can start on any of these numbers, and go on with any other"
@@ -302,7 +304,7 @@ def _notes(plan: Plan, window_rows: int | None) -> Iterator[str]:
                 yield f'{text}; all are, at no more memory, by shuffle(scope="global")'
             else:
                 yield f"{what} have up to {longest:,} rows: {text} of one; {cure}"
-    if chain.shuffle is None and any(s.role == "shuffle" for s in chain.file_stages):
+    if chain.shuffle is None and any(isinstance(s, ShuffleStage) for s in chain.file_stages):
         yield (
             "shuffle() before the reader changes the order of files only, and rows keep their places in a "
             "file: shuffle() after the reader mixes rows, and files, too"
@@ -313,8 +315,8 @@ def _notes(plan: Plan, window_rows: int | None) -> Iterator[str]:
             f"{several} makes several rows of one after the shuffle, so that these stay together: to mix "
             "them, too, write them to files by write_parquet(folder), and shuffle what is read from there"
         )
-    dropping = [s for s in chain.stages if s.options.get("on_error") and not s.keeps_rows]
-    if dropping and not any(s.role == "pack" for s in chain.stages):
+    dropping = [s for s in chain.stages if s.options.get("on_error") and not s.traits.keeps_rows]
+    if dropping and not any(isinstance(s, PackingStage) for s in chain.stages):
         yield (
             f"{' and '.join(s.name for s in dropping)} may leave out rows by on_error: how many an epoch has "
             "is known only at its end, and a state keeps where each shard stands in place of one count"

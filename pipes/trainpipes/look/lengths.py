@@ -15,9 +15,9 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.order.layout import count_batches, slots_before
 from trainpipes.order.topology import Topology
 from trainpipes.stages.order import Take
@@ -27,7 +27,6 @@ from trainpipes.state.format import Position
 SAMPLE_ROWS = 2048
 MINIMUM_BATCHES = 64
 #: Stages that rows come from.
-READING = ("reader", "source")
 
 
 def length_of(iteration: IterationState) -> int:
@@ -68,24 +67,19 @@ def no_length(plan: Plan) -> str:
     if plan.inputs.epoch_rows is None:
         return f"the rows of {plan.chain.stages[0]} are not counted; list(pipe) counts them"
     way_out = "is known only at the end; use Loader(pipe).estimate_len()"
-    cutting = next((s for s in plan.chain.after if cuts_by_length(s)), None)
+    cutting = next((s for s in plan.chain.after if kinds.cuts_by_length(s)), None)
     if cutting is not None:
         return f"how many items {cutting} makes {way_out}"
-    dropping = [str(s) for s in plan.chain.before + plan.chain.after if not s.keeps_rows]
+    dropping = [str(s) for s in plan.chain.before + plan.chain.after if not s.traits.keeps_rows]
     what = dropping[0] if dropping else "take() or skip() on the way"
     return f"how many rows {what} lets through {way_out}"
-
-
-def cuts_by_length(stage: Stage) -> bool:
-    """Whether the number of items depends on what rows hold."""
-    return stage.role in ("pack", "batch") and not stage.keeps_rows
 
 
 def ends_short(plan: Plan) -> bool:
     """Whether each shard ends with a batch of its own, which may be short."""
     chain = plan.chain
     sized = chain.batch is not None and chain.batch.batch_size is not None
-    goes_on = chain.rolling or chain.opener.endless
+    goes_on = chain.rolling or chain.opener.traits.endless
     return sized and chain.num_shards > 1 and not plan.layouts.whole and not goes_on
 
 
@@ -94,7 +88,7 @@ def left_open(plan: Plan) -> str:
     chain = plan.chain
     if plan.counts.known or not (chain.rolling or chain.mixes):
         return ""
-    packs = any(stage.role == "pack" for stage in chain.after)
+    packs = kinds.first_of(chain.after, kinds.PackingStage) is not None
     opens = ["row of pack()"] * packs + ["batch"] * (chain.batch is not None)
     return " and one open ".join(opens)
 
@@ -115,36 +109,35 @@ def expected_items(plan: Plan, made: Mapping[Stage, float] | None = None) -> flo
     rows = rows_of(source)
     if made is not None and isinstance(source, RowSource) and source.unread is not None:
         rows = int(source.lengths[~source.unread].sum())
-    is_read = any(stage.role in READING for stage in chain.stages)
     count: float | None = None
     kept: float | None = None  # items, as far as they are exact
     exact, several = True, False  # several: a stage may make more rows than it gets
     for stage in chain.stages:
-        options, role = stage.options, stage.role
-        if role in READING or (role == "files" and not is_read):
+        options = stage.options
+        if stage is chain.opener:
             count = None if made is None and options.get("filter") is not None else rows
         elif count is None:
             continue
-        elif role == "repeat":
+        elif isinstance(stage, kinds.RepeatStage):
             count *= options["times"]
-        elif role in ("take", "skip"):
-            n = int(options["count"])
-            count = min(count, n) if role == "take" else max(0, count - n)
-        elif role == "shuffle" and chain.drawn is not None and kept:
+        elif isinstance(stage, kinds.CountingStage):
+            n = int(stage.count)
+            count = max(0, count - n) if stage.skips else min(count, n)
+        elif isinstance(stage, kinds.ShuffleStage) and chain.drawn is not None and kept:
             count *= (plan.inputs.epoch_rows or 0) / kept
-        elif not stage.keeps_rows:
-            share = stage.share
+        elif not stage.traits.keeps_rows:
+            share = stage.traits.share
             if share is None and made is not None:
                 share = made.get(stage, 1.0)
             if share is None:
                 return None
             count, exact = count * share, False
-        elif role == "batch" and ends_short(plan) and not exact:
+        elif isinstance(stage, kinds.BatchingStage) and ends_short(plan) and not exact:
             count = _batches(plan, count, several)
-        elif role == "batch":
+        elif isinstance(stage, kinds.BatchingStage):
             dropping = bool(options.get("drop_last"))
             count = count_batches(round(count), options["batch_size"], dropping)
-        several = several or role == "pack"
+        several = several or isinstance(stage, kinds.PackingStage)
         kept = count if exact else kept
     return count
 
@@ -163,31 +156,36 @@ def _batches(plan: Plan, rows: float, several: bool) -> float:
 
 
 def _is_measured(stage: Stage) -> bool:
-    return not stage.keeps_rows and stage.share is None and stage.role not in ("take", "skip")
+    return (
+        not stage.traits.keeps_rows
+        and stage.traits.share is None
+        and not isinstance(stage, kinds.CountingStage)
+    )
 
 
 def _measured(plan: Plan) -> dict[Stage, float]:
     """Items that come out of a stage for each that goes in, where rows must be read."""
-    stages = [s for s in plan.chain.stages if s.role not in ("shard", "repeat", "place")]
+    moving = kinds.ShardStage | kinds.RepeatStage | kinds.DeviceStage
+    stages = kinds.without(plan.chain.stages, moving)
     # What a cache() keeps is known by the stages before it: none is put among them.
-    cached = next((n for n, stage in enumerate(stages) if stage.role == "cache"), 0)
+    cached = next((n for n, stage in enumerate(stages) if isinstance(stage, kinds.CacheStage)), 0)
     measured = [n for n, stage in enumerate(stages) if n >= cached and _is_measured(stage)]
     if not measured:
         return {}
-    place = next((n for n in measured if cuts_by_length(stages[n])), measured[0])
-    shuffled = (n + 1 for n, stage in enumerate(stages) if stage.role == "shuffle")
+    place = next((n for n in measured if kinds.cuts_by_length(stages[n])), measured[0])
+    shuffled = (n + 1 for n, stage in enumerate(stages) if isinstance(stage, kinds.ShuffleStage))
     place = max([place, *shuffled])  # what comes before a shuffle is made window by window
     most = SAMPLE_ROWS
-    if any(stage.role == "batch" for stage in stages[:place]):
+    if kinds.first_of(stages[:place], kinds.BatchingStage):
         most = max(MINIMUM_BATCHES, SAMPLE_ROWS // plan.chain.batch_size)
     chain: list[Stage] = []
     counts: Counter[tuple[Stage, str]] = Counter()
     for number, stage in enumerate(stages):
-        if stage.role in ("take", "skip") and number > place:
+        if isinstance(stage, kinds.CountingStage) and number > place:
             continue
         tallies = [_Tally((stage, way), counts) for way in ("in", "out") if number in measured]
         chain += [Take(most)] if number == place else []
-        chain += [*tallies[:1], stage.fresh(), *tallies[1:]]
+        chain += [*tallies[:1], stage._fresh(), *tallies[1:]]
     chain += [Take(most)] if place == len(stages) else []
     sample = Plan.of([*chain, Numbered()], plan.inputs.source, plan.inputs.schemas, quiet=True)
     next(walk(sample), None)  # finds the types that functions make, by rows that pass here, too
@@ -206,9 +204,7 @@ def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
         items.finish()
 
 
-class _Tally(RunStage):
-    keeps_rows = False
-
+class _Tally(kinds.RunStage, keeps_rows=False):
     key: tuple[Stage, str]
     counts: Counter[tuple[Stage, str]]
 
@@ -217,10 +213,8 @@ class _Tally(RunStage):
         return run
 
 
-class Numbered(RunStage):
+class Numbered(kinds.RunStage, holds_data=True):
     """Makes of each item the numbers of its rows, and their sizes."""
-
-    holds_data = True
 
     sizes: Sequence[Any] = ()
 

@@ -66,8 +66,7 @@ def known_items(run: Run) -> MutableSequence[Any]:
 
 
 def _keep_pieces(plan: Plan) -> None:
-    for stage in plan.chain.stages:
-        stage.keep_pieces()
+    plan.inputs.keeps_pieces = True
     for part in plan.mixed.values():
         _keep_pieces(part)
 

@@ -130,7 +130,7 @@ def show_next(iteration: IterationState, count: int, rows: int) -> Preview:
     whole_number(count, 1, "show(n)", "items to show", most=MOST)
     whole_number(rows, 1, "show(rows)", "rows of a batch to show", most=MOST)
     plan, known = iteration.plan, known_ids(iteration.plan)
-    is_batch = plan.chain.batch is not None or plan.chain.opener.makes_batches
+    is_batch = plan.chain.batch is not None or plan.chain.opener.traits.makes_batches
     title = "batch {:,}" if is_batch else "row {:,}"
     items = enumerate(islice(coming(iteration), count))
     found = Preview([_view(item, known, title.format(k), is_batch, rows) for k, item in items])

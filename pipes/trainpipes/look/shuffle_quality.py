@@ -17,6 +17,7 @@ from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RandomAccessSource, RowSource
 from trainpipes.interfaces.stage import Stage
 from trainpipes.look.lengths import Numbered, walk
@@ -27,7 +28,7 @@ from trainpipes.stages.batch import Batch
 #: Batches that are looked at where nothing says how large they are.
 BATCH_SIZE = 32
 #: Stages that say which rows are read, and in which order.
-READING = ("files", "reader", "source", "shard", "shuffle")
+READING = kinds.Source | kinds.ShardStage | kinds.ShuffleStage
 
 
 @dataclass(frozen=True)
@@ -138,14 +139,14 @@ def order_quality(
         return None
     kept: list[Stage] = []
     for stage in chain.stages:
-        if stage.role in ("batch", "pack"):
+        if isinstance(stage, kinds.BatchingStage | kinds.PackingStage):
             break
-        in_file_order = not any(s.role == "shuffle" for s in kept)
-        if stage.role in READING or (stage.role in ("take", "skip") and in_file_order):
-            kept.append(stage.fresh())
+        in_file_order = not any(isinstance(s, kinds.ShuffleStage) for s in kept)
+        if isinstance(stage, READING) or (isinstance(stage, kinds.CountingStage) and in_file_order):
+            kept.append(stage._fresh())
     size = batch_size or (chain.batch_size if chain.batch_size > 1 else BATCH_SIZE)
     plan = Plan.of([*kept, Batch(size), Numbered()], source, quiet=True)
-    after = (s for s in plan.chain.after if s.role != "rows" or isinstance(s, Numbered))
+    after = (s for s in plan.chain.after if not kinds.is_on_rows(s) or isinstance(s, Numbered))
     plan = Plan(Inputs(replace(plan.chain, before=(), after=tuple(after)), _Numbers(source)))
     items = islice(walk(plan, epoch), batches)
     ids = [own for own, _ in counted(items, "measuring the shuffle", batches, "batches")]

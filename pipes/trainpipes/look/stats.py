@@ -20,8 +20,8 @@ from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.filesystems.retry import made_again
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.look.lengths import Numbered, walk
 from trainpipes.look.shuffle_quality import BATCH_SIZE, ShuffleQuality, order_quality
 from trainpipes.look.values import masks_of
@@ -41,7 +41,11 @@ ROWS = 65_536
 #: More different values than these are no labels, and would fill the memory.
 MOST_VALUES = 1 << 22
 #: Stages that say in which order rows come, how often and where: none of it changes the counts.
-ORDERING = ("shuffle", "shard", "repeat", "place", "cache")
+ORDERING = (
+    kinds.ShuffleStage | kinds.ShardStage | kinds.RepeatStage | kinds.DeviceStage | kinds.CacheStage
+)
+#: Stages that make batches, or rows of several.
+MAKING = kinds.BatchingStage | kinds.PackingStage | kinds.FinishingStage
 
 
 @dataclass(frozen=True)
@@ -160,8 +164,8 @@ def stats(pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None) 
     found = {column: label_counts(pipeline, column) for column in columns}
     if not batches:
         return Stats(0, None, None, None, None, found)
-    stages = [stage for stage in pipeline._stages if stage.role != "place"]
-    measured = Pipeline([stage.fresh() for stage in stages], (0, 1))
+    stages = kinds.without(pipeline._stages, kinds.DeviceStage)
+    measured = Pipeline([stage._fresh() for stage in stages], (0, 1))
     looked_at = islice(measured, batches)
     cells = tokens = count = 0
     packed: list[tuple[int, int, int]] = []  # length, tokens and documents of each row
@@ -194,13 +198,13 @@ def stats(pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None) 
 
 def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
     stages = pipeline.stages
-    chain = Plan.of([stage.fresh() for stage in stages]).chain
+    chain = Plan.of([stage._fresh() for stage in stages]).chain
     if not chain.mixes:
         return None
-    shard: list[Stage] = [] if chain.shard is None else [chain.shard.fresh()]
+    shard: list[Stage] = [] if chain.shard is None else [chain.shard._fresh()]
     size = chain.batch_size if chain.batch_size > 1 else BATCH_SIZE
     lengths: list[Any] = []
-    plan = Plan.of([chain.opener.fresh(), *shard, Batch(size), Numbered(lengths)], quiet=True)
+    plan = Plan.of([chain.opener._fresh(), *shard, Batch(size), Numbered(lengths)], quiet=True)
     mixture = plan.inputs.source
     assert isinstance(mixture, Mixture)
     names = list(chain.opener.options["sources"])
@@ -230,10 +234,8 @@ def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
 # Labels, by one pass over one column
 
 
-class CountLabels(RunStage):
+class CountLabels(kinds.RunStage, takes="columns"):
     """Counts labels, texts or int64, of the rows that pass."""
-
-    needs_columns = True
 
     column: str
     found: Counter[Label]
@@ -257,7 +259,7 @@ class CountLabels(RunStage):
 
 def label_counts(pipeline: Pipeline, column: str) -> dict[Label, int]:
     """Rows of each label of a column, in sorted order; of encoded ones, of each class."""
-    stages = list(takewhile(lambda s: s.role not in ("batch", "pack", "finish"), pipeline._stages))
+    stages = list(takewhile(lambda s: not isinstance(s, MAKING), pipeline._stages))
     found: Counter[Label] = Counter()
     for place, stage in reversed([*enumerate(stages)]):
         if isinstance(stage, EncodeLabels) and stage.output_column == column:
@@ -266,7 +268,8 @@ def label_counts(pipeline: Pipeline, column: str) -> dict[Label, int]:
             found.update(dict.fromkeys(range(stage.num_classes), 0))
             del stages[place + 1 :]
             break
-        if not stage.keeps_rows or stage.calls_function or column in getattr(stage, "names", ()):
+        changes = stage._calls_function or column in getattr(stage, "names", ())
+        if changes or not stage.traits.keeps_rows:
             break  # it may change the labels, or leave rows out
     for part in _parts(stages):
         found.update(_counted(_needed(part, column), column))
@@ -283,7 +286,7 @@ def _parts(stages: Sequence[Stage]) -> list[Sequence[Stage]]:
 
 
 def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
-    left = [stage for stage in stages if stage.role not in ORDERING]
+    left = kinds.without(stages, ORDERING)
     above: list[Stage] = []
     while True:
         stage: Any = left.pop()
@@ -296,8 +299,9 @@ def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
             column = stage.column
         elif not (isinstance(stage, Select) and column in stage.columns):
             break
-    if stage.role == "reader" and column in (stage.options.get("columns", ()) or [column]):
-        stage = stage.replaced(columns=[column])
+    columns = stage.options.get("columns", ()) or [column]
+    if isinstance(stage, kinds.ReadingSource) and column in columns:
+        stage = stage._replaced(columns=[column])
     return [*left, stage, *above]
 
 
@@ -305,7 +309,7 @@ def _counted(stages: Sequence[Stage], column: str) -> Counter[Label]:
     found: Counter[Label] = Counter()
     plan = Plan.of([*stages, CountLabels(column, found), Batch(ROWS), Numbered()], quiet=True)
     chain = plan.chain
-    if chain.endless or chain.opener.read_once:
+    if chain.endless or chain.opener.traits.read_once:
         why = "have no end" if chain.endless else "can be read only once"
         raise ConfigError(
             f"stats(labels) must be a column of rows that can all be read before training, got {column!r} of "

@@ -127,7 +127,7 @@ class Pipeline(IterableDataset[Any]):
     @property
     def stages(self) -> tuple[Stage, ...]:
         """New copies of this chain's stages, first one first."""
-        return tuple(stage.fresh() for stage in self._stages)
+        return tuple(stage._fresh() for stage in self._stages)
 
     def then(self, stage: Stage) -> Pipeline:
         """Add a stage, such as one of your own. See docs/extend.md.
@@ -205,7 +205,7 @@ class Pipeline(IterableDataset[Any]):
 
     def _batching(self) -> Stage | None:
         first = self._iteration.plan.chain.stages[0]
-        source = first if getattr(first, "makes_batches", False) else None
+        source = first if first.traits.makes_batches else None
         return self._iteration.plan.chain.batch or source
 
     def _need_batches(self, option: str, way: str = "end it with .batch(32).pad_collate()") -> None:

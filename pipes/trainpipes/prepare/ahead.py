@@ -15,8 +15,8 @@ from trainpipes.engine.planning.as_columns import gives_objects
 from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import RegroupStage, RunStage
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.stages.labels import EncodeLabels
@@ -48,41 +48,40 @@ def cut(pipeline: Pipeline) -> Parts:
             f"{CALLER} needs a stage that makes token ids, tokenize() or chat_template(), and this pipeline "
             "has none: its rows are written by write_parquet()"
         )
-    last = made[-1]
+    last, first_lists = made[-1], isinstance(stages[0], kinds.ListingSource)
     ahead: list[Stage] = []
     training: list[Stage] = []
     closed = False  # whether all that is left is training's
     for number, stage in enumerate(stages):
-        role, below = stage.role, number <= last
-        if role == "cache":
+        below, is_shuffled = number <= last, kinds.first_of(training, kinds.ShuffleStage)
+        if isinstance(stage, kinds.CacheStage):
             continue  # the files are the cache
-        if role in ("files", "reader", "source"):
+        if isinstance(stage, kinds.Source):
             is_ahead = True
-        elif role in ("shuffle", "shard"):  # of files
-            is_ahead = not any(one.role in ("reader", "source") for one in ahead)
-        elif below and (role == "repeat" or isinstance(stage, EncodeLabels)):
+        elif isinstance(stage, kinds.ShuffleStage | kinds.ShardStage):  # of files
+            is_ahead = not any(isinstance(s, kinds.Source) for s in ahead[1:]) and first_lists
+        elif below and isinstance(stage, kinds.RepeatStage | EncodeLabels):
             later = stages[number + 1 : last + 1]
-            is_ahead = role != "repeat" and any(one.calls_function for one in later)
-        elif role in ("take", "skip") and not any(one.role == "shuffle" for one in training):
+            is_ahead = isinstance(stage, EncodeLabels) and any(one._calls_function for one in later)
+        elif isinstance(stage, kinds.CountingStage) and not is_shuffled:
             is_ahead = not closed
         elif below:
             _check(stage, stages[last])
             is_ahead = True
         else:
-            plain = role == "rows" and isinstance(stage, RunStage) and stage.keeps_rows
-            closed = closed or not plain or stage.by_epoch or stage.calls_function
+            closed = closed or not kinds.keeps_each_row(stage) or stage._calls_function
             is_ahead = not closed
         (ahead if is_ahead else training).append(stage)
     return Parts(tuple(ahead), tuple(training), _makers(ahead))
 
 
 def _check(stage: Stage, last: Stage) -> None:
-    if stage.role != "rows" or isinstance(stage, RegroupStage) or not isinstance(stage, RunStage):
+    if not kinds.is_on_rows(stage):
         raise ConfigError(
             f"{CALLER} does ahead what treats each row by itself, and {stage} stands before {last.name}() "
             "and does not: write its rows by write_parquet() first, and tokenize these files"
         )
-    if stage.by_epoch:
+    if "epoch" in stage.traits.depends_on:
         raise ConfigError(
             f"{CALLER} does once what is the same in every epoch, and {stage} before {last.name}() gives "
             "other rows in each: tokenize on the way, or put it after"
@@ -109,11 +108,11 @@ def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
 def open_plan(
     ahead: Sequence[Stage], source: Any = None, schemas: Mapping[str, Any] | None = None
 ) -> Plan:
-    stages = [stage.fresh() for stage in ahead]
+    stages = [stage._fresh() for stage in ahead]
     if gives_objects(stages):
         stages.append(AsColumns(CALLER))
     plan = Plan.of(stages, source, quiet=True)
-    odd = next((s for s in plan.chain.steps if not isinstance(s, RunStage)), None)
+    odd = next((s for s in plan.chain.steps if not isinstance(s, kinds.RunStage)), None)
     if odd is not None:
         raise ConfigError(
             f"{CALLER} does ahead what treats each row by itself, and {odd} does not: put it directly after "

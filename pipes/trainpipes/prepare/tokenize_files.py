@@ -176,7 +176,7 @@ def _form(compression: str | None, schema: pa.Schema) -> Format:
 
 
 def _check_training(pipeline: Pipeline, parts: Parts) -> None:
-    for stage in arrange([stage.fresh() for stage in pipeline.stages]).stages:
+    for stage in arrange([stage._fresh() for stage in pipeline.stages]).stages:
         if any(type(stage) is type(left) for left in parts.training):
             stage.identity()
 

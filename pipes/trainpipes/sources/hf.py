@@ -73,36 +73,30 @@ class FromHf(Source):
         whole = getattr(dataset, "_distributed", None) is None
         way = "leave split_dataset_by_node() out, and put .sharding_filter() after from_hf()"
         self._require(whole, "dataset", "the whole dataset", way)
-        if self.reorders:
+        if self.traits.reorders:
             warn_once(
                 "from_hf(dataset): an IterableDataset that shuffles cannot save its position, so that a "
                 "resume reads the epoch's rows again from its start: leave its shuffle() out, and put "
                 ".shuffle(buffer_size) after from_hf()"
             )
 
-    @property
-    def has_blocks(self) -> bool:  # type: ignore[override]
-        return _is_table(self.dataset)
-
-    random_access = has_blocks
-
-    @property
-    def runs_user_code(self) -> bool:
-        return not self.has_blocks
+    def _traits(self) -> dict[str, Any]:
+        if _is_table(self.dataset):
+            return {"has_blocks": True, "random_access": True}
+        known = getattr(self.dataset, "features", None) is not None
+        gives: Any = "rows" if known else "objects"
+        return {"gives": gives, "reorders": shuffles(self.dataset)}
 
     @property
-    def makes_objects(self) -> bool:  # type: ignore[override]
-        return not self.has_blocks and getattr(self.dataset, "features", None) is None
-
-    @property
-    def reorders(self) -> bool:  # type: ignore[override]
-        return not self.has_blocks and shuffles(self.dataset)
+    def _runs_user_code(self) -> bool:
+        return not _is_table(self.dataset)
 
     def open(self) -> RowSource | RowStream:
-        return HFTable(self.dataset, self.block_rows) if self.has_blocks else HFStream(self.dataset)
+        is_table = _is_table(self.dataset)
+        return HFTable(self.dataset, self.block_rows) if is_table else HFStream(self.dataset)
 
     def __repr__(self) -> str:
-        rows = f" of {len(self.dataset):,} rows" if self.has_blocks else ""
+        rows = f" of {len(self.dataset):,} rows" if _is_table(self.dataset) else ""
         return f"from_hf({type(self.dataset).__name__}{rows})"
 
 

@@ -69,7 +69,7 @@ class FunctionFormat(Format):
             yield from [table] if isinstance(table, pa.RecordBatch) else table.to_batches()
 
 
-class ReadFiles(FileReader):
+class ReadFiles(FileReader, has_blocks=True, versioned="fn"):
     """Reads files in a format of your own, by a ``Format`` (see docs/extend.md) or a simpler function.
 
     A function gets the file, open in binary mode, with its path or URL as ``file.name``; it returns a
@@ -102,8 +102,6 @@ class ReadFiles(FileReader):
     [0, 1, 2, 1, 2, 3]
     """
 
-    has_blocks = True
-    versioned = "fn"
     free = frozenset({"count"})
 
     fn: Callable[..., Any] | Format
@@ -115,9 +113,8 @@ class ReadFiles(FileReader):
     storage_options: Mapping[str, Any] | None = None
     index: str | os.PathLike[str] | bool | None = None
 
-    @property
-    def random_access(self) -> bool:  # type: ignore[override]
-        return isinstance(self.fn, Format) and self.fn.random_access
+    def _traits(self) -> dict[str, Any]:
+        return {"random_access": isinstance(self.fn, Format) and self.fn.random_access}
 
     def check(self) -> None:
         super().check()
@@ -129,7 +126,7 @@ class ReadFiles(FileReader):
                 "read_files(count) goes with a function: a Format counts rows by scan()"
             )
 
-    def open_files(self, files: Sequence[Stage]) -> FileSource:
+    def _open_on(self, files: Sequence[Stage]) -> FileSource:
         given, index = self.fn, self.options["index"]
         known = identify(self.version if self.version is not None else given)
         more: dict[str, Any] = {"index": index}

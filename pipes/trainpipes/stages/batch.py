@@ -121,9 +121,8 @@ class Batch(Budgeted):
         good = self.max_tokens is not None or self.column is None
         self._require(good, "column", "given with max_tokens")
 
-    @property
-    def keeps_rows(self) -> bool:  # type: ignore[override]
-        return self.max_tokens is None
+    def _traits(self) -> dict[str, Any]:
+        return {"keeps_rows": self.max_tokens is None}
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         return not_empty(self._cut(Held(self, below(at))), self)

@@ -29,7 +29,7 @@ from trainpipes.interfaces.stage_kinds import RunStage
 THERE = "trainpipes:there"
 
 
-class DropHoles(RunStage):
+class DropHoles(RunStage, keeps_rows=False):
     """Leaves out rows that a stage below the cache has dropped: rows are dealt by their places in the
     files.
     """
@@ -102,13 +102,13 @@ class BlockCache:
         self._options = options
         cure = "name another folder by cache(path=...) or TRAINPIPES_CACHE"
         self._store = Store(root, ROWS, options.max_bytes, "max_bytes", str(options), cure)
-        self._by_place = any(stage.by_place or stage.by_row for stage in stages)
+        self._by_place = any({"place", "row"} & {*stage.traits.depends_on} for stage in stages)
         self._listed = listed if self._by_place else None
         self._stages = digest_of(
             cache_key(stages, str(options), strict=options.version is None),
             options.version,
             None if source.schema is None else str(source.schema.remove_metadata()),
-            first() if any(stage.finds_types for stage in stages) else None,
+            first() if any(stage.traits.gives == "found types" for stage in stages) else None,
         )
 
     def describe(self) -> str:

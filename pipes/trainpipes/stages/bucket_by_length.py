@@ -26,7 +26,7 @@ RUN_ROWS = 512
 TRIED = 8
 
 
-class BucketByLength(Budgeted):
+class BucketByLength(Budgeted, keeps_rows=False):
     """Group rows of similar length into batches, which need little padding.
 
     A buffer's rows are sorted into buckets, which are cut into batches in the order of their rows.
@@ -58,8 +58,6 @@ class BucketByLength(Budgeted):
     [[9, 8], [1, 2], [1, 7]]
     """
 
-    keeps_rows = False
-
     batch_size: Count | None = None
     _: KW_ONLY
     max_tokens: Count | None = None
@@ -86,8 +84,8 @@ class BucketByLength(Budgeted):
 
     _reorders: ClassVar[bool] = False  # whether batches come in another order every epoch
 
-    def resolve(self, below: Sequence[Stage]) -> Self:
-        return self.resolved(_reorders=any(stage.reorders for stage in below))
+    def _resolve(self, below: Sequence[Stage]) -> Self:
+        return self._resolved(_reorders=any(stage.traits.reorders for stage in below))
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         at, used = opened(at)

@@ -19,7 +19,7 @@ from trainpipes.tokenizers.chat import Chat, Written, messages_of, tools_of
 from trainpipes.tokenizers.ragged import Ragged, assemble
 
 
-class ChatTemplate(Tokenizes):
+class ChatTemplate(Tokenizes, takes="columns"):
     """Turn conversations into token ids with the tokenizer's chat template.
 
     A conversation is a list of messages, dicts with "role" and "content". Its column is replaced by
@@ -50,7 +50,6 @@ class ChatTemplate(Tokenizes):
         SchemaError: the column is not there, or "input_ids" or "labels" already is.
     """
 
-    needs_columns = True
     thread_safe = True
 
     tokenizer: Any
@@ -84,7 +83,7 @@ class ChatTemplate(Tokenizes):
             "template": self._chat.fingerprint(), "column": self.column, "labels": self.labels,
             "max_length": self.max_length, "prompt": self.prompt, "tools": self.tools,
             "parse_arguments": None if self.parse_arguments else False,
-            "on_error": None if self.keeps_rows else "skip",
+            "on_error": None if self.traits.keeps_rows else "skip",
         }  # fmt: skip
         return {k: v for k, v in found.items() if v is not None}
 
@@ -117,7 +116,7 @@ class ChatTemplate(Tokenizes):
             except ConfigError:
                 raise
             except Exception as error:
-                if self.keeps_rows or not isinstance(error, DataError):
+                if self.traits.keeps_rows or not isinstance(error, DataError):
                     blame(error, self, int(block.ids[place]))
                     raise
                 bad[place] = error.message

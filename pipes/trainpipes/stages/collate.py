@@ -25,7 +25,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.blame import at_row, blame, each
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import BatchStage, RunStage
+from trainpipes.interfaces.stage_kinds import FinishingStage
 from trainpipes.stages.columns import columns_as, refuse_collated, unbatched
 from trainpipes.stages.pack import kept_columns
 
@@ -103,7 +103,7 @@ def _values(column: pa.ChunkedArray) -> Array | None:
     return found.astype(WIDE[found.dtype.kind], copy=False)
 
 
-class Collate(RunStage):
+class Collate(FinishingStage, versioned="fn"):
     """Collate the rows of each batch with a function, or with torch's ``default_collate``.
 
     ``pad_collate`` pads rows of different lengths.
@@ -123,24 +123,19 @@ class Collate(RunStage):
     [[tensor([1, 2]), tensor([0.5000, 1.5000], dtype=torch.float64)]]
     """
 
-    role = "finish"
-    versioned = "fn"
-
     fn: Function | None = None
     _: KW_ONLY
     format: Literal["rows", "arrow", "numpy", "torch"] = "rows"
     version: str | None = None
-    draws_by = BatchStage.draws_by
 
     #: Columns of lists that ``pack`` keeps.
     _kept: ClassVar[Collection[str]] = ()
 
-    def resolve(self, below: Sequence[Stage]) -> Self:
-        return self.resolved(_kept=kept_columns(below))
+    def _resolve(self, below: Sequence[Stage]) -> Self:
+        return self._resolved(_kept=kept_columns(below))
 
-    @property
-    def needs_columns(self) -> bool:  # type: ignore[override]
-        return self.format != "rows"
+    def _traits(self) -> dict[str, Any]:
+        return {"takes": "rows" if self.format == "rows" else "columns"}
 
     def process(self, run: Run) -> Run:
         refuse_collated(run, self)

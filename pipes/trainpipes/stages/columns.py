@@ -17,15 +17,12 @@ from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.errors import ConfigError, DataError
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.blame import blame, refused
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import RunStage
 
 
-class ChooseStage(RunStage):
-    needs_columns = True
-    names_only = True
-
+class ChooseStage(kinds.RunStage, takes="columns", gives="choice"):
     def process(self, run: Run) -> Run:
         self._check_rows(run)
         block = columns_of(run.block, self)
@@ -133,7 +130,7 @@ def columns_as(block: Block, format: str, caller: Stage) -> Any:
 
 
 def row_table(
-    run: Run, caller: RunStage, needs: Sequence[str] = (), adds: Iterable[str] = ()
+    run: Run, caller: kinds.RunStage, needs: Sequence[str] = (), adds: Iterable[str] = ()
 ) -> tuple[Block, pa.Table]:
     """Rows as a table that has the columns needed, and none of those to be added."""
     caller._check_rows(run)
@@ -171,7 +168,11 @@ def taken(name: str, caller: Stage) -> DataError:
     return refused(caller, f": the rows have a column {name!r} already; {way}")
 
 
-class Enumerate(RunStage):
+#: Stages after which rows have no place in file order.
+MOVING = kinds.ShuffleStage | kinds.PackingStage | kinds.BatchingStage | kinds.RepeatStage
+
+
+class Enumerate(kinds.RunStage, depends_on={"row"}):
     """Add each row's number in file order over all files.
 
     Stands before stages that drop or reorder rows: a row then has the same number in every epoch
@@ -186,25 +187,23 @@ class Enumerate(RunStage):
     [{'x': 'c', 'index': 1}, {'x': 'b', 'index': 0}]
     """
 
-    by_row = True
-
     start: Annotated[int, Ge(-(2**62), 2**62)] = 0
     _: KW_ONLY
     output_column: ColumnName = "index"
 
     _passed = 0  # rows that are skipped below
 
-    def resolve(self, below: Sequence[Stage]) -> Self:
+    def _resolve(self, below: Sequence[Stage]) -> Self:
         for stage in below:
             way = "or number the batches in the loop, for n, batch in enumerate(loader)"
             if isinstance(stage, MixingSource):
                 way = "in each of its sources, which each have a file order of their own"
-            elif stage.keeps_rows and stage.role not in ("shuffle", "pack", "batch", "repeat"):
+            elif stage.traits.keeps_rows and not isinstance(stage, MOVING):
                 continue
             place = f"put it before {stage.name}(), {way}"
             raise ConfigError(f"{self} numbers rows in file order: {place}")
-        passed = sum(stage.options["count"] for stage in below if stage.role == "skip")
-        return self.resolved(_passed=passed)
+        passed = sum(s.count for s in below if isinstance(s, kinds.CountingStage) and s.skips)
+        return self._resolved(_passed=passed)
 
     def process(self, run: Run) -> Run:
         block, name = run.block, self.output_column

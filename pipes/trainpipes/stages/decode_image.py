@@ -99,7 +99,7 @@ def resized(
     return planes(np.asarray(Image.fromarray(rows).resize((width, height), by, box)))
 
 
-class DecodeImage(RowFunction):
+class DecodeImage(RowFunction, asks_inputs=True):
     """Decode images: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF and JPEG 2000.
 
     The column holds the files' bytes, or structs with ``bytes``; rows become dicts with an array,
@@ -134,7 +134,6 @@ class DecodeImage(RowFunction):
     rng = False
     method = "thread"
     shares = True
-    asks_inputs = True
     thread_safe = True
 
     column: ColumnName = "bytes"
@@ -150,27 +149,26 @@ class DecodeImage(RowFunction):
     def identity(self) -> dict[str, Any]:
         return {**super().identity(), "decoder": "pillow"}  # other decoders give other pixels
 
-    @property
-    def keeps_rows(self) -> bool:  # type: ignore[override]
-        return not leaves_out(self.on_error)
+    def _traits(self) -> dict[str, Any]:
+        return {"keeps_rows": not leaves_out(self.on_error)}
 
-    def settle(self, threads: int) -> None:
+    def _settle(self, threads: int) -> None:
         # Where the thread that iterates calls functions of the user's, others decode for it.
-        vars(self)["num_workers"] = threads
+        self._running.workers = threads
 
     @property
     def function(self) -> tuple[Callable[..., Any], Any]:
-        return self.fresh()._decoded_or_not, ""
+        return self._fresh()._decoded_or_not, ""
 
     def _items(self, run: Run) -> Sequence[Any]:
-        self._check_rows(run, single=not self.keeps_rows)
+        self._check_rows(run, single=not self.traits.keeps_rows)
         return run.block.rows()
 
     def _decoded_or_not(self, row: Any) -> dict[str, Any] | NoPicture:
         try:
             return self._decoded(row)
         except NoPicture as error:
-            if not self.keeps_rows:
+            if not self.traits.keeps_rows:
                 return error
             said = f"column {self.column!r} holds no picture that can be decoded: {error}"
             way = 'fix it, or leave such rows out with on_error="skip"'
@@ -182,7 +180,7 @@ class DecodeImage(RowFunction):
             blame(error, self, int(ids[len(found)]))
             raise error
         given, run = run.block, run.with_block(run.block.with_data(found))
-        if self.keeps_rows:
+        if self.traits.keeps_rows:
             return run
         kept = np.array([not isinstance(one, NoPicture) for one in found], dtype=np.bool_)
         self._left_out.drop(given, (~kept).astype(np.int64), lambda row: found[row])
@@ -207,7 +205,7 @@ class DecodeImage(RowFunction):
         why = "they cannot be decoded"
         return LeftOut(self, why, "image", unit="", on_error=self.on_error)
 
-    def tallies(self) -> Sequence[Tally]:
+    def _tallies(self) -> Sequence[Tally]:
         return (self._left_out,)
 
 

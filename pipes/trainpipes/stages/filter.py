@@ -22,7 +22,7 @@ from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import each, refused
 from trainpipes.interfaces.stage import Stage, made_once
-from trainpipes.interfaces.stage_kinds import RunStage, stages_within
+from trainpipes.interfaces.stage_kinds import BatchingStage, PackingStage, RunStage, stages_within
 from trainpipes.order.layout import random_key
 from trainpipes.stages.row_hash import HashArray, RowNames, hash_keys, mix, unit
 from trainpipes.stages.row_names import row_names
@@ -61,7 +61,7 @@ def text_of(expression: pc.Expression) -> str:
     return text
 
 
-class Filter(RunStage):
+class Filter(RunStage, keeps_rows=False):
     """Keep the rows for which a predicate holds; after ``batch``, the batches.
 
     The number of rows of an epoch is then unknown: ``len()`` raises a TypeError, and several ranks
@@ -80,9 +80,6 @@ class Filter(RunStage):
     >>> list(pipe.filter(pc.field("x") > 1))
     [{'x': 2}, {'x': 3}]
     """
-
-    keeps_rows = False
-    draws_by = "draw in a map(fn, rng=True) before it, and look here at its column; or use sample(fraction)"
 
     free = frozenset({"thread_safe"})
 
@@ -104,13 +101,10 @@ class Filter(RunStage):
             return None
         return as_expression(self.predicate, "filter(predicate)")
 
-    @property
-    def needs_columns(self) -> bool:  # type: ignore[override]
-        return not callable(self.predicate)
-
-    @property
-    def per_row(self) -> bool:  # type: ignore[override]
-        return not self.needs_columns
+    def _traits(self) -> dict[str, Any]:
+        if callable(self.predicate):
+            return {"per_row": True}
+        return {"takes": "columns"}
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
@@ -141,17 +135,14 @@ class Filter(RunStage):
         return mask
 
 
-class Drawn(RunStage):
+class Drawn(RunStage, keeps_rows=False, depends_on={"place"}, asks_inputs=True):
     """A stage that keeps rows by a hash, as a number from 0 to 1, of the row, ``key`` and ``seed``."""
 
-    keeps_rows = False
-    by_place = True
-
-    def resolve(self, below: Sequence[Stage]) -> Self:
+    def _resolve(self, below: Sequence[Stage]) -> Self:
         for stage in below:
-            if stage.role in ("pack", "batch"):
+            if isinstance(stage, PackingStage | BatchingStage):
                 raise ConfigError(f"{self} chooses single rows: put it before {stage.name}()")
-            if getattr(stage, "makes_batches", False):
+            if stage.traits.makes_batches:
                 way = f"and {stage} gives batches: use a sampler of rows"
                 raise ConfigError(f"{self} chooses single rows, {way}")
         for other in stages_within(below, MixingSource):  # rows keep who they are in a mix
@@ -181,7 +172,7 @@ class Drawn(RunStage):
 
     @made_once
     def _names(self) -> RowNames:
-        return row_names(self.plan_inputs)
+        return row_names(self._inputs)
 
     def draws(self, run: Run) -> npt.NDArray[np.float64]:
         self._check_rows(run, single=True)
@@ -222,9 +213,8 @@ class Sample(Drawn):
     key: ColumnNames | None = None
     seed: Seed = 0
 
-    @property
-    def share(self) -> float:  # type: ignore[override]
-        return float(self.fraction)
+    def _traits(self) -> dict[str, Any]:
+        return {"share": float(self.fraction)}
 
     @cached_property
     def _edges(self) -> tuple[float, float]:
@@ -265,9 +255,8 @@ class Split(Drawn):
         self._set(parts=checked_parts(self.parts))
         self._require(self.part in self.parts, "part", f"one of {', '.join(self.parts)}")
 
-    @property
-    def share(self) -> float:  # type: ignore[override]
-        return float(self.parts[self.part])
+    def _traits(self) -> dict[str, Any]:
+        return {"share": float(self.parts[self.part])}
 
     @cached_property
     def _edges(self) -> tuple[float, float]:

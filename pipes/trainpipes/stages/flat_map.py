@@ -13,7 +13,7 @@ from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import DataError, StateError
 from trainpipes.interfaces.blame import blame
 from trainpipes.interfaces.empty_epoch_guard import not_empty
-from trainpipes.interfaces.stage_kinds import OpenBelow, RegroupStage
+from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
 from trainpipes.stages.held import opened
 
 #: Rows in a run, at most.
@@ -22,7 +22,7 @@ RUN_ROWS = 256
 PLACE_BITS = 40
 
 
-class FlatMap(RegroupStage):
+class FlatMap(PackingStage, per_row=True, gives="objects", versioned="fn"):
     """Make any number of rows of each row with a function.
 
     Stands after ``shuffle`` and before ``batch``. A resume calls the function again for the current
@@ -44,12 +44,6 @@ class FlatMap(RegroupStage):
     ['a', 'b', 'c']
     """
 
-    role = "pack"
-    keeps_rows = False
-    per_row = True
-    makes_objects = True
-    versioned = "fn"
-    draws_by = "draw in a map(fn, rng=True) before it, which adds what was drawn to the row"
     free = frozenset({"schema", "thread_safe"})
 
     fn: Function

@@ -28,9 +28,7 @@ from trainpipes.stages.read_columns import cell
 from trainpipes.stages.row_hash import unit
 
 
-class ImageStage(RunStage):
-    per_row = True
-    makes_objects = True
+class ImageStage(RunStage, per_row=True, gives="objects"):
     thread_safe = True
 
     @abstractmethod
@@ -62,15 +60,13 @@ class ImageStage(RunStage):
         return [()] * len(block)
 
 
-class RandomImageStage(ImageStage):
-    by_row = True
-    by_epoch = True
+class RandomImageStage(ImageStage, depends_on={"row", "epoch"}):
     draws: ClassVar[int] = 1
 
     _turn = 0  # which one it is of several with the same name
 
-    def resolve(self, below: Sequence[Stage]) -> Self:
-        return self.resolved(_turn=sum(other.name == self.name for other in below))
+    def _resolve(self, below: Sequence[Stage]) -> Self:
+        return self._resolved(_turn=sum(other.name == self.name for other in below))
 
     @made_once
     def _key(self) -> RowKey:
@@ -399,7 +395,9 @@ class Normalize(ImageStage):
         return {**batch, self.column: torch.from_numpy(self.changed(images.numpy(), ()))}
 
 
-class ImageTransform(RowFunction):
+class ImageTransform(
+    RowFunction, depends_on={"row", "epoch"}, in_caller=True, versioned="transform"
+):
     """Apply a transform, such as one of ``torchvision.transforms.v2``, to each image ``[C, H, W]``.
 
     torch's global generator is seeded for the row before each call, and put back after it: draws
@@ -426,11 +424,6 @@ class ImageTransform(RowFunction):
     ([80, 51, 58], [6, 33, 18])
     """
 
-    by_row = True
-    by_epoch = True
-    in_caller = True
-    versioned = "transform"
-    draws_by = "draw from torch's generator, which is seeded for each row, or use map(fn, rng=True)"
     free = frozenset({"num_workers"})
 
     transform: checks.Function
@@ -442,7 +435,7 @@ class ImageTransform(RowFunction):
 
     @property
     def function(self) -> tuple[Callable[..., Any], Any]:
-        return self.fresh()._seeded, str(
+        return self._fresh()._seeded, str(
             identify(self.transform if self.version is None else self.version)
         )
 

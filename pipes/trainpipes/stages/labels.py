@@ -75,7 +75,7 @@ class LabelColumn:
         return found
 
 
-class EncodeLabels(RunStage):
+class EncodeLabels(RunStage, takes="columns"):
     """Turn labels into class numbers, int64.
 
     Labels are texts, integers, bools, or lists of these if a row may have several classes.
@@ -105,7 +105,6 @@ class EncodeLabels(RunStage):
     """
 
     thread_safe = True
-    needs_columns = True
     free = frozenset({"counts"})
 
     column: checks.ColumnName = "label"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY
 from multiprocessing import get_all_start_methods
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 from weakref import finalize
 
 import pyarrow as pa
@@ -26,12 +26,11 @@ from trainpipes.errors import DataError, SchemaError, TrainpipesError
 from trainpipes.interfaces.blame import at_row, blame, refused
 from trainpipes.interfaces.contents import digest_of
 from trainpipes.interfaces.global_draws import DrawWatch
+from trainpipes.interfaces.hints import DRAWS
 from trainpipes.interfaces.stage import Stage, made_once
-from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.interfaces.stage_kinds import RunStage, WorkingStage
 from trainpipes.order.layout import random_key
 from trainpipes.stages.columns import columns_as, with_column
-
-COLUMNS = "map() takes a row; map_batches(fn) takes columns of many and replaces them, with_columns(fn) adds"
 
 #: Rows that a worker is given at a time, at most. Fewer cost more messages; more wait longer for the last.
 CHUNK_ROWS = 64
@@ -39,11 +38,17 @@ CHUNK_ROWS = 64
 CHUNKS = 2
 
 
-class RowFunction(RunStage):
+class _Running:
+    """How many workers a stage has in this process, and what they are once they are made."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers, self.lock = workers, threading.Lock()
+        self.pool: ThreadMap | ProcessMap | None = None
+
+
+class RowFunction(WorkingStage, per_row=True, gives="objects"):
     """A stage that calls a function for each row, perhaps in workers."""
 
-    per_row = True
-    makes_objects = True
     rng = True
     seed = 0
     num_workers = 0
@@ -56,10 +61,10 @@ class RowFunction(RunStage):
 
     _turn = 0  # which one it is of several alike
 
-    def resolve(self, below: Sequence[Stage]) -> Self:
+    def _resolve(self, below: Sequence[Stage]) -> Self:
         identity = json.dumps(self.identity())
         alike = (s for s in below if type(s) is type(self) and json.dumps(s.identity()) == identity)
-        return self.resolved(_turn=sum(1 for _ in alike))
+        return self._resolved(_turn=sum(1 for _ in alike))
 
     @property
     def function(self) -> tuple[Callable[..., Any], Any]:
@@ -69,13 +74,13 @@ class RowFunction(RunStage):
         raise NotImplementedError
 
     @property
-    def runs_user_code(self) -> bool:
+    def _runs_user_code(self) -> bool:
         # With workers the function is called elsewhere, so that any thread may wait for it.
         return not (self.has_workers or self.thread_safe)
 
     @property
     def has_workers(self) -> bool:
-        return self.num_workers > 0 and not self.alone
+        return self._running.workers > 0 and not self.alone
 
     @property
     def alone(self) -> bool:
@@ -89,31 +94,30 @@ class RowFunction(RunStage):
         return RowCall(fn, RowKey(key) if self.rng else None, str(self), self._draw_watch)
 
     @made_once
-    def _lock(self) -> threading.Lock:
-        return threading.Lock()
-
-    _made: ClassVar[ThreadMap | ProcessMap | None] = None
+    def _running(self) -> _Running:
+        return _Running(self.num_workers)
 
     def _workers(self) -> ThreadMap | ProcessMap | None:
-        if not self.num_workers:
+        running = self._running
+        if not running.workers:
             return None
         if self.alone:
             way = 'use method="thread", or the workers of map() without those of a DataLoader'
             why = "a worker process may not start others, so the function is called in this one"
             warn_once(f"{self}: {why}: {way}")
             return None
-        with self._lock:
-            workers = self._made
+        with running.lock:
+            workers = running.pool
             if workers is None or workers.pid != os.getpid():
                 if self.method == "process":
-                    workers = ProcessMap(self._call, self.num_workers, self.start_method)
+                    workers = ProcessMap(self._call, running.workers, self.start_method)
                 else:
-                    workers = ThreadMap(self._call, self.num_workers, self.shares)
-                vars(self)["_made"] = workers
+                    workers = ThreadMap(self._call, running.workers, self.shares)
+                running.pool = workers
                 finalize(self, workers.close).atexit = False
             return workers
 
-    def settle(self, threads: int) -> None:
+    def _settle(self, threads: int) -> None:
         workers = self._workers()
         if isinstance(workers, ProcessMap):
             workers.start()
@@ -122,7 +126,7 @@ class RowFunction(RunStage):
         rest = self.submit_run(run)
         if rest is not None:
             return rest()
-        with nullcontext() if self.thread_safe else self._lock:
+        with nullcontext() if self.thread_safe else self._running.lock:
             return self._with(run, self._call.each(self._items(run), self._words(run)))
 
     def submit_run(self, run: Run) -> Callable[[], Run] | None:
@@ -130,7 +134,7 @@ class RowFunction(RunStage):
         if workers is None:
             return None
         items, words = self._items(run), self._words(run)
-        rows = min(CHUNK_ROWS, max(1, -(-len(items) // (CHUNKS * self.num_workers))))
+        rows = min(CHUNK_ROWS, max(1, -(-len(items) // (CHUNKS * self._running.workers))))
         parts = [slice(n, n + rows) for n in range(0, len(items), rows)]
         waits = [workers.submit(items[p], None if words is None else words[p]) for p in parts]
         return lambda: self._with(run, joined(waits))
@@ -152,7 +156,7 @@ class RowFunction(RunStage):
         return run.with_items(results)
 
 
-class Map(RowFunction):
+class Map(RowFunction, versioned="fn"):
     """Apply a function to each row; after ``batch`` to each batch.
 
     With ``rng=True`` the function gets a ``numpy.random.Generator`` too: the same for the same row
@@ -193,17 +197,7 @@ class Map(RowFunction):
     ([91, 77, 7], [84, 38, 96])
     """
 
-    versioned = "fn"
     free = frozenset({"num_workers", "method", "start_method", "schema", "thread_safe"})
-    elsewhere = dict.fromkeys(("batched", "batch_size"), COLUMNS) | {
-        "num_proc": "use num_workers=..., method='process'",
-        "remove_columns": "map() replaces the row; drop_columns() leaves columns out",
-        "with_indices": "enumerate() adds the row's number as a column",
-    }
-
-    draws_by = (
-        "pass rng=True: the function is called as fn(row, rng), with a generator for each row"
-    )
 
     fn: Function
     _: KW_ONLY
@@ -220,13 +214,8 @@ class Map(RowFunction):
         there = get_all_start_methods()
         self._require(self.start_method in (None, *there), "start_method", f"one of {there} here")
 
-    @property
-    def by_row(self) -> bool:  # type: ignore[override]
-        return self.rng
-
-    @property
-    def by_epoch(self) -> bool:  # type: ignore[override]
-        return self.rng
+    def _traits(self) -> dict[str, Any]:
+        return {"depends_on": {"row", "epoch"}} if self.rng else {}
 
     def identity(self) -> dict[str, Any]:
         found = super().identity()
@@ -240,7 +229,7 @@ class Map(RowFunction):
 
     @made_once
     def _draw_watch(self) -> DrawWatch:
-        cure = "draw from the generator that rng=True gives it" if self.rng else self.draws_by
+        cure = "draw from the generator that rng=True gives it" if self.rng else DRAWS["Map"]
         return DrawWatch(self.fn, str(self), cure)
 
 
@@ -254,13 +243,10 @@ def joined(waits: list[Callable[[], Answer]]) -> Answer:
     return results, None
 
 
-class ColumnFunction(RunStage):
-    needs_columns = True
-    finds_types = True
-    asks_inputs = True
-    versioned = "fn"
+class ColumnFunction(
+    RunStage, takes="columns", gives="found types", asks_inputs=True, versioned="fn"
+):
     free = frozenset({"thread_safe"})
-    draws_by = "draw in a map(fn, rng=True) before it, or in a TableStage (see docs/extend.md)"
 
     fn: Function
     _: KW_ONLY
@@ -293,7 +279,7 @@ class ColumnFunction(RunStage):
 
     def _type(self, name: str) -> pa.DataType | None:
         """The type of a column that the function returns as a list: that of the first rows."""
-        inputs = self.plan_inputs
+        inputs = self._inputs
         key = f"{self.name}-{inputs.chain.stages.index(self)}"
 
         def find() -> pa.Schema:

@@ -77,12 +77,11 @@ class Shuffle(stage_kinds.ShuffleStage):
             return RandomSampler(seed=self.seed) if self.scope == "global" else None
         return self.sampler if isinstance(self.sampler, RowSampler) else TorchOrder(self.sampler)
 
-    @property
-    def reorders(self) -> bool:  # type: ignore[override]
-        return self.sampler is None or reorders(self.sampler)
+    def _traits(self) -> dict[str, Any]:
+        return {"reorders": self.sampler is None or reorders(self.sampler)}
 
     @property
-    def runs_user_code(self) -> bool:
+    def _runs_user_code(self) -> bool:
         return self.sampler is not None and draws_globally(self.sampler)
 
     def identity(self) -> dict[str, Any]:
@@ -151,9 +150,7 @@ class Repeat(stage_kinds.RepeatStage):
     times: checks.Count | None = None
 
 
-class _Counted(stage_kinds.RegroupStage):
-    asks_inputs = True
-
+class _Counted(stage_kinds.CountingStage, asks_inputs=True):
     count: checks.Natural
 
     def open(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
@@ -164,8 +161,8 @@ class _Counted(stage_kinds.RegroupStage):
         state, passed, skip = at, 0, 0
         if "below" in at:
             state, passed, skip = at["below"], at["passed"], at["row"]
-        low, high = (0, self.count) if self.role == "take" else (self.count, checks.LARGEST)
-        rolls = self.plan_inputs.chain.rolling  # into the next epoch
+        low, high = (self.count, checks.LARGEST) if self.skips else (0, self.count)
+        rolls = self._inputs.chain.rolling  # into the next epoch
         epoch = innermost(state)["epoch"]
         guard = EmptyEpochGuard(gave=passed > 0 or skip > 0)
         runs = below(state)
@@ -201,8 +198,6 @@ class Take(_Counted):
     [0, 1]
     """
 
-    role = "take"
-
 
 class Skip(_Counted):
     """Leave out the first ``count`` items of each epoch, counted as ``take`` counts them.
@@ -215,4 +210,4 @@ class Skip(_Counted):
     [2, 3]
     """
 
-    role = "skip"
+    skips = True

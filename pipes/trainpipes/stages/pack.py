@@ -18,7 +18,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage import Stage, made_once
-from trainpipes.interfaces.stage_kinds import CombiningSource, OpenBelow, RegroupStage
+from trainpipes.interfaces.stage_kinds import CombiningSource, OpenBelow, PackingStage, RepeatStage
 from trainpipes.interfaces.tally import Tally
 from trainpipes.stages import pack_fit
 from trainpipes.stages.columns import Rename
@@ -45,7 +45,7 @@ class _Window(NamedTuple):
     used: int
 
 
-class Pack(TakesTokenizer, TargetStage, RegroupStage):
+class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_on={"place"}):
     """Pack documents into rows of one length.
 
     Each row holds one or more documents, in fixed-size lists of int32, ``[max_length]``:
@@ -97,10 +97,6 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
     [1, 2, 3, 7] [-100, 2, 3, -100] [1, 1, 1, 2]
     """
 
-    role = "pack"
-    needs_columns = True
-    keeps_rows = False
-    by_place = True
     item = "packed row"
 
     max_length: Annotated[int, Ge(1, 2**31 - 1)]
@@ -135,13 +131,13 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
     _reorders: ClassVar[bool] = False
     _tokenize: ClassVar[Tokenizes | None] = None
 
-    def resolve(self, below: Sequence[Stage]) -> Self:
+    def _resolve(self, below: Sequence[Stage]) -> Self:
         tokenize = self.tokenizes(below) if self.pad_token_id is None else None
         if tokenize is not None:
             tokenize.pads(f"{self}: the end of a row", "pack(pad_token_id=...)")
-        crosses = any(s.role == "repeat" or getattr(s, "endless", False) for s in below)
-        reorders = any(stage.reorders for stage in below)
-        return self.resolved(_crosses=crosses, _reorders=reorders, _tokenize=tokenize)
+        crosses = any(isinstance(s, RepeatStage) or s.traits.endless for s in below)
+        reorders = any(stage.traits.reorders for stage in below)
+        return self._resolved(_crosses=crosses, _reorders=reorders, _tokenize=tokenize)
 
     @cached_property
     def fill_id(self) -> int:
@@ -177,7 +173,7 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
                 whose = block.take(placing.document[piece])
                 part = whose.part + (placing.start[piece] << PIECE_BITS)
                 rows = Block(table, whose.ids, epoch=whose.epoch, part=part)
-                if self.keeps_pieces:
+                if self._inputs is not None and self._inputs.keeps_pieces:
                     rows.made_of = placing.pieces(first, stop, block)
                 run = Run(rows, cursors(first, stop))
                 if "labels" in documents.columns and self.on_error != "keep":
@@ -237,12 +233,6 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
             self._count_dropped(documents, run.block, spent)
             held.drop(spent, len(found) > 0)
 
-    #: Whether it says of rows what they are made of.
-    keeps_pieces: ClassVar[bool] = False
-
-    def keep_pieces(self) -> None:
-        object.__setattr__(self, "keeps_pieces", True)
-
     def _documents(self, block: Block) -> pack_fit.Documents:
         ids, lengths = ids_of(block, self.column, self, np.int32)
         columns = {"input_ids": ids.astype(np.int32, copy=False)}
@@ -301,8 +291,8 @@ class Pack(TakesTokenizer, TargetStage, RegroupStage):
             lost = documents.given - documents.lengths
             self._dropped.drop(block, lost[:count])
 
-    def tallies(self) -> Sequence[Tally]:
-        return self._dropped, *super().tallies()
+    def _tallies(self) -> Sequence[Tally]:
+        return self._dropped, *super()._tallies()
 
 
 def _after(run: Run, document: IntArray, tokens: IntArray) -> CursorsOf:

@@ -24,7 +24,7 @@ from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.interfaces.blame import at_row, in_column, naming, refused
 from trainpipes.interfaces.stage import Stage, made_once
-from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.interfaces.stage_kinds import FinishingStage
 from trainpipes.stages import pad_rules
 from trainpipes.stages.columns import refuse_collated, unbatched
 from trainpipes.stages.pack import Pack, kept_columns
@@ -42,7 +42,7 @@ class Writer(NamedTuple):
     cut: Callable[[IntArray | None, IntArray], Cut]
 
 
-class PadCollate(TakesTokenizer, RunStage):
+class PadCollate(TakesTokenizer, FinishingStage, takes="columns or objects"):
     """Turn the columns of each batch into a dict of tensors; lists of numbers are padded.
 
     - lists of numbers: ``[B, L]``; integers as int64, bools as bool, float32 and float64 as
@@ -93,10 +93,6 @@ class PadCollate(TakesTokenizer, RunStage):
             [1, 0, 0]])
     """
 
-    role = "finish"
-    needs_columns = True
-    takes_objects = True
-
     _: KW_ONLY
     max_length: pad_rules.Cells | None = None
     pad_to_multiple_of: pad_rules.Cells | None = None
@@ -134,12 +130,12 @@ class PadCollate(TakesTokenizer, RunStage):
     _pack: ClassVar[Pack | None] = None
     _kept: ClassVar[Collection[str]] = ()
 
-    def resolve(self, below: Sequence[Stage]) -> Self:
+    def _resolve(self, below: Sequence[Stage]) -> Self:
         ids = makers_of_columns(below)
         ids |= {} if self._own is None else {"input_ids": self._own}
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         kept = kept_columns(below)
-        return self.resolved(
+        return self._resolved(
             _tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack, _kept=kept
         )
 

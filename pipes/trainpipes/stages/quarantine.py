@@ -173,7 +173,7 @@ class LeftOut(Tally):
         log.warning("%s: %s; the last one%s%s", self.stage, self.said(found), size, where)
 
     def _place(self, row: int) -> Place | None:
-        inputs = self.stage.plan_inputs
+        inputs = self.stage._inputs
         return None if inputs is None else inputs.place_of(row)
 
     def _record(

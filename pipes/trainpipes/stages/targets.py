@@ -102,15 +102,14 @@ def have_target(labels: npt.NDArray[Any], lengths: IntArray) -> Flags:
     return found
 
 
-class TargetStage(Stage):
+class TargetStage(Stage, asks_inputs=True):
     """A stage that does what its ``on_error`` says with rows that have no target."""
 
-    asks_inputs = True
     item: ClassVar[str] = "row"
 
-    @property
-    def keeps_rows(self) -> bool:  # type: ignore[override]
-        return not leaves_out(self.options["on_error"])
+    def _traits(self) -> dict[str, Any]:
+        keeps = not leaves_out(self.options["on_error"])
+        return {"keeps_rows": keeps and self._fixed.keeps_rows}
 
     @made_once
     def without_target(self) -> LeftOut:
@@ -121,7 +120,7 @@ class TargetStage(Stage):
     def kept_without(self) -> WithoutTarget:
         return WithoutTarget(self, self.item)
 
-    def tallies(self) -> Sequence[Tally]:
+    def _tallies(self) -> Sequence[Tally]:
         return self.without_target, self.kept_without
 
     def identity(self) -> dict[str, Any]:

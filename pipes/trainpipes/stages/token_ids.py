@@ -38,7 +38,7 @@ _SECOND = np.uint64(0xD1B54A32D192ED03)
 _THIRD = np.uint64(0xABC98388FB8FAC03)
 
 
-class Truncate(TargetStage, RunStage):
+class Truncate(TargetStage, RunStage, takes="columns"):
     """Cut lists of numbers to a length.
 
     For text use ``tokenize(max_length=...)``, which keeps special tokens.
@@ -60,7 +60,6 @@ class Truncate(TargetStage, RunStage):
     [{'input_ids': [2, 3]}, {'input_ids': [4]}]
     """
 
-    needs_columns = True
     thread_safe = True
 
     max_length: checks.Natural
@@ -89,7 +88,7 @@ class Truncate(TargetStage, RunStage):
         return self.check_targets(run, ~lost, lost, given=block)
 
 
-class AddLabels(RunStage):
+class AddLabels(RunStage, takes="columns"):
     """Add a column "labels": the token ids, or -100 where nothing is to be predicted.
 
     Labels are not shifted: the label at position t is the token at t, which the logits at t - 1
@@ -111,8 +110,6 @@ class AddLabels(RunStage):
     >>> next(iter(rows.add_labels(where="answer").select("labels")))
     {'labels': [-100, 6, 7, -100]}
     """
-
-    needs_columns = True
 
     column: checks.ColumnName = "input_ids"
     _: KW_ONLY
@@ -150,7 +147,7 @@ class Known(NamedTuple):
     begins: npt.NDArray[np.bool_] | None
 
 
-class MaskTokens(TakesTokenizer, RunStage):
+class MaskTokens(TakesTokenizer, RunStage, takes="columns", depends_on={"row", "epoch"}):
     """Mask tokens for masked language modeling (Devlin et al., "BERT", 2019, section 3.1).
 
     Of the chosen tokens, 80 % become the mask token, 10 % a random token, and 10 % stay. A new
@@ -188,9 +185,6 @@ class MaskTokens(TakesTokenizer, RunStage):
     """
 
     thread_safe = True
-    needs_columns = True
-    by_row = True
-    by_epoch = True
 
     mlm_probability: checks.Share = 0.15
     _: KW_ONLY
@@ -212,14 +206,14 @@ class MaskTokens(TakesTokenizer, RunStage):
 
     _below: ClassVar[Tokenizes | None] = None
 
-    def resolve(self, below: Sequence[Stage]) -> Self:
+    def _resolve(self, below: Sequence[Stage]) -> Self:
         found, names = self.tokenizes(below), ("mask_token_id", "special_ids", "vocab_size")
         lacking = [name for name in names if self.options[name] is None]
         lacking += ["whole_words"] if self.whole_words else []
         if found is None and lacking:
             why = f"a tokenizer to tell {', '.join(lacking)}, and there is no tokenize() before it"
             raise ConfigError(f"{self} needs {why}: pass tokenizer=..., or give these options")
-        return self.resolved(_below=found)
+        return self._resolved(_below=found)
 
     @property
     def _engine(self) -> Any:

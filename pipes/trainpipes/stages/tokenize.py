@@ -150,7 +150,7 @@ class Tokenize(Tokenizes):
         return list(self._outputs)
 
     @property
-    def runs_user_code(self) -> bool:
+    def _runs_user_code(self) -> bool:
         return isinstance(self.maker, Function)
 
     def identity(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class Tokenize(Tokenizes):
             shaping["columns"] = shaping.pop("concat")
         elif "input_ids" not in self._outputs:  # of a list, as of a dict that names the same
             shaping["columns"] = identify({name: ids for ids, (name,) in self._outputs.items()})
-        shaping["on_error"] = None if self.keeps_rows else "skip"
+        shaping["on_error"] = None if self.traits.keeps_rows else "skip"
         shaping["engine"] = self.maker.package()
         if shaping["add_eos"] is True:
             shaping["add_eos"] = self._end()
@@ -208,8 +208,8 @@ class Tokenize(Tokenizes):
     def _cut(self) -> WereCut:
         return WereCut(self)
 
-    def tallies(self) -> Sequence[Tally]:
-        return (*super().tallies(), self._cut)
+    def _tallies(self) -> Sequence[Tally]:
+        return (*super()._tallies(), self._cut)
 
     def process(self, run: Run) -> Run:
         self._check_rows(run)
@@ -218,7 +218,7 @@ class Tokenize(Tokenizes):
             return run
         numbers = self._template is not None
         texts = text_columns.read_texts(run.block, self._texts, self, numbers)
-        there = text_columns.without_nulls(texts, self, run.block.ids, not self.keeps_rows)
+        there = text_columns.without_nulls(texts, self, run.block.ids, not self.traits.keeps_rows)
         if there is not None:
             gone, why = run.block.take(np.flatnonzero(~there)), "a text is null"
             self.without_target.drop(gone, np.ones(len(gone), dtype=np.int64), lambda _: why)
@@ -233,7 +233,7 @@ class Tokenize(Tokenizes):
         except Exception as error:
             blame(error, self, self._culprit(texts, block))
             raise
-        run = run.with_block(block.with_data(self._replaced(block, columns)))
+        run = run.with_block(block.with_data(self._put(block, columns)))
         return self._checked(run, columns, block)
 
     def _encode(self, texts: Mapping[str, Any], numbers: IntArray) -> dict[str, Ragged]:
@@ -306,7 +306,7 @@ class Tokenize(Tokenizes):
 
         return int(block.ids[first_bad(len(block), fails)])
 
-    def _replaced(self, block: Block, columns: Mapping[str, Ragged]) -> Any:
+    def _put(self, block: Block, columns: Mapping[str, Ragged]) -> Any:
         data: Any = block.data
         rows = data if isinstance(data, list) else [data.column_names]
         gone = set() if self.keep_text else set(self._texts)

@@ -73,7 +73,7 @@ class Tokenizes(TargetStage, RunStage):
         said = self.maker.runs_on()
         return f"{self.maker}: {said}" if said else ""
 
-    def settle(self, threads: int) -> None:
+    def _settle(self, threads: int) -> None:
         take_turns(threads)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class TokenizedBy(Tokenizes):
         return list(self.columns)
 
     @property
-    def runs_user_code(self) -> bool:
+    def _runs_user_code(self) -> bool:
         return False
 
     def identity(self) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.lane import Lane
 from trainpipes.engine.shards.shard_rows import ShardOpener, open_windows
 from trainpipes.errors import ConfigError
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, is_ours
-from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.order.layout import WindowKey
 from trainpipes.writers.table_groups import TableGroups
 
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from trainpipes.pipeline.chain import Pipeline
 
 
-class AsColumns(RunStage):
+class AsColumns(kinds.RunStage, takes="columns"):
     """Turns rows that are Python objects into columns of one schema, with text in UTF-8."""
 
-    needs_columns = True
     free = frozenset({"caller", "ragged"})
 
     caller: str
@@ -41,9 +40,8 @@ class AsColumns(RunStage):
     def name(self) -> str:
         return str(vars(self).get("caller", "write"))  # asked for before the options are there
 
-    @property
-    def ragged_columns(self) -> Collection[str] | None:  # type: ignore[override]
-        return self.ragged
+    def _traits(self) -> dict[str, Any]:
+        return {"ragged": self.ragged}
 
     def process(self, run: Run) -> Run:
         if isinstance(run.block.data, pa.Table):
@@ -67,21 +65,21 @@ class EpochRows(TableGroups):
         ragged: Collection[str] | None = None,
     ) -> None:
         chain = plan_of(pipeline).chain
-        finishing = next((stage for stage in chain.after if stage.role == "finish"), None)
-        opener: Any = chain.stages[0]
-        itself = opener if getattr(opener, "makes_batches", False) or chain.endless else None
+        finishing = kinds.first_of(chain.after, kinds.FinishingStage)
+        opener = chain.stages[0]
+        itself = opener if opener.traits.makes_batches or chain.endless else None
         if in_the_way := chain.batch or chain.repeat or finishing or itself:
             raise ConfigError(
                 f"{caller}() writes the rows of one epoch: call it before batch(), collate() and repeat(), "
                 f"got {in_the_way}"
             )
-        left = ("place",) if dealt else ("shard", "place")
-        rows = [stage for stage in pipeline.stages if stage.role not in left]
+        left: Any = kinds.DeviceStage if dealt else kinds.ShardStage | kinds.DeviceStage
+        rows = kinds.without(pipeline.stages, left)
         self._begin([*rows, AsColumns(caller, ragged)], caller, None)
 
     def _begin(self, stages: list[Stage], caller: str, source: RowSource | None) -> None:
         self.caller, self._stages = caller, stages
-        self.plan = Plan.of([stage.fresh() for stage in stages], source)
+        self.plan = Plan.of([stage._fresh() for stage in stages], source)
         self._pool: Pool | None = None
         self._lane: Lane | None = None
         self._made: tuple[Cursors, int] | None = None  # of the run at hand, and its first row

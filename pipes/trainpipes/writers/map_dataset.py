@@ -23,6 +23,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
 from trainpipes.interfaces.contents import cache_key, digest_of
 from trainpipes.interfaces.source import RowSource
+from trainpipes.interfaces.stage_kinds import UNKNOWN, without
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.writers.epoch_rows import EpochRows
 
@@ -119,7 +120,7 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
 
 def _known_by(plan: Plan) -> list[Any]:
     """What tells the rows of a pipeline from any others, as for ``cache()``."""
-    stages = [s for s in plan.chain.stages if s.role not in ("files", "place", "cache")]
+    stages = without(plan.chain.stages, UNKNOWN)
     known: list[Any] = [json.loads(plan.identity), cache_key(stages, f"{CALLER}()")]
     if plan.mixed:
         return [*known, {name: _known_by(below) for name, below in plan.mixed.items()}]
@@ -133,7 +134,7 @@ def _known_by(plan: Plan) -> list[Any]:
             f"{plan.chain.stages[0]} have no fingerprint: use to_map_dataset(path), which "
             "writes the file anew"
         )
-    if any(stage.by_place or stage.by_row for stage in stages):
+    if any({"place", "row"} & {*stage.traits.depends_on} for stage in stages):
         known.append(plan.chain.urls)  # where rows are from counts
     return [*known, keys]
 

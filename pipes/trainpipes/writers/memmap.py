@@ -16,6 +16,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.errors.text import shown
 from trainpipes.filesystems.places import place_at
 from trainpipes.filesystems.retry import NORMAL, Retry
+from trainpipes.interfaces import stage_kinds
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.memmap.dataset import MemmapDataset
 from trainpipes.sources.memmap.manifest import DTYPES, HEADER, Layout
@@ -127,7 +128,10 @@ def _makes_batches(pipe: Pipeline) -> bool:
     chain = plan_of(pipe).chain
     if chain.endless:
         raise ConfigError(f"write_memmap() writes one epoch: leave out {chain.repeat}")
-    return chain.batch is not None or any(stage.role == "finish" for stage in chain.after)
+    return (
+        stage_kinds.first_of(chain.after, stage_kinds.BatchingStage | stage_kinds.FinishingStage)
+        is not None
+    )
 
 
 def _check_alone(executor: Executor | None) -> None:
@@ -161,8 +165,10 @@ def _tables(
     source: Any, ragged: Collection[str], batched: bool
 ) -> tuple[Layout, int | None, Iterator[pa.Table]]:
     if isinstance(source, Pipeline):
-        whole = Pipeline([stage for stage in source.stages if stage.role != "shard"], (0, 1))
-        batched = any(stage.role == "finish" for stage in plan_of(whole).chain.after)
+        whole = Pipeline(stage_kinds.without(source.stages, stage_kinds.ShardStage), (0, 1))
+        batched = (
+            stage_kinds.first_of(plan_of(whole).chain.after, stage_kinds.FinishingStage) is not None
+        )
         source = (tuple(one) if isinstance(one, list) else one for one in whole)
         if not batched:
             source = (row for batch in source for row in batch)

@@ -239,7 +239,7 @@ def _check_cut(rows: EpochRows, out: Output, executor: Executor) -> None:
     plan, option = rows.plan, f"{rows.caller}(executor={executor})"
     if not plan.counted:
         stages = plan.chain.stages
-        odd = next((stage for stage in stages if not stage.keeps_rows), stages[0])
+        odd = next((stage for stage in stages if not stage.traits.keeps_rows), stages[0])
         raise ConfigError(
             f"{option} gives each worker the rows of one file, and how many rows {odd} gives is known only "
             "when all are read: leave executor out, or write the rows before that stage"

@@ -165,8 +165,7 @@ class Consumer:
             self._counted = [tally.numbers for tally in self.plan.tallies]
         self._started = items = self.items
         if self._options.workers is None:
-            for stage in self.plan.chain.stages:
-                stage.settle(0 if self._pool is None else self._pool.threads)
+            self.plan.settle(0 if self._pool is None else self._pool.threads)
         items.begin(self._next, self._stride, self.end)
         return items
 

@@ -9,6 +9,7 @@ from typing import Any
 from trainpipes._internal.messages import warn_once
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.interfaces.source import RowSource
+from trainpipes.interfaces.stage_kinds import BatchingStage, CountingStage, PackingStage, RunStage
 from trainpipes.interfaces.tally import Numbers
 from trainpipes.order.topology import Topology
 from trainpipes.state.format import Position
@@ -91,7 +92,7 @@ def _cause(plan: Plan, world: int) -> str | None:
     source = plan.inputs.source
     rows = int(source.lengths.sum()) if isinstance(source, RowSource) else None
     stages = _dropping(plan)
-    if rows == 0 or any(stage.share == 0 or _takes_none(stage) for stage in stages):
+    if rows == 0 or any(stage.traits.share == 0 or _takes_none(stage) for stage in stages):
         return None
     if plan.counts.known and plan.counts.batches_in_pass:
         batches = int(plan.counts.batches_in_pass)
@@ -105,13 +106,13 @@ def _dropping(plan: Plan) -> list[Any]:
 
 
 def _drops(stage: Any) -> bool:
-    if stage.role == "batch":
+    if isinstance(stage, BatchingStage):
         return bool(stage.drop_last)
-    if stage.role == "pack":
+    if isinstance(stage, PackingStage):
         return bool(stage.name != "pack")
-    some = stage.role in ("rows", "finish") and not stage.keeps_rows
-    return some or stage.role in ("take", "skip")
+    some = isinstance(stage, RunStage) and not stage.traits.keeps_rows
+    return some or isinstance(stage, CountingStage)
 
 
 def _takes_none(stage: Any) -> bool:
-    return stage.role == "take" and bool(stage.count == 0)
+    return isinstance(stage, CountingStage) and not stage.skips and not stage.count

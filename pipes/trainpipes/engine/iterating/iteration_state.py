@@ -119,7 +119,7 @@ class IterationState:
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         topology = Topology(rank, world, worker, workers, self.members)
         chain = self.plan.chain
-        topology.check(chain.num_shards, chain.shard is not None, chain.opener.one_consumer)
+        topology.check(chain.num_shards, chain.shard is not None, chain.opener.traits.one_consumer)
         return topology
 
     def parse(self, state: Any) -> Position:
@@ -204,7 +204,7 @@ class IterationState:
         if (is_first and last.gave_one_step) or has_warned(key) or not last.was_left_unfinished():
             return
         epoch = f"epoch {last.pass_number}"
-        if any(stage.reorders for stage in chain.stages):
+        if any(stage.traits.reorders for stage in chain.stages):
             said = (
                 f"and this one begins the next epoch: the rest of {epoch} is skipped",
                 "repeat() makes one epoch without an end",

@@ -65,7 +65,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
 
     @cached_property
     def plan(self) -> Plan:
-        plan = Plan.of([stage.fresh() for stage in self.stages], self.source)
+        plan = Plan.of([stage._fresh() for stage in self.stages], self.source)
         plan.inputs.schemas.adopt(self.schemas)
         if self.identity is not None:
             plan = plan.known_as(self.identity)

@@ -9,17 +9,8 @@ from typing import Any, TypeVar
 from trainpipes.engine.planning.as_columns import with_columns
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.errors import ConfigError
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import (
-    BatchingStage,
-    CacheStage,
-    DeviceStage,
-    RegroupStage,
-    RepeatStage,
-    ShardStage,
-    ShuffleStage,
-    Source,
-)
 
 S = TypeVar("S", bound=Stage)
 
@@ -28,32 +19,33 @@ def arrange(written: Sequence[Stage]) -> Chain:
     """The chain of some stages, which then belong to it. Raises ConfigError where they make no pipeline."""
     stages: list[Any] = []
     for stage in written:
-        stages.append(stage.resolve(stages))
-        if isinstance(stage, Source):
-            stages += [own.resolve(stages) for own in stages[-1].above()]
-    if not stages or stages[0].role not in ("files", "source"):
+        stages.append(stage._resolve(stages))
+        if isinstance(stage, kinds.Source):
+            stages += [own._resolve(stages) for own in stages[-1]._above()]
+    starts = stages and isinstance(stages[0], kinds.Source)
+    if not starts or isinstance(stages[0], kinds.ReadingSource):
         raise ConfigError(
             "a pipeline starts with rows: list_files(...), from_dataset(...), from_arrow(...), "
             f"from_tensors(...) or from_iterable(...), got {stages[0] if stages else 'no stage'}"
         )
-    reader = next((n for n, s in enumerate(stages) if s.role == "reader"), 0)
+    reader = next((n for n, s in enumerate(stages) if isinstance(s, kinds.ReadingSource)), 0)
     chain = Chain(tuple(stages), stages[reader], tuple(stages[:reader]))
     for stage in chain.file_stages[1:]:
         chain = _on_files(chain, stage)
     rows = with_columns(stages[reader:])[0][1:]
     for number, stage in enumerate(rows):
-        cut_later = any(above.role in ("batch", "pack") for above in rows[number:])
-        chain = _above(chain, stage, cut_later)
+        cut_later = kinds.first_of(rows[number:], kinds.BatchingStage | kinds.PackingStage)
+        chain = _above(chain, stage, cut_later is not None)
     _check(chain)
     if chain.shuffle is not None and chain.drawn is not None:
         chain = _draw(chain, chain.shuffle)
     chain = _move_up(chain)
-    late = chain.opener.late()
+    late = chain.opener._late()
     if late is not None and chain.before:
         chain = replace(chain, before=(late, *chain.before))
     elif late is not None:
         chain = replace(chain, after=(late, *chain.after))
-    counting = next((s for s in chain.after if s.role in ("take", "skip")), None)
+    counting = kinds.first_of(chain.after, kinds.CountingStage)
     if counting is not None and chain.num_shards > 1:
         raise ConfigError(
             f"{counting} of a sharded pipeline stands directly after the source (rows in file order) "
@@ -63,9 +55,9 @@ def arrange(written: Sequence[Stage]) -> Chain:
 
 
 def _on_files(chain: Chain, stage: Stage) -> Chain:
-    if isinstance(stage, ShardStage):
+    if isinstance(stage, kinds.ShardStage):
         return replace(chain, shard=_once(chain.shard, stage))
-    shuffles = isinstance(stage, ShuffleStage) and stage.order is None
+    shuffles = isinstance(stage, kinds.ShuffleStage) and stage.order is None
     if not shuffles and stage.name != "filter":
         raise ConfigError(
             f"{stage} works on rows, and here there are only file paths; put it after {chain.opener.name}()"
@@ -75,12 +67,12 @@ def _on_files(chain: Chain, stage: Stage) -> Chain:
 
 def _check(chain: Chain) -> None:
     opener = chain.opener
-    if chain.shuffle is not None and opener.orders_rows:
+    if chain.shuffle is not None and opener.traits.orders_rows:
         raise ConfigError(
             f"{opener} orders the rows itself, and so does {chain.shuffle}: leave one out"
         )
-    if chain.shard is not None and opener.one_consumer:
-        raise ConfigError(f"{chain.shard} cannot follow {opener}: {opener.one_consumer}")
+    if chain.shard is not None and opener.traits.one_consumer:
+        raise ConfigError(f"{chain.shard} cannot follow {opener}: {opener.traits.one_consumer}")
     above_mix = next((s for s in (chain.shuffle, chain.cache) if s is not None), None)
     if chain.mixes and above_mix is not None:
         raise ConfigError(
@@ -88,54 +80,54 @@ def _check(chain: Chain) -> None:
             f"into each source, mix({{'name': source.{above_mix.name}(...), ...}})"
         )
     counts_epochs = chain.repeat is not None and chain.repeat.times is not None
-    if chain.mixes and opener.endless and counts_epochs:
+    if chain.mixes and opener.traits.endless and counts_epochs:
         raise ConfigError(
             f'{chain.repeat} counts epochs, and mix(stop="repeat") has no end: leave one out'
         )
-    if chain.cache is not None and not opener.has_blocks:
+    if chain.cache is not None and not opener.traits.has_blocks:
         raise ConfigError(
             f"{chain.cache} needs Arrow rows, as read_parquet() and from_arrow() give them, and "
             f"{opener} gives others: leave the cache out, or write the rows to Parquet files first"
         )
-    if chain.batch is not None and opener.makes_batches:
+    if chain.batch is not None and opener.traits.makes_batches:
         raise ConfigError(f"{opener} makes the batches: leave out {chain.batch}")
 
 
 def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
     """The chain with a stage above it. ``cut_later``: new batches or packed rows are made from here on."""
     after = (*chain.after, stage)
-    if isinstance(stage, ShuffleStage):
+    if isinstance(stage, kinds.ShuffleStage):
         return _shuffled(chain, stage)
-    if isinstance(stage, ShardStage):
+    if isinstance(stage, kinds.ShardStage):
         return replace(chain, shard=_once(chain.shard, stage))
-    if isinstance(stage, BatchingStage):
+    if isinstance(stage, kinds.BatchingStage):
         rolling, batch = chain.repeat is not None, _once(chain.batch, stage)
         return replace(chain, batch=batch, rolling=rolling, after=after)
-    if isinstance(stage, RepeatStage):
+    if isinstance(stage, kinds.RepeatStage):
         return replace(chain, repeat=_once(chain.repeat, stage))
-    if isinstance(stage, DeviceStage):
+    if isinstance(stage, kinds.DeviceStage):
         if stage.name == "pin" and chain.device_stages:
             raise ConfigError(f"{stage} pins memory of this machine: put it once, and before to()")
         return replace(chain, device_stages=(*chain.device_stages, stage))
-    if stage.role == "pack":
+    if isinstance(stage, kinds.PackingStage):
         if chain.batch is not None:
             raise ConfigError(f"{stage} works on rows: put it before {chain.batch.name}()")
         return replace(chain, rolling=chain.repeat is not None, after=after)
-    if isinstance(stage, CacheStage):
+    if isinstance(stage, kinds.CacheStage):
         return _cached(chain, stage)
-    if stage.role in ("take", "skip"):
+    if isinstance(stage, kinds.CountingStage):
         return _counted(chain, stage, cut_later)
-    if stage.role in ("rows", "finish"):
+    if isinstance(stage, kinds.RunStage):
         return replace(chain, after=after)
     raise ConfigError(
         f"{stage} is a source, which starts a pipeline: it cannot come after another stage"
     )
 
 
-def _shuffled(chain: Chain, stage: ShuffleStage) -> Chain:
+def _shuffled(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
     if chain.batch is not None:
         raise ConfigError(f"{stage} orders rows: put it before batch()")
-    packed = next((s for s in chain.after if s.role == "pack"), None)
+    packed = kinds.first_of(chain.after, kinds.PackingStage)
     if packed is not None:
         raise ConfigError(
             f"{packed} takes rows in the order in which they come"
@@ -146,7 +138,7 @@ def _shuffled(chain: Chain, stage: ShuffleStage) -> Chain:
         raise ConfigError(f"{chain.shuffle} orders the rows, and so does {stage}: leave one out")
     shuffle = _once(chain.shuffle, stage)
     before = chain.before + chain.after
-    if any(s.role in ("take", "skip") for s in before):
+    if kinds.first_of(before, kinds.CountingStage):
         raise ConfigError(
             "take() and skip() before a shuffle count rows in file order, so that no stage that "
             "drops rows may come before them: put them directly after the source"
@@ -154,7 +146,7 @@ def _shuffled(chain: Chain, stage: ShuffleStage) -> Chain:
     return replace(chain, shuffle=shuffle, before=before, after=())
 
 
-def _cached(chain: Chain, stage: CacheStage) -> Chain:
+def _cached(chain: Chain, stage: kinds.CacheStage) -> Chain:
     if chain.shuffle is not None:
         raise ConfigError(
             f"{stage} stands after {chain.shuffle}, where rows come in another order every epoch: put it "
@@ -164,13 +156,13 @@ def _cached(chain: Chain, stage: CacheStage) -> Chain:
     above: Stage | None = chain.batch or chain.repeat
     if above is None:
         # What makes rows of several rows has a place of its own.
-        regroups = [s for s in chain.after if s.role != "rows" or isinstance(s, RegroupStage)]
+        regroups = [s for s in chain.after if not kinds.is_on_rows(s)]
         above = regroups[0] if regroups else None
     if above is not None:
         raise ConfigError(
             f"{stage} keeps rows as they are read, block by block: put it before {above.name}()"
         )
-    below = next((s for s in chain.after if s.by_epoch), None)
+    below = next((s for s in chain.after if "epoch" in s.traits.depends_on), None)
     if below is not None:
         raise ConfigError(
             f"{below} gives other rows in every epoch, and {stage} would keep only the first "
@@ -180,22 +172,22 @@ def _cached(chain: Chain, stage: CacheStage) -> Chain:
     return replace(chain, cache=_once(chain.cache, stage), cached=cached)
 
 
-def _counted(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
+def _counted(chain: Chain, stage: kinds.CountingStage, cut_later: bool) -> Chain:
     """The chain with a take or skip: of rows in file order, of batches, or on the way."""
-    count = int(stage.options["count"])
+    count = int(stage.count)
     if chain.repeat is not None:
         raise ConfigError(f"{stage} after repeat() would count over epochs: put it before repeat()")
     in_file_order = chain.batch is None and chain.shuffle is None and not chain.mixes
-    if in_file_order and all(s.keeps_rows and s.role == "rows" for s in chain.after):
-        if stage.role == "skip":
+    if in_file_order and all(s.traits.keeps_rows and kinds.is_on_rows(s) for s in chain.after):
+        if stage.skips:
             return replace(chain, skip_rows=chain.skip_rows + count)
         return replace(chain, stop_rows=_least(chain.stop_rows, chain.skip_rows + count))
     items = chain.after
     if chain.batch is not None:
         items = items[items.index(chain.batch) :]
     counted = chain.batch is not None or (chain.shuffle is not None and not cut_later)
-    if counted and all(s.keeps_rows for s in items):
-        if stage.role == "skip":
+    if counted and all(s.traits.keeps_rows for s in items):
+        if stage.skips:
             return replace(chain, skip_batches=chain.skip_batches + count)
         return replace(chain, stop_batches=_least(chain.stop_batches, chain.skip_batches + count))
     return replace(chain, after=(*chain.after, stage))
@@ -205,10 +197,10 @@ def _least(found: int | None, stop: int) -> int:
     return stop if found is None else min(found, stop)
 
 
-def _draw(chain: Chain, stage: ShuffleStage) -> Chain:
+def _draw(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
     """The chain where rows are read by number: what stood below the sampler follows it."""
     opener = chain.opener
-    if not opener.random_access:
+    if not opener.traits.random_access:
         raise ConfigError(
             f"{stage} reads rows by number, and {opener} cannot: use shuffle(buffer_size=...), or write the "
             "rows to where that is possible: write_memmap() for numbers, to_map_dataset() for others"
@@ -217,7 +209,7 @@ def _draw(chain: Chain, stage: ShuffleStage) -> Chain:
         raise ConfigError(
             f"{chain.cache} keeps rows block by block, and {stage} reads them one by one"
         )
-    dropping = next((s for s in chain.before if not s.keeps_rows), None)
+    dropping = next((s for s in chain.before if not s.traits.keeps_rows), None)
     if dropping is not None and chain.may_repeat:
         raise ConfigError(
             f"{stage} numbers the rows of {opener}, all of them: put {dropping} after it"
@@ -230,10 +222,10 @@ def _move_up(chain: Chain) -> Chain:
     stay = chain.cached or 0
     if chain.shuffle is None:
         before, after = chain.after[:stay], chain.after[stay:]
-        if chain.cache is not None and not all(stage.keeps_rows for stage in before):
+        if chain.cache is not None and not all(stage.traits.keeps_rows for stage in before):
             after = (chain.cache.drop_holes(), *after)
         return replace(chain, before=before, after=after)
-    last = max((n for n, s in enumerate(chain.before) if not s.keeps_rows), default=-1)
+    last = max((n for n, s in enumerate(chain.before) if not s.traits.keeps_rows), default=-1)
     stay = max(stay, last + 1)
     return replace(chain, before=chain.before[:stay], after=chain.before[stay:] + chain.after)
 

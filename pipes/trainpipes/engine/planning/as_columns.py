@@ -16,12 +16,12 @@ from trainpipes.columns.value_column import UnfitRow, table_of_rows
 from trainpipes.engine.planning.first_rows import UnfitRows, find_schema, first_rows
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, is_ours
-from trainpipes.interfaces.stage_kinds import RunStage, Source, TableStage, put_through
 
 
-class AsColumns(RunStage):
+class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
     """Turns rows that are dicts into Arrow columns of one schema, given or found once. Called by any thread.
 
     Args:
@@ -31,8 +31,6 @@ class AsColumns(RunStage):
         ragged: see ``SchemaFinder``.
     """
 
-    per_row = True
-    asks_inputs = True
     thread_safe = True
 
     caller: str
@@ -44,23 +42,22 @@ class AsColumns(RunStage):
     def identity(self) -> dict[str, Any]:
         return {"stage": self.name, "schema": None if self.schema is None else written(self.schema)}
 
-    @property
-    def finds_types(self) -> bool:  # type: ignore[override]
-        return self.schema is None
+    def _traits(self) -> dict[str, Any]:
+        return {"gives": "found types" if self.schema is None else "rows"}
 
-    def use_inputs(self, inputs: Inputs) -> None:
-        super().use_inputs(inputs)
+    def _bound(self, inputs: Inputs) -> AsColumns:
         if self.schema is not None:
             inputs.schemas.give(self.key, self.schema)
+        return super()._bound(inputs)
 
     @property
     def kept(self) -> pa.Schema | None:
         """The schema; None where rows stay as they are. Raises SchemaError if there is none."""
-        found: pa.Schema | None = self.plan_inputs.schemas.get(self.key, self._find)
+        found: pa.Schema | None = self._inputs.schemas.get(self.key, self._find)
         return found
 
     def _find(self) -> pa.Schema | None:
-        inputs: Inputs = self.plan_inputs
+        inputs: Inputs = self._inputs
         steps, kept = inputs.chain.steps, inputs.chain.cached or 0
         below = steps[: steps.index(self)]
         find = partial(find_schema, inputs, below, self.caller, ragged=self.ragged)
@@ -108,10 +105,10 @@ def known_columns(inputs: Inputs, steps: Sequence[Stage]) -> pa.Schema | None:
         if isinstance(stage, AsColumns) and stage.schema is not None:
             schema, start = stage.schema, number + 1
     rest = steps[start:]
-    if schema is None or not all(stage.names_only for stage in rest):
+    if schema is None or not all(stage.traits.gives == "choice" for stage in rest):
         return None
     empty = Block(pa.Table.from_batches([], schema), np.empty(0, dtype=np.int64))
-    found = put_through(rest, empty).data
+    found = kinds.put_through(rest, empty).data
     assert isinstance(found, pa.Table)
     return found.schema.remove_metadata()
 
@@ -162,15 +159,19 @@ def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
     objects = batched = False
     number = 0
     for stage in stages:
-        if stage.needs_columns and objects and not _in_batches(stage, stages[0], batched):
-            stays, ragged = stage.takes_objects, stage.ragged_columns
+        traits = stage.traits
+        needs_columns = traits.takes != "rows"
+        if needs_columns and objects and not _in_batches(stage, stages[0], batched):
+            stays, ragged = traits.takes == "columns or objects", traits.ragged
             found.append(AsColumns(str(stage), may_stay=stays, key=str(number), ragged=ragged))
             number += 1
         found.append(stage)
-        batched = batched or stage.role == "batch"
+        batched = batched or isinstance(stage, kinds.BatchingStage)
         # A source of the user's may give objects or columns; so may a function.
-        ours = is_ours(type(stage)) or isinstance(stage, TableStage)
-        makes, schema = stage.makes_objects or not ours, stage.options.get("schema")
+        ours = is_ours(type(stage)) or isinstance(stage, kinds.TableStage)
+        makes, schema = traits.gives == "objects" or not ours, stage.options.get("schema")
+        if isinstance(stage, kinds.CombiningSource):
+            makes = all(map(gives_objects, stage.chains))
         given = makes and isinstance(schema, pa.Schema)
         if given and batched:
             raise ConfigError(
@@ -180,12 +181,12 @@ def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
         if given:
             found.append(AsColumns(str(stage), schema, key=str(number)))
             number += 1
-        if makes or stage.needs_columns:
+        if makes or needs_columns:
             objects = makes and not given
     return found, objects
 
 
 def _in_batches(stage: Stage, first: Stage, batched: bool) -> bool:
     """Whether a stage that collates gets batches that were made elsewhere."""
-    made = isinstance(first, Source) and (first.makes_batches or first.read_once)
-    return stage.role == "finish" and (not batched or made)
+    made = first.traits.makes_batches or first.traits.read_once
+    return isinstance(stage, kinds.FinishingStage) and (not batched or made)

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from trainpipes.engine.planning.mixture import MixingSource
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import (
-    BatchingStage,
-    CacheStage,
-    DeviceStage,
-    RepeatStage,
-    RowOrder,
-    ShardStage,
-    ShuffleStage,
-    Source,
-)
 
 #: Epochs between the passes of an endless pipeline, so that no two passes share an order.
 PASS_EPOCHS = 1 << 20
@@ -40,17 +31,17 @@ class Chain:
     """
 
     stages: tuple[Stage, ...]
-    opener: Source
+    opener: kinds.Source
     file_stages: tuple[Stage, ...] = ()
     before: tuple[Stage, ...] = ()
     after: tuple[Stage, ...] = ()
-    shuffle: ShuffleStage | None = None
-    shard: ShardStage | None = None
-    batch: BatchingStage | None = None
-    repeat: RepeatStage | None = None
-    cache: CacheStage | None = None
+    shuffle: kinds.ShuffleStage | None = None
+    shard: kinds.ShardStage | None = None
+    batch: kinds.BatchingStage | None = None
+    repeat: kinds.RepeatStage | None = None
+    cache: kinds.CacheStage | None = None
     cached: int | None = None
-    device_stages: tuple[DeviceStage, ...] = ()
+    device_stages: tuple[kinds.DeviceStage, ...] = ()
     skip_rows: int = 0
     stop_rows: int | None = None
     skip_batches: int = 0
@@ -78,14 +69,15 @@ class Chain:
     def keeps_rows(self) -> bool:
         rows = self.before + self.after_on_rows
         rows = rows if self.batch is None else (*rows, self.batch)
-        counting = any(s.role in ("take", "skip") for s in self.after)
-        return all(s.keeps_rows for s in rows) and not counting
+        counting = kinds.first_of(self.after, kinds.CountingStage)
+        return all(s.traits.keeps_rows for s in rows) and not counting
 
     # Options
 
     @property
     def urls(self) -> Any:
-        return self.stages[0].options["urls"] if self.stages[0].role == "files" else None
+        listing = kinds.first_of(self.stages[:1], kinds.ListingSource)
+        return None if listing is None else listing.options["urls"]
 
     @property
     def num_shards(self) -> int:
@@ -106,7 +98,7 @@ class Chain:
         return self.batch is not None and self.batch.drop_last
 
     @property
-    def drawn(self) -> RowOrder | None:
+    def drawn(self) -> kinds.RowOrder | None:
         """The stage that draws an epoch's rows by number."""
         return None if self.shuffle is None else self.shuffle.order
 
@@ -128,9 +120,21 @@ class Chain:
     def of_batch_size(self, size: int) -> Chain:
         if self.batch is None:
             return self
-        batch = self.batch.replaced(batch_size=size)
+        batch = self.batch._replaced(batch_size=size)
         after = tuple(batch if stage is self.batch else stage for stage in self.after)
         return replace(self, batch=batch, after=after)
+
+    def bound(self, inputs: Any) -> Chain:
+        """This chain, with copies of the stages that look at what the pipeline reads."""
+        asking = {s for s in (*self.stages, *self.steps) if s.traits.asks_inputs}
+        copies = {stage: stage._bound(inputs) for stage in asking}
+
+        def copied(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(copied, value))
+            return copies.get(value, value) if isinstance(value, Stage) else value
+
+        return Chain(**{field.name: copied(getattr(self, field.name)) for field in fields(self)})
 
     # Epochs and passes
 
@@ -138,7 +142,7 @@ class Chain:
     def times(self) -> int | None:
         """Epochs in a pass; None for no end."""
         if self.repeat is None:
-            return None if self.opener.endless else 1
+            return None if self.opener.traits.endless else 1
         return self.repeat.times
 
     @property

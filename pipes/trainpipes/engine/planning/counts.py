@@ -48,7 +48,7 @@ class Counts:
         if layouts.inputs.epoch_rows is None or not layouts.whole:
             return False
         ragged = chain.rolling and not chain.endless and layouts.usual.num_spans > 1
-        return not ragged and all(stage.keeps_rows for stage in chain.after)
+        return not ragged and all(stage.traits.keeps_rows for stage in chain.after)
 
     @cached_property
     def counted(self) -> bool:

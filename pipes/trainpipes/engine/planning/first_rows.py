@@ -25,7 +25,7 @@ from trainpipes.engine.planning.open_stages import open_stages
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.interfaces.source import RowStream, read_full, read_rows
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.interfaces.stage_kinds import BatchingStage, RunStage
 
 #: Rows that a schema is found from; where some columns hold only None in them, more are read, up to
 #: ``SAMPLE_ROWS``, or so many bytes.
@@ -106,7 +106,7 @@ def first_rows(inputs: Inputs, below: Sequence[Stage], caller: str) -> Payload |
             if data is not None:
                 return data
         return None
-    keeps = all(isinstance(stage, RunStage) and stage.keeps_rows for stage in below)
+    keeps = all(isinstance(stage, RunStage) and stage.traits.keeps_rows for stage in below)
     with closing(_FirstRows(inputs, caller, 1 if keeps else STEP).runs()) as rows:
         return next((run.block.data for run in _runs(rows, below)), None)
 
@@ -145,8 +145,8 @@ def _add(
 
 def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
     # Functions on batches are not called for rows.
-    cut = next((n for n, stage in enumerate(below) if stage.role == "batch"), len(below))
-    stages = [*below[:cut], *(stage for stage in below[cut + 1 :] if stage.needs_columns)]
+    cut = next((n for n, stage in enumerate(below) if isinstance(stage, BatchingStage)), len(below))
+    stages = [*below[:cut], *(stage for stage in below[cut + 1 :] if stage.traits.takes != "rows")]
     runs, _ = open_stages(stages, lambda _: rows, dict(START))
     return runs
 
@@ -159,7 +159,7 @@ def _run_of(data: Payload, first: int) -> Run:
 class _FirstRows:
     def __init__(self, inputs: Inputs, caller: str, step: int = STEP) -> None:
         chain = inputs.chain
-        if chain.opener.read_once:
+        if chain.opener.traits.read_once:
             raise SchemaError(
                 f"{caller} needs the types of columns, and rows of {chain.stages[0]} can't be read twice to "
                 "find them: give them by schema= of a map() in between, schema=pa.schema([...])",

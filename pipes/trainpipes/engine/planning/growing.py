@@ -12,7 +12,7 @@ from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import CombiningSource, Source, stages_within
+from trainpipes.interfaces.stage_kinds import CombiningSource, RepeatStage, stages_within
 
 #: The key of a state that has the files.
 FILES = "files"
@@ -24,13 +24,13 @@ MOST_NAMES = 256 << 20
 
 def grows(stages: Sequence[Stage]) -> bool:
     """Whether an epoch has the files that stand there when it begins."""
-    return any(isinstance(stage, Source) and stage.grows for stage in stages_within(stages))
+    return any(stage.traits.grows for stage in stages_within(stages))
 
 
 def refuse_repeat(stages: Sequence[Stage]) -> None:
     """Raise ConfigError where files are listed for each epoch, and epochs have no end of their own."""
-    listing = next((s for s in stages_within(stages) if isinstance(s, Source) and s.grows), None)
-    rolls = (s for s in stages_within(stages) if s.role == "repeat" or getattr(s, "endless", False))
+    listing = next((s for s in stages_within(stages) if s.traits.grows), None)
+    rolls = (s for s in stages_within(stages) if isinstance(s, RepeatStage) or s.traits.endless)
     if listing is not None and (repeat := next(rolls, None)) is not None:
         raise ConfigError(
             f"{listing} lists files when an epoch begins, and {repeat} makes one iteration of several "
@@ -48,8 +48,8 @@ def _given(stages: Sequence[Stage], files: Iterator[Sequence[str]]) -> list[Stag
     for stage in stages:
         if isinstance(stage, CombiningSource):
             stage = stage.of_chains([_given(chain, files) for chain in stage.chains])
-        elif isinstance(stage, Source) and stage.grows:
-            stage = stage.resolved(only=tuple(next(files)))
+        elif stage.traits.grows:
+            stage = stage._resolved(only=tuple(next(files)))
         found.append(stage)
     return found
 
@@ -79,7 +79,7 @@ def _lists(inputs: Inputs) -> Iterator[Any]:
         names = getattr(opener, "sources", ())
         for part in [inputs.mixed[name] for name in names] or inputs.parts:
             yield from _lists(part)
-    elif opener.grows:
+    elif opener.traits.grows:
         source: Any = inputs.source
         yield source.files
 

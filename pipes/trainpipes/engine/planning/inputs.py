@@ -137,12 +137,11 @@ class Inputs:
         source: RowSource | RowStream | None = None,
         schemas: Schemas | None = None,
     ) -> None:
-        self.chain = chain
         self.schemas = schemas or Schemas()
         self._source = source
-        for stage in {*chain.stages, *chain.steps}:
-            if stage.by_place or stage.asks_inputs:
-                stage.use_inputs(self)
+        #: Whether rows say which rows they are made of (``Block.made_of``).
+        self.keeps_pieces = False
+        self.chain = chain.bound(self)
         if schemas is None:
             self._join_schemas()
 
@@ -154,7 +153,7 @@ class Inputs:
     def source(self) -> RowSource | RowStream:
         if self._source is None:
             chain = self.chain
-            opened = chain.opener.open_files(chain.file_stages)
+            opened = chain.opener._open_on(chain.file_stages)
             self._source = checked_source(opened, chain.opener)
             if chain.drawn is not None and not isinstance(opened, RandomAccessSource):
                 kind = type(opened).__name__
@@ -246,7 +245,7 @@ class Inputs:
         below = chain.before[: chain.cached]
         return chain.cache.open_cache(
             self.listed, self.blocks.firsts, [chain.opener, *below], partial(put_through, below),
-            holes=chain.shuffle is None and not all(s.keeps_rows for s in below),
+            holes=chain.shuffle is None and not all(s.traits.keeps_rows for s in below),
             listed=chain.urls, first=self.first_keys,
         )  # fmt: skip
 

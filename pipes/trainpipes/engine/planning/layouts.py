@@ -15,7 +15,7 @@ from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.mixture import RowMixture
 from trainpipes.interfaces.source import RandomAccessSource, RowSource, RowStream
-from trainpipes.interfaces.stage_kinds import ShuffleStage
+from trainpipes.interfaces.stage_kinds import ShuffleStage, cuts_by_length
 from trainpipes.order.layout import (
     Layout,
     StreamLayout,
@@ -72,8 +72,7 @@ class Layouts:
         if isinstance(source, RowStream):
             # Unshuffled, a window is what is read at a time, and no stream is read far ahead.
             rows = size if buffer is None else buffer
-            cutting = [s for s in chain.after if s.role in ("pack", "batch") and not s.keeps_rows]
-            if buffer is None and cutting:
+            if buffer is None and any(map(cuts_by_length, chain.after)):
                 rows = max(rows, STREAM_ROWS)  # batches have other rows than these
             return StreamLayout(size, shards, rows, self.whole, shuffled=buffer is not None)
         drawn = chain.drawn is not None

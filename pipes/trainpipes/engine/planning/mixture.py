@@ -64,10 +64,8 @@ class RowMixture(RowStream):
         raise TypeError("a mixture has no one order of its own: each shard mixes for itself")
 
 
-class MixingSource(CombiningSource):
+class MixingSource(CombiningSource, asks_inputs=True):
     """A source that mixes the rows of several pipelines."""
-
-    asks_inputs = True
 
     @abstractmethod
     def parts(self, mixed: Inputs) -> dict[str, Inputs]:

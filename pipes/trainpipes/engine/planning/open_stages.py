@@ -11,7 +11,7 @@ from trainpipes.columns.bad_text import naming_bad_text
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import OpenBelow, RegroupStage, RunStage
+from trainpipes.interfaces.stage_kinds import OpenBelow, RegroupStage, RunStage, WorkingStage
 
 #: What is said of a function that raises what would end the rows.
 RAISED_STOP = "a function that was called for rows raised StopIteration"
@@ -36,7 +36,7 @@ def _open_stage(
     if isinstance(stage, RegroupStage):
         return stage.open(below, at)
     assert isinstance(stage, RunStage)
-    if not stage.has_workers:
+    if not (isinstance(stage, WorkingStage) and stage.has_workers):
         return not_empty(map(partial(_called, stage, stage.process), below(at)), stage)
     runs = Submitted(stage, below(at))
     submitted.append(runs)
@@ -54,7 +54,7 @@ def _called(stage: RunStage, function: Callable[[Run], _Made], run: Run) -> _Mad
 class Submitted(Iterator[Run]):
     """Runs through a stage whose workers may begin with some of them ahead."""
 
-    def __init__(self, stage: RunStage, below: Iterator[Run]) -> None:
+    def __init__(self, stage: WorkingStage, below: Iterator[Run]) -> None:
         self._stage = stage
         self._below = below
         #: Runs that workers of the stage have begun with, and what waits for them; or what went wrong.

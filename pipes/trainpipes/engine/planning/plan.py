@@ -18,9 +18,9 @@ from trainpipes.engine.planning.growing import grows, listed_files, refuse_repea
 from trainpipes.engine.planning.inputs import Inputs, Schemas
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.errors import ConfigError
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import stages_within
 from trainpipes.interfaces.tally import Tally
 from trainpipes.state.cursor import checksum
 from trainpipes.state.format import BatchSizes
@@ -100,7 +100,7 @@ class Plan:
     @cached_property
     def tallies(self) -> list[Tally]:
         """What stages count, also those of the sources of a mix."""
-        own = [tally for stage in self.chain.stages for tally in stage.tallies()]
+        own = [tally for stage in self.chain.stages for tally in stage._tallies()]
         return own + [tally for part in self.mixed.values() for tally in part.tallies]
 
     @cached_property
@@ -115,7 +115,7 @@ class Plan:
     @property
     def growing(self) -> int:
         """How many folders grow."""
-        return sum(bool(getattr(s, "grows", False)) for s in stages_within(self.chain.stages))
+        return sum(s.traits.grows for s in kinds.stages_within(self.chain.stages))
 
     def require_fixed(self, what: str) -> None:
         """Raise ConfigError for folders that grow, where files are listed once."""
@@ -131,22 +131,30 @@ class Plan:
             return False
         return versions(self.inputs) == versions(other.inputs)
 
+    def settle(self, threads: int) -> None:
+        """Prepare for calls by this many threads at once; 0 for only the one that iterates."""
+        for stage in self.chain.stages:
+            if isinstance(stage, kinds.RunStage):
+                stage._settle(threads)
+        for part in self.mixed.values():
+            part.settle(threads)
+
     # Who may call what
 
     @cached_property
     def reads_user_code(self) -> bool:
         chain = self.chain
         reading = [chain.stages[0], *chain.before, *filter(None, [chain.shuffle])]
-        return any(stage.runs_user_code for stage in reading)
+        return any(stage._runs_user_code for stage in reading)
 
     @cached_property
     def runs_user_code(self) -> bool:
-        return self.reads_user_code or any(stage.runs_user_code for stage in self.chain.after)
+        return self.reads_user_code or any(stage._runs_user_code for stage in self.chain.after)
 
     @cached_property
     def in_caller(self) -> bool:
         """Whether a stage must be called by the thread that iterates."""
-        return any(stage.in_caller for stage in self.chain.stages)
+        return any(stage.traits.in_caller for stage in self.chain.stages)
 
     # Identity
 
@@ -156,13 +164,12 @@ class Plan:
         either side of the shuffle come after it.
         """
         # Where a stage that deals rows stands in a chain changes nothing.
-        places = {"reader": 0, "source": 0, "shard": 1}
-        shaping = [s for s in self.chain.stages if s.role not in ("place", "files", "cache")]
-        shaping.sort(key=lambda s: places.get(s.role, 2))
+        shaping = kinds.without(self.chain.stages, kinds.UNKNOWN)
+        shaping.sort(key=lambda s: [not isinstance(s, k) for k in (kinds.Source, kinds.ShardStage)])
         if self.chain.shuffle in shaping:
             before = shaping[: shaping.index(self.chain.shuffle)]
-            last = max((n for n, s in enumerate(before) if not s.keeps_rows), default=-1)
-            later = [s for s in before[last + 1 :] if s.role == "rows"]
+            last = max((n for n, s in enumerate(before) if not s.traits.keeps_rows), default=-1)
+            later = [s for s in before[last + 1 :] if kinds.is_on_rows(s)]
             shaping = [s for s in shaping if s not in later]
             after = shaping.index(self.chain.shuffle) + 1
             shaping[after:after] = later

@@ -47,7 +47,7 @@ class ListedMaker(WindowMaker):
         self._cached = plan.inputs.cached_blocks
         before = plan.chain.before
         has_holes = self._cached is not None and self._cached.holes
-        self._keeps_rows = has_holes or all(stage.keeps_rows for stage in before)
+        self._keeps_rows = has_holes or all(stage.traits.keeps_rows for stage in before)
         self._before = before[plan.chain.cached or 0 :]
         self._fetched = self._layouts.fetched_bytes
         self._spans: dict[int, _SpanReading] = {}  # of each span

@@ -23,7 +23,7 @@ from trainpipes.errors import DataError
 from trainpipes.interfaces.empty_epoch_guard import EmptyEpochGuard
 from trainpipes.interfaces.source import RandomAccessSource, RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.interfaces.stage_kinds import RunStage, WorkingStage
 from trainpipes.order.layout import Layout, StreamLayout, WindowKey
 
 #: About how many rows and bytes a run has; whole batches where there are any.
@@ -37,8 +37,8 @@ ALL_ROWS = 65_536
 def rows_at_a_time(plan: Plan, most: int | None = None) -> int:
     """Rows that are made together; few where Python is called for each."""
     rows = RUN_ROWS if most is None else most
-    if any(stage.per_row for stage in plan.chain.after):
-        counted = plan.chain.batch is not None and plan.chain.batch.keeps_rows
+    if any(stage.traits.per_row for stage in plan.chain.after):
+        counted = plan.chain.batch is not None and plan.chain.batch.traits.keeps_rows
         return plan.chain.batch_size if counted else max(plan.chain.batch_size, 8)
     row_bytes = plan.inputs.source.row_bytes if isinstance(plan.inputs.source, RowSource) else None
     if row_bytes:
@@ -49,7 +49,7 @@ def rows_at_a_time(plan: Plan, most: int | None = None) -> int:
 
 
 def has_workers(stages: Sequence[Stage]) -> bool:
-    return any(isinstance(stage, RunStage) and stage.has_workers for stage in stages)
+    return any(isinstance(stage, WorkingStage) and stage.has_workers for stage in stages)
 
 
 def stages_to_open(plan: Plan, stage_pool: Pool | None) -> tuple[Stage, ...]:
@@ -57,7 +57,7 @@ def stages_to_open(plan: Plan, stage_pool: Pool | None) -> tuple[Stage, ...]:
     stages = plan.chain.after
     if stage_pool is None or has_workers(stages):
         return stages
-    called = (n + 1 for n, s in enumerate(stages) if s.runs_user_code or s.in_caller)
+    called = (n + 1 for n, s in enumerate(stages) if s._runs_user_code or s.traits.in_caller)
     first = max(called, default=0)
     above: list[RunStage] = []
     for stage in stages[first:]:
@@ -68,13 +68,11 @@ def stages_to_open(plan: Plan, stage_pool: Pool | None) -> tuple[Stage, ...]:
     return (*stages[:first], *pooled, *stages[first + len(above) :])
 
 
-class PooledStages(RunStage):
+class PooledStages(WorkingStage):
     """Stages that a pool runs while the thread that iterates calls functions for the next rows."""
 
     stages: tuple[RunStage, ...]
     pool: Pool
-
-    has_workers = True
 
     def submit_run(self, run: Run) -> Callable[[], Run]:
         return partial(self.pool.result, self.pool.submit(partial(self.process, run)))

@@ -19,6 +19,7 @@ from transformers.trainer_pt_utils import find_batch_size
 from trainpipes._internal.checks import require
 from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
 from trainpipes.errors import ConfigError, StateError
+from trainpipes.interfaces.stage_kinds import ShardStage
 from trainpipes.loader import Loader
 from trainpipes.look.lengths import batches_left
 from trainpipes.pipeline.chain import Pipeline
@@ -168,7 +169,7 @@ def every_row(pipe: Pipeline) -> Pipeline:
     """A pipeline that leaves no batch out where ranks do not divide their number."""
     good = not plan_of(pipe).chain.endless
     require(good, "eval_dataset", "a pipeline with an end", pipe, "leave .repeat() out")
-    stages = [s.replaced(tail="ragged") if s.role == "shard" else s for s in pipe.stages]
+    stages = [s._replaced(tail="ragged") if isinstance(s, ShardStage) else s for s in pipe.stages]
     return Pipeline(stages, pipe._ranks, pipe._members)
 
 

@@ -21,7 +21,7 @@ from trainpipes.sources.files.schema import Rows, fitted
 BLOCK_ROWS = 8192
 
 
-class FromArrow(Source):
+class FromArrow(Source, has_blocks=True, random_access=True):
     """Rows of a ``pyarrow.Table`` (or record batch) in memory.
 
     The first state hashes all rows.
@@ -34,9 +34,7 @@ class FromArrow(Source):
     [{'x': 1}, {'x': 2}]
     """
 
-    has_blocks = True
     free = frozenset({"table"})
-    random_access = True
 
     table: pa.Table
 

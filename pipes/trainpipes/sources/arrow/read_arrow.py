@@ -32,7 +32,7 @@ SAMPLED = 4
 WHOLE = 4 << 20
 
 
-class ReadArrow(FileReader):
+class ReadArrow(FileReader, has_blocks=True, random_access=True):
     """Reads the rows of Arrow files: IPC files and streams, Feather, and folders of ``save_to_disk`` of
     Hugging Face's ``datasets``.
 
@@ -60,9 +60,6 @@ class ReadArrow(FileReader):
     [{'y': 'a'}, {'y': 'b'}]
     """
 
-    has_blocks = True
-    random_access = True
-
     columns: Sequence[str] | None = None
     _: KW_ONLY
     block_rows: int | None = None
@@ -70,11 +67,11 @@ class ReadArrow(FileReader):
     index: str | os.PathLike[str] | bool | None = None
     on_error: OnBadRow = "raise"
 
-    def above(self) -> Sequence[Stage]:
+    def _above(self) -> Sequence[Stage]:
         return above_reader(self)
 
     @without_bad_files
-    def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
+    def _open_on(self, files: Sequence[Stage]) -> NumberedFiles:
         format = ArrowFormat()
         listed = saved_files(self.listed(files), str(self))
         store = IndexStore(listed, self.name, format.name, "", self.options["index"])

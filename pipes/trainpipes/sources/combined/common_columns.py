@@ -75,7 +75,7 @@ class CommonColumns:
         if known is not None:
             empty = isinstance(inputs.source, RowSource) and not inputs.blocks.rows
             return None if empty else known
-        if _is_python(inputs) or inputs.chain.opener.read_once:
+        if _is_python(inputs) or inputs.chain.opener.traits.read_once:
             return OBJECTS
         try:
             data = first_rows(inputs, steps, str(self.stage))
@@ -117,11 +117,10 @@ class CommonColumns:
             ) from error  # fmt: skip
 
 
-class Alike(RunStage):
+class Alike(RunStage, holds_data=True):
     """Gives one pipeline's rows the common columns."""
 
     thread_safe = True
-    holds_data = True
 
     columns: Any
     part: Any

@@ -6,16 +6,15 @@ from typing import Any, ClassVar
 
 from trainpipes._internal.checks import require
 from trainpipes._internal.instead import instead, is_pipeline
-from trainpipes.engine.planning.as_columns import gives_objects
 from trainpipes.errors import ConfigError
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RandomAccessSource, RowSource
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import CombiningSource, RunStage, Source
 from trainpipes.sources.combined.common_columns import CommonColumns
 from trainpipes.sources.combined.joined_rows import JoinedByNumber, JoinedRows, Lane, Part
 
 
-class JoiningSource(CombiningSource):
+class JoiningSource(kinds.CombiningSource):
     """A stage that reads the rows of several pipelines as those of one source."""
 
     beside: ClassVar[bool] = False
@@ -41,21 +40,13 @@ class JoiningSource(CombiningSource):
         return [pipeline.stages for pipeline in self.pipelines]
 
     def of_chains(self, chains: Sequence[Sequence[Stage]]) -> JoiningSource:
-        return self.replaced(
-            pipelines=[type(p)(c) for p, c in zip(self.pipelines, chains, strict=True)]
-        )
+        pairs = zip(self.pipelines, chains, strict=True)
+        return self._replaced(pipelines=[type(p)(c) for p, c in pairs])
 
-    @property
-    def makes_objects(self) -> bool:  # type: ignore[override]
-        return all(map(gives_objects, self.chains))
-
-    @property
-    def has_blocks(self) -> bool:  # type: ignore[override]
-        return all(_opener(chain).has_blocks for chain in self.chains)
-
-    @property
-    def random_access(self) -> bool:  # type: ignore[override]
-        return all(_opener(chain).random_access for chain in self.chains)
+    def _traits(self) -> dict[str, Any]:
+        openers = [_opener(chain).traits for chain in self.chains]
+        names = "has_blocks", "random_access"
+        return super()._traits() | {n: all(getattr(o, n) for o in openers) for n in names}
 
     def open(self) -> RowSource:
         return self.opened([None] * len(self.chains))
@@ -69,9 +60,8 @@ class JoiningSource(CombiningSource):
         return (JoinedByNumber if by_number else JoinedRows)(self, lanes)
 
     def identity(self) -> dict[str, Any]:
-        chains = [
-            [stage.identity() for stage in chain if stage.role != "files"] for chain in self.chains
-        ]
+        read = [kinds.without(chain, kinds.ListingSource) for chain in self.chains]
+        chains = [[stage.identity() for stage in chain] for chain in read]
         return {"stage": self.name, "sources": chains}
 
     def __repr__(self) -> str:
@@ -123,22 +113,20 @@ class Zip(JoiningSource):
     beside = True
 
 
-def _opener(chain: Sequence[Stage]) -> Source:
-    found = next((stage for stage in chain if stage.role == "reader"), chain[0])
-    assert isinstance(found, Source)
+def _opener(chain: Sequence[Stage]) -> kinds.Source:
+    found = next((stage for stage in chain if isinstance(stage, kinds.ReadingSource)), chain[0])
+    assert isinstance(found, kinds.Source)
     return found
 
 
 def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
     reader = stages.index(_opener(stages))
     for stage in stages[:reader][1:]:
-        if stage.role == "shuffle":
+        if isinstance(stage, kinds.ShuffleStage):
             raise ConfigError(f"{caller}(...): put {stage} after it, where it shuffles all sources")
-    for stage in [*_opener(stages).above(), *stages[reader + 1 :]]:
-        if stage.role in ("take", "skip"):  # of rows in file order, since all others keep each row
-            continue
-        plain = stage.role == "rows" and isinstance(stage, RunStage)
-        if not plain or not stage.keeps_rows or stage.by_epoch:
+    for stage in [*_opener(stages)._above(), *stages[reader + 1 :]]:
+        # Those that count do so in file order, since all others keep each row.
+        if not isinstance(stage, kinds.CountingStage) and not kinds.keeps_each_row(stage):
             own = stage.name == _opener(stages).name
             way = f"put {stage.name}() after {caller}(), for all sources"
             raise ConfigError(

@@ -47,7 +47,7 @@ class Part:
         self, number: int, stages: Sequence[Stage], source: RowSource | None, columns: CommonColumns
     ) -> None:
         self.number, self._columns = number, columns
-        self.inputs = Inputs(arrange([stage.fresh() for stage in stages]), source)
+        self.inputs = Inputs(arrange([stage._fresh() for stage in stages]), source)
         if not isinstance(self.inputs.source, RowSource):
             raise ConfigError(
                 f"{columns.stage.name}(...) takes sources whose rows are counted before they are read, and "
@@ -94,7 +94,8 @@ class Part:
         if self._key is None:  # once: what functions hold may change from call to call
             chain = self.inputs.chain
             stages = chain.stages[chain.stages.index(chain.opener) :]
-            types = self.inputs.first_keys() if any(stage.finds_types for stage in stages) else []
+            finds_types = any(stage.traits.gives == "found types" for stage in stages)
+            types = self.inputs.first_keys() if finds_types else []
             self._key = [*cache_key(stages, self._columns.stage.name), types]
         return [key, self._key, str((self._columns.wanted or {}).get(self.number))]
 

@@ -42,12 +42,9 @@ def separate(table: Any) -> tuple[Any, dict[int, tuple[str, str]]]:
     return table.drop_columns([BAD.name]), said
 
 
-class BadRows(RunStage):
+class BadRows(RunStage, keeps_rows=False, asks_inputs=True, gives="choice"):
     """Leaves out the rows that a reader could not read. ``shaping``: what else makes rows bad."""
 
-    keeps_rows = False
-    asks_inputs = True
-    names_only = True
     thread_safe = True
 
     reader: str
@@ -68,7 +65,7 @@ class BadRows(RunStage):
     def _left_out(self) -> LeftOut:
         return LeftOut(self, "they cannot be read", "row", unit="", on_error=self.on_error)
 
-    def tallies(self) -> Sequence[Tally]:
+    def _tallies(self) -> Sequence[Tally]:
         return (self._left_out,)
 
     def process(self, run: Run) -> Run:
@@ -86,14 +83,14 @@ def above_reader(reader: Stage, shaping: Any = None) -> tuple[Stage, ...]:
     return (BadRows(reader.name, on_error, shaping),) if leaves_out(on_error) else ()
 
 
-def without_bad_files(open_files: Callable[[Any, Sequence[Stage]], T]) -> Callable[[Any, Any], T]:
-    """``open_files`` of a reader that may leave out files whose rows cannot be counted."""
+def without_bad_files(open_on: Callable[[Any, Sequence[Stage]], T]) -> Callable[[Any, Any], T]:
+    """``_open_on`` of a reader that may leave out files whose rows cannot be counted."""
 
-    @functools.wraps(open_files)
+    @functools.wraps(open_on)
     def opened(self: Any, files: Sequence[Stage]) -> T:
         while True:
             try:
-                return open_files(self, files)
+                return open_on(self, files)
             except UnreadableError as error:
                 bad = vars(error).get("bad_files")
                 if not bad or not leaves_out(self.on_error):

@@ -24,16 +24,15 @@ from trainpipes.errors.text import amount
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, made_once
-from trainpipes.interfaces.stage_kinds import Source
+from trainpipes.interfaces.stage_kinds import ReadingSource
 from trainpipes.sources.files.file_list import FileList, digest, digests
 from trainpipes.sources.files.list_files import ListFiles, checked_options
 from trainpipes.sources.memmap.manifest import is_memmap
 
 
-class FileReader(Source):
-    """Reads the files of ``list_files`` below it. A subclass has ``storage_options`` and ``open_files``."""
+class FileReader(ReadingSource):
+    """Reads the files of ``list_files`` below it. A subclass has ``storage_options`` and ``_open_on``."""
 
-    role = "reader"
     free = frozenset({"storage_options", "index"})
 
     def check(self) -> None:
@@ -43,10 +42,10 @@ class FileReader(Source):
                 self._set(**{name: checked(given[name], f"{self.name}({name})")})
 
     def open(self) -> RowSource:
-        return self.open_files([])
+        return self._open_on([])
 
     @abstractmethod
-    def open_files(self, files: Sequence[Stage]) -> RowSource:
+    def _open_on(self, files: Sequence[Stage]) -> RowSource:
         """The rows of the files that the stages below list and let through."""
 
     def listed(self, stages: Sequence[Stage], suffixes: Sequence[str] | None = None) -> FileList:

@@ -18,7 +18,7 @@ from trainpipes.filesystems.retry import Requests, Retry
 from trainpipes.filesystems.systems import is_local, open_system
 from trainpipes.interfaces.source import Place, RowSource
 from trainpipes.interfaces.stage import made_once
-from trainpipes.interfaces.stage_kinds import Source
+from trainpipes.interfaces.stage_kinds import ListingSource
 from trainpipes.sources.files.ahead import PREFETCH_BYTES
 from trainpipes.sources.files.file_list import FileList, Listed, digests
 from trainpipes.sources.files.folders import Found, Reported, Wanted
@@ -30,7 +30,7 @@ log = logging.getLogger("trainpipes")
 SUFFIXES = (".parquet", ".pq")
 
 
-class ListFiles(Source):
+class ListFiles(ListingSource):
     """Lists files by path, folder, glob or URL, for a reader such as ``read_parquet``; without one, rows are
     their names. Files are listed when the first row, ``len()`` or the state is needed.
 
@@ -70,7 +70,6 @@ class ListFiles(Source):
     ['part-2.parquet', 'part-10.parquet']
     """
 
-    role = "files"
     free = frozenset({"retry", "cache_dir", "cache_bytes", "prefetch_bytes", "refresh"})
 
     urls: Any
@@ -89,9 +88,7 @@ class ListFiles(Source):
 
     @staticmethod
     def of(files: FileList, urls: Sequence[str]) -> ListFiles:
-        stage = ListFiles(urls=list(urls))
-        vars(stage)["_known"] = files
-        return stage
+        return ListFiles(urls=list(urls))._resolved(_known=files)
 
     def check(self) -> None:
         self._set(
@@ -117,13 +114,12 @@ class ListFiles(Source):
             return suffixes
         return (self.suffix,) if isinstance(self.suffix, str) else self.suffix
 
-    @property
-    def grows(self) -> bool:  # type: ignore[override]
-        return self.refresh is not None
+    def _traits(self) -> dict[str, Any]:
+        return {"grows": self.refresh is not None}
 
-    def fresh(self) -> ListFiles:
-        stage = super().fresh()
-        return stage if self.only is None else _with(stage, self.only)
+    def _fresh(self) -> ListFiles:
+        stage = super()._fresh()
+        return stage if self.only is None else stage._resolved(only=self.only)
 
     @made_once
     def _listed(self) -> dict[str, FileList]:
@@ -216,11 +212,6 @@ class ListFiles(Source):
 
     def open(self) -> PathSource:
         return PathSource(self.files())
-
-
-def _with(stage: ListFiles, only: tuple[str, ...]) -> ListFiles:
-    vars(stage)["only"] = only
-    return stage
 
 
 def _below(path: str, wanted: Wanted | None) -> str:

@@ -58,7 +58,7 @@ class NarrowRows(TensorRows):
         return tuple(map(torch.from_numpy, parts))
 
 
-class FromMemmap(Source):
+class FromMemmap(Source, random_access=True):
     """Rows of memory-mapped files: dicts or tuples of tensors; with a ragged column, rows as Arrow.
 
     Args:
@@ -71,7 +71,6 @@ class FromMemmap(Source):
     {'x': tensor([2, 3]), 'y': tensor([4, 9])}
     """
 
-    random_access = True
     free = frozenset({"path"})
 
     path: Any

@@ -23,16 +23,14 @@ from trainpipes.sources.memory.from_torchdata import (
 _REMEMBERED = 64
 
 
-class FromNode(Source):
+class FromNode(Source, gives="objects", read_once=True):
     """Items of a foreign torchdata node as rows."""
 
-    makes_objects = True
-    read_once = True
     free = frozenset({"node"})
 
     node: BaseNode[Any]
 
-    runs_user_code = True
+    _runs_user_code = True
 
     def open(self) -> NodeStream:
         return NodeStream(self.node)

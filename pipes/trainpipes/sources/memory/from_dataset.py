@@ -29,7 +29,7 @@ from trainpipes.stages.torch_samplers import draws_globally, keys_of, reorders
 PLAIN = (list, tuple, range)
 
 
-class FromDataset(Source):
+class FromDataset(Source, gives="objects", holds_data=True):
     """Rows of any torch ``Dataset`` with ``__getitem__`` or ``__getitems__``.
 
     Each rank and worker fetches only its own items. A state knows the dataset by its class and length.
@@ -46,9 +46,6 @@ class FromDataset(Source):
     >>> list(tp.from_dataset(["a", "b", "c"]).batch(2))
     [['a', 'b'], ['c']]
     """
-
-    makes_objects = True
-    holds_data = True
 
     dataset: Any
     sampler: Iterable[Any] | None = None
@@ -74,7 +71,7 @@ class FromDataset(Source):
                 )
         sized = self.keys is not None or isinstance(dataset, Sized)
         self._require(sized, "dataset", "an object with a length", "else give a sampler")
-        option, way = "batch_sampler" if self.makes_batches else "sampler", instead(self.keys)
+        option, way = self._option, instead(self.keys)
         good = self.keys is None or isinstance(self.keys, Iterable)
         self._require(good and not way, option, "an iterable of indices", way)
         if self.schema is not None and batch_sampler is not None:
@@ -87,60 +84,52 @@ class FromDataset(Source):
         """What gives the keys of each epoch; None for all indices in file order."""
         return self.batch_sampler if self.sampler is None else self.sampler
 
+    @property
+    def _option(self) -> str:
+        return "sampler" if self.batch_sampler is None else "batch_sampler"
+
     def open(self) -> RowSource | RowStream:
         if self.keys is not None:
             return SamplerStream(self.keys, self.dataset)
         return IndexSource(self.dataset)
 
-    def late(self) -> Fetch:
-        return Fetch(self.dataset, self.makes_batches)
+    def _late(self) -> Fetch:
+        return Fetch(self.dataset, self.traits.makes_batches)
+
+    def _traits(self) -> dict[str, Any]:
+        ordered = self.keys is not None
+        return {
+            "orders_rows": ordered,
+            "reorders": ordered and reorders(self.keys),
+            "makes_batches": self.batch_sampler is not None,
+            "random_access": not ordered,
+        }
 
     @property
-    def orders_rows(self) -> bool:  # type: ignore[override]
-        return self.keys is not None
-
-    @property
-    def reorders(self) -> bool:  # type: ignore[override]
-        return self.keys is not None and reorders(self.keys)
-
-    @property
-    def runs_user_code(self) -> bool:
+    def _runs_user_code(self) -> bool:
         return self.keys is not None and draws_globally(self.keys)
-
-    @property
-    def makes_batches(self) -> bool:  # type: ignore[override]
-        return self.batch_sampler is not None
-
-    @property
-    def random_access(self) -> bool:  # type: ignore[override]
-        return self.keys is None
 
     def identity(self) -> dict[str, Any]:
         if self.keys is None:
             return {"stage": self.name}
-        option = "batch_sampler" if self.makes_batches else "sampler"
-        return {"stage": self.name, option: type(self.keys).__qualname__}
+        return {"stage": self.name, self._option: type(self.keys).__qualname__}
 
     def __repr__(self) -> str:
         size = f"{len(self.dataset):,} items" if isinstance(self.dataset, Sized) else "no length"
-        option = "batch_sampler" if self.makes_batches else "sampler"
-        sampler = "" if self.keys is None else f", {option}={type(self.keys).__name__}"
+        sampler = "" if self.keys is None else f", {self._option}={type(self.keys).__name__}"
         return f"from_dataset({type(self.dataset).__name__} of {size}{sampler})"
 
 
-class Fetch(RunStage):
+class Fetch(RunStage, holds_data=True):
     dataset: Any
     batched: bool = False
 
-    holds_data = True
-
     @property
-    def per_row(self) -> bool:  # type: ignore[override]
+    def _runs_user_code(self) -> bool:
         return type(self.dataset) not in PLAIN
 
-    @property
-    def runs_user_code(self) -> bool:
-        return self.per_row
+    def _traits(self) -> dict[str, Any]:
+        return {"per_row": self._runs_user_code}
 
     def process(self, run: Run) -> Run:
         keys = run.block.data
@@ -248,6 +237,6 @@ def packed(stage: Stage) -> Stage:
     if type(items) not in (list, tuple) or len(items) < LEAST_ITEMS:
         return stage
     try:
-        return stage.replaced(dataset=PackedList(items))
+        return stage._replaced(dataset=PackedList(items))
     except (pickle.PicklingError, TypeError, AttributeError):
         return stage

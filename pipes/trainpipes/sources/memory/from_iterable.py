@@ -17,7 +17,7 @@ from trainpipes.interfaces.source import RowStream, StreamReader
 from trainpipes.interfaces.stage_kinds import Source
 
 
-class FromIterable(Source):
+class FromIterable(Source, gives="objects", holds_data=True):
     """Rows of an iterable that is made anew for each epoch.
 
     It must give the same items in the same order each time. A resume makes it again and drops used items;
@@ -34,8 +34,6 @@ class FromIterable(Source):
     [0, 1, 4, 9]
     """
 
-    makes_objects = True
-    holds_data = True
     free = frozenset({"factory", "version", "schema"})
 
     factory: Callable[[], Iterable[Any]] | Iterable[Any]
@@ -59,7 +57,7 @@ class FromIterable(Source):
     def open(self) -> IterableStream:
         return IterableStream(self.factory, self.version)
 
-    runs_user_code = True
+    _runs_user_code = True
 
     def __repr__(self) -> str:
         text = super().__repr__()

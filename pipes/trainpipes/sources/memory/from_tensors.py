@@ -14,7 +14,7 @@ from trainpipes.interfaces.source import RowsInMemory
 from trainpipes.interfaces.stage_kinds import Source
 
 
-class FromTensors(Source):
+class FromTensors(Source, random_access=True):
     """Rows of tensors that share their first dimension: tuples, or dicts if tensors have names.
 
     The first state hashes all numbers.
@@ -32,7 +32,6 @@ class FromTensors(Source):
     [tensor([[4., 5.]]), tensor([0])]
     """
 
-    random_access = True
     free = frozenset({"tensors", "names"})
 
     tensors: tuple[Any, ...]

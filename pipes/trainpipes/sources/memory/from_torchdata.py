@@ -87,7 +87,14 @@ _places: weakref.WeakKeyDictionary[BaseNode[Any], NodePlace] = weakref.WeakKeyDi
 _making = threading.Lock()
 
 
-class FromTorchdata(Source):
+#: Why ranks cannot share it.
+ALONE = (
+    "each of several ranks or workers would have its own copy of the torchdata node, and read "
+    "all of its items: read it in one process, or read its data by list_files() or from_dataset()"
+)
+
+
+class FromTorchdata(Source, gives="objects", one_consumer=ALONE):
     """Items of a node of ``torchdata.nodes`` as rows.
 
     Its state may hold JSON types, tuples, bytes, arrays and tensors. Only for one rank without workers.
@@ -105,14 +112,8 @@ class FromTorchdata(Source):
     [[0, 1], [2, 3], [4]]
     """
 
-    makes_objects = True
-    runs_user_code = True
+    _runs_user_code = True
     free = frozenset({"node"})
-    one_consumer = (
-        "each of several ranks or workers would have its own copy of the torchdata node, and read "
-        "all of its items: read it in one process, or read its data by list_files() or from_dataset()"
-    )
-
     node: BaseNode[Any]
 
     def check(self) -> None:

@@ -7,18 +7,18 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, fields
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from trainpipes._internal.checks import ColumnName, require, whole_number
 from trainpipes._internal.instead import instead, is_pipeline
 from trainpipes.columns.run import innermost, levels
 from trainpipes.engine.planning.arrange import arrange
-from trainpipes.engine.planning.as_columns import gives_objects
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, DataError, StateError, TrainpipesError
 from trainpipes.errors.text import cut
+from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.options import show
 from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.combined.common_columns import Alike, CommonColumns
@@ -41,12 +41,12 @@ from trainpipes.state.identity import first_difference, said
 KEPT = ("weight_by", "output_column")
 Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
 #: What a stage that cannot stand in a source is to do instead.
-_ELSEWHERE = {
-    "shard": "put it after mix(): it deals all sources",
-    "batch": "put it after mix(): batches are of mixed rows",
-    "finish": "put it after mix() and batch()",
-    "repeat": 'leave it out: sources start again by themselves; see mix(stop="repeat")',
-    "place": "put it at the end of the chain, after mix()",
+_ELSEWHERE: dict[type[Stage], str] = {
+    kinds.ShardStage: "put it after mix(): it deals all sources",
+    kinds.BatchingStage: "put it after mix(): batches are of mixed rows",
+    kinds.FinishingStage: "put it after mix() and batch()",
+    kinds.RepeatStage: 'leave it out: sources start again by themselves; see mix(stop="repeat")',
+    kinds.DeviceStage: "put it at the end of the chain, after mix()",
 }
 
 
@@ -87,7 +87,6 @@ class Mix(MixingSource):
     """
 
     free = frozenset({"sources", "column"})
-    example: ClassVar[str] = 'mix({"a": a, "b": b}, weights={"a": 0.7, "b": 0.3})'
 
     sources: Mapping[str, Any]
     _: KW_ONLY
@@ -138,9 +137,8 @@ class Mix(MixingSource):
     def limits(self) -> dict[str, int | None]:
         return _limits(self.max_epochs, list(self.sources))
 
-    @property
-    def endless(self) -> bool:  # type: ignore[override]
-        return self.stop == "repeat"
+    def _traits(self) -> dict[str, Any]:
+        return super()._traits() | {"endless": self.stop == "repeat"}
 
     @property
     def chains(self) -> Sequence[Sequence[Stage]]:
@@ -148,16 +146,7 @@ class Mix(MixingSource):
 
     def of_chains(self, chains: Sequence[Sequence[Stage]]) -> Mix:
         pairs = zip(self.sources.items(), chains, strict=True)
-        return self.replaced(sources={name: type(p)(chain) for (name, p), chain in pairs})
-
-    @property
-    def makes_objects(self) -> bool:  # type: ignore[override]
-        return all(map(gives_objects, self.chains))
-
-    def settle(self, threads: int) -> None:
-        for part in self.plan_inputs.mixed.values():
-            for stage in part.chain.stages:
-                stage.settle(threads)
+        return self._replaced(sources={name: type(p)(chain) for (name, p), chain in pairs})
 
     # The sources
 
@@ -168,7 +157,7 @@ class Mix(MixingSource):
         plans = {}
         for name, pipeline in self.sources.items():
             with _named(name):
-                stages = [stage.fresh() for stage in pipeline.stages]
+                stages = [stage._fresh() for stage in pipeline.stages]
                 plans[name] = plan = Plan.of(stages, sources[name])
                 if 0 in (plan.inputs.epoch_rows, rows_of(plan)):
                     raise DataError(f"{plan.chain.stages[0]} has no rows: leave it out of the mix")
@@ -176,7 +165,7 @@ class Mix(MixingSource):
 
     def parts(self, mixed: Inputs) -> dict[str, Inputs]:
         shard, shards = mixed.chain.shard, mixed.chain.num_shards
-        above: list[Stage] = [] if shard is None else [shard.replaced(tail="even")]
+        above: list[Stage] = [] if shard is None else [shard._replaced(tail="even")]
         mixture = mixed.source
         assert isinstance(mixture, Mixture)
         found: dict[str, Inputs] = {}
@@ -185,7 +174,7 @@ class Mix(MixingSource):
             alike = Alike(columns, name)
             with _named(name):
                 stages = [alike, *above, Repeat()]
-                stages = [stage.fresh() for stage in (*pipeline.stages, *stages)]
+                stages = [stage._fresh() for stage in (*pipeline.stages, *stages)]
                 found[name] = part = Inputs(arrange(stages), mixture.plans[name].inputs.source)
             steps = part.chain.steps
             below = next(n for n, stage in enumerate(steps) if isinstance(stage, Alike))
@@ -256,7 +245,7 @@ class Mix(MixingSource):
         found = super().identity()
         if self.weight_by == "tokens":
             found["weight_by"] = f"tokens of {self.column}"
-        plans = self.plan_inputs.source.plans.items()
+        plans = self._inputs.source.plans.items()
         sources = {name: json.loads(plan.identity)["stages"] for name, plan in plans}
         return {**found, "sources": sources}
 
@@ -292,13 +281,14 @@ def _check_source(name: str, pipeline: Any, stop: str) -> None:
         raise ConfigError(f"{option} is distributed(): put that after mix()")
     opener, *_ = stages = pipeline.stages
     for stage in stages:
-        if stage.role in _ELSEWHERE:
-            raise ConfigError(f"{option} has {stage}: {_ELSEWHERE[stage.role]}")
-    if getattr(opener, "makes_batches", False):
+        for kind, way in _ELSEWHERE.items():
+            if isinstance(stage, kind):
+                raise ConfigError(f"{option} has {stage}: {way}")
+    if opener.traits.makes_batches:
         raise ConfigError(
             f"{option} gives batches ({opener}): mix rows, and batch() them after mix()"
         )
-    if getattr(opener, "endless", False) and stop != "repeat":
+    if opener.traits.endless and stop != "repeat":
         raise ConfigError(
             f"{option} is a mix without an end, and stop={stop!r} would wait for it: use "
             'stop="repeat" here, or another stop there'

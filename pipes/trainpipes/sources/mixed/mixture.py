@@ -96,7 +96,7 @@ class Mixture(RowMixture):
     def _epoch_rows(self) -> float | None:
         """About how many rows an epoch has, where that is known."""
         first, counted = self.mix.stop == "first_exhausted", [self.sizes[n] for n in self.names]
-        if self.mix.endless or self.lengths or len(self.steps) > 1 or None in counted:
+        if self.mix.traits.endless or self.lengths or len(self.steps) > 1 or None in counted:
             return None
         total = sum(self.steps[0])
         parts = zip(counted, self.steps[0], self.max_epochs, strict=True)
@@ -146,9 +146,7 @@ def _lengths(mix: Any, block: Block) -> IntArray:
     return np.maximum(1, lengths_of(block, mix.column, mix))
 
 
-class _Named(RunStage):
-    holds_data = True
-
+class _Named(RunStage, holds_data=True):
     mixture: Any
     source: str
 
@@ -199,9 +197,9 @@ class MixWindows(MixedWindows):
 
 
 def _calls_rows(mix: Plan) -> bool:
-    return any(stage.per_row for plan in mix.mixed.values() for stage in plan.chain.steps) or any(
-        map(_calls_rows, mix.mixed.values())
-    )
+    return any(
+        stage.traits.per_row for plan in mix.mixed.values() for stage in plan.chain.steps
+    ) or any(map(_calls_rows, mix.mixed.values()))
 
 
 class MixedIds:

@@ -29,7 +29,7 @@ from trainpipes.sources.numpy.arrays import StoredArray, arrays_of, kept, read_a
 BLOCK_BYTES, BLOCK_ROWS = 1 << 20, 8192
 
 
-class ReadNumpy(FileReader):
+class ReadNumpy(FileReader, random_access=True):
     """Reads the rows of arrays in ``.npy`` and ``.npz`` files: the first dimension is the rows.
 
     Rows are dicts of tensors: one for each array of an ``.npz`` file, for each field of a structured array,
@@ -55,8 +55,6 @@ class ReadNumpy(FileReader):
     {'x': tensor([2, 3]), 'y': tensor([4, 9])}
     """
 
-    random_access = True
-
     columns: Sequence[str] | None = None
     _: KW_ONLY
     output_column: ColumnName = "array"
@@ -64,7 +62,7 @@ class ReadNumpy(FileReader):
     storage_options: Mapping[str, Any] | None = None
     index: str | os.PathLike[str] | bool | None = None
 
-    def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
+    def _open_on(self, files: Sequence[Stage]) -> NumberedFiles:
         format = NumpyFormat(self)
         listed = self.listed(files)
         key = json.dumps([self.output_column, self.columns, self.block_rows])

@@ -29,7 +29,7 @@ from trainpipes.stages.filter import Filter, text_of
 from trainpipes.stages.quarantine import OnBadRow
 
 
-class ReadParquet(FileReader):
+class ReadParquet(FileReader, has_blocks=True):
     """Reads the rows of Parquet files as Arrow.
 
     All footers are read before the first row. The files' types are widened where that loses nothing, and
@@ -63,8 +63,6 @@ class ReadParquet(FileReader):
     [{'y': 'a'}, {'y': 'b'}]
     """
 
-    has_blocks = True
-
     columns: Sequence[str] | None = None
     _: KW_ONLY
     storage_options: Mapping[str, Any] | None = None
@@ -86,7 +84,7 @@ class ReadParquet(FileReader):
             identity["filter"] = text_of(filter)
         return identity
 
-    def above(self) -> Sequence[Stage]:
+    def _above(self) -> Sequence[Stage]:
         bad = above_reader(self)
         if self.filter is None:
             return bad
@@ -94,7 +92,7 @@ class ReadParquet(FileReader):
         return (*bad, exact, *([] if self.columns is None else [ChosenColumns(self.columns)]))
 
     @without_bad_files
-    def open_files(self, files: Sequence[Stage]) -> FileSource:
+    def _open_on(self, files: Sequence[Stage]) -> FileSource:
         caller, filter = str(self), checked_filter(self.filter, self.name)
         hive, replaces = self.partitioning == "hive", self.errors == "replace"
         wanted = wanted_files(self.listed(files), self.columns, filter, hive, caller)

@@ -129,10 +129,8 @@ def _column(texts: list[str | None]) -> pa.Array:
     return python_to_arrow(texts, pa.string())
 
 
-class ChosenColumns(ChooseStage):
+class ChosenColumns(ChooseStage, gives="rows"):
     """Keeps the chosen columns, without those that only a filter asked for."""
-
-    names_only = False
 
     columns: Sequence[str]
 

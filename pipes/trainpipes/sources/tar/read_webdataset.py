@@ -41,7 +41,7 @@ MOST_MEMBER = (1 << 31) - 1
 LARGE = 64 << 20
 
 
-class ReadWebdataset(FileReader):
+class ReadWebdataset(FileReader, has_blocks=True, random_access=True):
     """Reads the samples of tar archives in WebDataset's layout: consecutive members with one name up to the
     first dot, such as ``0001.jpg`` and ``0001.cls``.
 
@@ -77,9 +77,6 @@ class ReadWebdataset(FileReader):
     {'__key__': '1', 'txt': 'one', 'cls': b'1'}
     """
 
-    has_blocks = True
-    random_access = True
-
     columns: Sequence[str] | None = None
     _: KW_ONLY
     missing: Literal["raise", "null"] = "raise"
@@ -93,11 +90,11 @@ class ReadWebdataset(FileReader):
         super().check()
         self._set(text=tuple(column_names(self.text, "read_webdataset(text)", least=0)))
 
-    def above(self) -> Sequence[Stage]:
+    def _above(self) -> Sequence[Stage]:
         return above_reader(self)
 
     @without_bad_files
-    def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
+    def _open_on(self, files: Sequence[Stage]) -> NumberedFiles:
         caller, listed = str(self), self.listed(files)
         store = IndexStore(listed, self.name, TarSamples.name, "", self.options["index"], LARGE)
         store.complete(

@@ -32,8 +32,7 @@ SAMPLED_FILES, SIZED_FILES = 16, 4
 SHAPE = ("unit", "delimiter", "quote", "column_names", "null_values", "block_rows", "infer")
 
 
-class TextReader(FileReader):
-    has_blocks = True
+class TextReader(FileReader, has_blocks=True):
     free = FileReader.free | {"max_row_bytes"}
 
     @property
@@ -42,7 +41,7 @@ class TextReader(FileReader):
         """The format of the files."""
 
     @without_bad_files
-    def open_files(self, files: Sequence[Stage]) -> FileSource:
+    def _open_on(self, files: Sequence[Stage]) -> FileSource:
         form, listed, caller, given = self.form, self.listed(files), str(self), self.options
         shape = [given[name] for name in SHAPE if name in given]
         shape += ["bad rows are left out"] * form.leaves_out
@@ -80,7 +79,7 @@ class TextReader(FileReader):
             source.row_bytes = source.sampled(SIZED_FILES)
         return source
 
-    def above(self) -> Sequence[Stage]:
+    def _above(self) -> Sequence[Stage]:
         return above_reader(self, self.options["max_row_bytes"])
 
 

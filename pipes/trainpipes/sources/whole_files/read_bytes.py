@@ -34,7 +34,7 @@ MOST_BYTES, MOST_FILE = 1 << 30, (1 << 31) - 1
 BLOCK_ROWS = 256
 
 
-class ReadBytes(FileReader):
+class ReadBytes(FileReader, has_blocks=True, random_access=True):
     """Reads whole files: a row for each, with ``path`` and ``bytes``.
 
     A file is read when its batch is made: a shuffle's buffer costs 8 bytes a file. Put many small remote
@@ -55,14 +55,11 @@ class ReadBytes(FileReader):
     [b'a.bina.bin', b'b.binb.bin']
     """
 
-    has_blocks = True
-    random_access = True
-
     _: KW_ONLY
     block_rows: int = BLOCK_ROWS
     storage_options: Mapping[str, Any] | None = None
 
-    def open_files(self, files: Sequence[Stage]) -> WholeFiles:
+    def _open_on(self, files: Sequence[Stage]) -> WholeFiles:
         return WholeFiles(self.listed(files, ("",)), None, self.block_rows, str(self))
 
 

@@ -28,7 +28,7 @@ from trainpipes.stages.row_names import names_below
 NAMES = ("file_name", "filename", "file", "path", "image")
 
 
-class ReadImages(FileReader):
+class ReadImages(FileReader, has_blocks=True, random_access=True):
     """Reads whole image files, with classes from the names of their folders, or with labels from a CSV.
 
     A folder stands for its images (``.jpg``, ``.jpeg``, ``.png``, ``.ppm``, ``.bmp``, ``.pgm``, ``.tif``,
@@ -58,8 +58,6 @@ class ReadImages(FileReader):
     [('10.png', 'cat', 0), ('2.png', 'cat', 0), ('1.png', 'dog', 1)]
     """
 
-    has_blocks = True
-    random_access = True
     free = frozenset({"labels"})
 
     labels: str | os.PathLike[str] | None = "folder"
@@ -74,7 +72,7 @@ class ReadImages(FileReader):
         self._require(good, "labels", '"folder", the path of a CSV, or None')
         self._set(labels=labels)
 
-    def open_files(self, files: Sequence[Stage]) -> WholeFiles:
+    def _open_on(self, files: Sequence[Stage]) -> WholeFiles:
         listed = self.listed(files)
         more = None
         if self.labels == "folder":

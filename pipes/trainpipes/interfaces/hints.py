@@ -1,0 +1,43 @@
+"""What messages say of a stage beside its own text, by the name of its class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+#: How a user's function draws at random there.
+DRAWS = {
+    "Stage": "draw in a map(fn, rng=True) before it, whose function gets a row and a generator of its own",
+    "TableStage": (
+        "define open(), whose function gets the numbers and epochs of the rows, and draw from these and a "
+        "seed (docs/extend.md has an example), or add what is drawn by a map(fn, rng=True) before it"
+    ),
+    "RowStage": "use map(fn, rng=True) instead, whose function gets a row and a generator of its own",
+    "FinishingStage": "use map(fn, rng=True) instead, whose function gets a batch and a generator of its own",
+    "Filter": "draw in a map(fn, rng=True) before it, and look here at its column; or use sample(fraction)",
+    "FlatMap": "draw in a map(fn, rng=True) before it, which adds what was drawn to the row",
+    "ImageTransform": "draw from torch's generator, which is seeded for each row, or use map(fn, rng=True)",
+    "Map": "pass rng=True: the function is called as fn(row, rng), with a generator for each row",
+    "ColumnFunction": "draw in a map(fn, rng=True) before it, or in a TableStage (see docs/extend.md)",
+}
+_COLUMNS = "map() takes a row; map_batches(fn) takes columns of many and replaces them, with_columns(fn) adds"
+#: What to write instead of other libraries' options.
+ELSEWHERE = {
+    "Stage": {},
+    "Map": {
+        "batched": _COLUMNS,
+        "batch_size": _COLUMNS,
+        "num_proc": "use num_workers=..., method='process'",
+        "remove_columns": "map() replaces the row; drop_columns() leaves columns out",
+        "with_indices": "enumerate() adds the row's number as a column",
+    },
+}
+#: An example call, where other libraries' calls look different.
+EXAMPLES = {"Stage": "", "Mix": 'mix({"a": a, "b": b}, weights={"a": 0.7, "b": 0.3})'}
+
+
+def hint(of: Mapping[str, T], kind: type) -> T:
+    """What a table says of a class of stages: of the first of its bases here that is in it."""
+    ours = (base.__name__ for base in kind.__mro__ if base.__module__.startswith("trainpipes."))
+    return next(of[name] for name in ours if name in of)
