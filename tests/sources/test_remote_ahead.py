@@ -17,8 +17,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
 from faulty_server import serving
-from trainpipes.engine.layout import WindowKey
-from trainpipes.engine.planning.plan import Plan
 from trainpipes.sources.files import remote_bytes
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.remote.ahead import MAX_THREADS
@@ -194,42 +192,6 @@ def test_whole_files_of_several_pipelines_are_fetched_side_by_side_and_each_of_t
     rows = 34 if "parts" in how else 40
     assert rows <= Far.asked <= rows + 2  # one looked at for its columns
     assert 16 < Far.most <= MAX_THREADS + 1  # with the one that reads
-
-
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_files_are_asked_for_in_the_order_of_need_over_all_spans(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
-    pytest.importorskip("aiohttp")
-    monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "kept"))
-    (tmp_path / "files").mkdir()
-    draw = np.random.default_rng(0)
-    for file in range(96):  # each a row group, too large to be kept when its footer is read
-        table = pa.table({"x": [draw.bytes(2500).hex() for _ in range(16)]})
-        path = tmp_path / "files" / f"{file}.parquet"
-        pq.write_table(table, path, compression="none", use_dictionary=False)
-    with serving(tmp_path) as server:
-        files = tp.list_files(f"{server.url}/files/*.parquet").read_parquet(index=True)
-        pipe = files.sharding_filter(12).shuffle(32, seed=3).batch(4)
-        layouts = Plan.of(pipe.stages).layouts
-        spans = range(layouts.usual.num_spans)
-        keys = [WindowKey(0, span, n) for span in spans for n in range(5)]
-        server.asked.clear()
-        threads = None if workers else 0
-        assert len(list(tp.Loader(pipe, num_workers=workers, threads=threads))) == 384
-        gets = [said for said in server.asked if said.startswith("GET files/")]
-    asked = list(dict.fromkeys(Path(said).stem for said in gets))
-    assert len(asked) == 96
-    places = {Path(name).stem: n for n, name in enumerate(layouts.inputs.listed.files.names)}
-    for worker in range(max(1, workers)):
-        own = sorted((k for k in keys if k.span % max(1, workers) == worker), key=layouts.turn)
-        blocks = dict.fromkeys(block for key in own for block, _, _ in layouts.stretches(key))
-        need = {block: n for n, block in enumerate(blocks)}
-        came = [need[places[name]] for name in asked if places[name] in need]
-        # Of each, how many that are needed before it were not asked for yet.
-        late = [place - sum(other < place for other in came[:n]) for n, place in enumerate(came)]
-        assert sum(late) <= len(came)
-        assert sum(late[:12]) <= 6
 
 
 def test_windows_of_joined_remote_files_are_fetched_ahead(far: Path) -> None:
