@@ -107,16 +107,16 @@ class ListedLoader(WindowLoader):
         self._began = min(self._began, turn)
         self._until = max(self._until, turn + FARTHER * (turn - self._began))
         self._expect(place, key, wanted)
-        for other in list(self._places.values()) if self._is_far else ():
-            if other is not place and other.ahead <= self._until:
-                if other.lock.acquire(blocking=False):
-                    try:
-                        self._expect(other, other.coming)
-                    finally:
-                        other.lock.release()
+        behind = [one for one in list(self._places.values()) if one.ahead <= self._until]
+        for other in behind if self._is_far else ():
+            if other is not place and other.lock.acquire(blocking=False):
+                try:
+                    self._expect(other, other.coming)
+                finally:
+                    other.lock.release()
 
     def _expect(self, place: _Place, key: WindowKey, wanted: Stretches | None = None) -> None:
-        """Tell a span's reader the blocks of its windows from ``key`` on, as far as they are fetched ahead."""
+        """Tell a span's reader the blocks of its windows from ``key`` on that are fetched ahead."""
         turns: dict[int, float] = {}
         place.coming = key if wanted is None else key._replace(window=key.window + 1)
         place.ahead = math.inf
