@@ -1,12 +1,16 @@
 """Windows of a shared span are read once and let go."""
 
 import gc
+import json
+import math
+import os
 import time
 from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from trainpipes.engine.layout import WindowKey
 
 import trainpipes as tp
 from trainpipes.engine.planning.plan import Plan
@@ -226,3 +230,74 @@ def test_a_window_is_read_from_the_first_row_that_any_shard_needs(monkeypatch):
     assert list(again) == wanted[30:]
     assert len(read) > 1
     assert len({id(window) for window in read if window is not None}) == 1
+
+
+class Far(tp.Source):
+    """960 rows in blocks of 8 on another machine. What is asked of its readers is noted in a file."""
+
+    notes: str
+
+    def open(self):
+        return FarRows(self.notes)
+
+
+class FarRows(tp.RowSource):
+    lengths = np.full(120, 8)
+    is_local = False
+
+    def __init__(self, notes):
+        self.notes = notes
+
+    def fingerprint(self):
+        return {"rows": 960}
+
+    def reader(self):
+        return FarReader(self.notes)
+
+
+class FarReader:
+    def __init__(self, notes):
+        self.notes = notes
+
+    def note(self, *what):
+        with open(self.notes, "a") as file:
+            file.write(json.dumps([os.getpid(), *what]) + "\n")
+
+    def expect(self, blocks, turns=(), most=math.inf):
+        self.note("expect", *blocks)
+
+    def read(self, block, start, stop):
+        self.note("read", block, start)
+        return pa.table({"x": range(8 * block + start, 8 * block + stop)})
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_blocks_are_fetched_as_far_ahead_as_was_read_in_the_order_of_need_over_all_spans(
+    tmp_path, workers
+):
+    pipe = tp.Pipeline([Far(str(tmp_path / "notes"))]).sharding_filter(6).shuffle(20).batch(4)
+    assert len(list(tp.Loader(pipe, num_workers=workers, threads=0))) == 240
+    notes = [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
+    layouts = Plan.of(pipe.stages).layouts
+    keys = [WindowKey(0, n, w) for n in range(6) for w in range(layouts.usual.num_windows(n))]
+    turns, reads = {}, {}  # of each block, and of each read: when it is due
+    for key in sorted(keys, key=layouts.turn):
+        for block, start, _ in layouts.stretches(key):
+            turns.setdefault(block, (layouts.turn(key), key.span))
+            reads[block, start] = layouts.turn(key)
+    for process in {note[0] for note in notes}:
+        own = [note[1:] for note in notes if note[0] == process]
+        spans = {turns[block][1] for what, block, *_ in own if what == "read"}
+        mine = {block: turn for block, (turn, span) in turns.items() if span in spans}
+        begun, done, told = min(mine.values()), 0, set()
+        for what, *rest in own:
+            if what == "expect":
+                told.update(rest)
+                continue
+            done = max(done, reads[tuple(rest)] - begun)
+            assert {block for block in mine if mine[block] - begun <= 2 * done} <= told
+            assert max(mine[block] - begun for block in told) <= 4 * done
+        assert told == set(mine)

@@ -100,6 +100,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         most_ahead = (memory.ahead + 2) * MOST_BATCHES * stretch
         m = position.m + (rank - position.m) % world
         length = 1
+        items.open(sorted(running))
         while running and m < end:
             stop = min(m + length * stretch, memory.due + most_ahead, end)
             length = min(2 * length, MOST_BATCHES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -22,19 +23,21 @@ from trainpipes.order.layout import WindowKey
 
 Stretches: TypeAlias = "list[tuple[int, int, int]]"
 
-#: Most windows whose blocks a reader prefetches; fewer at first, since a peek is no epoch.
-MOST_AHEAD = 15
+#: Most windows of a span whose blocks are fetched ahead, and how far beyond what was read, of what was read:
+#: little at first, since a peek is no epoch.
+MOST_AHEAD, FARTHER = 15, 2
 
 
 @dataclass
 class _SpanReading:
-    """Where a span is read: ``at`` block and row, with so many windows ``ahead`` expected. ``done``: the
-    span's last window was read."""
+    """Where a span is read: ``at`` block and row. ``coming``: the window that is read next; the fetching
+    ahead has come to the one of turn ``ahead``. ``done``: the span's last window was read."""
 
+    coming: WindowKey
+    ahead: float
     lock: InterruptibleLock = field(default_factory=InterruptibleLock)
     reader: Reader | None = None
     at: tuple[int, int] = (-1, 0)
-    ahead: int = 0
     done: bool = False
 
 
@@ -51,6 +54,9 @@ class ListedMaker(WindowMaker):
         self._before = before[plan.chain.cached or 0 :]
         self._fetched = self._layouts.fetched_bytes
         self._spans: dict[int, _SpanReading] = {}  # of each span
+        self._is_far = not getattr(self._source, "is_local", True)
+        #: The first turn that was read, and the last one that is fetched ahead.
+        self._began, self._until = math.inf, -math.inf
 
     def planned(self, key: WindowKey) -> int | None:
         rows = len(self._layouts.places(key))
@@ -62,10 +68,16 @@ class ListedMaker(WindowMaker):
     def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
         if not self._layouts.places(key):
             return None
-        reading = self._spans.setdefault(key.span, _SpanReading())
+        reading = self._reading(key)
         if self._layouts.chain.seed is not None or not self._keeps_rows:
             first = 0  # the order needs all rows
         return Window(self.planned(key), partial(self._read, key, reading, first), first=first)
+
+    def expect(self, key: WindowKey) -> None:
+        self._reading(key)
+
+    def _reading(self, key: WindowKey) -> _SpanReading:
+        return self._spans.setdefault(key.span, _SpanReading(key, self._layouts.turn(key)))
 
     def close(self) -> None:
         for reading in self._spans.values():
@@ -82,10 +94,7 @@ class ListedMaker(WindowMaker):
             if self._cached is not None:
                 rows = self._cached.read(wanted, reader).of_epoch(key.epoch)
             else:
-                if isinstance(reader, LooksAhead):
-                    self._expect(reader, key, wanted, reading.ahead)
-                    if not getattr(self._source, "is_local", True):
-                        reading.ahead = min(MOST_AHEAD, 2 * reading.ahead + 1)
+                self._look_ahead(reading, key, wanted)
                 parts = (read_rows(self._source, reader, *stretch) for stretch in wanted)
                 data = join_payloads(parts, len(self._layouts.places(key)) - first)
                 ids = self._layouts.inputs.blocks.numbers(wanted)
@@ -95,17 +104,42 @@ class ListedMaker(WindowMaker):
             rows = put_through(self._before, rows)
         return rows, self._layouts.row_order(key, len(rows))
 
-    def _expect(self, reader: LooksAhead, key: WindowKey, wanted: Stretches, ahead: int) -> None:
-        """Tell a reader the blocks of a window, and of those after it."""
+    def _look_ahead(self, reading: _SpanReading, key: WindowKey, wanted: Stretches) -> None:
+        """Have the blocks of a window fetched, then those that all spans need next, in order of need."""
+        turn = self._layouts.turn(key)
+        self._began = min(self._began, turn)
+        self._until = max(self._until, turn + FARTHER * (turn - self._began))
+        self._expect(reading, key, wanted)
+        behind = [one for one in list(self._spans.values()) if one.ahead <= self._until]
+        for other in behind if self._is_far else ():
+            if other is not reading and other.lock.acquire(blocking=False):
+                try:
+                    self._expect(other, other.coming)
+                finally:
+                    other.lock.release()
+
+    def _expect(
+        self, reading: _SpanReading, key: WindowKey, wanted: Stretches | None = None
+    ) -> None:
+        """Tell a span's reader the blocks of its windows from ``key`` on that are fetched ahead."""
         turns: dict[int, float] = {}
-        for n in range(ahead + 1):
+        reading.coming = key if wanted is None else key._replace(window=key.window + 1)
+        reading.ahead = math.inf
+        for n in range(MOST_AHEAD + 1):
             coming = key._replace(window=key.window + n)
             if not self._layouts.places(coming):
                 break
             turn = self._layouts.turn(coming)
-            for block, _, _ in self._layouts.stretches(coming, 0) if n else wanted:
+            if (n or wanted is None) and not (self._is_far and turn <= self._until):
+                reading.ahead = turn
+                break
+            stretches = wanted if wanted and not n else self._layouts.stretches(coming)
+            for block, _, _ in stretches:
                 turns.setdefault(block, turn)
-        reader.expect(list(turns), list(turns.values()), self._fetched)
+        if reading.reader is None:
+            reading.reader = self._source.reader()
+        if isinstance(reading.reader, LooksAhead):
+            reading.reader.expect(list(turns), list(turns.values()), self._fetched)
 
     def _reader(self, reading: _SpanReading, at: tuple[int, int]) -> Reader:
         """The reader of a window. Where another span's has just read up to there, it goes on: no
@@ -119,6 +153,7 @@ class ListedMaker(WindowMaker):
                 if other is not reading and other.lock.acquire(blocking=False):
                     reading.reader, other.reader = other.reader, reading.reader
                     reading.at, other.at = other.at, reading.at
+                    other.ahead = -math.inf  # its new reader was told of other blocks
                     other.lock.release()
                     break
         if reading.reader is None:

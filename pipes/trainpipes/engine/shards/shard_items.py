@@ -7,7 +7,7 @@ Several lanes may take the place of each shard, so that threads make more in par
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from time import perf_counter
@@ -77,6 +77,11 @@ class ShardItems:
                 self._of(number)
                 heappush(self._due, (first, number))
         self._work_ahead()
+
+    def open(self, numbers: Iterable[int]) -> None:
+        """Open the shards of some batches: what they need is fetched in the order in which it is needed."""
+        for m in numbers:
+            self._of(m % self._num_lanes)
 
     def take(self, m: int) -> Any:
         """Batch ``m``, the next one of its shard; ENDED if the shard has no more."""
