@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import sys
 from ctypes import Structure, addressof, c_int64, memmove, sizeof
 from multiprocessing import context, sharedctypes
 from typing import Any, ClassVar, TypeAlias
-
-from torch.utils.data._utils.worker import WorkerInfo
 
 from trainpipes._internal.fork_lock import ForkLock
 from trainpipes._internal.living import Living
@@ -91,7 +90,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork)
 
 
-def shared_by_workers(info: WorkerInfo, iterated: int) -> Shared:
+def shared_by_workers(info: Any, iterated: int) -> Shared:
     """What all workers of this pass have in common, and no others.
 
     The base seed may repeat, so the name of the event that stops the workers is added, or the number of
@@ -104,8 +103,8 @@ def shared_by_workers(info: WorkerInfo, iterated: int) -> Shared:
         name = frame.f_locals["done_event"]._flag._semlock.name
         mark = int.from_bytes(name.encode()[-8:], "big")
     except (KeyError, AttributeError):
-        started: tuple[int, ...] = getattr(multiprocessing.current_process(), "_identity", ())
-        mark = started[-1] - info.id if started else 0
+        started = re.search(r"\d+$", multiprocessing.current_process().name)
+        mark = int(started[0]) - info.id if started else 0
     return info.seed - info.id, mark, iterated
 
 
