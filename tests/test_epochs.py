@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
-import multiprocessing
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from torch.utils.data._utils.worker import _worker_loop
 
 import trainpipes as tp
 from drawn import build, examples, rows_of, specs
@@ -83,13 +80,6 @@ def test_epochs_of_a_shuffle_differ_and_those_of_file_order_do_not() -> None:
     assert len({str(epoch(number)) for number in range(5)}) == 5
     pipe = tp.from_arrow(TABLE).batch(8)
     assert given_by(pipe) == given_by(pipe)
-
-
-def test_torch_still_has_what_spawned_workers_know_each_other_by() -> None:
-    """The name of the event that a loader stops its workers by: private, and read from a frame of theirs."""
-    assert "done_event" in inspect.signature(_worker_loop).parameters
-    event: Any = multiprocessing.get_context("spawn").Event()
-    assert isinstance(event._flag._semlock.name, str)
 
 
 def test_a_derived_pipeline_starts_afresh() -> None:

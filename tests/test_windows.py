@@ -10,7 +10,7 @@ from weakref import WeakSet
 import numpy as np
 import pyarrow as pa
 import pytest
-from trainpipes.engine.layout import WindowKey
+from trainpipes.order.layout import WindowKey
 
 import trainpipes as tp
 from trainpipes.engine.planning.plan import Plan

@@ -153,17 +153,17 @@ def test_columns_are_stacked_bit_for_bit_as_their_rows_would_be() -> None:
         assert same(list(tp.from_arrow(given).batch(8).collate()), expected)
 
 
-def test_a_function_that_torch_is_given_for_a_type_is_called() -> None:
-    def doubled(rows: Any, *, collate_fn_map: Any = None) -> Any:
-        return torch.tensor(rows) * 2
+class Point:
+    x = 3
 
-    pipe = tp.from_dataset([(n, 0.5) for n in range(4)]).batch(2).collate()
-    before = default_collate_fn_map[int]
-    default_collate_fn_map[int] = doubled
+
+def test_a_function_that_torch_is_given_for_a_type_is_called() -> None:
+    pipe = tp.from_dataset([(n, Point()) for n in range(4)]).batch(2).collate()
+    default_collate_fn_map[Point] = lambda points, *, collate_fn_map: [one.x for one in points]
     try:
-        assert [first.tolist() for first, _ in pipe] == [[0, 2], [4, 6]]
+        assert list(pipe) == [[pytest.approx([0, 1]), [3, 3]], [pytest.approx([2, 3]), [3, 3]]]
     finally:
-        default_collate_fn_map[int] = before
+        del default_collate_fn_map[Point]
 
 
 class Counted:

@@ -14,7 +14,7 @@ def is_pipeline(value: Any) -> bool:
 
 def is_hf_stream(value: Any) -> bool:
     """Whether it is a ``datasets.IterableDataset``."""
-    return all(hasattr(value, name) for name in ("_ex_iterable", "iter", "state_dict"))
+    return all(hasattr(value, name) for name in ("features", "iter", "num_shards", "state_dict"))
 
 
 def instead(value: Any) -> str:

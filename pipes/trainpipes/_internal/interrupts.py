@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import threading
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -15,10 +14,10 @@ T = TypeVar("T")
 TICK = 0.1
 
 
-class InterruptibleLock(_thread.RLock):  # type: ignore[misc]  # its end, in C, cannot be interrupted
+class InterruptibleLock(type(threading.RLock())):  # type: ignore[misc]  # its end is in C
     """A lock for a ``with`` statement, held once by a thread and never left locked by Ctrl-C."""
 
-    def __enter__(self) -> bool:  # type: ignore[override]
+    def __enter__(self) -> bool:
         try:
             while not self.acquire(timeout=TICK):
                 pass

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from trainpipes._internal.checks import need, require
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
@@ -18,6 +17,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.loader import Loader
 from trainpipes.look.lengths import batches_left, no_length
 from trainpipes.pipeline.chain import Pipeline
+from trainpipes.stages.device import map_tensors
 
 need("accelerate", "trainpipes.integrations.accelerate", oldest="1.15")
 
@@ -189,8 +189,15 @@ class AccelerateLoader(DataLoaderStateMixin):
 
 def _rows_in(batch: Any) -> int:
     """Rows of a batch, by its first tensor, array or list."""
-    plain = dict(batch) if isinstance(batch, Mapping) else batch
-    found = [len(part) for part in tree_leaves(plain, is_leaf=_is_rows) if _is_rows(part)]
+    found: list[int] = []
+
+    def note(part: Any) -> Any:
+        if not _is_rows(part):
+            return None
+        found.append(len(part))
+        return part
+
+    map_tensors(batch, note)
     rule = "of tensors, arrays or lists of rows"
     way = "end the pipeline with pad_collate() or collate()"
     require(found, "a batch that is filled up", rule, batch, way)
@@ -208,13 +215,15 @@ def _filled(batch: Any, rows: int) -> Any:
     places = [row % have for row in range(rows)]
 
     def fill(part: Any) -> Any:
-        if not _is_rows(part) or len(part) != have:
+        if not _is_rows(part):
+            return None
+        if len(part) != have:
             return part
         return [part[place] for place in places] if isinstance(part, list) else part[places]
 
     if have == rows:
         return batch
-    return tree_map(fill, dict(batch) if isinstance(batch, Mapping) else batch, is_leaf=_is_rows)
+    return map_tensors(dict(batch) if isinstance(batch, Mapping) else batch, fill)
 
 
 def _is_rows(part: Any) -> bool:

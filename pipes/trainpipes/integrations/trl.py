@@ -35,12 +35,9 @@ CONTRADICTING = {
 }
 
 
-class _Shown(IterableDataset):
-    """A dataset of one row, to be looked at in place of a pipeline."""
-
-    def __init__(self, row: dict[str, Any], pipeline: Pipeline) -> None:
-        super().__init__(Dataset.from_list([row]).to_iterable_dataset()._ex_iterable)
-        self.pipeline = pipeline
+def _pipeline(dataset: Any) -> Pipeline | None:
+    """What a dataset of one row stands for."""
+    return getattr(dataset, "pipeline", None) if isinstance(dataset, IterableDataset) else None
 
 
 class PipelineDatasetsMixin(PipelineTrainerMixin):
@@ -72,7 +69,7 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         trainer: Any = super()
         train = self._shown("train_dataset", train_dataset)
         trainer.__init__(model, *arguments, train_dataset=train, **options)
-        if isinstance(self.train_dataset, _Shown):
+        if _pipeline(self.train_dataset) is not None:
             raise wrong("dataset_kwargs", "without skip_prepare_dataset", True, "leave it out")
 
     def _shown(self, name: str, dataset: Any) -> Any:
@@ -83,18 +80,21 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
             return dataset
         way = f"write {name}=tp.recipe({self.recipe!r}, pipe, tokenizer)"
         dataset._need_batches(name, way)
-        return _Shown(self.shown_row, dataset)
+        shown = Dataset.from_list([self.shown_row]).to_iterable_dataset()
+        shown.pipeline = dataset
+        return shown
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, *rest: Any) -> Any:
         """The pipeline itself; of datasets, what TRL makes of rows."""
         dataset = self._shown("dataset", dataset)
-        if not isinstance(dataset, _Shown):
+        pipeline = _pipeline(dataset)
+        if pipeline is None:
             trainer: Any = super()
             return trainer._prepare_dataset(dataset, processing_class, args, *rest)
         for name, way in CONTRADICTING.items():
             value = getattr(args, name, False)
             require(not value, name, "off for a pipeline that makes batches", value, way)
-        return dataset.pipeline
+        return pipeline
 
     def _need(self, names: tuple[str, ...], batch: Any) -> None:
         found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 from torch.utils.data import default_collate, get_worker_info
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from trainpipes._internal.checks import Function
 from trainpipes.columns.arrays import Array, is_number, one_chunk, to_numpy
@@ -33,9 +32,6 @@ from trainpipes.stages.pack import kept_columns
 NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
 #: What it makes of columns of numbers; uint64 and float16 are taken as Python's.
 WIDE = {"i": np.int64, "u": np.int64, "f": np.float64, "b": np.bool_}
-#: The functions that torch comes with: users may put others in their place.
-OWN = default_collate.__module__
-TORCHS_OWN = {kind: fn for kind, fn in default_collate_fn_map.items() if fn.__module__ == OWN}
 
 
 def stacked(rows: Any) -> Any:
@@ -44,23 +40,19 @@ def stacked(rows: Any) -> Any:
     >>> stacked([{"a": 1, "b": 0.5}, {"a": 2, "b": 1.5}])
     {'a': tensor([1, 2]), 'b': tensor([0.5000, 1.5000], dtype=torch.float64)}
     """
-    return _stacked(rows) if default_collate_fn_map == TORCHS_OWN else default_collate(rows)
-
-
-def _stacked(rows: Any) -> Any:
     kinds = set(map(type, rows))
     kind = kinds.pop() if len(kinds) == 1 else None
     if kind in NUMBERS:
         with suppress(OverflowError):  # of which torch has a message of its own
             return torch.from_numpy(np.array(rows, NUMBERS[kind]))
     if kind is dict:
-        return {name: _stacked([row[name] for row in rows]) for name in rows[0]}
+        return {name: stacked([row[name] for row in rows]) for name in rows[0]}
     alike = kind is np.ndarray and len({(row.dtype, row.shape) for row in rows}) == 1
     if alike and rows[0].dtype.kind in "biuf" and get_worker_info() is None:
         # torch would have threads of its own stack large ones, which get in the way of ours.
         return torch.from_numpy(np.stack(rows))
     if kind is tuple and len(set(map(len, rows))) == 1:
-        return [_stacked(column) for column in zip(*rows, strict=True)]
+        return [stacked(column) for column in zip(*rows, strict=True)]
     return default_collate(rows)
 
 

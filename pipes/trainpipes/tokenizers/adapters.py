@@ -177,7 +177,11 @@ class SentencePiece(Engine):
         need("sentencepiece", "a SentencePiece model")
         given = isinstance(model, str)
         self._content = read(model) if given else bytes(model.serialized_model_proto())
-        self._adds = [name for name in ("bos", "eos") if getattr(model, f"_add_{name}", False)]
+        others = {"bos": "add_eos", "eos": "add_bos"}
+        self._adds = [
+            name for name, other in others.items()
+            if not given and model.encode("", out_type=int, **{other: False})
+        ]  # fmt: skip
 
     def _load(self) -> Any:
         from sentencepiece import SentencePieceProcessor

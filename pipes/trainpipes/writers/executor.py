@@ -18,10 +18,11 @@ from concurrent.futures import (
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing import connection, forkserver
+from multiprocessing import connection
 from typing import Any, Protocol, TypeVar
 
 from trainpipes._internal.checks import require, whole_number
+from trainpipes.engine.calling.process_map import preload
 from trainpipes.errors import ConfigError, WorkerError
 from trainpipes.errors.text import how_ended
 from trainpipes.filesystems.stopping import Stopped, set_stop_check
@@ -261,9 +262,7 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    # Unless the user's program has said what it is to import.
-    if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:
-        context.set_forkserver_preload([PRELOADED])
+    preload(context, PRELOADED)
     return context
 
 

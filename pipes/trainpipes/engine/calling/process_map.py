@@ -190,7 +190,7 @@ class _Worker(threading.Thread):
 
     def start_process(self) -> None:
         if self._context.get_start_method() == "forkserver":
-            _preload(self._context)
+            preload(self._context, "__main__", work.__module__)
         args = self._its_end, self._payload, self._row
         process = self._context.Process(target=work, args=args, name="trainpipes-map", daemon=True)
         try:
@@ -286,10 +286,11 @@ def _no_pickle(said: str, what: str, found: str, error: Exception) -> ConfigErro
     )
 
 
-def _preload(context: Any) -> None:
+def preload(context: Any, *modules: str) -> None:
     """Import what workers need once, in the fork server, unless the program has set its preload."""
-    if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:
-        context.set_forkserver_preload(["__main__", work.__module__])
+    server = getattr(forkserver, "_forkserver", None)
+    if getattr(server, "_preload_modules", None) == ["__main__"]:
+        context.set_forkserver_preload([*modules])
 
 
 _maps: Living[ProcessMap] = Living()

@@ -20,19 +20,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
+import re
 from ctypes import Structure, addressof, c_int64, memmove, sizeof
 from multiprocessing import context, sharedctypes
 from typing import Any, ClassVar, TypeAlias
-
-from torch.utils.data._utils.worker import WorkerInfo
 
 from trainpipes._internal.fork_lock import ForkLock
 from trainpipes._internal.living import Living
 from trainpipes.errors import ConfigError
 
-#: What all workers of one pass have in common, and no others: the base seed, the loader's mark, and how
-#: often each was iterated.
+#: What all workers of one pass have in common, and no others: the base seed, the number of the first process,
+#: and how often each was iterated.
 Shared: TypeAlias = tuple[int, int, int]
 
 #: Passes that may be at hand at a time.
@@ -91,22 +89,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork)
 
 
-def shared_by_workers(info: WorkerInfo, iterated: int) -> Shared:
+def shared_by_workers(info: Any, iterated: int) -> Shared:
     """What all workers of this pass have in common, and no others.
 
-    The base seed may repeat, so the name of the event that stops the workers is added, or the number of
-    the first process.
+    The base seed may repeat, so the number of the first process is added, by its name: "SpawnProcess-1:3".
     """
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_name != "_worker_loop":
-        frame = frame.f_back
-    try:
-        name = frame.f_locals["done_event"]._flag._semlock.name
-        mark = int.from_bytes(name.encode()[-8:], "big")
-    except (KeyError, AttributeError):
-        started: tuple[int, ...] = getattr(multiprocessing.current_process(), "_identity", ())
-        mark = started[-1] - info.id if started else 0
-    return info.seed - info.id, mark, iterated
+    number = re.search(r"\d+$", multiprocessing.current_process().name)
+    first = 0 if number is None else int(number[0]) - info.id
+    return info.seed - info.id, first, iterated
 
 
 class EpochCounter:

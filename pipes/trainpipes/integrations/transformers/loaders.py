@@ -12,7 +12,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.state import GradientState
-from torch.utils._pytree import tree_map
 from transformers import TrainerCallback
 from transformers.trainer_pt_utils import find_batch_size
 
@@ -23,6 +22,7 @@ from trainpipes.interfaces.stage_kinds import ShardStage
 from trainpipes.loader import Loader
 from trainpipes.look.lengths import batches_left
 from trainpipes.pipeline.chain import Pipeline
+from trainpipes.stages.device import map_tensors
 from trainpipes.state.cursor import is_count
 
 #: The position's file in a checkpoint's folder, and the one in which the Trainer says how far it is.
@@ -233,12 +233,12 @@ class EvaluationLoader(DataLoaderStateMixin):
 
     def gatherer(self, repeated: int) -> Callable[[Any], Any]:
         """A function that gathers the rows of all ranks in the order of batches, without fillers."""
-        return lambda values: tree_map(lambda value: self._gather(value, repeated), values)
+        return lambda values: map_tensors(values, lambda value: self._gather(value, repeated))
 
     def _gather(self, value: Any, repeated: int) -> Any:
         accelerator, sizes = self._accelerator, self._sizes
         if not isinstance(value, torch.Tensor):
-            return value
+            return None
         rows = sizes[accelerator.process_index]
         if value.dim() == 1 and len(value) == repeated:
             value = value[:1].expand(self._given) if len(value) != self._given else value

@@ -1,0 +1,788 @@
+"""Private and undocumented names of other packages that the library leans on: all of them, each with a test.
+
+A test fails where the installed version has a name no more, and says what the name is for and what happens
+without it. Another one fails where the sources use a private name that is not in this list. Tests of packages
+that are not installed are left out: ``make test-frameworks`` and ``make test-ray`` run this file, too.
+"""
+
+from __future__ import annotations
+
+import abc
+import inspect
+import json
+import multiprocessing
+import pickle
+import threading
+import weakref
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from multiprocessing import forkserver
+from pathlib import Path
+from pkgutil import resolve_name
+from types import ModuleType
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from trainpipes.order.topology import Topology
+
+import trainpipes as tp
+from private_names import LIST, ROOTS, foreign, name_of, parsed, private, used, written
+from trainpipes._internal import callers
+from trainpipes._internal.instead import instead
+from trainpipes.columns.content import tensor_digest
+from trainpipes.engine.iterating import epoch_counter, lookahead, worker_end, worker_message
+from trainpipes.look import read_states
+from trainpipes.state.merge import PrefixStore, _get_default_store
+
+ROWS = 8
+
+
+def rows() -> tp.Pipeline:
+    return tp.from_arrow(pa.table({"n": list(range(ROWS))}))
+
+
+# The list and the sources
+
+
+def test_the_sources_use_no_private_name_that_is_not_in_the_list() -> None:
+    listed = {(file, part) for one in LIST for file in one.files for name in one.names
+              for part in name.split(".")}  # fmt: skip
+    new = sorted(used() - listed)
+    assert not new, f"enter {new} in this file, with a test; or find a public way"
+
+
+def test_the_sources_use_every_name_of_the_list() -> None:
+    texts: dict[str, str] = {}
+    for root in ROOTS:
+        for path in root.rglob("*.py"):
+            texts[name_of(path)] = texts.get(name_of(path), "") + path.read_text()
+    unused = [
+        (file, name)
+        for one in LIST
+        for name in one.names
+        for file in one.files
+        if name.rpartition(".")[2] not in texts.get(file, "")
+    ]
+    assert not unused
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("loader._workers", "_workers"),
+        ("self._foreign.append(1)", "_foreign"),
+        ("super()._prepare(batch)", "_prepare"),
+        ("import torch._utils", "_utils"),
+        ("from torch import _C", "_C"),
+        ("from torch.utils._pytree import tree_map", "_pytree"),
+        ("getattr(dataset, '_ex_iterable', None)", "_ex_iterable"),
+        ("resolve_name('torch.x:_Y.z')", "_Y"),
+        ("setattr(loader, '_shutdown', True)", "_shutdown"),
+        ("frame.f_locals['x']", "f_locals"),
+        ("sys._getframe()", "_getframe"),
+        ("frame.f_code.co_name == 'loop'", "loop"),
+        ("type(one).__name__ in ('Buffer', 'Other')", "Other"),
+    ],
+)
+def test_a_private_name_is_seen(code: str, name: str) -> None:
+    assert name in set(foreign(parsed(code), {"_own"}, {"_own"}))
+
+
+@pytest.mark.parametrize(
+    "code", ["self._own", "self._inherited", "pair._replace(x=1)", "f'_{n}_x'"]
+)
+def test_a_name_of_ours_is_none(code: str) -> None:
+    assert not set(foreign(parsed(code), {"_own"}, {"_own", "_inherited"}))
+
+
+# Python's library
+
+
+@private(
+    "python",
+    "_getframe",
+    "callers.py messages.py",
+    why="who asks for rows, and at which line of a user's a warning points",
+    without="sys._getframe is in Python's documentation, and in CPython only",
+)
+def test_callers_are_read_from_the_stack() -> None:
+    def called() -> list[tuple[str, str]]:
+        return list(callers.callers())
+
+    name = test_callers_are_read_from_the_stack.__name__
+    assert called()[0] == (__name__, f"{name}.<locals>.called")
+    assert called()[1] == (__name__, name)
+
+
+@private(
+    "python",
+    "_forkserver _preload_modules",
+    "process_map.py",
+    why="the fork server imports what workers need once, unless the program has said what it imports",
+    without="each worker imports it, and starts seconds later",
+)
+def test_the_fork_server_says_what_it_imports() -> None:
+    assert forkserver.ForkServer()._preload_modules == ["__main__"]  # type: ignore[attr-defined]
+    before = forkserver._forkserver._preload_modules
+    try:
+        multiprocessing.set_forkserver_preload(["json"])
+        assert forkserver._forkserver._preload_modules == ["json"]
+    finally:
+        multiprocessing.set_forkserver_preload(before)
+
+
+@private(
+    "python",
+    "SENDER",
+    "worker_end.py",
+    why="a worker's end does not wait for the thread that sends batches which nobody takes",
+    without="a spawned worker that is left in mid-epoch may abort, with a message of the C++ runtime",
+)
+def test_a_queue_names_the_thread_that_sends() -> None:
+    queue: Any = multiprocessing.get_context("fork").Queue()
+    queue.put(1)
+    assert worker_end.SENDER in {thread.name for thread in threading.enumerate()}
+    assert queue.get() == 1
+    queue.close()
+    queue.join_thread()
+
+
+@private(
+    "python",
+    "get_spawning_popen",
+    "epoch_counter.py",
+    why="a pipeline that goes to a spawned process shares its count of epochs; a copy does not",
+    without="an AttributeError where a pipeline is pickled",
+)
+def test_what_is_pickled_for_a_process_can_be_told_from_a_copy() -> None:
+    assert multiprocessing.context.get_spawning_popen() is None
+    assert "stands" in epoch_counter.EpochCounter().__getstate__()
+    assert written("multiprocessing.popen_spawn_posix:Popen._launch", "set_spawning_popen(self)")
+
+
+@private(
+    "python",
+    "get_temp_dir",
+    "worker_end.py",
+    why="a worker whose trainer was killed removes its sockets",
+    without="an ImportError; sockets in the temporary folder are the only loss",
+)
+def test_sockets_of_this_process_are_in_a_folder_that_is_known() -> None:
+    with multiprocessing.connection.Listener(family="AF_UNIX") as listener:
+        assert Path(str(listener.address)).parent == Path(worker_end.get_temp_dir())
+
+
+@private(
+    "python",
+    "_thread _weakrefset _abc_impl",
+    "contents.py",
+    why="locks, weak references and caches of abstract classes are no part of what a function does",
+    without="cache(version=None) refuses a function that uses these, and asks for its version",
+)
+def test_what_holds_no_values_is_known_by_its_module() -> None:
+    from trainpipes.interfaces import contents
+
+    class Abstract(abc.ABC):
+        @abc.abstractmethod
+        def x(self) -> None: ...
+
+    kinds = [threading.Lock(), threading.RLock(), threading.Event(), weakref.ref(Abstract)]
+    assert {type(one).__module__ for one in [*kinds, weakref.WeakSet()]} == contents.HOLD_NOTHING
+    assert "_abc_impl" in vars(Abstract)
+    assert contents.Contents("cache()", strict=True).digest(Abstract, "a class")
+
+
+# torch
+
+
+class Marks(IterableDataset[Any]):
+    """What each worker knows its pass by."""
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        yield epoch_counter.shared_by_workers(get_worker_info(), 0)
+
+
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
+@private(
+    "torch",
+    "current_process",
+    "epoch_counter.py",
+    why="the workers of a pass of a plain DataLoader claim its number once, by the number of their first "
+    "process, which torch leaves in the names of processes",
+    without="passes with the same base seed are one epoch",
+)
+def test_workers_of_a_pass_know_each_other_by_the_names_of_their_processes(start: str) -> None:
+    loader = DataLoader(Marks(), batch_size=None, num_workers=2, multiprocessing_context=start)
+    passes = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        passes.append({tuple(mark) for mark in loader})
+    assert list(map(len, passes)) == [1, 1]
+    assert passes[0] != passes[1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@private(
+    "torch",
+    "f_locals auto_collation __init__",
+    "callers.py",
+    why="a pipeline of batches is refused by a DataLoader that would batch them again",
+    without="that DataLoader gives tensors of one dimension more, and nothing is said",
+)
+def test_a_data_loader_that_would_batch_again_is_known(workers: int) -> None:
+    pipe = rows().sharding_filter().batch(2).collate()
+    with pytest.raises(tp.ConfigError, match="batch_size=None"):
+        list(DataLoader(pipe, batch_size=2, num_workers=workers))
+    assert len(list(DataLoader(pipe, batch_size=None, num_workers=workers))) == ROWS // 2
+
+
+@private(
+    "torch",
+    "_utils _workers _worker_pids_set _remove_worker_pids _worker_result_queue _writer _shutdown "
+    "_workers_done_event _index_queues",
+    "worker_end.py",
+    why="a worker that dies is told at once, by batch and shard, and takes the others with it",
+    without="an AttributeError where workers start; torch alone may wait for a dead worker forever",
+)
+def test_a_loaders_iterator_has_what_its_workers_are_watched_by() -> None:
+    batches: Any = iter(DataLoader(list(range(ROWS)), batch_size=None, num_workers=2))
+    workers = list(batches._workers)
+    assert [one.is_alive() for one in workers] == [True, True]
+    assert (batches._worker_pids_set, batches._shutdown) == (True, False)
+    assert len(batches._index_queues) == 2
+    assert not batches._workers_done_event.is_set()
+    assert next(batches) == 0
+    watch = worker_end.WorkerWatch(batches)
+    assert batches._worker_result_queue._writer.closed
+    workers[0].kill()
+    workers[1].join(20)
+    assert not any(one.is_alive() for one in workers)
+    # torch's handler would raise it in the main thread
+    torch.utils.data._utils.signal_handling._error_if_any_worker_fails()
+    watch.end()
+    assert batches._shutdown
+
+
+@private(
+    "torch",
+    "_utils ExceptionWrapper",
+    "worker_message.py loader_workers.py",
+    why="an error of a worker comes with its class and the lines of the worker",
+    without="an ImportError",
+)
+def test_an_error_of_a_worker_is_raised_again() -> None:
+    class Local(Exception):
+        pass
+
+    for error, kind in ((ValueError("odd row"), ValueError), (Local("odd row"), RuntimeError)):
+        try:
+            raise error
+        except Exception:
+            sent = pickle.loads(pickle.dumps(worker_message.failure(3)))
+        with pytest.raises(kind, match=r"in DataLoader worker process 3[^$]*odd row"):
+            sent.reraise()
+
+
+@private(
+    "torch",
+    "_get_default_store ProcessGroupGloo AllreduceOptions BroadcastOptions",
+    "lookahead.py",
+    why="ranks whose batches are not counted agree where an epoch ends, in a group of their own",
+    without="an ImportError; new_group() hangs where ranks are in different numbers of groups",
+)
+def test_ranks_agree_by_the_store_of_the_default_group() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert lookahead.agreement_over(Topology())(5, True) == 5
+        assert lookahead.from_first_rank(Topology(), lambda: "some") == "some"
+    finally:
+        lookahead._groups.clear()
+        dist.destroy_process_group()
+
+
+@private(
+    "torch",
+    "_get_default_store PrefixStore",
+    "merge.py",
+    why="states of all ranks come together without a collective, which a rank that has ended would hang",
+    without="an ImportError",
+)
+def test_the_default_group_has_a_store() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        PrefixStore("trainpipes", _get_default_store()).set("a", "1")
+        assert PrefixStore("trainpipes", _get_default_store()).get("a") == b"1"
+    finally:
+        dist.destroy_process_group()
+
+
+@private(
+    "torch",
+    "_version",
+    "content.py",
+    why="the digest of a tensor is kept until its numbers change",
+    without="an AttributeError in from_tensors(); without a count, each digest would read the tensor again",
+)
+def test_a_tensor_counts_its_changes() -> None:
+    tensor = torch.arange(ROWS)
+    before = tensor_digest(tensor)
+    tensor.add_(1)
+    assert tensor_digest(tensor) != before
+
+
+@private(
+    "torch",
+    "_get_layout _StorageInfo _local BytesStorageMetadata",
+    "checkpoint_files.py",
+    why="states in a folder of torch.distributed.checkpoint are found without running what it names",
+    without="look.read_states() and `trainpipes state` refuse such a folder, and name the class",
+)
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_states_are_found_in_a_distributed_checkpoint(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    whole = {"loader": rows().batch(2).state_dict(), "weights": torch.zeros(2), "path": tmp_path}
+    dcp.save(whole, checkpoint_id=tmp_path / "saved", no_dist=True)
+    assert [one.state for one in read_states(tmp_path / "saved")] == [whole["loader"]]
+
+
+@private(
+    "torchdata",
+    "_snapshot",
+    "format.py checkpoint.py",
+    why="the state of a StatefulDataLoader is told from one of a pipeline, with what to load it into",
+    without="an error that says no more than that it is no state",
+)
+def test_the_state_of_a_stateful_data_loader_is_known() -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    loader = StatefulDataLoader(rows().sharding_filter().batch(2), batch_size=None, num_workers=1)
+    next(iter(loader))
+    state = loader.state_dict()
+    assert "_snapshot" in state
+    with pytest.raises(tp.StateError, match="StatefulDataLoader"):
+        rows().batch(2).load_state_dict(state)
+
+
+@private(
+    "torchdata",
+    "StatefulDataLoader BaseNode",
+    "instead.py",
+    why="from_dataset() says what to write in place of a loader or a node",
+    without="such an object is refused without that line, or taken for a sequence of rows",
+)
+def test_loaders_and_nodes_of_torchdata_are_known_by_their_names() -> None:
+    from torchdata.nodes import IterableWrapper
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    assert "a StatefulDataLoader has an order" in instead(StatefulDataLoader([1]))
+    assert "from_torchdata(node)" in instead(IterableWrapper([1]))
+
+
+# Tokenizers
+
+
+@private(
+    "tiktoken",
+    "_pat_str _mergeable_ranks _special_tokens",
+    "adapters.py",
+    why="a state knows an encoding by its content; tiktoken's README shows these to extend one",
+    without="an AttributeError where a pipeline with tiktoken begins",
+)
+def test_an_encoding_is_known_by_its_content() -> None:
+    import tiktoken
+
+    from trainpipes.tokenizers.adapters import Tiktoken
+
+    whole = {"pat_str": r"\w+", "mergeable_ranks": {bytes([n]): n for n in range(256)},
+             "special_tokens": {"<|endoftext|>": 256}}  # fmt: skip
+    others = {"pat_str": r"\S+", "special_tokens": {}, "mergeable_ranks": {
+        bytes([n]): 255 - n for n in range(256)}}  # fmt: skip
+    kinds = [whole, *({**whole, name: other} for name, other in others.items())]
+    prints = {Tiktoken(tiktoken.Encoding("one", **kind)).fingerprint() for kind in kinds}
+    assert len(prints) == 4
+
+
+# File systems
+
+
+@private(
+    "fsspec",
+    "_strip_protocol",
+    "listing.py",
+    why="a glob begins at its folder's path",
+    without="an AttributeError where files are listed",
+)
+def test_a_file_system_says_what_its_paths_are() -> None:
+    assert fsspec.filesystem("memory")._strip_protocol("memory://a/b/") == "/a/b"
+
+
+@private(
+    "s3fs",
+    "_find async_impl",
+    "folders.py",
+    why="stores that know no folders list all levels at once, side by side",
+    without="an AttributeError where files are listed",
+)
+def test_stores_that_list_all_levels_at_once_are_known() -> None:
+    from trainpipes.sources.files.folders import StoreFolders
+    from trainpipes.sources.files.listing import Requests
+
+    assert StoreFolders(fsspec.filesystem("s3", anon=True), Requests())._finds
+    http = StoreFolders(fsspec.filesystem("http"), Requests())
+    assert (http._finds, http.many > 1) == (False, True)
+
+
+@private(
+    "s3fs",
+    "__wrapped__ call_s3 split_path retries",
+    "request.py",
+    why="a request can be cancelled, asks for one version of an object, and is tried again by one rule",
+    without="requests run in threads that cannot be cancelled; without the others, an AttributeError",
+)
+def test_s3_has_coroutines_and_a_number_of_tries() -> None:
+    request = _request()
+    system = fsspec.filesystem("s3", anon=True, skip_instance_cache=True)
+    for method in ("call_s3", "cat_file", "cat_ranges", "info"):
+        assert inspect.iscoroutinefunction(inspect.unwrap(getattr(system, method)))
+        assert request._coroutine(system, method) is not None
+    assert system.split_path("bucket/a/b") == ("bucket", "a/b", None)
+    assert system.retries > 1
+    request.try_once(system)
+    assert system.retries == 1
+    assert "self.retries" in inspect.getsource(type(system)._call_s3)
+    assert request.is_checked(system, "ETag=1")
+
+
+@private(
+    "aiohttp",
+    "set_session encode_url system.kwargs",
+    "request.py",
+    why="a request over HTTP asks for one version of a file",
+    without="an AttributeError at the first request",
+)
+def test_http_has_a_session_and_options() -> None:
+    request = _request()
+    system = fsspec.filesystem("http", headers={"a": "b"}, skip_instance_cache=True)
+    assert inspect.iscoroutinefunction(system.set_session)
+    assert system.encode_url("http://a/b c") is not None
+    assert system.kwargs == {"headers": {"a": "b"}}
+    assert request.is_checked(system, "Last-Modified=1")
+
+
+def _request() -> ModuleType:
+    from trainpipes.sources.files import remote_bytes
+
+    return import_module(remote_bytes.is_checked.__module__)
+
+
+#: Where packages have the classes of their errors.
+ERRORS = {
+    "aiohttp": ["aiohttp"], "botocore": ["botocore.exceptions", "botocore.parsers"],
+    "google": ["google.auth.exceptions"],
+    "azure": ["azure.core.exceptions", "azure.identity"], "paramiko": ["paramiko"], "httpx": ["httpx"],
+    "requests": ["requests.exceptions"], "socket": ["socket"], "urllib3": ["urllib3.exceptions"],
+}  # fmt: skip
+NAMED = sorted(_request().PASSING_NAMES | _request().ACCESS_NAMES | _request().REJECTED_NAMES)
+
+
+@pytest.mark.parametrize("name", NAMED)
+@private(
+    "fsspec",
+    "PASSING_NAMES ACCESS_NAMES REJECTED_NAMES",
+    "request.py",
+    why="an error says whether a request may be tried again",
+    without="such an error is not tried again, or comes as it is",
+)
+def test_an_error_that_is_known_by_its_name_is_there(name: str) -> None:
+    package, _, kind = name.partition(".")
+    if find_spec(package) is None or not all(map(_is_there, ERRORS[package])):
+        pytest.skip(f"{package} is not installed")
+    kinds = [getattr(import_module(place), kind, None) for place in ERRORS[package]]
+    assert package in {one.__module__.partition(".")[0] for one in kinds if one is not None}
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+# Hugging Face's datasets
+
+
+@private(
+    "datasets",
+    "_indices _distributed",
+    "hf.py",
+    why="rows of a Dataset are read as Arrow, in the order that it chose; one that was cut is refused",
+    without="an AttributeError in from_hf(); a dataset that was cut is shared out once more",
+)
+def test_a_dataset_has_its_order() -> None:
+    import datasets
+    from datasets.distributed import split_dataset_by_node
+
+    whole = datasets.Dataset.from_dict({"n": list(range(ROWS))})
+    assert list(tp.from_hf(whole.select([5, 2, 7]))) == [{"n": 5}, {"n": 2}, {"n": 7}]
+    assert whole._indices is None
+    with pytest.raises(tp.ConfigError, match="split_dataset_by_node"):
+        tp.from_hf(split_dataset_by_node(whole.to_iterable_dataset(), 0, 2))
+
+
+@private(
+    "datasets",
+    "_ex_iterable ex_iterable ex_iterables BufferShuffled generator",
+    "hf.py",
+    why="a stream that shuffles cannot go on from its state; a state knows the steps and their seeds",
+    without="an AttributeError in from_hf(); a resumed stream that shuffles would lose rows",
+)
+@pytest.mark.filterwarnings("ignore:from_hf.*shuffles")
+def test_a_stream_has_its_steps() -> None:
+    import datasets
+
+    from trainpipes.sources.hf import HFStream, shuffles
+
+    stream = datasets.Dataset.from_dict({"n": list(range(ROWS))}).to_iterable_dataset(2)
+    one, other = stream.shuffle(seed=1, buffer_size=4), stream.shuffle(seed=2, buffer_size=4)
+    joined = datasets.concatenate_datasets([stream, one])
+    assert not shuffles(stream)
+    assert all(map(shuffles, (one, one.skip(2), joined)))
+    assert HFStream(one).fingerprint() != HFStream(other).fingerprint()
+
+
+@private(
+    "datasets",
+    "_BaseExamplesIterable _ex_iterable ex_iterable _init_state_dict _state_dict load_state_dict shift_rngs "
+    "shard_data_sources reshard_data_sources shuffle_data_sources num_shards is_typed features "
+    "_sleep_on_threads_shutdown",
+    "datasets.py",
+    why="pipe.to_hf() is a source of datasets, with a state",
+    without="an ImportError or AttributeError in to_hf(); a renamed method of the base class would be missed",
+)
+def test_a_source_of_datasets_has_what_is_overridden() -> None:
+    import datasets
+    from datasets.iterable_dataset import _BaseExamplesIterable
+
+    from trainpipes.integrations.datasets import pipeline_of
+
+    for name in (
+        "load_state_dict", "_init_state_dict", "shard_data_sources", "reshard_data_sources",
+        "shuffle_data_sources", "num_shards", "is_typed", "features",
+    ):  # fmt: skip
+        assert hasattr(_BaseExamplesIterable, name), name
+    where = "datasets.iterable_dataset"
+    assert written(f"{where}:_BaseExamplesIterable.__init__", "self._state_dict")
+    assert written(f"{where}:_BaseExamplesIterable", "_sleep_on_threads_shutdown")
+    assert written(f"{where}:shift_ex_examples_rngs", "ex_iterable.shift_rngs(value)")
+    pipe = rows()
+    made = pipe.to_hf()
+    assert pipeline_of(made.map(dict).filter(bool).take(3)) is pipe
+    assert pipeline_of(datasets.Dataset.from_dict({"n": [1]}).to_iterable_dataset()) is None
+
+
+@private(
+    "datasets",
+    "_data_files",
+    "saved_dataset.py",
+    why="read_arrow() reads the files that save_to_disk() wrote, and no others",
+    without="an error that says that state.json does not name the files",
+)
+def test_a_saved_dataset_names_its_files(tmp_path: Path) -> None:
+    import datasets
+
+    datasets.Dataset.from_dict({"n": list(range(ROWS))}).save_to_disk(tmp_path)
+    assert json.loads((tmp_path / "state.json").read_text())["_data_files"]
+    assert len(tp.read_arrow(tmp_path)) == ROWS
+
+
+# The Trainer, TRL and Accelerate
+
+
+@private(
+    "accelerate",
+    "IterableDatasetShard DataLoaderDispatcher",
+    "callers.py",
+    why="a DataLoader that Accelerate prepares shares rows out by itself: ranks must not do so, too",
+    without="each rank of a prepared DataLoader would train on a part of a part of the rows",
+)
+def test_accelerate_shares_out_rows_in_classes_of_these_names() -> None:
+    from accelerate.data_loader import DataLoaderDispatcher, IterableDatasetShard
+
+    class Asked(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[str | None]:
+            yield callers._who_shares()
+
+    assert next(iter(IterableDatasetShard(Asked(), num_processes=2))) == "IterableDatasetShard"
+    fetches = "_fetch_batches"
+    assert written("accelerate.data_loader:DataLoaderDispatcher.__iter__", fetches)
+    assert {*callers.SHARING} == {IterableDatasetShard.__name__, DataLoaderDispatcher.__name__}
+
+
+@private(
+    "accelerate",
+    "DataLoaderStateMixin GradientState remainder end_of_dataloader begin end",
+    "accelerate.py",
+    why="gradients are applied at an epoch's last batch, and repeated rows do not count",
+    without="an ImportError or AttributeError where the first batch is taken",
+)
+def test_accelerate_knows_the_loader_at_work() -> None:
+    from accelerate.data_loader import DataLoaderStateMixin
+
+    class Loader(DataLoaderStateMixin):
+        gradient_state = resolve_name("accelerate.state:GradientState")()
+        dataset = range(ROWS)
+
+    loader: Any = Loader()
+    loader.begin()
+    loader.remainder, loader.end_of_dataloader = 3, True
+    assert loader.gradient_state.in_dataloader
+    assert (loader.gradient_state.remainder, loader.gradient_state.end_of_dataloader) == (3, True)
+    loader.end()
+    assert not loader.gradient_state.in_dataloader
+    assert written("accelerate:Accelerator.gather_for_metrics", "self.gradient_state.remainder")
+
+
+@private(
+    "transformers",
+    "TRAINER",
+    "callers.py",
+    why="the error of a pipeline in the HF Trainer says which Trainer takes it",
+    without="it says what is right of a DataLoader",
+)
+def test_the_trainer_is_in_a_module_that_is_known() -> None:
+    pytest.importorskip("accelerate")
+    assert resolve_name("transformers:Trainer").__module__ == callers.TRAINER
+
+
+@private(
+    "transformers",
+    "set_initial_training_values get_total_train_batch_size get_tp_size get_cp_size get_sp_size "
+    "_internal_call label_names gather_function callback_handler ignore_data_skip EpochLength",
+    "transformers/__init__.py",
+    why="a resumed run goes on with the batch that would have come, and ends where it would have",
+    without="an AttributeError, or a run that takes a wrong number of batches in its first epoch",
+)
+def test_the_trainer_has_what_is_overridden() -> None:
+    pytest.importorskip("accelerate")
+    trainer = resolve_name("transformers:Trainer")
+    for name in ("total_train_batch_size", "tp_size", "cp_size", "sp_size"):
+        assert callable(getattr(trainer, f"get_{name}")), name
+    assert callable(trainer.set_initial_training_values)
+    for place, text in {
+        "save_model": "_internal_call",
+        "_save_checkpoint": "self.save_model(output_dir, _internal_call=True)",
+        "_run_epoch": "(step + 1) == steps_in_epoch",
+        "add_callback": "self.callback_handler",
+        "evaluation_loop": "self.gather_function(",
+        "__init__": "self.label_names",
+    }.items():
+        assert written(f"transformers:Trainer.{place}", text), place
+    whole = "int(self.state.global_step // num_update_steps_per_epoch)"
+    assert written("transformers:Trainer", whole)
+
+
+@private(
+    "transformers",
+    "find_batch_size DataLoaderStateMixin",
+    "loaders.py",
+    why="rows of an evaluation's batch are counted as the Trainer counts them",
+    without="an ImportError",
+)
+def test_the_trainer_counts_rows_of_a_batch() -> None:
+    pytest.importorskip("accelerate")
+    count = resolve_name("transformers.trainer_pt_utils:find_batch_size")
+    assert count({"x": torch.zeros(3, 2), "y": [1]}) == 3
+
+
+@private(
+    "trl",
+    "_prepare_dataset _prepare_inputs",
+    "trl.py",
+    why="TRL's trainers take pipelines that make batches",
+    without="TRL would look at rows of a pipeline and fail, or DPO would get two batches for one",
+)
+def test_trainers_of_trl_have_what_is_overridden() -> None:
+    for name in ("SFTTrainer", "DPOTrainer"):
+        trainer = resolve_name(f"trl:{name}")
+        assert written(f"trl:{name}.__init__", "train_dataset = self._prepare_dataset(")
+        _, *names = inspect.signature(trainer._prepare_dataset).parameters
+        assert names[:3] == ["dataset", "processing_class", "args"]
+    assert written("transformers:Trainer.training_step", "self._prepare_inputs(inputs)")
+
+
+# Lightning and Ray
+
+
+@private(
+    "lightning",
+    "_FitLoop.setup_data",
+    "callers.py",
+    why="a pipeline in Lightning without the data module is warned of",
+    without="such a run repeats or misses batches after a resume, and nothing is said",
+)
+def test_lightning_asks_for_batches_where_that_is_known() -> None:
+    loop = resolve_name("lightning.pytorch.loops.fit_loop:_FitLoop")
+    assert loop.setup_data.__qualname__ == callers.FITS
+    assert loop.__module__.startswith(callers.LIGHTNING)
+
+
+@private(
+    "lightning",
+    "_mode flattened",
+    "lightning/__init__.py",
+    why='a CombinedLoader of mode "max_size" has loaders that have ended, without a position',
+    without="an AttributeError where training begins",
+)
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_a_combined_loader_has_its_mode() -> None:
+    combined = resolve_name("lightning.pytorch.utilities.combined_loader:CombinedLoader")
+    made = combined([[1], [2, 3]], "max_size")
+    assert made._mode == "max_size"
+    assert made.flattened == [[1], [2, 3]]
+    made.flattened = [[4], [5]]
+    assert made.iterables == [[4], [5]]
+
+
+@private(
+    "lightning",
+    "restarting epoch_progress batch_progress is_last_batch overfit_batches ckpt_path",
+    "loaders.py",
+    why="the position saved is that of the last batch trained on",
+    without="an AttributeError where training begins",
+)
+def test_lightning_counts_the_batches_that_were_trained_on() -> None:
+    trainer = resolve_name("lightning.pytorch:Trainer")(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    assert (trainer.overfit_batches, trainer.ckpt_path) == (0.0, None)
+    loop = trainer.fit_loop
+    assert loop.restarting is False
+    assert (loop.epoch_progress.total.started, loop.epoch_progress.current.processed) == (0, 0)
+    batches = loop.epoch_loop.batch_progress
+    assert batches.is_last_batch is False
+    for event in ("ready", "started", "processed", "completed"):
+        assert (getattr(batches.total, event), getattr(batches.current, event)) == (0, 0)
+
+
+@private(
+    "ray",
+    "_TorchAccelerator.prepare_data_loader _WrappedDataLoader.__iter__ prepare_data_loader",
+    "callers.py",
+    why="Ray's prepare_data_loader() would take a batch ahead of a Loader's position: it is refused",
+    without="a run that resumes from Ray's checkpoint would lose a batch, and nothing is said",
+)
+def test_ray_prepares_loaders_where_that_is_known() -> None:
+    modules = [import_module(one) for one in callers.RAY]
+    assert all(callable(one.prepare_data_loader) for one in modules)  # type: ignore[attr-defined]
+    assert callable(resolve_name(f"{callers.RAY[0]}:_TorchAccelerator.prepare_data_loader"))
+    wrapped: Any = modules[0]._WrappedDataLoader  # type: ignore[attr-defined]
+    with pytest.raises(tp.ConfigError, match="prepare_data_loader"):
+        list(wrapped(tp.Loader(rows().sharding_filter().batch(2)), torch.device("cpu"), False))
