@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import column_names
 from trainpipes._internal.messages import nearest
+from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import offset_dtype, python_to_arrow, to_arrow
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
@@ -327,7 +328,7 @@ def members_in(
         unknown = next((name for name in chosen if name not in kinds), None)
         if unknown is not None:
             raise SchemaError(
-                f"{caller}: no sample has a member {unknown!r}{nearest(unknown, kinds)}; there are {kinds}, "
+                f"{caller}: no sample has a member {unknown!r}{nearest(unknown, kinds)}; there are {shown(kinds, 1000)}, "
                 f"and {KEY!r}",
                 path=paths[0],
                 stage=caller,
