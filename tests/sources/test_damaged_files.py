@@ -154,9 +154,11 @@ def test_bytes_put_into_a_record_batch_are_noticed_where_its_footer_has_the_next
         place = content.index(b"\xff\xff\xff\xff", place + 1)
         path = tmp_path / f"{number}.arrow"
         path.write_bytes(content[: place - 8] + b"\0" + content[place - 8 :])
-        with pa.ipc.open_file(path) as file, pytest.raises(OSError, match="."):
+        with pa.ipc.open_file(path) as file, pytest.raises(OSError, match="Invalid"):
             file.read_all()
-        with pytest.raises(tp.UnreadableError, match="its footer has a message at byte .*none beg"):
+        with pytest.raises(
+            tp.UnreadableError, match=r"its footer has a message at byte .*none beg"
+        ):
             list(tp.read_arrow(path))
 
 

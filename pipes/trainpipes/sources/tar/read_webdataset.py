@@ -328,8 +328,8 @@ def members_in(
         unknown = next((name for name in chosen if name not in kinds), None)
         if unknown is not None:
             raise SchemaError(
-                f"{caller}: no sample has a member {unknown!r}{nearest(unknown, kinds)}; there are {shown(kinds, 1000)}, "
-                f"and {KEY!r}",
+                f"{caller}: no sample has a member {unknown!r}{nearest(unknown, kinds)}; there are "
+                f"{shown(kinds, 1000)}, and {KEY!r}",
                 path=paths[0],
                 stage=caller,
             )
