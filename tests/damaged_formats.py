@@ -19,6 +19,7 @@ import io
 import json
 import lzma
 import random
+import re
 import resource
 import shutil
 import sys
@@ -42,8 +43,8 @@ from PIL import Image, ImageOps
 import trainpipes as tp
 from damaged_files import damaged
 
-#: Seconds after which a case hangs.
-LONG = 20
+#: Seconds after which a case hangs, on a busy machine too.
+LONG = 240
 #: Bytes of memory that a file may ask for.
 MEMORY = 8 << 30
 ROWS = 40
@@ -147,10 +148,11 @@ def of_tar(data: bytes) -> Rows:
     rows: list[dict[str, Any]] = []
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         for member in archive:
-            key, _, kind = member.name.partition(".")
+            named = re.fullmatch(r"((?:.*/)?[^.]+)[.]([^/]*)", member.name, re.DOTALL)
             content = archive.extractfile(member)
-            if content is None:
+            if content is None or named is None:  # webdataset leaves out what has no extension
                 continue
+            key, kind = named.groups()
             if not rows or rows[-1]["__key__"] != key:
                 rows.append({"__key__": key})
             rows[-1][kind.lower()] = content.read()

@@ -25,8 +25,8 @@ import torch
 
 import trainpipes as tp
 
-#: Seconds after which nothing may be left.
-LIMIT = 10.0
+#: Seconds after which nothing may be left, on a busy machine too.
+LIMIT = 60.0
 SHARED = Path("/dev/shm")
 
 

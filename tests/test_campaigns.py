@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 
 import campaigns
+from attacks.rounds import Round
 
 
 def test_what_a_campaign_finds_is_counted_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def finds(folder: Path, draw: random.Random) -> Iterator[campaigns.Round]:
+    def finds(folder: Path, draw: random.Random) -> Iterator[Round]:
         assert folder.is_dir()
         yield lambda: iter(["exact", "named", "two rows of three"])
         yield lambda: iter([str(1 / 0)])
         yield lambda: iter(["exact"])
 
-    monkeypatch.setitem(campaigns.CAMPAIGNS, "here", ("a test", finds))
+    monkeypatch.setitem(campaigns.ATTACKS, "here", ("a test", finds))
     came, wrong = campaigns.run("here", 1, 60)
     assert came == {"exact": 2, "named": 1, "wrong": 2}
     assert wrong[0] == "two rows of three"
@@ -32,7 +33,7 @@ def test_what_a_campaign_finds_is_counted_and_said(monkeypatch: pytest.MonkeyPat
 def test_the_docs_have_a_row_for_each_campaign_and_nothing_wrong() -> None:
     (table,) = campaigns.TABLE.findall(campaigns.PAGE.read_text())
     rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
-    assert [row[0] for row in rows] == [about for about, _ in campaigns.CAMPAIGNS.values()]
+    assert [row[0] for row in rows] == [about for about, _ in campaigns.ATTACKS.values()]
     assert all(int(row[1].replace(",", "")) > 0 and row[4] == "0" for row in rows)
 
 

@@ -29,7 +29,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-from trainpipes.order.topology import Topology
 
 import trainpipes as tp
 from private_names import LIST, ROOTS, foreign, name_of, parsed, private, used, written
@@ -38,6 +37,7 @@ from trainpipes._internal.instead import instead
 from trainpipes.columns.content import tensor_digest
 from trainpipes.engine.iterating import epoch_counter, lookahead, worker_end, worker_message
 from trainpipes.look import read_states
+from trainpipes.order.topology import Topology
 from trainpipes.state.merge import PrefixStore, _get_default_store
 
 ROWS = 8
@@ -431,8 +431,8 @@ def test_a_file_system_says_what_its_paths_are() -> None:
     without="an AttributeError where files are listed",
 )
 def test_stores_that_list_all_levels_at_once_are_known() -> None:
+    from trainpipes.filesystems.retry import Requests
     from trainpipes.sources.files.folders import StoreFolders
-    from trainpipes.sources.files.listing import Requests
 
     assert StoreFolders(fsspec.filesystem("s3", anon=True), Requests())._finds
     http = StoreFolders(fsspec.filesystem("http"), Requests())

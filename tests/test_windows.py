@@ -10,11 +10,11 @@ from weakref import WeakSet
 import numpy as np
 import pyarrow as pa
 import pytest
-from trainpipes.order.layout import WindowKey
 
 import trainpipes as tp
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading import windows
+from trainpipes.order.layout import WindowKey
 
 
 def watched(monkeypatch, least=0):

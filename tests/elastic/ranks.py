@@ -93,7 +93,7 @@ class Meeting:
         self._numbers: list[int] = []
         self._least = self._total = 0
         # A rank that asks once more than another must fail, not hang.
-        self._barrier = threading.Barrier(ranks, action=self._close, timeout=20)
+        self._barrier = threading.Barrier(ranks, action=self._close, timeout=120)
 
     def _close(self) -> None:
         self._least, self._total = min(self._numbers), sum(self._numbers)

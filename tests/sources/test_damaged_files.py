@@ -146,6 +146,32 @@ def test_a_footer_that_leaves_out_a_record_batch_loses_no_rows(tmp_path: Path) -
     assert len(list(tp.read_arrow(path))) == 200
 
 
+def test_bytes_put_into_a_record_batch_are_noticed_where_its_footer_has_the_next(
+    tmp_path: Path,
+) -> None:
+    content, (place, batch) = arrow(), (16, 2)
+    for number in range(batch):
+        place = content.index(b"\xff\xff\xff\xff", place + 1)
+        path = tmp_path / f"{number}.arrow"
+        path.write_bytes(content[: place - 8] + b"\0" + content[place - 8 :])
+        with pa.ipc.open_file(path) as file, pytest.raises(OSError, match="Invalid"):
+            file.read_all()
+        with pytest.raises(
+            tp.UnreadableError, match=r"its footer has a message at byte .*none beg"
+        ):
+            list(tp.read_arrow(path))
+
+
+def test_names_of_damaged_columns_do_not_fill_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a" * 20_000 + ",b\n1,2\n")
+    with pytest.raises(
+        tp.SchemaError, match=r"no column 'c' in .*x\.csv; there are \['aa"
+    ) as caught:
+        list(tp.read_csv(path, columns=["c"]))
+    assert len(str(caught.value)) < 2000
+
+
 def test_names_in_a_footer_and_in_the_first_message_are_the_same(tmp_path: Path) -> None:
     content = arrow()
     path = tmp_path / "x.arrow"

@@ -1,10 +1,10 @@
 """Writers that are killed, for ``test_killed``.
 
-Run as a program, with the name of a case, a folder, a number of kills, and how: writes rows once without
-being disturbed; then again and again, in a process that is killed by SIGKILL: "at steps" that a disk would
-see, at times once more while it goes on; or "at random" moments, time after time, until it ends. Prints how
-many kills there were, and at which of them the files were others than those of the first time, or something
-else was left.
+Run as a program, with the name of a case, a folder, a number of kills, how, and a seed: writes rows once
+without being disturbed; then again and again, in a process that is killed by SIGKILL: "at steps" that a disk
+would see, at times once more while it goes on; or "at random" moments, time after time, until it ends. Prints
+how many kills there were, and at which of them the files were others than those of the first time, or
+something else was left.
 """
 
 from __future__ import annotations
@@ -182,11 +182,11 @@ def odd_at_the_end(work: Work, out: Path, expected: dict[str, bytes], threads: i
 
 
 def at_steps(
-    name: str, work: Work, whole: Path, out: Path, kills: int
+    name: str, work: Work, whole: Path, out: Path, kills: int, draw: random.Random
 ) -> tuple[int, int, list[Any]]:
     steps = steps_of(lambda: work(whole, 1))
     expected = contents(whole)
-    draw, odd = random.Random(steps), []
+    odd: list[Any] = []
     places = sorted(draw.sample(range(1, steps + 1), min(kills, steps)))
     for place in places:
         status = in_child(stepping(lambda: work(out, 1), place.__eq__))
@@ -199,10 +199,12 @@ def at_steps(
     return len(places), steps, odd
 
 
-def at_random(work: Work, whole: Path, out: Path, kills: int) -> tuple[int, int, list[Any]]:
+def at_random(
+    work: Work, whole: Path, out: Path, kills: int, draw: random.Random
+) -> tuple[int, int, list[Any]]:
     begun = time.monotonic()
     assert not in_child(lambda: work(whole, 2))
-    seconds, expected, draw = time.monotonic() - begun, contents(whole), random.Random()
+    seconds, expected = time.monotonic() - begun, contents(whole)
     odd: list[Any] = []
     done = 0
     while done < kills:
@@ -223,17 +225,17 @@ def at_random(work: Work, whole: Path, out: Path, kills: int) -> tuple[int, int,
     return done, 0, odd + ([[done, found]] if found else [])
 
 
-def main(name: str, folder: Path, kills: int, how: str) -> None:
+def main(name: str, folder: Path, kills: int, how: str, seed: int) -> None:
     data, whole, out = folder / "data", folder / "whole", folder / "out"
     data.mkdir()
-    work = CASES[name](data)
+    work, draw = CASES[name](data), random.Random(seed)
     if how == "at steps":
-        done, steps, odd = at_steps(name, work, whole, out, kills)
+        done, steps, odd = at_steps(name, work, whole, out, kills, draw)
     else:
-        done, steps, odd = at_random(work, whole, out, kills)
+        done, steps, odd = at_random(work, whole, out, kills, draw)
     found = {"kills": done, "steps": steps, "files": len(contents(whole)) - 1, "odd": odd}
     sys.stdout.write(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))

@@ -23,11 +23,11 @@ RANDOM = [
 ]
 
 
-def check_killed(name: str, folder: Path, kills: int, how: str = "at steps") -> None:
+def check_killed(name: str, folder: Path, kills: int, how: str = "at steps", seed: int = 0) -> None:
     program = TESTS / "writers" / "killed_writers.py"
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [*python(), str(program), name, str(folder), str(kills), how],
+        [*python(), str(program), name, str(folder), str(kills), how, str(seed)],
         env={**os.environ, "PYTHONPATH": path, "TRAINPIPES_CACHE": "off"},
         capture_output=True, text=True, timeout=1500,
     )  # fmt: skip

@@ -8,11 +8,14 @@ import warnings
 from collections.abc import Sequence
 
 from trainpipes.errors import SchemaError
+from trainpipes.errors.text import shown
 
 #: How functions begin that read data, here and elsewhere.
 BEGINNINGS = ("read_", "from_", "load_", "open_", "scan_", "list_")
 #: Packages whose lines a warning does not point at.
 OURS = ("trainpipes", "torch")
+#: Characters of the columns that there are: a damaged file may have names of thousands.
+MOST = 1000
 _warned: set[object] = set()
 
 
@@ -93,7 +96,7 @@ def need_columns(
     said = ", ".join(f"{name!r}{nearest(name, present)}" for name in missing)
     where = f" in {path}" if path else ""
     raise SchemaError(
-        f"{caller}: no column {said}{where}; there are {list(present)}",
+        f"{caller}: no column {said}{where}; there are {shown([*present], MOST)}",
         path=path,
         stage=str(caller),
     )

@@ -173,6 +173,8 @@ def _messages(
                 f"cut short: {end:,} bytes, and the message at byte {start:,} goes to {stop:,}"
             )
         found.append((start, stop, header))
+    for one in sorted(heads.keys() - {start for start, *_ in found}):
+        raise BadFileError(f"damaged: its footer has a message at byte {one:,}, where none begins")
     if footer and end - at > PADDING:
         raise BadFileError(f"damaged: no message from byte {at:,} to {end:,}")
     if not footer and any(fetch([(at, min(end, at + 8))])[0]):

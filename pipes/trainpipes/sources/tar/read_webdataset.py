@@ -20,6 +20,7 @@ from trainpipes._internal.messages import nearest
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import offset_dtype, python_to_arrow, to_arrow
 from trainpipes.errors import SchemaError
+from trainpipes.errors.text import shown
 from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.compressed import Decompressed, ReadAgain, Stream, kind_by_content
 from trainpipes.sources.files.bad_rows import BAD, above_reader, without_bad_files
@@ -324,8 +325,8 @@ def members_in(
         unknown = next((name for name in chosen if name not in kinds), None)
         if unknown is not None:
             raise SchemaError(
-                f"{caller}: no sample has a member {unknown!r}{nearest(unknown, kinds)}; there are {kinds}, "
-                f"and {KEY!r}",
+                f"{caller}: no sample has a member {unknown!r}{nearest(unknown, kinds)}; there are "
+                f"{shown(kinds, 1000)}, and {KEY!r}",
                 path=paths[0],
                 stage=caller,
             )
