@@ -101,7 +101,7 @@ class FromHf(Source):
 
 
 def _is_table(dataset: Any) -> bool:
-    return all(hasattr(dataset, name) for name in ("data", "select", "format", "cache_files"))
+    return all(hasattr(dataset, name) for name in ("data", "_indices", "format", "cache_files"))
 
 
 class HFTable(TableSource):
