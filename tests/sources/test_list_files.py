@@ -26,7 +26,6 @@ from trainpipes.errors import (
     UnreadableError,
 )
 from trainpipes.prepare import repack
-from trainpipes.sources.files import listing
 from trainpipes.sources.files.file_reader import READERS, reader_by_name, suffixes_of
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.listing import natural
@@ -364,7 +363,7 @@ def test_a_folder_that_cannot_be_listed_is_not_passed_over(
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
 
-    monkeypatch.setattr(listing.os, "scandir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
     for url in (tmp_path, tmp_path / "**/*.parquet"):
         with pytest.raises(
             UnreadableError, match=r"permission to list .*secret is denied"
@@ -468,7 +467,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(
     def absent(*_: object, **__: object) -> None:
         raise ImportError("Install s3fs") from ModuleNotFoundError("No module", name="s3fs")
 
-    monkeypatch.setattr(listing.fsspec, "url_to_fs", absent)
+    monkeypatch.setattr(fsspec, "url_to_fs", absent)
     with pytest.raises(MissingExtraError, match=r"s3fs, which .*: pip install s3fs$"):
         ListFiles(urls="s3://bucket/x.parquet").files()
 

@@ -21,7 +21,8 @@ import pytest
 import trainpipes as tp
 from interpreters import pid_of, python
 from s3_store import s3_store
-from trainpipes.writers import Threads, places
+from trainpipes.filesystems import places
+from trainpipes.writers import Threads
 from unfinished import begun_again, contents, noted
 
 
