@@ -24,7 +24,7 @@ def test_what_a_campaign_finds_is_counted_and_said(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(campaigns.ATTACKS, "here", ("a test", finds))
     came, wrong = campaigns.run("here", 1, 60)
     assert came == {"exact": 2, "named": 1, "wrong": 2}
-    assert wrong[0] == "two rows of three"
+    assert wrong[0] == "round 0: two rows of three"
     assert "ZeroDivisionError" in wrong[1]
     assert campaigns.line("here", came) == "| a test | 5 | 2 | 1 | 2 |\n"
     assert campaigns.run("here", 1, 0)[0] == {"exact": 1, "named": 1, "wrong": 1}

@@ -35,7 +35,7 @@ from private_names import LIST, ROOTS, foreign, name_of, parsed, private, used, 
 from trainpipes._internal import callers
 from trainpipes._internal.instead import instead
 from trainpipes.columns.content import tensor_digest
-from trainpipes.engine.iterating import epoch_counter, lookahead, worker_end, worker_message
+from trainpipes.engine.iterating import agreement, epoch_counter, worker_end, worker_message
 from trainpipes.look import read_states
 from trainpipes.order.topology import Topology
 from trainpipes.state.merge import PrefixStore, _get_default_store
@@ -291,18 +291,18 @@ def test_an_error_of_a_worker_is_raised_again() -> None:
 
 @private(
     "torch",
-    "_get_default_store ProcessGroupGloo AllreduceOptions BroadcastOptions",
-    "lookahead.py",
+    "_get_default_store PrefixStore ProcessGroupGloo AllreduceOptions BroadcastOptions",
+    "agreement.py",
     why="ranks whose batches are not counted agree where an epoch ends, in a group of their own",
     without="an ImportError; new_group() hangs where ranks are in different numbers of groups",
 )
 def test_ranks_agree_by_the_store_of_the_default_group() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        assert lookahead.agreement_over(Topology())(5, True) == 5
-        assert lookahead.from_first_rank(Topology(), lambda: "some") == "some"
+        assert agreement.agreement_over(Topology())(5, True) == 5
+        assert agreement.from_first_rank(Topology(), lambda: "some") == "some"
     finally:
-        lookahead._groups.clear()
+        agreement._groups.clear()
         dist.destroy_process_group()
 
 

@@ -12,7 +12,6 @@ import click
 from trainpipes.cli.console import note, print_json, print_table
 from trainpipes.cli.options import AS_JSON, COUNT, option
 from trainpipes.cli.pipelines import PipelineOptions, recipe_names, takes_pipeline
-from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.errors.text import cut
 
 if TYPE_CHECKING:
@@ -69,6 +68,8 @@ def command(
         pipe = given.config(source, all_files)
     else:
         pipe = given.files([source, *all_files])
+    from trainpipes.engine.iterating.iteration_state import plan_of
+
     if epochs and plan_of(pipe).chain.endless:
         raise click.ClickException("--epochs: the pipeline has no end; give --steps")
     from trainpipes import Loader
@@ -109,6 +110,8 @@ def _lines(report: Mapping[str, Any], pipe: Pipeline) -> Iterator[tuple[str, str
         yield "then", f"{report['steps_per_second']:,.1f} batches/s, {rows}{tokens}"
     if report["wait_share"] is not None:
         yield "waits", f"{report['wait_share']:.1%} of the time after that"
+    from trainpipes.engine.iterating.iteration_state import plan_of
+
     for tally in plan_of(pipe).tallies:
         if counted := str(tally):
             yield "counted", f"{tally.stage.name}: {counted}"

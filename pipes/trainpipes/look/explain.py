@@ -169,8 +169,8 @@ def explain(
         lines.append(("cache", "off" if cached is None else cached.describe()))
     engines = (stage.runs_on() for stage in chain.stages if isinstance(stage, Tokenizes))
     lines += [("tokenizer", text) for text in engines if text]
-    told = [(s.name, "; ".join(filter(None, map(str, s._tallies())))) for s in chain.stages]
-    lines += [line for line in told if line[1]]
+    counted = [(s.name, "; ".join(filter(None, map(str, s._tallies())))) for s in chain.stages]
+    lines += [line for line in counted if line[1]]
     more = " only: sharding_filter() lets more ranks share the rows"
     if len(sizes) > 1:
         more = ": a run can start on any of these numbers, and go on with any other"

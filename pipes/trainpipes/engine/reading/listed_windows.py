@@ -30,11 +30,13 @@ MOST_AHEAD, FARTHER = 15, 2
 
 @dataclass
 class _SpanReading:
-    """Where a span is read: ``at`` block and row. ``coming``: the window that is read next; the fetching
-    ahead has come to the one of turn ``ahead``. ``done``: the span's last window was read."""
+    """Where a span is read: ``at`` block and row. ``coming``: the window that is read next, from row
+    ``first`` on; the fetching ahead has come to the one of turn ``ahead``. ``done``: the span's last window
+    was read."""
 
     coming: WindowKey
     ahead: float
+    first: int = 0
     lock: InterruptibleLock = field(default_factory=InterruptibleLock)
     reader: Reader | None = None
     at: tuple[int, int] = (-1, 0)
@@ -68,16 +70,26 @@ class ListedMaker(WindowMaker):
     def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
         if not self._layouts.places(key):
             return None
-        reading = self._reading(key)
-        if self._layouts.chain.seed is not None or not self._keeps_rows:
-            first = 0  # the order needs all rows
+        first = self._first(first)
+        reading = self._reading(key, first)
         return Window(self.planned(key), partial(self._read, key, reading, first), first=first)
 
-    def expect(self, key: WindowKey) -> None:
-        self._reading(key)
+    def expect(self, key: WindowKey, first: int) -> None:
+        if self._layouts.places(key):
+            reading = self._reading(key, self._first(first))
+            if reading.coming == key:
+                reading.first = min(reading.first, self._first(first))
 
-    def _reading(self, key: WindowKey) -> _SpanReading:
-        return self._spans.setdefault(key.span, _SpanReading(key, self._layouts.turn(key)))
+    def _first(self, first: int) -> int:
+        in_order = self._layouts.chain.seed is None and self._keeps_rows
+        return first if in_order else 0  # another order needs all rows
+
+    def _reading(self, key: WindowKey, first: int) -> _SpanReading:
+        found = self._spans.get(key.span)
+        if found is None:
+            turn = self._layouts.turn(key)
+            found = self._spans.setdefault(key.span, _SpanReading(key, turn, first))
+        return found
 
     def close(self) -> None:
         for reading in self._spans.values():
@@ -121,9 +133,10 @@ class ListedMaker(WindowMaker):
     def _expect(
         self, reading: _SpanReading, key: WindowKey, wanted: Stretches | None = None
     ) -> None:
-        """Tell a span's reader the blocks of its windows from ``key`` on that are fetched ahead."""
+        """Name to a span's reader the blocks of its windows from ``key`` on that are fetched ahead."""
         turns: dict[int, float] = {}
-        reading.coming = key if wanted is None else key._replace(window=key.window + 1)
+        if wanted is not None:
+            reading.coming, reading.first = key._replace(window=key.window + 1), 0
         reading.ahead = math.inf
         for n in range(MOST_AHEAD + 1):
             coming = key._replace(window=key.window + n)
@@ -133,7 +146,8 @@ class ListedMaker(WindowMaker):
             if (n or wanted is None) and not (self._is_far and turn <= self._until):
                 reading.ahead = turn
                 break
-            stretches = wanted if wanted and not n else self._layouts.stretches(coming)
+            first = reading.first if coming == reading.coming else 0
+            stretches = wanted if wanted and not n else self._layouts.stretches(coming, first)
             for block, _, _ in stretches:
                 turns.setdefault(block, turn)
         if reading.reader is None:
@@ -153,7 +167,7 @@ class ListedMaker(WindowMaker):
                 if other is not reading and other.lock.acquire(blocking=False):
                     reading.reader, other.reader = other.reader, reading.reader
                     reading.at, other.at = other.at, reading.at
-                    other.ahead = -math.inf  # its new reader was told of other blocks
+                    other.ahead = -math.inf  # its new reader expects other blocks
                     other.lock.release()
                     break
         if reading.reader is None:

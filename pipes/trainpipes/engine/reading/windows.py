@@ -119,8 +119,8 @@ class WindowMaker(ABC):
         """When a window is needed: the epoch, and what part of it comes before."""
         return float(key.epoch)
 
-    def expect(self, key: WindowKey) -> None:  # noqa: B027  (most fetch nothing ahead)
-        """A window will be asked for, and later ones of its span."""
+    def expect(self, key: WindowKey, first: int) -> None:  # noqa: B027  (most fetch nothing ahead)
+        """A window will be asked for from a row on, and later ones of its span."""
 
     def start(self, epoch: int) -> dict[str, Any]:
         """The source's state at an epoch's start, if it needs one."""
@@ -170,7 +170,7 @@ class Windows:
         with self._lock:
             self._move(user, key)
             self._firsts[user] = first
-            self.maker.expect(key)
+            self.maker.expect(key, first)
 
     def get(
         self, user: int, key: WindowKey, state: dict[str, Any], first: int = 0
