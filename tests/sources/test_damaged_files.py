@@ -146,6 +146,15 @@ def test_a_footer_that_leaves_out_a_record_batch_loses_no_rows(tmp_path: Path) -
     assert len(list(tp.read_arrow(path))) == 200
 
 
+def test_a_record_batch_cut_out_is_noticed_where_its_footer_has_it(tmp_path: Path) -> None:
+    content = arrow()
+    *_, start, end = (at for at in range(len(content)) if content.startswith(b"\xff" * 4, at))
+    path = tmp_path / "x.arrow"
+    path.write_bytes(content[:start] + content[end:])
+    with pytest.raises(tp.UnreadableError, match=f"has a message at byte {start:,}, where none beg"):
+        list(tp.read_arrow(path))
+
+
 def test_bytes_put_into_a_record_batch_are_noticed_where_its_footer_has_the_next(
     tmp_path: Path,
 ) -> None:
