@@ -257,3 +257,19 @@ def test_a_signal_to_the_group_of_a_trainer_is_not_for_its_workers(
         [*python(), str(path), start], env=environment, capture_output=True, text=True, timeout=120
     )
     assert run.returncode == 0, run.stderr
+
+
+def late(row: dict[str, Any]) -> dict[str, Any]:
+    """A tensor that travels by itself, late where ``id`` is even."""
+    time.sleep(0.0 if row["id"] % 2 else 0.5)
+    return {"id": row["id"], "tensor": torch.full((1 << 21,), row["id"], dtype=torch.uint8)}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_worker_that_is_through_stays_until_its_large_tensors_have_come(start: str) -> None:
+    rows = tp.from_dataset([{"id": n} for n in range(8)]).sharding_filter(2, split="stride")
+    pipe = rows.map(late, version="1").batch(1)
+    batches = tp.Loader(pipe, num_workers=2, multiprocessing_context=start)
+    found = [row for batch in batches for row in batch]
+    assert [row["id"] for row in found] == list(range(8))
+    assert all((row["tensor"] == row["id"]).all() for row in found)

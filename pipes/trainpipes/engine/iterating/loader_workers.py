@@ -10,6 +10,7 @@ their loader.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -58,6 +59,8 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
     memory: WorkerMemory
     schemas: dict[str, pa.Schema | None] = field(default_factory=dict)
     identity: str | None = None
+    #: Whether its workers stay for another pass.
+    persistent: bool = False
 
     def __iter__(self) -> Iterator[WorkerMessage]:
         info = get_worker_info()
@@ -83,6 +86,9 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
             self.memory.place(message, number)
             number += 1
             yield message
+        if not self.persistent:  # whoever receives a large tensor asks the process that made it
+            while self.memory.unpacked(worker) < number:
+                time.sleep(0.005)
 
     def _filled(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
         (rank, world), memory = self.ranks, self.memory
@@ -164,7 +170,9 @@ class LoaderWorkers:
             memory = WorkerMemory(workers, self.ahead)
             source, known = plan.inputs.source, plan.inputs.schemas.known()
             identity = None if plan.counted else plan.identity
-            data = WorkerDataset(self._sent, source, ranks, position, memory, known, identity)
+            data = WorkerDataset(
+                self._sent, source, ranks, position, memory, known, identity, self.persistent
+            )
             loader = self._processes(data, workers)
         return data.memory, self._messages(loader, data, watch)
 
@@ -204,6 +212,7 @@ class LoaderWorkers:
             if kept and watch is not None:
                 self._idle = loader, data, watch
             elif watch is not None:
+                data.memory.leave()
                 watch.end()
 
 

@@ -47,7 +47,8 @@ def end_in_peace() -> None:
 
 @cache
 def _register() -> None:
-    os.setpgid(0, 0)
+    with suppress(PermissionError):  # it leads a session, and so a group
+        os.setpgid(0, 0)
     atexit.register(_leave)
     threading.Thread(target=_end_with_parent, name="trainpipes-parent", daemon=True).start()
 

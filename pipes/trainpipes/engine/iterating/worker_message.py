@@ -95,6 +95,10 @@ class WorkerMemory:
         self.shrink()
         self._numbers[_EPOCH], self._numbers[_DUE] = epoch, 0
 
+    def leave(self) -> None:
+        """No further message is unpacked: workers need not wait for it."""
+        self._numbers[_UNPACKED : _UNPACKED + self.workers] = [1 << 62] * self.workers
+
     def shrink(self) -> None:
         """Give back the pages of messages: no worker is at work."""
         if hasattr(mmap, "MADV_REMOVE"):
