@@ -173,6 +173,16 @@ def test_bytes_put_into_a_record_batch_are_noticed_where_its_footer_has_the_next
             list(tp.read_arrow(path))
 
 
+def test_a_byte_put_into_the_last_record_batch_of_a_stream_is_noticed(tmp_path: Path) -> None:
+    content = arrow(stream=True)
+    path = tmp_path / "x.arrows"
+    path.write_bytes(content[:-20] + b"\0" + content[-20:])
+    with pytest.raises(OSError, match="negative"):
+        pa.ipc.open_stream(path).read_all()
+    with pytest.raises(tp.UnreadableError, match="no message at byte"):
+        list(tp.read_arrow(path))
+
+
 def test_names_of_damaged_columns_do_not_fill_a_message(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a" * 20_000 + ",b\n1,2\n")

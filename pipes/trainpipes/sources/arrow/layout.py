@@ -147,7 +147,7 @@ def _messages(
         if not head:
             head = fetch([(at, min(end, at + HEAD))])[0]
             content = zlib.crc32(head, content)
-        if head.startswith(b"\0") and at - stop < PADDING:
+        if footer and head.startswith(b"\0") and at - stop < PADDING:
             at = min(at + len(head) - len(head.lstrip(b"\0")), stop + PADDING)
             continue
         if len(head) < 8:
