@@ -66,13 +66,15 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     m = max(position.m for position in positions)
     owner: dict[int, int] = {}
     for number, position in enumerate(positions):
-        for shard in position.cursors:
-            if shard in owner:
+        for shard, cursor in position.cursors.items():
+            other = positions[owner.setdefault(shard, number)]
+            if (
+                cursor != other.cursors[shard]
+            ):  # ranks that share a shard are at the same place in it
                 raise StateError(
-                    f"{shard_key(shard)}: is in state {owner[shard]} and in state {number}; merge one "
-                    "state of each rank"
+                    f"{shard_key(shard)}: state {owner[shard]} and state {number} differ; merge states that "
+                    "one run saved after the same step"
                 )
-            owner[shard] = number
     _complete(owner, first.num_shards, len(parts))
     cursors = {shard: positions[number].cursors[shard] for shard, number in sorted(owner.items())}
     for shard, cursor in cursors.items():
