@@ -18,6 +18,8 @@ from elastic.ranks import ENDED, Leg, Reads
 from oracle import Spec, Starved, numbered
 from trainpipes.order.layout import divisors
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*do not divide num_shards")
+
 #: Batches of an endless pass that are looked at.
 ENOUGH = 150
 

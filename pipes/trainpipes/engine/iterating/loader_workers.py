@@ -21,7 +21,13 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainpipes.engine.iterating.worker_end import WorkerWatch, end_in_peace
-from trainpipes.engine.iterating.worker_message import Packed, WorkerMemory, WorkerMessage, failure, pack
+from trainpipes.engine.iterating.worker_message import (
+    Packed,
+    WorkerMemory,
+    WorkerMessage,
+    failure,
+    pack,
+)
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.lane import ENDED, PASSED
 from trainpipes.engine.shards.shard_items import ShardItems, items_of
