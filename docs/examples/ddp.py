@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 ddp.py --files 'rows/*.parquet' --checkpoint run.pt
 
-A checkpoint is one file. Rank 0 writes it, and it fits any number of ranks that divides NUM_SHARDS.
+A checkpoint is one file. Rank 0 writes it, and it fits any number of ranks.
 """
 
 from __future__ import annotations

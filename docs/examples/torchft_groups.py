@@ -20,7 +20,9 @@ from torchft import Manager, Optimizer, ProcessGroupGloo
 import trainpipes as tp
 from trainpipes.testing import digest
 
-NUM_SHARDS = 12  # which each number of groups that may take part divides: here 1, 2, 3, 4, 6 or 12
+NUM_SHARDS = (
+    12  # best if each number of groups that may take part divides it: here 1, 2, 3, 4, 6 or 12
+)
 MICRO_BATCHES = 1  # of each rank in a step, whose gradients are accumulated
 
 

@@ -3,7 +3,7 @@
     python -m trainpipes_recipes.samples samples
     torchrun --nproc-per-node 2 trl_sft.py --files samples/functions --tokenizer samples/tokenizer
 
-Started again, it goes on from its last checkpoint, also on another number of processes that divides 24.
+Started again, it goes on from its last checkpoint, also on another number of processes.
 """
 
 from __future__ import annotations

@@ -52,13 +52,12 @@ def test_a_damaged_state_is_refused() -> None:
 # Whether a pipeline takes it
 
 
-def test_a_state_fits_its_pipeline_on_any_ranks_that_divide() -> None:
+@pytest.mark.filterwarnings("ignore:5 ranks do not divide num_shards=12")
+def test_a_state_fits_its_pipeline_on_any_ranks() -> None:
     pipe = counted()
-    for world in (1, 2, 3, 12):
+    for world in (1, 2, 3, 5, 12):
         (fit,) = fits(found(state()), pipe, world_size=world)
         assert (fit.problem, fit.share) == ("", 7 / 60)
-    (fit,) = fits(found(state()), pipe, world_size=5)
-    assert "ranks x workers must divide num_shards = 12, got 5 ranks" in fit.problem
     assert pipe.state_dict() == counted().state_dict()  # it has not moved
 
 

@@ -28,6 +28,13 @@ def uncounted() -> tp.Pipeline:
     return tp.from_arrow(table).sharding_filter(12).filter(not_40).batch(4).repeat()
 
 
+def shared() -> tp.Pipeline:
+    """Of one shard, which all ranks read."""
+    return (
+        tp.from_arrow(pa.table({"x": list(range(203))})).sharding_filter(1).filter(not_40).repeat()
+    )
+
+
 def not_40(row: dict[str, Any]) -> bool:
     return bool(row["x"] != 40)
 
@@ -39,6 +46,9 @@ def filtered(shards: int = 4) -> tp.Pipeline:
 
 def over_40(row: dict[str, Any]) -> bool:
     return bool(row["x"] > 40)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*do not divide num_shards")
 
 
 def states(
@@ -69,31 +79,13 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 # Ranks and workers
 
 
-@pytest.mark.parametrize("world", [5, 7, 8, 24])
-def test_a_world_size_that_does_not_divide_is_refused_with_those_that_do(world: int) -> None:
-    pipe = rows().distributed(rank=0, world_size=world)
-    said = "num_shards = 12", f"{world} ranks", "[1, 2, 3, 4, 6, 12] do"
-    for subject in (pipe, tp.Loader(pipe), tp.Loader(pipe, num_workers=1)):
-        with refused(tp.TopologyError, *said):
-            next(iter(subject))
-    with refused(tp.TopologyError, *said):
-        pipe.state_dict()
-
-
-def test_workers_of_a_plain_data_loader_must_divide_too_and_those_of_a_loader_need_not() -> None:
-    pipe = rows().distributed(rank=1, world_size=4)
-    with (
-        in_worker(0, 2, 1000, pipe),
-        refused(
-            tp.TopologyError,
-            "num_shards = 12",
-            "4 ranks x 2 DataLoader workers",
-            "[1, 2, 3, 4, 6, 12] do",
-            "trainpipes.Loader",
-        ),
-    ):
-        next(iter(pipe))
-    assert next(iter(tp.Loader(pipe, num_workers=2)))
+@pytest.mark.parametrize(("rank", "world"), [(1, 2), (0, 3), (1, 5)])
+def test_the_states_of_ranks_that_share_shards_at_different_steps_are_not_merged(
+    rank: int, world: int
+) -> None:
+    saved = states(world, [4 - (one == rank) for one in range(world)], shared)
+    with refused(tp.StateError, "shard-0000", "differ", "merge states that one run saved"):
+        tp.merge_states(saved)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -231,7 +223,7 @@ def test_states_that_differ_in_what_ranks_share_are_not_merged(
 @pytest.mark.parametrize("again", [[0, 0, 1, 2], [0, 0, 1]])
 def test_a_rank_that_comes_twice_is_named(again: list[int]) -> None:
     saved = states(3, make=uncounted)
-    with refused(tp.StateError, "shard-0000", "state 0", "state 1", "one state of each rank"):
+    with refused(tp.StateError, "shard-0000", "states [0, 1]", "one state of each rank"):
         tp.merge_states([saved[rank] for rank in again])
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import trainpipes as tp
 
-NUM_SHARDS = 24  # every number of ranks has to divide it
+NUM_SHARDS = 24  # best if every number of ranks divides it
 Batches = Iterator[tuple[Tensor, Tensor, dict[str, Any]]]
 
 

@@ -22,7 +22,7 @@ class PipelineDataLoader(BaseDataLoader):
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
-        num_shards: int = 96  # every number of data-parallel ranks has to divide it
+        num_shards: int = 96  # best if every number of data-parallel ranks divides it
         buffer_size: int = 40_960
         seed: int = 0
         infinite: bool = True

@@ -66,7 +66,7 @@ class StateSummary:
         batches: delivered in that epoch, over all ranks.
         rank: that saved it, and the number of ranks; None if the state is that of all ranks.
         num_shards: of the pipeline.
-        world_sizes: numbers of ranks that may load it.
+        world_sizes: numbers of ranks that share no shard; others may load it, and read more.
         stages: of the pipeline, by name.
     """
 

@@ -51,7 +51,7 @@ class Explanation:
         rows: rows read in an epoch; None where they are not counted in advance.
         num_batches: items that each rank gets in an epoch; None where that is not known in advance.
         num_shards: that ranks and workers share.
-        world_sizes: numbers of ranks that a run can have.
+        world_sizes: numbers of ranks that share no shard; a run can have any other, and reads more then.
         window_rows: rows that a shuffle mixes with each other, or None.
         window_bytes: most memory for such rows in one process, estimated, or None.
         memory_bytes: the same, and what is read ahead, decoded and made into batches, estimated: what a

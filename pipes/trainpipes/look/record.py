@@ -42,7 +42,6 @@ def record(
     plan, (_, world_size) = iteration.plan, iteration.ranks()
     chain, identity = plan.chain, json.loads(plan.identity)
     known = without_secrets(identity)
-    is_even = chain.num_shards % world_size == 0
     data = {
         "fingerprint": _fingerprint(identity["data"]),
         "files": _files(known["data"]),
@@ -55,7 +54,7 @@ def record(
         "stages": known["stages"],
         "data": data,
         "epoch_rows": plan.inputs.epoch_rows,
-        "epoch_batches": exact_length(plan, 0, world_size) if is_even else None,
+        "epoch_batches": exact_length(plan, 0, world_size),
         "num_shards": chain.num_shards,
         "batch_size": None if chain.batch is None else chain.batch.batch_size,
         "world_size": world_size,

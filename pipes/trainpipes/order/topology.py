@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
+from trainpipes._internal.messages import warn_once
 from trainpipes.errors import TopologyError
-from trainpipes.order.layout import divisors
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ class Topology:
     members: tuple[int, ...] | None = None
 
     def check(self, num_shards: int, sharded: bool, one_consumer: str = "") -> None:
-        """Raise unless the ranks and workers divide the shards. ``one_consumer``: why there may be
-        only one."""
+        """Raise where the ranks and workers can't share the shards, and warn once where they share some.
+        ``one_consumer``: why there may be only one."""
         consumers = self.world_size * self.num_workers
         if num_shards % consumers == 0:
             return
@@ -31,13 +32,17 @@ class Topology:
             raise TopologyError(
                 f"{what} would all read the same rows: add .sharding_filter() to the pipeline"
             )
-        loader = ""
+        if self.rank or self.worker:
+            return
+        reads, least = num_shards // gcd(consumers, num_shards), -(-num_shards // consumers)
+        cost = f"each reads {reads} shards where {least} would do"
+        if reads == least:
+            cost = f"each shard is read {consumers // gcd(consumers, num_shards)} times"
+        would = [n for n in (num_shards // consumers * consumers, least * consumers) if n]
+        way = f"num_shards={' or '.join(map(str, would))} would"
         if self.num_workers > 1 and num_shards % self.world_size == 0:
-            loader = ", or use trainpipes.Loader, which takes any number of workers"
-        raise TopologyError(
-            f"ranks x workers must divide num_shards = {num_shards}, got {what}; "
-            f"{divisors(num_shards)} do{loader}"
-        )
+            way += ", and trainpipes.Loader takes any number of workers"
+        warn_once(f"{what} do not divide num_shards={num_shards}: {cost}; {way}")
 
     def first(self, m: int) -> int:
         return m + (self.rank - m) % self.world_size
@@ -48,6 +53,10 @@ class Topology:
         first = self.first(origin) + self.world_size * self.worker
         return max(m, origin) + (first - max(m, origin)) % stride
 
+    def step(self, num_shards: int) -> int:
+        """From one batch of this consumer's shards to the next, which may be another consumer's."""
+        return gcd(self.world_size * self.num_workers, num_shards)
+
     def shards(self, origin: int, num_shards: int) -> set[int]:
-        first, stride = self.next_slot(origin, origin), self.world_size * self.num_workers
-        return {m % num_shards for m in range(first, first + num_shards, stride)}
+        first, step = self.next_slot(origin, origin), self.step(num_shards)
+        return set(range(first % step, num_shards, step))

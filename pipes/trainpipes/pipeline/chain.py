@@ -435,7 +435,7 @@ class Pipeline(IterableDataset[Any]):
                 logs.
 
         Raises:
-            TopologyError: the ranks do not divide the shards.
+            TopologyError: there is no ``sharding_filter``, and several ranks.
 
         >>> import trainpipes as tp
         >>> said = tp.from_tensors(range(100)).shuffle(100).batch(32).explain()

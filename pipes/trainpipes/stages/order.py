@@ -97,8 +97,8 @@ class ShardingFilter(stage_kinds.ShardStage):
     """Deal the batches of an epoch to logical shards, and these to ranks and workers.
 
     Batch m of the one global sequence belongs to shard ``m % num_shards``; rank r of R takes every
-    m with ``m % R == r``. The sequence is the same on any number of ranks that divides
-    ``num_shards``, and a state saved on one resumes on another.
+    m with ``m % R == r``. The sequence is the same on any number of ranks, and a state saved on
+    one resumes on another. Ranks that do not divide ``num_shards`` share shards, and read more.
 
     Args:
         num_shards: S, the number of logical shards. Many world sizes divide 24, 48, 96, 240 and

@@ -66,13 +66,16 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     m = max(position.m for position in positions)
     owner: dict[int, int] = {}
     for number, position in enumerate(positions):
-        for shard in position.cursors:
-            if shard in owner:
+        for shard, cursor in position.cursors.items():
+            other = positions[owner.setdefault(shard, number)]
+            if (
+                cursor != other.cursors[shard]
+            ):  # ranks that share a shard are at the same place in it
                 raise StateError(
-                    f"{shard_key(shard)}: is in state {owner[shard]} and in state {number}; merge one "
-                    "state of each rank"
+                    f"{shard_key(shard)}: state {owner[shard]} and state {number} differ; merge states that "
+                    "one run saved after the same step"
                 )
-            owner[shard] = number
+    _once_each(positions, owner)
     _complete(owner, first.num_shards, len(parts))
     cursors = {shard: positions[number].cursors[shard] for shard, number in sorted(owner.items())}
     for shard, cursor in cursors.items():
@@ -119,6 +122,18 @@ def _same_pipeline(parts: list[Saved]) -> None:
             raise StateError(
                 f"{cut(path)}: state 0 has {shown(old)}, state {number} has {shown(new)}; merge states of "
                 "one run"
+            )
+
+
+def _once_each(positions: list[Position], owner: Mapping[int, int]) -> None:
+    """Raise if a rank comes twice: each shard is read by as many ranks as any other."""
+    readers = {s: [n for n, one in enumerate(positions) if s in one.cursors] for s in owner}
+    least = min(map(len, readers.values()))
+    for shard, found in readers.items():
+        if len(found) > least:
+            raise StateError(
+                f"{shard_key(shard)}: is in states {shown(found)}, others are in {least}; merge one state of "
+                "each rank"
             )
 
 

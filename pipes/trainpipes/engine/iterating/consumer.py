@@ -13,6 +13,7 @@ from trainpipes._internal.pool import Pool, default_threads
 from trainpipes.columns.run import Run, Unroll
 from trainpipes.engine.iterating.epoch_end import say_counts, say_left_out, warn_if_all_empty
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers, WorkerReceiver
+from trainpipes.engine.iterating.shared_items import SharedItems
 from trainpipes.engine.planning.growing import FILES
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.lane import ENDED
@@ -93,8 +94,8 @@ class Consumer:
         self.ended = self.left = False
         #: What stages had counted when it began.
         self._counted: list[Numbers] | None = None
-        self._items: ShardItems | WorkerReceiver | None = None
-        self._started: ShardItems | WorkerReceiver | None = None
+        self._items: ShardItems | WorkerReceiver | SharedItems | None = None
+        self._started: ShardItems | WorkerReceiver | SharedItems | None = None
         self._pool: Pool | None = None
         self._over = False
         self._num_shards = plan.chain.num_shards
@@ -160,7 +161,7 @@ class Consumer:
             self._next += self._stride
         return count
 
-    def _start_work(self) -> ShardItems | WorkerReceiver:
+    def _start_work(self) -> ShardItems | WorkerReceiver | SharedItems:
         if self._counted is None:
             self._counted = [tally.numbers for tally in self.plan.tallies]
         self._started = items = self.items
@@ -170,10 +171,15 @@ class Consumer:
         return items
 
     @property
-    def items(self) -> ShardItems | WorkerReceiver:
+    def items(self) -> ShardItems | WorkerReceiver | SharedItems:
         # A cached_property would make each item 0.1 us slower.
         if self._items is None:
-            self._items = self._open_items()
+            items, step = self._open_items(), self.topology.step(self._num_shards)
+            self._items = items
+            if self._has_cursors and step < self._stride:
+                m, ended = self.position.m, self._own - self._running
+                first = m + (self._next - m) % step
+                self._items = SharedItems(items, first, step, self._num_shards, ended, self._moved)
         return self._items
 
     def _open_items(self) -> ShardItems | WorkerReceiver:
@@ -188,17 +194,22 @@ class Consumer:
             # Two threads never call a user function at once.
             self._pool = Pool(threads if ours or alone else 1, shares=ours or alone)
             finalize(self, self._pool.close)
-        return items_of(plan, self.position, self._own, self._pool, alone, options.unroll)
+        sharers = self._stride // self.topology.step(self._num_shards)
+        return items_of(
+            plan, self.position, self._own, self._pool, alone, options.unroll, sharers=sharers
+        )
 
     # Where it stands
 
     def made_up_to(self) -> ConsumerPosition:
         """Where it stands after the item made last."""
-        moved = {shard: self.items.cursor_text(shard) for shard in self._moved}
-        self._moved.clear()
         m, world = self.position.m, self.topology.world_size
         if self.m is not None:  # all ranks' batches of its step are given
             m = self.origin + ((self.m - self.origin) // world + 1) * world
+            if isinstance(self._items, SharedItems):
+                self._items.pass_to(m)
+        moved = {shard: self.items.cursor_text(shard) for shard in self._moved}
+        self._moved.clear()
         over = self.plan.counts.known and (self._over or m >= self.end)
         return ConsumerPosition(m, self._next, over, moved)
 

@@ -148,7 +148,7 @@ class IterationState:
         if get_worker_info() is None:
             position.require_all_workers()
             rank, world = self.ranks()
-            if not self.plan.counted and position.num_shards % world == 0:
+            if not self.plan.counted:
                 position.require(Topology(rank, world).shards(position.m, position.num_shards))
         return self._expect(position), position
 

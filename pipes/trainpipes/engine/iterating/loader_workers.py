@@ -22,9 +22,15 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainpipes.engine.iterating.worker_end import WorkerWatch, end_in_peace
-from trainpipes.engine.iterating.worker_message import WorkerMemory, WorkerMessage, failure, pack
+from trainpipes.engine.iterating.worker_message import (
+    Packed,
+    WorkerMemory,
+    WorkerMessage,
+    failure,
+    pack,
+)
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.shards.lane import ENDED
+from trainpipes.engine.shards.lane import ENDED, PASSED
 from trainpipes.engine.shards.shard_items import ShardItems, items_of
 from trainpipes.errors import WorkerError
 from trainpipes.interfaces.source import RowSource, RowStream
@@ -97,16 +103,18 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
             position = Position(epoch, 0, position.num_shards)
         plan = plan.resized(position.sizes, position.m)
         num_shards, end = plan.chain.num_shards, plan.counts.end(world, position.m)
-        num_spans = plan.layouts.usual.num_spans
-        owners = share_out(range(rank, num_shards, world), num_spans, memory.workers)
+        num_spans, step = plan.layouts.usual.num_spans, Topology(rank, world).step(num_shards)
+        owners = share_out(range(rank % step, num_shards, step), num_spans, memory.workers)
         running = {shard for shard, owner in owners.items() if owner == worker}
-        items = items_of(plan, position, running)
+        items = items_of(plan, position, running, sharers=world // step)
+        if plan.counted:
+            step = world
         stretch = world * memory.workers
         # Holds back only workers that are out of step.
         most_ahead = (memory.ahead + 2) * MOST_BATCHES * stretch
-        m = position.m + (rank - position.m) % world
+        m = position.m + (rank - position.m) % step
         length = 1
-        items.open(sorted(running))
+        items.open(sorted(n for n in range(m, m + num_shards, step) if n % num_shards in running))
         while running and m < end:
             stop = min(m + length * stretch, memory.due + most_ahead, end)
             length = min(2 * length, MOST_BATCHES)
@@ -116,8 +124,9 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
                 if shard in running:
                     memory.makes(worker, m)
                     try:
-                        item = items.take(m)
-                        batch = None if item is ENDED else pack(item)
+                        own = m % world == rank
+                        item = items.take(m) if own else items.pass_over(m)
+                        batch = None if item is ENDED else pack(item) if own else PASSED
                         text = items.cursor_text(shard)
                     except Exception:
                         message.items.append((m, failure(worker), ""))
@@ -125,11 +134,11 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
                         break
                     if batch is None:
                         running.discard(shard)
-                    elif not message.has_room(batch):
+                    elif isinstance(batch, Packed) and not message.has_room(batch):
                         yield message
                         message = WorkerMessage(worker)
                     message.items.append((m, batch, text))
-                m += world
+                m += step
             yield message
 
 
@@ -263,6 +272,9 @@ class WorkerReceiver:
         if text:
             self._cursors[m % self._position.num_shards] = text
         return item
+
+    #: The worker has passed over it.
+    pass_over = take
 
     def _receive(self, due: int) -> None:
         if self._started is None:

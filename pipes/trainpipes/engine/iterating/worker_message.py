@@ -50,12 +50,14 @@ class WorkerMessage:
     """What a worker sends at a time, perhaps nothing.
 
     Args:
-        items: in order: number; batch, None where the shard has ended, or an exception; JSON cursor
-            of its shard after it, if it needs one.
+        items: in order: number; batch, None where the shard has ended, PASSED where it is another rank's,
+            or an exception; JSON cursor of its shard after it, if it needs one.
     """
 
     worker: int
-    items: list[tuple[int, Packed | ExceptionWrapper | None, str]] = field(default_factory=list)
+    items: list[tuple[int, Packed | ExceptionWrapper | str | None, str]] = field(
+        default_factory=list
+    )
     schemas: dict[str, pa.Schema | None] = field(default_factory=dict)
     #: What its stages counted since the last message.
     counted: list[Numbers] = field(default_factory=list)
@@ -149,7 +151,7 @@ class WorkerMemory:
         self._numbers[_UNPACKED + message.worker] += 1
         return found
 
-    def _unpacked(self, made: Packed | ExceptionWrapper | None) -> Any:
+    def _unpacked(self, made: Packed | ExceptionWrapper | str | None) -> Any:
         if not isinstance(made, Packed):
             return ENDED if made is None else made
         values = [self._room[slice(*v)] if type(v) is tuple else v for v in made.values]

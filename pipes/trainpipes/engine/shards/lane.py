@@ -18,6 +18,8 @@ from trainpipes.state.cursor import cursor_text
 
 #: What a lane gives past its last item.
 ENDED: Any = object()
+#: What stands for a batch of another consumer.
+PASSED = "passed over"
 
 
 class RunItems(NamedTuple):
@@ -163,6 +165,16 @@ class Lane:
         self.left -= 1
         self._delivered += 1
         return item
+
+    def pass_over(self) -> Any:
+        """As ``take``, of an item that need not be made."""
+        if not self.left:
+            return ENDED
+        self._items[self._k] = None
+        self._k += 1
+        self.left -= 1
+        self._delivered += 1
+        return PASSED
 
     def late(self, ahead: int) -> list[tuple[LazyBatches, int]]:
         """The item after so many others, if it is made only when it is taken."""

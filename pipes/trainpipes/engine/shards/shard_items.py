@@ -49,11 +49,12 @@ class ShardItems:
         pool: Pool | None,
         unroll: Unroll = Run.unroll,
         stage_pool: Pool | None = None,
+        sharers: int = 1,
     ) -> None:
         self._plan = plan
         self._position = position
         self._num_lanes = plan.counts.num_shards
-        self._own = shards * plan.layouts.lanes
+        self._own = shards * plan.layouts.lanes // sharers
         self._opener = ShardOpener(plan, windows, self._own, stage_pool=stage_pool)
         self._pool = pool
         self._unroll = unroll
@@ -100,6 +101,19 @@ class ShardItems:
         if self._pool is not None:
             self._given = perf_counter()
         return item
+
+    def pass_over(self, m: int) -> Any:
+        """As ``take``, of a batch that is another consumer's: it is not made. Says whether the shard has
+        ended."""
+        number = m % self._num_lanes
+        lane = self._of(number)
+        if not lane.left:
+            lane = self._at_next_run(number, lane)
+            if self._most:
+                if lane.left:
+                    heappush(self._due, (m + lane.left * self._num_lanes, number))
+                self._work_ahead()
+        return lane.pass_over()
 
     def _at_next_run(self, number: int, lane: Lane) -> Lane:
         """The lane with the items of its next run. After an error it goes on from the last item taken; the
@@ -172,14 +186,21 @@ def items_of(
     pool: Pool | None = None,
     alone: bool = False,
     unroll: Unroll = Run.unroll,
+    sharers: int = 1,
 ) -> ShardItems:
-    """The items of some shards of a pass, from a position on. ``alone``: the thread that iterates
-    calls user functions.
+    """The items of some shards of a pass, from a position on.
+
+    Args:
+        alone: whether the thread that iterates calls user functions.
+        sharers: how many consumers take turns at these shards. Where batches are counted, each has lanes
+            of its own; else it passes over the batches of the others.
     """
     makers, stage_pool = (None, pool) if alone else (pool, None)
-    plan = plan.in_lanes(_lanes(plan, len(shards), makers, stage_pool))
+    sharers = sharers if plan.counted else 1
+    lanes = -(-_lanes(plan, len(shards), makers, stage_pool) // sharers) * sharers
+    plan = plan.in_lanes(lanes)
     windows = open_windows(plan, pool, position.pass_number)
-    return ShardItems(plan, position, len(shards), windows, makers, unroll, stage_pool)
+    return ShardItems(plan, position, len(shards), windows, makers, unroll, stage_pool, sharers)
 
 
 def _lanes(plan: Plan, shards: int, pool: Pool | None, stage_pool: Pool | None) -> int:

@@ -50,7 +50,7 @@ class PipelineTrainerMixin(Base):
     ``dataloader_drop_last`` have no effect.
 
     Each checkpoint has the position in "trainpipes.json". ``resume_from_checkpoint`` goes on with the next
-    batch, on any number of ranks that divides ``num_shards``; ``ignore_data_skip`` has no effect.
+    batch, on any number of ranks; ``ignore_data_skip`` has no effect.
 
     Raises:
         ConfigError: at the start, if arguments contradict the pipeline.

@@ -1,0 +1,189 @@
+"""Any number of ranks and workers: those that do not divide the shards share some of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainpipes as tp
+from drawn import examples
+from elastic.laws import Whole, given_by
+from elastic.ranks import Leg, Reads
+from trainpipes._internal import messages
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*do not divide num_shards")
+
+ROWS = pa.table({"x": list(range(487)), "text": ["ab" * (n % 7) for n in range(487)]})
+
+
+def over_half(row: dict[str, Any]) -> bool:
+    return bool(row["x"] % 5 > 1)
+
+
+def dealt(shards: int, **options: Any) -> tp.Pipeline:
+    return tp.from_arrow(ROWS).sharding_filter(shards, **options).shuffle(40, seed=3)
+
+
+def mixed(shards: int) -> tp.Pipeline:
+    one = tp.from_arrow(ROWS).shuffle(30, seed=1)
+    other = tp.from_arrow(ROWS.slice(100)).filter(over_half)
+    mix = tp.mix({"one": one, "other": other}, weights={"one": 2, "other": 1})
+    return mix.sharding_filter(shards).batch(3)
+
+
+#: By name: the pipeline of so many shards.
+PIPELINES: dict[str, Callable[[int], tp.Pipeline]] = {
+    "counted": lambda s: dealt(s).batch(3),
+    "in order": lambda s: tp.from_arrow(ROWS).sharding_filter(s).batch(4),
+    "rows": lambda s: dealt(s).take(120),
+    "stride": lambda s: dealt(s, split="stride").batch(3, drop_last=True),
+    "repeat": lambda s: dealt(s).batch(7).repeat(2),
+    "repeat rows": lambda s: dealt(s).repeat(2).batch(5),
+    "skip": lambda s: dealt(s).batch(3).skip(5).take(100),
+    "filter": lambda s: dealt(s).filter(over_half).batch(2),
+    "filter batches": lambda s: dealt(s).batch(4).filter(lambda rows: rows[0]["x"] % 3 > 0),
+    "pack": lambda s: dealt(s).tokenize("bytes").pack(16).batch(2),
+    "endless": lambda s: dealt(s).filter(over_half).repeat().batch(3),
+    "stream": lambda s: tp.from_iterable(range(211)).sharding_filter(s).batch(2),
+    "mix": mixed,
+}
+#: Of which ranks with workers of a plain DataLoader need not agree on an end.
+COUNTED = ("counted", "in order", "rows", "stride", "repeat", "skip")
+
+
+def check(pipe: tp.Pipeline, ranks: int, reads: Reads = "pipe", workers: int = 1) -> None:
+    """Ranks in turn give the sequence of one rank, and end together; states are those of one."""
+    whole = Whole(pipe)
+    leg = Leg(pipe, ranks, workers, reads)
+    found = dict(given_by(leg, whole, 0, None))
+    leg.close()
+    end = whole.steps(ranks) * ranks if ranks > 1 else len(whole.items) + 10**9
+    assert found == {m: item for m, item in whole.items.items() if m < end}
+
+
+@pytest.mark.parametrize("shards", [6, 24])
+@pytest.mark.parametrize("ranks", [*range(1, 10), 24])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_ranks_together_give_the_sequence_of_one(name: str, ranks: int, shards: int) -> None:
+    check(PIPELINES[name](shards), ranks)
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_ranks_share_a_single_shard(name: str, ranks: int) -> None:
+    check(PIPELINES[name](1), ranks)
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(5, 1), (5, 3), (7, 2), (4, 5), (9, 4)])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_so_do_workers_of_a_loader(name: str, ranks: int, workers: int) -> None:
+    check(PIPELINES[name](6), ranks, "loader", workers)
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 5), (1, 4), (2, 5), (5, 2), (7, 3)])
+@pytest.mark.parametrize("name", [*COUNTED, "endless"])
+def test_so_do_workers_of_a_plain_data_loader(name: str, ranks: int, workers: int) -> None:
+    check(PIPELINES[name](6), ranks, "workers", workers)
+
+
+def states_of(name: str, ranks: int, steps: int, reads: Reads = "pipe") -> list[dict[str, Any]]:
+    leg = Leg(PIPELINES[name](6), ranks, 2, reads)
+    leg.begin()
+    for _ in range(steps):
+        leg.step()
+    try:
+        return leg.states()
+    finally:
+        leg.close()
+
+
+@pytest.mark.parametrize("reads", ["pipe", "loader"])
+@pytest.mark.parametrize("ranks", [4, 5, 7])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_state_is_the_text_that_one_rank_saves_there(name: str, ranks: int, reads: Any) -> None:
+    states = states_of(name, ranks, 3, reads)
+    one = states_of(name, 1, 3 * ranks)
+    assert tp.merge_states(states) == one[0]
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[str, int, list[int], list[tuple[int, Reads, int]]]:
+    legs = draw(st.permutations([1, 7, 5, 8, 3]))
+    reads: Any = st.sampled_from(["pipe", "loader"])
+    return (
+        draw(st.sampled_from(sorted(PIPELINES))),
+        draw(st.sampled_from([1, 6, 24])),
+        draw(st.lists(st.integers(0, 4), min_size=5, max_size=5)),
+        [(ranks, draw(reads), draw(st.integers(1, 3))) for ranks in legs],
+    )
+
+
+@examples(60)
+@given(runs())
+def test_a_run_goes_on_on_any_number_of_ranks(
+    run: tuple[str, int, list[int], list[tuple[int, Reads, int]]],
+) -> None:
+    name, shards, stops, legs = run
+    pipe = PIPELINES[name](shards)
+    whole, state, m = Whole(pipe), None, 0
+    for steps, (ranks, reads, workers) in zip(stops, legs, strict=True):
+        steps = min(steps, whole.steps(ranks, m))
+        loaded = None if state is None else [state] * ranks
+        leg = Leg(pipe, ranks, workers, reads, loaded)
+        for at, item in given_by(leg, whole, m, steps):
+            assert item == whole.items[at]
+        state = json.loads(json.dumps(tp.merge_states(leg.states())))
+        leg.close()
+        if state["epoch"]:
+            return
+        m = state["batches"]
+
+
+def test_a_warning_says_what_it_costs_and_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "_warned", set())
+    cases = {
+        (
+            24,
+            7,
+        ): "7 ranks do not divide num_shards=24: each reads 24 shards where 4 would do; num_shards=21 or "
+        "28 would",
+        (
+            6,
+            24,
+        ): "24 ranks do not divide num_shards=6: each shard is read 4 times; num_shards=24 would",
+    }
+    for (shards, ranks), said in cases.items():
+        with pytest.warns(UserWarning, match="do not divide") as found:
+            next(iter(dealt(shards).batch(2).distributed(rank=0, world_size=ranks)))
+        assert str(found[0].message) == said
+
+
+def test_stages_run_only_for_a_ranks_own_batches_where_counts_allow() -> None:
+    made: list[int] = []
+
+    def noted(row: dict[str, Any]) -> dict[str, Any]:
+        made.append(row["x"])
+        return row
+
+    pipe = dealt(6).map(noted).batch(3).distributed(rank=2, world_size=5)
+    own = [row["x"] for batch in pipe for row in batch]
+    assert sorted(made) == sorted(own)
+
+
+def test_batches_of_other_ranks_are_not_collated() -> None:
+    made: list[int] = []
+
+    def noted(rows: list[dict[str, Any]]) -> list[int]:
+        made.append(1)
+        return [row["x"] for row in rows]
+
+    pipe = dealt(6).filter(over_half).repeat().batch(3).collate(noted)
+    assert len(list(islice(pipe.distributed(rank=2, world_size=5), 8))) == 8
+    assert len(made) <= 10
