@@ -12,7 +12,7 @@ import numpy as np
 
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.block import Block
-from trainpipes.columns.run import Cursors, Run, innermost
+from trainpipes.columns.run import Cursors, Run, innermost, unplaced
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.interfaces.blame import blame
 from trainpipes.interfaces.empty_epoch_guard import not_empty
@@ -215,7 +215,7 @@ class _Rows:
     def _finished(self) -> Iterator[Run]:
         if self._work is None or self._last is None:
             return
-        last = Run(self._last, Cursors(({},), *[np.zeros(2, dtype=np.int64)] * 2))
+        last = unplaced(self._last)
         made = self._called("finish", lambda: self._work.finish(), last, 0)
         out, place = _Out(self._last, (self._base, self._given)), 1 << 20
         while rows := self._taken(made, RUN_ROWS, last, 0):
@@ -225,7 +225,9 @@ class _Rows:
             yield out.run()
             out = _Out(self._last, (self._base, self._given))
         if self._skip:
-            said = f"the state was saved after {self._given + self._skip} rows, of which it now makes"
+            said = (
+                f"the state was saved after {self._given + self._skip} rows, of which it now makes"
+            )
             way = "use the stage as it was, or load the state as it was saved"
             raise StateError(f"{self._stage}: {said} {self._given}: {way}")
         self._work = self._last = None
@@ -252,7 +254,8 @@ class _Rows:
 
     def _taken(self, made: Iterator[Any], most: int, run: Run, number: int) -> list[Any]:
         try:
-            return self._stage._draw_watch.around(lambda: list(islice(made, most)))()
+            found: list[Any] = self._stage._draw_watch.around(lambda: list(islice(made, most)))()
+            return found
         except Exception as error:
             self._blame(error, run, number)
             raise
