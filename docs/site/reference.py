@@ -25,6 +25,7 @@ KINDS = (
     "RowStage",
     "TableStage",
     "BatchStage",
+    "StatefulStage",
     "Source",
     "RowSource",
     "RowStream",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from trainpipes.interfaces.stage_kinds import RowStage as RowStage
     from trainpipes.interfaces.stage_kinds import Source as Source
     from trainpipes.interfaces.stage_kinds import TableStage as TableStage
+    from trainpipes.interfaces.stateful_stage import StatefulStage as StatefulStage
     from trainpipes.loader import Loader as Loader
     from trainpipes.look.locate import locate as locate
     from trainpipes.look.show import show as show
@@ -80,6 +81,7 @@ _NAMES = {
     "interfaces.source": "Place RowSource RowStream StreamReader",
     "interfaces.stage": "Stage",
     "interfaces.stage_kinds": "BatchStage RowStage Rows Source TableStage",
+    "interfaces.stateful_stage": "StatefulStage",
     "loader": "Loader",
     "look.locate": "locate",
     "look.show": "show",

@@ -565,7 +565,7 @@ def test_an_option_with_a_name_that_every_stage_has_is_refused(name: str) -> Non
 
 
 def test_a_class_that_says_nothing_of_how_it_is_carried_out_is_refused() -> None:
-    with pytest.raises(ConfigError, match="RowStage, TableStage or BatchStage"):
+    with pytest.raises(ConfigError, match="TableStage, BatchStage or StatefulStage"):
         type("Bare", (tp.Stage,), {})
     with pytest.raises(ConfigError, match="__post_init__"):
         type("Late", (tp.RowStage,), {"__post_init__": lambda self: None})

@@ -37,7 +37,8 @@ def check_kind(kind: type, root: type) -> None:
         return
     if root in kind.__bases__:
         raise ConfigError(
-            f"{kind.__name__} must be a kind of stage: subclass Source, RowStage, TableStage or BatchStage"
+            f"{kind.__name__} must be a kind of stage: subclass Source, RowStage, TableStage, BatchStage or "
+            "StatefulStage"
         )
     for name in sorted({"__init__", "__post_init__"} & vars(kind).keys()):
         raise ConfigError(

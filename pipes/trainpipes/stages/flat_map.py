@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import KW_ONLY
 from itertools import islice
 from typing import Any
@@ -14,12 +14,8 @@ from trainpipes.errors import DataError, StateError
 from trainpipes.interfaces.blame import blame
 from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
+from trainpipes.interfaces.stateful_stage import PLACE_BITS, RUN_ROWS, rows_in
 from trainpipes.stages.held import opened
-
-#: Rows in a run, at most.
-RUN_ROWS = 256
-#: In a row's part (see ``Block``): where its place among those made of one row begins.
-PLACE_BITS = 40
 
 
 class FlatMap(PackingStage, per_row=True, gives="objects", versioned="fn"):
@@ -87,10 +83,7 @@ class FlatMap(PackingStage, per_row=True, gives="objects", versioned="fn"):
 
     def _made_of(self, row: Any, skip: int) -> Iterator[Any]:
         """The rows made of one, after those that a state says are used up."""
-        found = self.fn(row)
-        if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
-            got = f"got {type(found).__name__}; for one row return [row], for none []"
-            raise DataError(f"{self}: the function returns rows, in a list or iterable, {got}")
+        found = rows_in(self.fn(row), self, "the function")
         number = 0
         for number, one in enumerate(found, 1):
             if one is None:

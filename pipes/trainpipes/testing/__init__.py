@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import multiprocessing
+import random
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from trainpipes.errors import TrainpipesError
 from trainpipes.interfaces.global_draws import seen_draws
 from trainpipes.interfaces.stage import Stage, is_ours
 from trainpipes.interfaces.stage_kinds import stages_within
+from trainpipes.interfaces.stateful_stage import StatefulStage
 from trainpipes.loader import Loader
 from trainpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality
 from trainpipes.pipeline.chain import Pipeline
@@ -50,6 +52,7 @@ class ResumeReport:
     Attributes:
         items: number of items of each epoch.
         points: number of places from which a run was resumed.
+        possible: number of places there are; more than ``points`` if these were drawn.
         processes: how many of these were resumed in a process of their own.
         state_bytes: size of the largest state, as JSON.
     """
@@ -58,10 +61,12 @@ class ResumeReport:
     points: int
     processes: int
     state_bytes: int
+    possible: int = 0
 
     def __str__(self) -> str:
+        drawn = f"drawn of {self.possible:,} " if self.possible > self.points else ""
         return (
-            f"{sum(self.items)} items in {len(self.items)} epochs, resumed at {self.points} points "
+            f"{sum(self.items)} items in {len(self.items)} epochs, resumed at {self.points} points {drawn}"
             f"({self.processes} in fresh processes), state of {self.state_bytes:,} bytes"
         )
 
@@ -76,12 +81,13 @@ def check_resume(
     limit: int | None = None,
     processes: int = 2,
     every: int = 1,
+    points: int | None = 200,
     start_method: str = "fork",
 ) -> ResumeReport:
     """Check that a pipeline, loader or node resumes exactly, wherever it was stopped.
 
-    Takes the state before every item, loads each into a fresh object, twice, and compares what comes through
-    the end of the epoch and in the epochs after it.
+    Takes the state before every item, loads each (or ``points`` of them) into a fresh object, twice, and
+    compares what comes through the end of the epoch and in the epochs after it.
 
     Args:
         subject: a pipeline; or a function that makes a fresh pipeline, ``Loader`` or node, the same each
@@ -91,6 +97,7 @@ def check_resume(
         limit: items of each epoch to look at, for endless or long pipelines; all if left out.
         processes: how many of the points to resume in a process of their own.
         every: take a state before every n-th item.
+        points: resume at so many of these states at most, drawn the same each time; None for all.
         start_method: how those processes start: "fork", or "spawn" if ``subject`` pickles.
 
     Raises:
@@ -105,9 +112,10 @@ def check_resume(
     first = make()
     reference = _walk(first, epochs, limit)
     hint = partial(_hint, _functions(first))
-    points = _points(reference, every, () if _continues(first) else _cut(reference, limit))
+    possible = _points(reference, every, () if _continues(first) else _cut(reference, limit))
+    chosen = _drawn(possible, points)
     largest = 0
-    for epoch, k in points:
+    for epoch, k in chosen:
         state = reference[epoch].states[k]
         before = json.dumps(state)
         largest = max(largest, len(before))
@@ -118,14 +126,14 @@ def check_resume(
         again = _walk(make(), 1, k + 3, state, k)  # the same state a second time
         again[0].items = again[0].items[: len(reference[epoch].items) - k]
         _compare(reference, epoch, k, again, hint, part=True)
-    alone = points[:: max(1, len(points) // processes)][:processes] if processes else []
+    alone = chosen[:: max(1, len(chosen) // processes)][:processes] if processes else []
     for epoch, k in alone:
         state = reference[epoch].states[k]
         given = epochs - epoch, limit, state, k
         found = _in_process(make, given, start_method)
         _compare(reference, epoch, k, found, hint, where=" in a fresh process")
     items = tuple(len(e.items) for e in reference)
-    return ResumeReport(items, len(points), len(alone), largest)
+    return ResumeReport(items, len(chosen), len(alone), largest, len(possible))
 
 
 @dataclass
@@ -206,6 +214,14 @@ def _points(
     ]
 
 
+def _drawn(points: list[tuple[int, int]], most: int | None) -> list[tuple[int, int]]:
+    """So many of the points, the first and the last among them."""
+    if most is None or len(points) <= most:
+        return points
+    inner = random.Random(0).sample(range(1, len(points) - 1), max(0, most - 2))
+    return [points[n] for n in sorted({0, len(points) - 1, *inner})]
+
+
 def _continues(subject: Subject) -> bool:
     """Whether a loop that was left is gone on with by the next one; a node begins anew at ``reset()``."""
     return isinstance(subject, BaseNode) or plan_of(subject).chain.endless
@@ -281,6 +297,12 @@ def _hint(functions: Sequence[Stage]) -> str:
     drawn = seen_draws(functions)
     if drawn:
         return f"; {drawn}"
+    stateful = [stage for stage in functions if isinstance(stage, StatefulStage)]
+    if stateful:
+        return (
+            f"; look at {' and '.join(map(str, stateful))}: state_dict() returns all that process() keeps "
+            "from row to row, and load_state_dict() sets all of it again"
+        )
     return (
         f"; look at {' and '.join(map(str, functions))}: a function returns the same for the same row, so "
         "it keeps nothing from call to call, and draws only from a generator that map(fn, rng=True) gives it"

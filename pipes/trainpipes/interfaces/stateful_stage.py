@@ -1,0 +1,290 @@
+"""A stage of a user that keeps something between rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from trainpipes._internal.messages import warn_once
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Cursors, Run, innermost, unplaced
+from trainpipes.errors import ConfigError, DataError, StateError
+from trainpipes.interfaces.blame import blame
+from trainpipes.interfaces.empty_epoch_guard import not_empty
+from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
+from trainpipes.state.kept import decoded, encoded
+
+#: Rows in a run, at most.
+RUN_ROWS = 256
+#: Bytes of a state from which on there is a warning.
+LARGE_STATE = 1 << 20
+#: In a row's part (see ``Block``): where its place among those made of one row begins.
+PLACE_BITS = 40
+
+
+class StatefulStage(PackingStage, per_row=True, gives="objects"):
+    """A stage that keeps something between rows, such as the rows before; see docs/extend.md.
+
+    Stands after ``shuffle`` and before ``batch``. Define ``process``, which gives any number of rows
+    for each. What you keep is set on ``self`` in ``start``, and goes into ``state_dict``. It is kept
+    for each shard and epoch by itself. A resume loads the last state asked for and gives ``process``
+    the rows since then again; rows that were delivered do not come twice.
+
+    Attributes:
+        state_every: ``state_dict`` is asked for after so many rows.
+
+    >>> import trainpipes as tp
+    >>> class Unseen(tp.StatefulStage):
+    ...     def start(self):
+    ...         self.seen = set()
+    ...
+    ...     def process(self, row):
+    ...         if row not in self.seen:
+    ...             self.seen.add(row)
+    ...             yield row
+    ...
+    ...     def state_dict(self):
+    ...         return {"seen": sorted(self.seen)}
+    ...
+    ...     def load_state_dict(self, state):
+    ...         self.seen = set(state["seen"])
+    >>> list(tp.from_dataset(["a", "b", "a"]).then(Unseen()))
+    ['a', 'b']
+    """
+
+    state_every: ClassVar[int] = 1024
+
+    def __init_subclass__(cls, **traits: Any) -> None:
+        super().__init_subclass__(**traits)
+        _let_set(cls)
+        pair = (cls.state_dict, cls.load_state_dict)
+        own = (StatefulStage.state_dict, StatefulStage.load_state_dict)
+        if (pair[0] is own[0]) != (pair[1] is own[1]):
+            raise ConfigError(f"{cls.__name__} must define both state_dict() and load_state_dict()")
+        if not isinstance(cls.state_every, int) or cls.state_every < 1:
+            said = f"must be a number of rows above 0, got {cls.state_every!r}"
+            raise ConfigError(f"{cls.__name__}.state_every {said}")
+
+    def start(self) -> None:
+        """Set what is kept: called for each shard and epoch that has a row, and before
+        ``load_state_dict``.
+        """
+
+    def process(self, row: Any) -> Iterable[Any]:
+        """The rows to give for one, in order; with ``yield``, or a list."""
+        raise ConfigError(f"{type(self).__name__} needs process(row), which yields rows")
+
+    def finish(self) -> Iterable[Any]:
+        """Rows that were kept back, at the end of a shard's epoch."""
+        return ()
+
+    def state_dict(self) -> Any:
+        """All that is kept, of JSON types, tuples, bytes, NumPy arrays and tensors."""
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        """Keep what ``state_dict`` returned."""
+
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
+        kept = {"kept": at["kept"]} if "kept" in at else {}
+        at, used = (at["below"], at["row"]) if "below" in at else (at, 0)
+        return not_empty(_Rows(self, kept, used).runs(below(at)), self)
+
+    def _working(self, kept: dict[str, Any]) -> Self:
+        """A copy that may be written, as it starts or with what a state holds."""
+        found = self._fresh()
+        vars(found)["_writable"] = True
+        found.start()
+        if type(self).state_dict is StatefulStage.state_dict:
+            return found
+        if kept:
+            try:
+                found.load_state_dict(decoded(kept["kept"]))
+            except Exception as error:
+                said = f"load_state_dict() failed: {type(error).__name__}: {error}"
+                way = "it takes what state_dict() returned, with lists as lists"
+                raise StateError(f"{self}: {said}; {way}") from error
+        return found
+
+    def _kept(self) -> dict[str, Any]:
+        """The state of a copy at work, as JSON."""
+        if type(self).state_dict is StatefulStage.state_dict:
+            added = vars(self).keys() - self.options.keys() - {"_writable", "_draw_watch"}
+            if added:
+                said = f"keeps {min(added)!r} between rows, which no state holds"
+                raise ConfigError(f"{self} {said}: define state_dict() and load_state_dict()")
+            return {}
+        try:
+            found = encoded(self.state_dict())
+        except TypeError as error:
+            rule = "JSON types, tuples, bytes, NumPy arrays and tensors"
+            raise DataError(
+                f"{self}: state_dict() must return {rule}: {error}", stage=str(self)
+            ) from error
+        return {"kept": found}
+
+
+def _let_set(cls: Any) -> None:
+    refuse = cls.__setattr__
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        options = {field.name for field in dataclasses.fields(self)}
+        if "_writable" in vars(self) and name not in options:
+            vars(self)[name] = value
+        else:
+            refuse(self, name, value)
+
+    cls.__setattr__ = __setattr__
+
+
+_let_set(StatefulStage)
+
+
+def rows_in(found: Any, stage: object, who: str) -> Iterable[Any]:
+    """What a function returned as rows, if it can be any."""
+    if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
+        got = f"got {type(found).__name__}; for one row return [row], for none []"
+        raise DataError(f"{stage}: {who} returns rows, in a list or iterable, {got}")
+    return found
+
+
+class _Rows:
+    """The rows of one shard. A position is the position below at a state, that state, and how many
+    rows were given since.
+    """
+
+    def __init__(self, stage: StatefulStage, kept: dict[str, Any], used: int) -> None:
+        self._stage, self._kept, self._skip = stage, kept, used
+        self._work: StatefulStage | None = None
+        self._epoch: int | None = None
+        self._base: dict[str, Any] = {}
+        self._since = 0  # rows taken since the base
+        self._given = 0  # rows given since the base, those skipped included
+        #: The last row of the epoch, for what finish() gives.
+        self._last: Block | None = None
+
+    def runs(self, below: Iterator[Run]) -> Iterator[Run]:
+        for run in below:
+            if not len(run):
+                continue
+            epoch = innermost(run.cursors.state(0)).get("epoch", 0)
+            if epoch != self._epoch:
+                yield from self._finished()
+                self._begin(run, epoch)
+            yield from self._made_of(run)
+            self._last = run.block.slice(len(run) - 1, len(run))
+        yield from self._finished()
+
+    def _begin(self, run: Run, epoch: int) -> None:
+        self._work, self._epoch = self._stage._working(self._kept), epoch
+        self._base = {"below": run.cursors.state(0), **(self._kept or self._work._kept())}
+        self._kept, self._since, self._given = {}, 0, 0
+
+    def _snapshot(self, run: Run, number: int) -> None:
+        assert self._work is not None
+        kept = self._work._kept()
+        if (size := len(json.dumps(kept))) > LARGE_STATE:
+            way = "keep less, such as hashes in place of rows, or set state_every higher"
+            warn_once(f"{self._stage}: its state has {size:,} bytes for a shard: {way}")
+        self._base = {"below": run.cursors.state(number), **kept}
+        self._since = self._given = 0
+
+    def _made_of(self, run: Run) -> Iterator[Run]:
+        assert self._work is not None
+        out = _Out(run.block, (self._base, self._given))
+        for number, row in enumerate(run.unroll()):
+            if self._since >= self._stage.state_every and not self._skip:
+                self._snapshot(run, number)
+            self._since += 1
+            made = self._called("process", lambda row=row: self._work.process(row), run, number)
+            place = 0
+            while rows := self._taken(made, RUN_ROWS, run, number):
+                for one in rows:
+                    place += 1
+                    self._give(one, out, number, place)
+                if len(out.rows) >= RUN_ROWS:
+                    yield out.run()
+                    out = _Out(run.block, (self._base, self._given))
+        yield out.run()
+
+    def _finished(self) -> Iterator[Run]:
+        if self._work is None or self._last is None:
+            return
+        last = unplaced(self._last)
+        made = self._called("finish", lambda: self._work.finish(), last, 0)
+        out, place = _Out(self._last, (self._base, self._given)), 1 << 20
+        while rows := self._taken(made, RUN_ROWS, last, 0):
+            for one in rows:
+                place += 1
+                self._give(one, out, 0, place)
+            yield out.run()
+            out = _Out(self._last, (self._base, self._given))
+        if self._skip:
+            said = (
+                f"the state was saved after {self._given + self._skip} rows, of which it now makes"
+            )
+            way = "use the stage as it was, or load the state as it was saved"
+            raise StateError(f"{self._stage}: {said} {self._given}: {way}")
+        self._work = self._last = None
+
+    def _give(self, row: Any, out: _Out, number: int, place: int) -> None:
+        if row is None:
+            raise DataError(f"{self._stage}: a row is None; leave it out instead")
+        self._given += 1
+        if self._skip:
+            self._skip -= 1
+            out.ends[0] = (self._base, self._given)
+            return
+        out.rows.append(row)
+        out.places.append((number, place))
+        out.ends.append((self._base, self._given))
+
+    def _called(self, name: str, call: Any, run: Run, number: int) -> Iterator[Any]:
+        try:
+            found = self._stage._draw_watch.around(call)()
+            return iter(rows_in(found, self._stage, f"{name}()"))
+        except Exception as error:
+            self._blame(error, run, number)
+            raise
+
+    def _taken(self, made: Iterator[Any], most: int, run: Run, number: int) -> list[Any]:
+        try:
+            found: list[Any] = self._stage._draw_watch.around(lambda: list(islice(made, most)))()
+            return found
+        except Exception as error:
+            self._blame(error, run, number)
+            raise
+
+    def _blame(self, error: Exception, run: Run, number: int) -> None:
+        ids = run.row_ids(number)
+        blame(error, self._stage, int(ids[0]) if len(ids) else None)
+
+
+class _Out:
+    """Rows of a run that is made, with the row that each is made of and the position after each."""
+
+    def __init__(self, below: Block, start: tuple[dict[str, Any], int]) -> None:
+        self._below = below
+        self.rows: list[Any] = []
+        self.places: list[tuple[int, int]] = []
+        self.ends = [start]
+
+    def run(self) -> Run:
+        whose, place = np.array(self.places, dtype=np.int64).reshape(-1, 2).T.copy()
+        below = self._below.take(whose)
+        part = below.part + (place << PLACE_BITS)
+        block = Block(self.rows, below.ids, epoch=below.epoch, part=part)
+        block.made_of = below.made_of
+        bases: list[dict[str, Any]] = []
+        which: list[int] = []
+        for base, _ in self.ends:
+            if not bases or bases[-1] is not base:
+                bases.append(base)
+            which.append(len(bases) - 1)
+        given = np.array([count for _, count in self.ends], dtype=np.int64)
+        return Run(block, Cursors(tuple(bases), np.array(which, dtype=np.int64), given))

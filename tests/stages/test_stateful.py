@@ -1,0 +1,233 @@
+"""Stages that keep something between rows: what they give, and that they resume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import trainpipes as tp
+from trainpipes.errors import ConfigError, DataError
+from trainpipes.state.kept import decoded, encoded
+from trainpipes.testing import ResumeError, check_resume
+
+
+class Unseen(tp.StatefulStage):
+    """Rows whose value was not there before."""
+
+    state_every = 4
+
+    def start(self) -> None:
+        self.seen: set[int] = set()
+
+    def process(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if row["x"] not in self.seen:
+            self.seen.add(row["x"])
+            yield row
+
+    def state_dict(self) -> Any:
+        return {"seen": sorted(self.seen)}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.seen = set(state["seen"])
+
+
+class Sliding(tp.StatefulStage):
+    """The last values at each row."""
+
+    size: int = 3
+    state_every = 5
+
+    def start(self) -> None:
+        self.last = np.zeros(0, dtype=np.int64)
+
+    def process(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        self.last = np.append(self.last, row["x"])[-self.size :]
+        return [{"values": self.last.tolist()}]
+
+    def state_dict(self) -> Any:
+        return self.last
+
+    def load_state_dict(self, state: Any) -> None:
+        self.last = state
+
+
+class Grouped(tp.StatefulStage):
+    """Neighbours with the same key as one row; the last one waits for the end."""
+
+    state_every = 3
+
+    def start(self) -> None:
+        self.waiting: list[int] = []
+
+    def process(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if self.waiting and self.waiting[0] // 3 != row["x"] // 3:
+            yield {"group": self.waiting}
+            self.waiting = []
+        self.waiting = [*self.waiting, row["x"]]
+
+    def finish(self) -> Iterator[dict[str, Any]]:
+        yield {"group": self.waiting}
+
+    def state_dict(self) -> Any:
+        return {"waiting": self.waiting}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.waiting = state["waiting"]
+
+
+def rows(values: Any) -> tp.Pipeline:
+    return tp.from_dataset([{"x": int(value)} for value in values])
+
+
+def test_gives_what_plain_python_gives() -> None:
+    values = [3, 3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    assert [row["x"] for row in rows(values).then(Unseen())] == list(dict.fromkeys(values))
+    wanted = [values[max(0, n - 2) : n + 1] for n in range(len(values))]
+    assert [row["values"] for row in rows(values).then(Sliding())] == wanted
+    groups = [row["group"] for row in rows(range(10)).then(Grouped())]
+    assert groups == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+
+
+def test_each_epoch_and_shard_starts_anew() -> None:
+    pipe = rows([1, 1, 2, 2]).then(Unseen())
+    assert [[row["x"] for row in pipe] for _ in range(2)] == [[1, 2], [1, 2]]
+    repeated = rows(range(5)).repeat(2).then(Grouped())
+    assert [row["group"] for row in repeated] == [[0, 1, 2], [3, 4]] * 2
+    dealt = rows([7] * 8).sharding_filter(4).then(Unseen())
+    assert [row["x"] for row in dealt] == [7] * 4
+
+
+@pytest.mark.parametrize("stage", [Unseen(), Sliding(2), Grouped()], ids=str)
+@pytest.mark.parametrize("count", [0, 1, 3, 23])
+@pytest.mark.parametrize("times", [1, 2])
+def test_resumes_at_every_item(stage: tp.Stage, count: int, times: int) -> None:
+    pipe = rows(np.arange(count) * 7 % 11).sharding_filter(2).shuffle(5)
+    if count:
+        pipe = pipe.repeat(times)
+    check_resume(pipe.then(stage).batch(2), epochs=2, processes=0)
+
+
+def test_resumes_with_others_above_and_below() -> None:
+    pipe = rows(np.arange(30) % 9).flat_map(lambda row: [row, row]).then(Unseen())
+    check_resume(pipe.then(Sliding()).batch(2), epochs=2, processes=1)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_shards_move_whole_to_other_ranks(world: int) -> None:
+    pipe = rows(np.arange(64) % 5).sharding_filter(4).repeat().then(Sliding()).batch(2)
+    alone = iter(pipe.distributed(rank=0, world_size=1))
+    for _ in range(8):
+        next(alone)
+    state = alone.state_dict()
+    rest = [str(next(alone)) for _ in range(40)]
+    found: list[list[str]] = []
+    for rank in range(world):
+        own = tp.Loader(pipe.distributed(rank=rank, world_size=world))
+        own.load_state_dict(state)
+        found.append([str(batch) for batch in islice(own, 40 // world)])
+    assert [batch for turn in zip(*found, strict=True) for batch in turn] == rest
+
+
+def test_threads_and_workers_give_the_same() -> None:
+    pipe = rows(np.arange(40) % 13).sharding_filter(2).then(Unseen()).batch(2)
+    wanted = [str(batch) for batch in pipe]
+    assert [str(batch) for batch in tp.Loader(pipe, threads=2)] == wanted
+    assert [str(batch) for batch in tp.Loader(pipe, num_workers=2)] == wanted
+
+
+def test_an_incomplete_state_is_found() -> None:
+    class Forgets(Unseen):
+        def state_dict(self) -> Any:
+            return {"seen": []}
+
+    with pytest.raises(ResumeError, match=r"look at forgets\(\): state_dict\(\) returns all"):
+        check_resume(rows(np.arange(40) % 9 % 7).then(Forgets()), processes=0)
+
+
+def test_refuses_what_no_state_holds() -> None:
+    class Counts(tp.StatefulStage):
+        def start(self) -> None:
+            self.number = 0
+
+        def process(self, row: Any) -> list[Any]:
+            return [row]
+
+    with pytest.raises(ConfigError, match=r"counts.* keeps 'number' between rows"):
+        list(rows([1]).then(Counts()))
+
+    class Holds(Unseen):
+        def state_dict(self) -> Any:
+            return {"seen": self.seen}
+
+    with pytest.raises(DataError, match=r"state\['seen'\] is a set; sorted"):
+        list(rows([1]).then(Holds()))
+    with pytest.raises(ConfigError, match="must define both"):
+        type("Half", (tp.StatefulStage,), {"state_dict": lambda self: 1})
+    with pytest.raises(ConfigError, match="state_every must be"):
+        type("Never", (tp.StatefulStage,), {"state_every": 0})
+
+
+@pytest.mark.parametrize("found", [None, "text", {"x": 1}, 3])
+def test_refuses_what_is_no_rows(found: Any) -> None:
+    class Odd(tp.StatefulStage):
+        def process(self, row: Any) -> Any:
+            return found
+
+    with pytest.raises(DataError, match=r"process\(\) returns rows, .* return \[row\]"):
+        list(rows([1]).then(Odd()))
+
+
+def test_an_error_names_the_row() -> None:
+    class Fails(tp.StatefulStage):
+        def process(self, row: Any) -> Any:
+            yield {"y": 1 // row["x"]}
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        list(rows([2, 1, 0]).then(Fails()))
+    assert "row 2" in "".join(raised.value.__notes__)
+
+
+def test_is_frozen_but_at_work() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Unseen().seen = set()
+
+    class Sets(Sliding):
+        def start(self) -> None:
+            self.size = 4  # type: ignore[misc]
+
+    with pytest.raises(FrozenInstanceError):
+        list(rows([1]).then(Sets()))
+
+
+def test_warns_of_a_large_state() -> None:
+    class Large(Sliding):
+        def state_dict(self) -> Any:
+            return bytes(2 << 20)
+
+        def load_state_dict(self, state: Any) -> None:
+            pass
+
+    with pytest.warns(UserWarning, match=r"its state has 2,\d+,\d+ bytes"):
+        list(rows(range(20)).then(Large()))
+
+
+def test_states_come_back_as_they_were() -> None:
+    value = {"a": [1, 2.5, None, True], "b": (1, b"x"), "c": float("inf"), "d": np.float32(2)}
+    assert decoded(encoded(value)) == value
+    array = np.arange(6).reshape(2, 3)
+    assert np.array_equal(decoded(encoded(array)), array)
+    assert torch.equal(decoded(encoded(torch.ones(2))), torch.ones(2))
+    with pytest.raises(TypeError, match="key 1"):
+        encoded({1: 2})
+
+
+def test_points_are_drawn_where_there_are_many() -> None:
+    report = check_resume(rows(range(12)).then(Sliding()), processes=0, epochs=2, points=5)
+    assert report.points == 5
+    assert "resumed at 5 points drawn of 15 " in str(report)
