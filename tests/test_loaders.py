@@ -236,9 +236,11 @@ def test_workers_that_do_not_divide_the_shards_share_them(loader: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:3 ranks do not divide num_shards=4")
 def test_ranks_that_do_not_divide_the_shards_share_them_in_every_way_to_run() -> None:
-    pipe = pipeline().distributed(rank=0, world_size=3)
-    own = given_by(pipe)
-    for run in (ours(pipe, 0), ours(pipe, 2), stateful(pipe, 0)):
+    def one_of_three() -> tp.Pipeline:
+        return pipeline().distributed(rank=0, world_size=3)
+
+    own = given_by(one_of_three())
+    for run in (ours(one_of_three(), 0), ours(one_of_three(), 2), stateful(one_of_three(), 0)):
         assert given_by(run) == own
 
 

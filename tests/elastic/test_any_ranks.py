@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -175,15 +174,3 @@ def test_stages_run_only_for_a_ranks_own_batches_where_counts_allow() -> None:
     pipe = dealt(6).map(noted).batch(3).distributed(rank=2, world_size=5)
     own = [row["x"] for batch in pipe for row in batch]
     assert sorted(made) == sorted(own)
-
-
-def test_batches_of_other_ranks_are_not_collated() -> None:
-    made: list[int] = []
-
-    def noted(rows: list[dict[str, Any]]) -> list[int]:
-        made.append(1)
-        return [row["x"] for row in rows]
-
-    pipe = dealt(6).filter(over_half).repeat().batch(3).collate(noted)
-    assert len(list(islice(pipe.distributed(rank=2, world_size=5), 8))) == 8
-    assert len(made) <= 10
