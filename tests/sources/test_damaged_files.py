@@ -151,9 +151,8 @@ def test_a_record_batch_cut_out_is_noticed_where_its_footer_has_it(tmp_path: Pat
     *_, start, end = (at for at in range(len(content)) if content.startswith(b"\xff" * 4, at))
     path = tmp_path / "x.arrow"
     path.write_bytes(content[:start] + content[end:])
-    with pytest.raises(
-        tp.UnreadableError, match=f"has a message at byte {start:,}, where none beg"
-    ):
+    said = f"its footer has a message at byte {start:,}, where none begins or fits"
+    with pytest.raises(tp.UnreadableError, match=said):
         list(tp.read_arrow(path))
 
 
