@@ -151,9 +151,8 @@ def test_a_record_batch_cut_out_is_noticed_where_its_footer_has_it(tmp_path: Pat
     *_, start, end = (at for at in range(len(content)) if content.startswith(b"\xff" * 4, at))
     path = tmp_path / "x.arrow"
     path.write_bytes(content[:start] + content[end:])
-    with pytest.raises(
-        tp.UnreadableError, match=f"has a message at byte {start:,}, where none beg"
-    ):
+    said = f"its footer has a message at byte {start:,}, where none begins or fits"
+    with pytest.raises(tp.UnreadableError, match=said):
         list(tp.read_arrow(path))
 
 
@@ -262,6 +261,14 @@ def test_a_saved_dataset_whose_state_is_damaged_is_refused(tmp_path: Path, state
     (tmp_path / "x/state.json").write_text(state)
     with pytest.raises(tp.UnreadableError, match=r"x/state\.json"):
         list(tp.read_arrow(tmp_path / "x"))
+
+
+def test_a_long_name_in_a_saved_dataset_does_not_fill_a_message(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "[" * 20_000}]}))
+    (tmp_path / "a.arrow").write_bytes(arrow(True))
+    with pytest.raises(tp.MissingFilesError, match=r"state\.json names \[\[") as caught:
+        list(tp.read_arrow(tmp_path))
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize(
@@ -399,6 +406,22 @@ def test_json_that_nests_too_deep_is_an_error_with_file_line_and_limit_and_ends_
     for (path, _), line in zip(asked, said, strict=True):
         assert line.startswith(f"{path} {path}, line 4: ")
         assert "nests deeper than 64 brackets" in line or "pretty" in path
+
+
+def test_a_row_that_is_null_is_an_error_and_ends_no_process(tmp_path: Path) -> None:
+    texts = ["null", "  null", 'null{"b": 3}']
+    files = {f"{n}.jsonl": f'{{"b": 1}}\n{text}\n{{"b": 2}}\n' for n, text in enumerate(texts)}
+    files["array.json"] = '[{"b": 1},\nnull{"b": 2}]'
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    asked = [(str(tmp_path / name), columns) for name in files for columns in (None, ["b"])]
+    command = [*python(), "-c", READ_JSON, json.dumps(asked)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 0, found.stdout[-500:] + found.stderr[-1000:]
+    for (path, _), line in zip(asked, found.stdout.splitlines(), strict=True):
+        assert line.startswith(f"{path} {path}, line 2: a row is null, and no object: ")
+    for n in range(len(texts)):
+        assert len(list(tp.read_json(tmp_path / f"{n}.jsonl", on_error="skip"))) == 2
 
 
 def test_brackets_of_a_late_row_of_a_remote_file_are_an_error(tmp_path: Path) -> None:

@@ -125,13 +125,18 @@ def _heads(fetch: Fetch, footer: bytes, end: int) -> tuple[dict[int, bytes], int
     with suppress(struct.error, IndexError):
         table = Table(footer)
         blocks = [*table.vector(2, BLOCK), *table.vector(3, BLOCK)]  # dictionaries, record batches
-        named = [(start, start + header) for start, header, _ in blocks]
-        spans = [(start, stop) for start, stop in named if 0 <= start < stop <= end]
+        for start, header, body in blocks:
+            if not (start >= 0 < header and 0 <= body <= end - start - header):
+                raise BadFileError(
+                    f"damaged: its footer has a message at byte {start:,}, where none begins or fits"
+                )
+        spans = [(start, start + header) for start, header, _ in blocks]
         around = [(max(0, start - SAMPLE), min(end, stop + SAMPLE)) for start, stop in spans]
         *parts, last = fetch([*around, (max(0, end - SAMPLE), end)])
-        heads = {start: b"" for start, _ in named}  # also those that lie past the file's end
-        for (start, stop), (first, _), part in zip(spans, around, parts, strict=True):
-            heads[start] = part[start - first : stop - first]
+        heads = {
+            start: part[start - first : stop - first]
+            for (start, stop), (first, _), part in zip(spans, around, parts, strict=True)
+        }
         return heads, zlib.crc32(b"".join([*parts, last]))
     return {}, 0
 

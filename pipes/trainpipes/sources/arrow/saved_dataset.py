@@ -8,6 +8,7 @@ import numpy as np
 
 from trainpipes._internal.checks import refuse_special
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
+from trainpipes.errors.text import cut
 from trainpipes.filesystems.retry import Requests
 from trainpipes.filesystems.systems import is_local
 from trainpipes.sources.files.file_list import FileList
@@ -61,7 +62,7 @@ def _named(files: FileList, members: list[int], folder: str, state: Any) -> list
     for name in names:
         if name not in place and not files.system(members[0]).exists(f"{folder}/{name}"):
             raise MissingFilesError(
-                f"{path} names {name}, which is not there; bring it back, or save the dataset again",
+                f"{path} names {cut(name, 99)}, which is not there; bring it back, or save the dataset again",
                 path=f"{folder}/{name}",
             )
     return [place[name] for name in names if name in place]

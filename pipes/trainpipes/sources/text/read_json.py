@@ -31,6 +31,7 @@ from trainpipes.sources.text.refused import (
     check_depth,
     check_types,
     refuse_deep,
+    refuse_null,
     refuse_rounded,
 )
 from trainpipes.sources.text.text_reader import TextReader
@@ -122,6 +123,7 @@ class Json(TextFormat):
     ) -> pa.Table:
         if start.kind == ARRAY:
             data = _as_lines(data)
+            refuse_null(data)
         else:
             check_depth(data)
         if data.startswith(BOM):  # Arrow leaves one out, and this is not the file's

@@ -1,5 +1,6 @@
 """Refuses what Arrow would change, or not survive: integers that it would round to float64 (from 2^63 on,
-and those beside fractions), and JSON that nests too deep, for which it takes minutes, or ends the process.
+and those beside fractions), JSON that nests too deep, for which it takes minutes, or ends the process, and
+rows that are null.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _rounded(value: Any, read: Any) -> int | None:
     return next((odd for odd in found if odd is not None), None)
 
 
-# Depth
+# Depth, and rows of null
 
 #: Brackets within each other, the row's own among them: more levels than this Arrow's messages do not have.
 MOST_DEPTH = 64
@@ -81,6 +82,7 @@ STEP_BYTES = 512 << 10
 #: An opening brace, the bit by which an opening bracket differs from it, and all but these and quotes.
 OPENS, LIKE = ord("{"), ord("{") ^ ord("[")
 OTHERS = bytes(byte for byte in range(256) if byte not in b'{}[]"')
+NULL_ROW = re.compile(rb"^[ \t\r]*null", re.MULTILINE)
 
 
 def check_depth(lines: bytes) -> None:
@@ -99,7 +101,14 @@ def check_depth(lines: bytes) -> None:
             refuse_deep(_depth(lines[starts[line] : ends[line]]))
     first, last = view[starts], view[ends - 1]
     if not (np.isin(first, list(b"{\r\n")) & np.isin(last, list(b"}\r\n"))).all():
+        refuse_null(lines)
         refuse_deep(_depth(lines))  # a row may go over several lines
+
+
+def refuse_null(lines: bytes) -> None:
+    """Arrow makes a row of nulls of it, and ends the process where it is the first."""
+    if NULL_ROW.search(lines):
+        raise pa.ArrowInvalid("a row is null, and no object")
 
 
 def check_types(types: Iterable[pa.DataType], lines: bytes) -> None:
