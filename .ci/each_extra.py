@@ -166,12 +166,6 @@ fsspec.filesystem("gs", token="anon", endpoint_url="http://127.0.0.1:9")
 import fsspec
 fsspec.filesystem("az", account_name="x", account_key="eA==")
 """,
-    "duckdb": """
-from trainpipes.prepare import repack
-rows = tp.from_arrow(pa.table({"x": [3, 1, 3, 2]}))
-done = repack(rows, "sorted", sort="x", drop_duplicates=True)
-assert pq.read_table(done.files[0])["x"].to_pylist() == [1, 2, 3]
-""",
     "images": """
 import io
 from PIL import Image

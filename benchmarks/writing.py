@@ -61,11 +61,8 @@ def of_trainpipes(job: str, data: str, out: str) -> Callable[[], object]:
     if job == "write":
         rows = tp.read_parquet(data, index=False)
         return lambda: rows.write_parquet(out, num_files=OUTPUTS, executor=executor)
-    options = {
-        "shuffle": {"shuffle": True}, "sort": {"sort": "key"}, "dedup": {"drop_duplicates": ["text"]},
-    }  # fmt: skip
     return lambda: repack(
-        data, out, num_files=OUTPUTS, memory_limit=MEMORY, executor=executor, **options[job]
+        data, out, num_files=OUTPUTS, memory_limit=MEMORY, executor=executor, shuffle=True
     )
 
 
@@ -80,8 +77,6 @@ def of_duckdb(job: str, data: str, out: str) -> Callable[[], object]:
     chosen = {
         "write": "",
         "shuffle": f"ORDER BY hash({place}, 7), {place}",
-        "sort": f"ORDER BY key, {place}",
-        "dedup": f"QUALIFY row_number() OVER (PARTITION BY text ORDER BY {place}) = 1 ORDER BY {place}",
     }[job]
     select = f"SELECT input_ids, key, text {rows} {chosen}"
     return lambda: database.execute(f"COPY ({select}) TO '{out}' (FORMAT parquet, CODEC zstd)")
@@ -94,18 +89,14 @@ def of_datasets(job: str, data: str, out: str) -> Callable[[], object]:
     rows = datasets.load_dataset("parquet", data_dir=data, split="train", cache_dir=f"{out}.cache")
 
     def run() -> None:
-        found = {
-            "write": lambda: rows,
-            "shuffle": lambda: rows.shuffle(7),
-            "sort": lambda: rows.sort("key"),
-        }
-        found[job]().save_to_disk(out, num_shards=OUTPUTS, num_proc=os.cpu_count())
+        found = rows if job == "write" else rows.shuffle(7)
+        found.save_to_disk(out, num_shards=OUTPUTS, num_proc=os.cpu_count())
 
     return run
 
 
 PROGRAMS = {"trainpipes": of_trainpipes, "duckdb": of_duckdb, "datasets": of_datasets}
-JOBS = ["write", "shuffle", "sort", "dedup"]
+JOBS = ["write", "shuffle"]
 
 
 def one(job: str, program: str, data: str, out: str) -> None:

@@ -323,7 +323,6 @@ def test_of_images_elsewhere_few_are_fetched() -> None:
     files.rm("/pictures", recursive=True)
     assert (found.rows, found.sampled_rows, found.readable) == (100, 64, True)
     assert found.lengths == [], "names have none"
-    assert "62 of 64 rows" in said(found, "duplicates"), "names do not tell rows apart"
 
 
 def test_files_on_a_server_cost_a_request_for_each_footer_and_few_for_the_sample(
@@ -633,54 +632,6 @@ def test_compressed_text_that_can_only_be_read_from_its_start_is_told(
     assert kinds(inspect_files(tmp_path / "a.npy")) == []
 
 
-@pytest.mark.parametrize("files", [1, 8])
-def test_rows_sorted_by_a_label_are_told(files: int, tmp_path: Path) -> None:
-    labels = np.repeat(["cat", "dog", "fox", "owl"], 50_000 // files)
-    numbers = np.repeat(range(4), 50_000 // files)
-    for n in range(files):
-        rows = {"id": np.arange(len(labels)), "label": labels, "number": numbers}
-        parquet(tmp_path / f"{n}.parquet", rows, row_group_size=10_000)
-    found = inspect_files(tmp_path)
-    assert kinds(found).count("clustered") == 1, "a class and its number are one label"
-    assert "the same 'label'" in said(found, "clustered")
-    assert "--shuffle" in said(found, "clustered")
-
-
-def test_sorted_rows_that_can_be_read_one_by_one_need_a_global_shuffle(tmp_path: Path) -> None:
-    tp.write_memmap(tmp_path / "rows", {"label": np.repeat(range(4), 25_000)})
-    told = said(inspect_files(tmp_path / "rows"), "clustered")
-    assert told.endswith('-> .shuffle(scope="global")')
-
-
-@pytest.mark.parametrize(("mixed", "expected"), [(0.1, True), (0.5, False)])
-def test_rows_are_told_to_be_sorted_if_most_are(
-    mixed: float, expected: bool, tmp_path: Path
-) -> None:
-    labels = np.repeat(range(4), 25_000)
-    labels = np.where(DRAW.random(100_000) < mixed, DRAW.permutation(labels), labels)
-    days = np.arange(100_000) // 20  # too many values to be labels
-    rows = {"label": labels, "day": days, "id": DRAW.permutation(100_000)}
-    path = parquet(tmp_path / "a.parquet", rows, row_group_size=20_000)
-    assert kinds(inspect_files(path)) == ["clustered"] * expected
-    few = pa.table(rows).slice(20_000, 20_000)  # which a shuffle mixes all
-    assert kinds(inspect_files(parquet(path, few))) == []
-
-
-@pytest.mark.parametrize("labels", [2, 10, 100])
-@pytest.mark.parametrize("skew", [False, True])
-def test_rows_in_random_order_are_not_told_to_be_sorted(
-    labels: int, skew: bool, tmp_path: Path
-) -> None:
-    draw = np.random.default_rng(labels)
-    column = draw.integers(0, labels, 100_000)
-    if skew:
-        column = np.where(draw.random(100_000) < 0.95, 0, column)
-    for n in range(4):
-        rows = {"id": np.arange(25_000) + n, "label": column[25_000 * n : 25_000 * (n + 1)]}
-        parquet(tmp_path / f"{n}.parquet", rows, row_group_size=5000)
-    assert "clustered" not in kinds(inspect_files(tmp_path))
-
-
 def test_nulls_are_told_with_a_filter_that_drops_them(tmp_path: Path) -> None:
     rows = {"text": [f"text {n}" if n % 4 else None for n in range(100)], "no": pa.nulls(100)}
     path = parquet(tmp_path / "a.parquet", rows)
@@ -688,16 +639,6 @@ def test_nulls_are_told_with_a_filter_that_drops_them(tmp_path: Path) -> None:
     assert "'no' (100 %), 'text' (25 %)" in told
     assert ".filter(pc.field('text').is_valid())" in told
     assert len(list(tp.read_parquet(path).filter(pc.field("text").is_valid()))) == 75
-
-
-def test_empty_texts_are_told_with_a_filter_that_drops_them(tmp_path: Path) -> None:
-    rows = {"text": ["", "b", None, "d"] * 5, "list": [[], [1]] * 10, "n": range(20)}
-    path = parquet(tmp_path / "a.parquet", rows)
-    found = inspect_files(path)
-    assert "'text' (25 %)" in said(found, "empty_texts")
-    assert "list" not in said(found, "empty_texts")
-    assert ".filter(pc.field('text') != \"\")" in said(found, "empty_texts")
-    assert len(list(tp.read_parquet(path).filter(pc.field("text") != ""))) == 10
 
 
 def test_rows_longer_than_max_length_are_told(tmp_path: Path) -> None:
@@ -712,20 +653,6 @@ def test_rows_longer_than_max_length_are_told(tmp_path: Path) -> None:
     assert "more than 2 items in 'ids'" in said(
         inspect_files(path, column="ids", max_length=2), "too_long"
     )
-
-
-def test_equal_rows_are_told(tmp_path: Path) -> None:
-    rows = {"text": [f"text {n % 80}" for n in range(100)], "list": [[n % 80] for n in range(100)]}
-    path = parquet(tmp_path / "a.parquet", rows)
-    told = said(inspect_files(path), "duplicates")
-    assert "20 of 100 rows that were looked at are equal to another one (20 %)" in told
-    assert "--drop-duplicates" in told
-    rows = {"id": range(13), "text": ["same"] * 4 + [str(n) for n in range(6)] + [None] * 3}
-    parquet(path, rows)
-    assert kinds(inspect_files(path)) == ["nulls"]
-    told = said(inspect_files(path, column="text"), "duplicates")
-    assert "3 of 10 rows that were looked at are equal to another one in 'text'" in told
-    assert "--drop-duplicates-by text" in told
 
 
 def test_files_with_other_columns_or_types_are_told(tmp_path: Path) -> None:

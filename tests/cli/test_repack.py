@@ -52,9 +52,8 @@ def test_json_lines_become_parquet(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_results_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("duckdb")
     lines("a.jsonl")
-    options = ["--drop-duplicates-by", "text", "--sort", "n", "--descending", "--json"]
+    options = ["--columns", "n", "--json"]
     for kept in (0, 1):  # the second time nothing is left to do
         assert run(["repack", "a.jsonl", "out", *options]) == 0
         shown = capsys.readouterr()
@@ -64,12 +63,11 @@ def test_results_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
         assert found == {
             "folder": str(Path("out").absolute()),
             "files": [str(Path("out/part-00000.parquet").absolute())],
-            "columns": {"text": "string", "n": "int64"},
-            "kept": kept, "rows": 20, "rows_in": 30, "duplicates": 10,
+            "columns": {"n": "int64"}, "kept": kept, "rows": 30,
             "bytes": os.path.getsize("out/part-00000.parquet"),
         }  # fmt: skip
         assert shown.err == ""
-    assert numbers("out") == [*range(19, -1, -1)]
+    assert numbers("out") == [*range(30)]
 
 
 def test_an_error_names_the_flag_that_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,16 +83,12 @@ def test_an_error_names_the_flag_that_begins_anew(capsys: pytest.CaptureFixture[
 
 
 def test_any_columns_can_be_named() -> None:
-    pytest.importorskip("duckdb")
     rows = [{"a,b": n % 2, 'say "x"': -n, " n": n, "n": n} for n in range(6)]
     Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ["--columns", '"a,b", n', "--columns", '"say ""x""", " n"']
-    options += ["--sort", '"a,b"', "--sort", 'say "x"']
     assert run(["repack", "a.jsonl", "out", *options]) == 0
-    assert numbers("out") == [4, 2, 0, 5, 3, 1]
+    assert numbers("out") == [*range(6)]
     assert pq.read_schema("out/part-00000.parquet").names == ["a,b", "n", 'say "x"', " n"]
-    assert run(["repack", "a.jsonl", "once", "--drop-duplicates-by", '"a,b"']) == 0
-    assert numbers("once") == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +96,7 @@ def test_any_columns_can_be_named() -> None:
     [
         (["a.jsonl"], 2, "Missing argument"),
         (["a.jsonl", "out", "--memory-limit", "much"], 1, "must be a number of bytes"),
-        (["a.jsonl", "out", "--sort", "a,,b"], 2, "must be names with commas"),
+        (["a.jsonl", "out", "--columns", "a,,b"], 2, "must be names with commas"),
         (
             ["a.jsonl", "out", "--storage-options", "x"],
             2,
@@ -118,12 +112,10 @@ def test_any_columns_can_be_named() -> None:
         (["nowhere.jsonl", "out"], 1, "nowhere.jsonl"),
         (["a.jsonl", "b.csv", "out"], 1, "got files for read_csv, read_json"),
         (["a.jsonl", "."], 1, "holds files that are read"),
-        (["a.jsonl", "out", "--sort", "text2"], 1, "no column 'text2' (did you mean 'text'?)"),
-        (["a.jsonl", "out", "--shuffle", "--sort", "n"], 1, "give one of the two"),
+        (["a.jsonl", "out", "--columns", "text2"], 1, "no column 'text2' (did you mean 'text'?)"),
         (["a.jsonl", "out", "--num-files", "2", "--rows-per-file", "3"], 1, "rows_per_file"),
         (["a.jsonl", "out", "--memory-limit", "0"], 1, "memory_limit"),
         (["a.jsonl", "out", "--num-files", "99"], 1, "each file has a row"),
-        (["lists.jsonl", "out", "--sort", "n"], 1, "column 'n' holds"),
         (["empty.jsonl", "out"], 1, "has no rows"),
         (["bad.jsonl", "out"], 1, "bad.jsonl"),
         (["bad.parquet", "out"], 1, "bad.parquet"),
@@ -133,12 +125,9 @@ def test_any_columns_can_be_named() -> None:
 def test_errors_are_one_sentence(
     arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if "--sort" in arguments and code == 1:
-        pytest.importorskip("duckdb")
     lines("a.jsonl")
     Path("b.csv").write_text("n\n1\n")
     Path("empty.jsonl").write_text("")
-    Path("lists.jsonl").write_text('{"n": {"a": 1}}\n')
     Path("bad.jsonl").write_text('{"n": 1}\n{"n": \n')
     Path("bad.parquet").write_bytes(b"PAR1 no PAR1")
     assert run(["repack", *arguments]) == code

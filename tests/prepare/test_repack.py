@@ -30,13 +30,6 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "repack.json"
 #: So little that a few large rows are many parts.
 LITTLE = "64KB"
 SHUFFLED: dict[str, Any] = {"shuffle": True, "seed": 3}
-SORTED: list[dict[str, Any]] = [
-    {"sort": ["n"]},
-    {"sort": ["x", "text"], "descending": True},
-    {"drop_duplicates": True},
-    {"drop_duplicates": ["n", "x"], "shuffle": True},
-    {"drop_duplicates": ["text"], "sort": ["n"]},
-]
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +62,7 @@ def check_rows(options: dict[str, Any], kind: str, folder: Path) -> None:
             executor=None if not any(options.values()) else executor, **options,
         )  # fmt: skip
         assert same(read(done.files), wanted)
-        assert (done.rows, done.rows_in, done.duplicates) == (len(wanted), 300, 300 - len(wanted))
+        assert done.rows == len(wanted)
         sizes = [pq.read_metadata(path).num_rows for path in done.files]
         assert sizes == [90] * (len(wanted) // 90) + [len(wanted) % 90] * (len(wanted) % 90 > 0)
         done.verify()
@@ -83,15 +76,6 @@ def check_rows(options: dict[str, Any], kind: str, folder: Path) -> None:
 def test_rows_are_those_of_a_few_lines_in_memory(
     options: dict[str, Any], kind: str, tmp_path: Path
 ) -> None:
-    check_rows(options, kind, tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["counted", "stream"])
-@pytest.mark.parametrize("options", SORTED, ids=str)
-def test_sorted_rows_are_those_of_a_few_lines_in_memory(
-    options: dict[str, Any], kind: str, tmp_path: Path
-) -> None:
-    pytest.importorskip("duckdb")
     check_rows(options, kind, tmp_path)
 
 
@@ -124,9 +108,7 @@ TYPES = pa.schema(
 )
 @given(
     rows=st.lists(st.fixed_dictionaries(VALUES), min_size=1, max_size=60),
-    order=st.sampled_from(["shuffle", "sort", "down", "none"]),
-    by=st.sampled_from([False, True, ["n"], ["x", "ids"]]),
-    columns=st.sampled_from([["n"], ["x"], ["text", "n"], ["x", "n", "text"]]),
+    shuffle=st.booleans(),
     seed=st.integers(0, 5),
     per_file=st.integers(1, 70),
     per_group=st.none() | st.integers(1, 30),
@@ -134,18 +116,10 @@ TYPES = pa.schema(
     threads=st.integers(1, 2),
 )
 def test_any_rows_come_out_in_the_order_of_the_reference(
-    tmp_path_factory: pytest.TempPathFactory, rows: Any, order: str, by: Any, columns: Any, seed: int,
-    per_file: int, per_group: int | None, wide: int, threads: int,
+    tmp_path_factory: pytest.TempPathFactory, rows: Any, shuffle: bool, seed: int, per_file: int,
+    per_group: int | None, wide: int, threads: int,
 ) -> None:  # fmt: skip
-    try:
-        import duckdb  # noqa: F401
-    except ImportError:
-        order, by = "shuffle", False
-    options: dict[str, Any] = {"drop_duplicates": by}
-    if order == "shuffle":
-        options |= {"shuffle": True, "seed": seed}
-    elif order != "none":
-        options |= {"sort": columns, "descending": order == "down"}
+    options: dict[str, Any] = {"shuffle": shuffle, "seed": seed}
     table = pa.Table.from_pylist(rows, TYPES)
     table = table.append_column("wide", pa.array([b"w" * wide] * len(rows)))
     folder = tmp_path_factory.mktemp("out")
@@ -245,8 +219,6 @@ rows = tp.list_files(source).read_parquet()
 def resident():
     said = open("/proc/self/status").read()  # without pages of files
     return int(said.split("RssAnon:")[1].split()[0]) * 1024
-if options.get("sort"):
-    import duckdb; duckdb.sql("SELECT 1").fetchall()
 for _ in rows.batch(2000): pass  # what reading takes
 base = most = resident()
 def watch():
@@ -265,14 +237,11 @@ print(most - base)
     [
         ({"shuffle": True}, 25_000),
         pytest.param({"shuffle": True}, 100, marks=pytest.mark.slow),
-        pytest.param({"sort": "n"}, 25_000, marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_memory_stays_at_the_limit(options: dict[str, Any], rows: int, tmp_path: Path) -> None:
     """Besides what reading takes, some 100 MB for each task."""
-    if "sort" in options:
-        pytest.importorskip("duckdb")
     random = np.random.default_rng(0)
     ids = np.tile(random.integers(0, 50_000, 10_000, dtype=np.int32), 1000)
     column = pa.FixedSizeListArray.from_arrays(ids, len(ids) // rows).cast(pa.list_(pa.int32()))
@@ -310,28 +279,6 @@ def test_how_many_files_there_are(tmp_path: Path) -> None:
             repack(rows, tmp_path / "many", num_files=11, shuffle=shuffle)
         with pytest.raises(tp.ConfigError, match="give one of the two"):
             repack(rows, tmp_path / "both", num_files=2, rows_per_file=2, shuffle=shuffle)
-
-
-def test_equal_rows_stay_in_their_order_and_odd_values_at_the_end(tmp_path: Path) -> None:
-    pytest.importorskip("duckdb")
-    nan = float("nan")
-    rows = pa.table({"x": [nan, 2.0, None, 1.0, 2.0, nan, None, 1.0], "n": range(8)})
-    for down, wanted in ((False, [3, 7, 1, 4, 0, 5, 2, 6]), (True, [1, 4, 3, 7, 0, 5, 2, 6])):
-        done = repack(tp.from_arrow(rows), tmp_path / str(down), sort="x", descending=down)
-        assert [row["n"] for row in read(done.files)] == wanted
-
-
-def test_the_first_of_rows_that_are_the_same_stays(tmp_path: Path) -> None:
-    pytest.importorskip("duckdb")
-    nan = float("nan")
-    rows = [
-        {"a": nan, "b": None}, {"a": 0.0, "b": [1, 2]}, {"a": nan, "b": None},
-        {"a": -0.0, "b": [1, 2]}, {"a": 0.0, "b": [2, 1]}, {"a": 0.0, "b": []}, {"a": 0.0, "b": None},
-    ]  # fmt: skip
-    table = pa.Table.from_pylist(rows).append_column("n", pa.array(range(len(rows))))
-    done = repack(tp.from_arrow(table), tmp_path / "out", drop_duplicates=["a", "b"])
-    assert [row["n"] for row in read(done.files)] == [0, 1, 4, 5, 6]
-    assert done.duplicates == 2
 
 
 def all_types() -> pa.Table:
@@ -383,29 +330,6 @@ def test_all_types_come_out_as_they_went_in(tmp_path: Path) -> None:
     found = pq.read_table(shuffled.files[0])
     assert found.schema == pq.read_schema(path)
     assert same(found.to_pylist(), expected(table.to_pylist(), shuffle=True))
-
-
-def test_rows_of_all_types_are_compared(tmp_path: Path) -> None:
-    pytest.importorskip("duckdb")
-    rows = tp.from_arrow(all_types())
-    once = repack(rows, tmp_path / "once", drop_duplicates=True, memory_limit=LITTLE)
-    assert (once.rows, once.duplicates) == (3, 297)
-
-
-def test_what_has_an_order_is_sorted_and_what_has_none_is_refused_by_name(tmp_path: Path) -> None:
-    pytest.importorskip("duckdb")
-    table = all_types().slice(0, 3)
-    has_none = {"wide", "list", "pairs", "struct", "map", "uuid", "tensor"}
-    for name in table.column_names:
-        if name in has_none:
-            with pytest.raises(tp.SchemaError, match=f"column '{name}' holds"):
-                repack(tp.from_arrow(table), tmp_path / name, sort=name)
-            assert not (tmp_path / name).exists()
-            continue
-        done = repack(tp.from_arrow(table), tmp_path / name, sort=name)
-        values = [v for v in table[name].to_pylist() if v is not None]
-        nulls = [None] * table[name].null_count
-        assert [row[name] for row in read(done.files)] == sorted(values) + nulls, name
 
 
 def test_dictionaries_come_out_as_their_values(tmp_path: Path) -> None:
@@ -510,8 +434,7 @@ def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"drop_duplicates": ["z"]}, "no column 'z'"),
-        ({"sort": "n", "shuffle": True}, "give one of the two"),
+        ({"columns": ["z"]}, "no column 'z'"),
         ({"compression": "zip"}, "compression"),
         ({"row_group_size": 0}, "row_group_size"),
         (
@@ -528,22 +451,6 @@ def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
 def test_what_cannot_be_done_is_said(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(tp.TrainpipesError, match=said):
         repack(tp.from_arrow(small()), tmp_path / "out", **options)
-    assert not (tmp_path / "out").exists()
-
-
-def test_duckdb_that_is_missing_is_one_sentence_with_the_cure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import importlib.util
-
-    find = importlib.util.find_spec
-    checks = sys.modules["trainpipes._internal.checks"]
-    monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "duckdb" else find(name))
-    for options in ({"sort": "n"}, {"drop_duplicates": True}):
-        with pytest.raises(
-            tp.MissingExtraError, match="duckdb, which is not installed: pip install"
-        ):
-            repack(tp.from_arrow(small()), tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 

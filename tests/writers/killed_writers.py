@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +57,7 @@ REPACKS: dict[str, dict[str, Any]] = {
     "shuffled": {"shuffle": True, "seed": 1, "rows_per_file": 100},
     "shuffled by groups": {"shuffle": True, "seed": 1, "num_files": 24},
     "shuffled stream": {"shuffle": True, "seed": 2, "rows_per_file": 100},
-    "sorted without duplicates": {
-        "sort": ["text", "x"], "drop_duplicates": ["x"], "rows_per_file": 100
-    },
 }  # fmt: skip
-if not find_spec("duckdb"):
-    del REPACKS["sorted without duplicates"]
 
 
 def writes(name: str, format: str) -> Callable[[Path], Work]:

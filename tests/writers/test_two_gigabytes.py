@@ -76,8 +76,6 @@ DATA: dict[str, Callable[[Path], object]] = {
 COMMAND = [sys.executable, "-m", "trainpipes"]
 JOBS: dict[str, list[str]] = {
     "shuffle": [*COMMAND, "repack", "IN", "OUT", "--shuffle"],
-    "sort": [*COMMAND, "repack", "IN", "OUT", "--sort", "n"],
-    "drop duplicates": [*COMMAND, "repack", "IN", "OUT", "--drop-duplicates"],
     "tokenize": [
         *COMMAND, "tokenize", "IN", "OUT", "--recipe", "pretrain", "--tokenizer", "bytes", "--executor",
         "processes:2",
@@ -88,7 +86,6 @@ JOBS: dict[str, list[str]] = {
 }  # fmt: skip
 CASES = [
     *(("shuffle", data) for data in DATA if data != "texts"),
-    ("drop duplicates", "many row groups"), ("sort", "tiny rows"), ("drop duplicates", "tiny rows"),
     ("tokenize", "texts"), *((job, "many row groups") for job in JOBS if job.startswith("write_")),
 ]  # fmt: skip
 
@@ -109,8 +106,6 @@ def test_two_gigabytes_take_less_than_one_of_memory(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    if job in ("sort", "drop duplicates"):
-        pytest.importorskip("duckdb")
     given = folder / data
     if not given.exists():
         given.mkdir()

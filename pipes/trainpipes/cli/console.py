@@ -36,7 +36,9 @@ def print_manifest(value: Any, **more: Any) -> None:
     print_json({**fields, **more})
 
 
-def print_written(done: Any, rows: str, size: str, seconds: float, *more: tuple[str, str]) -> None:
+def print_written(
+    done: Any, seconds: float, *more: tuple[str, str], rows: str = "", size: str = ""
+) -> None:
     """Print how much was written, with what ``rows`` and ``size`` say besides."""
     there = f", {done.kept:,} of them there already" if done.kept else ""
     lines = [("files", f"{len(done.files):,}{there}"), ("rows", f"{done.rows:,}{rows}"), *more]

@@ -21,19 +21,18 @@ def _names(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> lis
     return names or None
 
 
-columns: Any = {"multiple": True, "metavar": "COLUMNS", "callback": _names}
-
-
 @click.command("repack")
 @click.argument("files", metavar="IN...", nargs=-1, required=True)
 @click.argument("folder", metavar="OUT")
 @option("--shuffle", is_flag=True, help="Put all rows into a random order.")
 @option("--seed", type=int, default=0, help="Seed of the random order.")
-@option("--sort", **columns, help="Sort by these: a,b. Quote a name with a comma, as in CSV.")
-@option("--descending", is_flag=True, help="Sort the largest first.")
-@option("--drop-duplicates", is_flag=True, help="Keep only the first of equal rows.")
-@option("--drop-duplicates-by", **columns, help="The same of rows that are equal in these.")
-@option("--columns", **columns, help="Keep only these.")
+@option(
+    "--columns",
+    multiple=True,
+    metavar="COLUMNS",
+    callback=_names,
+    help="Keep only these: a,b. Quote a name with a comma, as in CSV.",
+)
 @option("--row-group-size", type=o.COUNT, help="Rows in a row group; 8 MiB of them if left out.")
 @option("--rows-per-file", type=o.COUNT, help="Rows in a file; 512 MiB of them if left out.")
 @option("--num-files", type=o.COUNT, help="How many files to write, instead.")
@@ -47,12 +46,10 @@ columns: Any = {"multiple": True, "metavar": "COLUMNS", "callback": _names}
 def command(
     files: tuple[str, ...],
     folder: str,
-    drop_duplicates: bool,
-    drop_duplicates_by: list[str] | None,
     as_json: bool,
     **others: Any,
 ) -> None:
-    """Rewrite data files as Parquet: shuffled, sorted, deduplicated.
+    """Rewrite data files as Parquet, shuffled if wanted.
 
     IN are files, folders, globs or URLs of one format: Parquet, JSON lines, CSV, Arrow, text, NumPy, tar; OUT
     is a new folder, or its URL. Each row is written once. The same command goes on where it was stopped.
@@ -60,26 +57,20 @@ def command(
     \b
     Examples:
       trainpipes repack chat.jsonl packed --shuffle --seed 1
-      trainpipes repack data once --drop-duplicates-by text --memory-limit 4G
       trainpipes repack data s3://bucket/packed --shuffle
     """
     from trainpipes.prepare import repack
 
     started = time.monotonic()
     try:
-        done = repack(
-            files if len(files) > 1 else files[0], folder,
-            drop_duplicates=drop_duplicates_by or drop_duplicates,
-            **others,
-        )  # fmt: skip
+        done = repack(files if len(files) > 1 else files[0], folder, **others)
     except KeyboardInterrupt:
         note("the same command goes on where this one was stopped; --overwrite begins anew")
         raise
     seconds = time.monotonic() - started
     if as_json:
-        print_manifest(done, duplicates=done.duplicates, seconds=seconds)
+        print_manifest(done, seconds=seconds)
         return
-    dropped = f" of {done.rows_in:,}; {done.duplicates:,} were there before"
-    print_written(done, dropped if done.duplicates else "", "", seconds)
+    print_written(done, seconds)
     note("look at it:")
     out(f"trainpipes inspect {shlex.quote(done.folder)}")

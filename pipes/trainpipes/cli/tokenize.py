@@ -72,7 +72,7 @@ def command(
     kind = f" of {done.dtype}" if done.dtype else ""
     tokens = f"{done.tokens:,}, {done.tokens / max(1, done.rows):,.1f} a row"
     rows = left_out if done.read > done.rows else ""
-    print_written(done, rows, kind, seconds, ("tokens", tokens))
+    print_written(done, seconds, ("tokens", tokens), rows=rows, size=kind)
     note("train with:")
     out(train)
 

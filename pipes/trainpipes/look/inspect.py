@@ -48,7 +48,7 @@ def inspect_files(
     Reads Parquet, Arrow, JSON lines, CSV, text, NumPy, tar archives, images and folders of
     ``write_memmap``; of several formats the one with most bytes.
 
-    Nulls, sizes, lengths and duplicates are those of a sample: 256 MB at most, 32 MB with a tokenizer or
+    Nulls, sizes and lengths are those of a sample: 256 MB at most, 32 MB with a tokenizer or
     of remote files. Of JSON, CSV, text and tar files above 256 MB (64 MB if compressed or remote) only some
     are read, and the number of rows is an estimate.
 
@@ -114,10 +114,8 @@ def inspect_files(
             *findings.of_files(found),
             *findings.of_bad_rows(found),
             *findings.of_blocks(found, total),
-            *findings.of_values(chunks, columns),
+            *findings.of_values(columns),
             *findings.of_lengths(lengths, max_length),
-            *findings.of_order(found, chunks, total),
-            *findings.of_equal_rows(found, tables, asked),
         ],
         unreadable=found.unreadable,
         bad_rows=found.bad_rows,

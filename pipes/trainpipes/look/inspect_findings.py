@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from trainpipes.columns.arrays import to_numpy
-from trainpipes.columns.content_hash import row_hashes
 from trainpipes.errors import SchemaError
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import amount, cut
-from trainpipes.look.inspect_reading import NAMES, TEXTS, Found
+from trainpipes.look.inspect_reading import TEXTS, Found
 from trainpipes.look.inspect_result import Column, Finding, Lengths, percent
 from trainpipes.sources.files.schema import one_schema
 
-#: The rows of the sample, by column.
-Chunks = Mapping[str, Sequence[pa.Array]]
 #: Rows that ``shuffle`` mixes at a time in README and recipes, and shards that ``sharding_filter`` makes.
 BUFFER_ROWS, NUM_SHARDS = 40_960, 24
 #: Rows of a row group above which a resume within it is slow: docs/speed.md. Bytes of a compressed
@@ -33,12 +27,6 @@ GOOD_ROWS = 10_000
 NAMED = 5
 #: Formats of which every row can be read by itself.
 BY_ROW = ("read_images", "read_numpy", "from_memmap")
-#: Distinct values of a label at most, rows of each on average at least, and rows that are compared.
-MOST_LABELS, LABEL_ROWS, LEAST_ROWS = 1000, 4, 32
-#: So far apart are rows that are compared, at most: a few of one label in a row are no cluster.
-APART = 64
-#: From 0, where rows near each other are as any two, to 1, where they are all alike.
-CLUSTERED = 0.5
 
 
 def of_files(found: Found) -> Iterator[Finding]:
@@ -95,20 +83,12 @@ def of_blocks(found: Found, rows: int) -> Iterator[Finding]:
         yield Finding("small_row_groups", text, cure)
 
 
-def of_values(chunks: Chunks, columns: Sequence[Column]) -> Iterator[Finding]:
+def of_values(columns: Sequence[Column]) -> Iterator[Finding]:
     if nulls := {one.name: one.nulls for one in columns if one.nulls}:
         some = [name for name, share in nulls.items() if share < 1][:1]
         ways = [f".filter(pc.field({name!r}).is_valid())" for name in some]
         cure = " or ".join([*ways, "leave the column out by columns=[...]"])
         yield Finding("nulls", f"nulls in {_named(nulls)}", cure)
-    empty = {}
-    for name, own in chunks.items():
-        texts = [one.drop_null() for one in own if one.type in (pa.string(), pa.large_string())]
-        if count := sum(int((to_numpy(pc.binary_length(one)) == 0).sum()) for one in texts):
-            empty[name] = count / sum(map(len, own))
-    if empty:
-        cure = f'.filter(pc.field({next(iter(empty))!r}) != "")'
-        yield Finding("empty_texts", f"empty texts in {_named(empty)}", cure)
 
 
 def of_lengths(lengths: Sequence[Lengths], max_length: int | None) -> Iterator[Finding]:
@@ -122,60 +102,6 @@ def of_lengths(lengths: Sequence[Lengths], max_length: int | None) -> Iterator[F
             if one.unit == "items":
                 cure = f"a larger max_length than {max_length}, or shorter rows"
             yield Finding("too_long", text, cure)
-
-
-def of_order(found: Found, chunks: Chunks, rows: int) -> Iterator[Finding]:
-    """Columns that files are sorted by."""
-    seen = set()
-    for name, own in chunks.items() if rows > BUFFER_ROWS else ():  # of fewer, a shuffle mixes all
-        alike, usual = _alike(own)
-        # A class and its number are one label.
-        if usual == 1 or (alike - usual) / (1 - usual) < CLUSTERED or (alike, usual) in seen:
-            continue
-        seen.add((alike, usual))
-        text = (
-            f"rows with the same {_joined([name])} stand together ({percent(alike)} of neighbors are alike, "
-            f"{percent(usual)} of any two rows), and .shuffle({BUFFER_ROWS}) mixes rows that are near each "
-            "other"
-        )
-        cure = _repack(found, f"--shuffle --row-group-size {GOOD_ROWS}")
-        cure = '.shuffle(scope="global")' if found.reader in BY_ROW else cure
-        yield Finding("clustered", text, cure)
-
-
-def _alike(chunks: Sequence[pa.Array]) -> tuple[float, float]:
-    """The chance that near rows have the same value, and any two; (0, 0) for no labels."""
-    kinds, types = {chunk.type for chunk in chunks}, pa.types
-    labels = (types.is_string, types.is_large_string, types.is_integer, types.is_boolean)
-    if len(kinds) == 1 and any(is_label(*kinds) for is_label in labels):
-        joined = pa.concat_arrays(chunks).dictionary_encode(null_encoding="encode")
-        codes, distinct = to_numpy(joined.indices), len(joined.dictionary)
-        most = min(MOST_LABELS, len(codes) / LABEL_ROWS)
-        if len(codes) >= LEAST_ROWS and 1 < distinct <= most:
-            shares, apart = np.bincount(codes) / len(codes), min(APART, len(codes) // 16)
-            return float((codes[apart:] == codes[:-apart]).mean()), float((shares**2).sum())
-    return 0.0, 0.0
-
-
-def of_equal_rows(
-    found: Found, tables: Sequence[pa.Table], asked: Sequence[str]
-) -> Iterator[Finding]:
-    hashes = [np.empty(0, dtype=np.uint64)]
-    for table in tables:
-        if names := [name for name in table.column_names if name in (asked or {name} - {*NAMES})]:
-            own = table.select(names)
-            null = np.logical_and.reduce([to_numpy(column.is_null()) for column in own.columns])
-            hashes.append(row_hashes(own)[~null])
-    every = np.concatenate(hashes)
-    if equal := len(every) - len(np.unique(every)):
-        same = f" in {_joined(asked)}" if asked else ""
-        text = (
-            f"{equal:,} of {len(every):,} rows that were looked at are equal to another one{same} "
-            f"({percent(equal / len(every))})"
-        )
-        by = f"-by {shlex.quote(','.join(asked))}" if asked else ""
-        cure = _repack(found, f"--drop-duplicates{by}")
-        yield Finding("duplicates", text, "remove copies" if found.reader in BY_ROW else cure)
 
 
 def _repack(found: Found, options: str) -> str:

@@ -53,7 +53,7 @@ SCANNED_BYTES, SCANNED_FILES = 256 << 20, 64
 NAMES = ("__key__", "path")
 #: Pieces of consecutive rows that a sample has: of files on this machine, and of others, which cost requests.
 LOCAL_PIECES, REMOTE_PIECES = 64, 16
-#: Rows of such a piece at least, so that their order can be seen.
+#: Rows of such a piece at least.
 PIECE_ROWS = 16
 #: Bytes of a sample: of files on this machine, and of others.
 LOCAL_BYTES, REMOTE_BYTES = 256 << 20, 32 << 20

@@ -51,12 +51,11 @@ def scatter(
     edges: IntArray, rows: Iterable[tuple[list[pa.Table], IntArray]], file: OutputFile
 ) -> FileInfo:
     """Write a piece for each bucket between ``edges``, of all tables that come together with their places.
-    Rows with negative places go. The lists of tables are emptied.
+    The lists of tables are emptied.
     """
     sizes, count, size = [], 0, 0
     for tables, places in rows:
         order = np.argsort(places, kind="stable")
-        order = order[int(np.count_nonzero(places < 0)) :]
         found = places[order]
         table = _taken(tables, order).append_column(PLACE, to_arrow(found))
         cuts = pairwise(np.searchsorted(found, edges).tolist())

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes._internal.checks import byte_count, column_names, flag, need, require, whole_number
+from trainpipes._internal.checks import byte_count, column_names, flag, require, whole_number
 from trainpipes._internal.pool import default_threads
-from trainpipes.errors import ConfigError
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.pipeline.starts import read_by_name
-from trainpipes.prepare.order import Order
 from trainpipes.prepare.pieces import CALLER
 from trainpipes.prepare.shuffle import Shuffle, temporary_place
 from trainpipes.sources.arrow.read_arrow import ReadArrow
@@ -38,30 +35,12 @@ KEPT_METADATA = b"huggingface"
 MOST_THREADS = 4
 
 
-@dataclass(frozen=True)
-class Repacked(Manifest):
-    """The files that data was rewritten to, a ``Manifest``.
-
-    Attributes:
-        rows_in: rows of the input.
-    """
-
-    rows_in: int = 0
-
-    @property
-    def duplicates(self) -> int:
-        return self.rows_in - self.rows
-
-
 def repack(
     data: Any,
     folder: str | os.PathLike[str],
     *,
     shuffle: bool = False,
     seed: int = 0,
-    sort: str | Sequence[str] | None = None,
-    descending: bool = False,
-    drop_duplicates: bool | str | Sequence[str] = False,
     columns: Sequence[str] | None = None,
     row_group_size: int | None = None,
     rows_per_file: int | None = None,
@@ -73,9 +52,8 @@ def repack(
     storage_options: Mapping[str, Any] | None = None,
     retry: Retry | Mapping[str, Any] = NORMAL,
     executor: Executor | None = None,
-) -> Repacked:
-    """Rewrite data for training, as Parquet files with row groups of one size; if wanted, shuffled, sorted
-    or without duplicates.
+) -> Manifest:
+    """Rewrite data for training, as Parquet files with row groups of one size; if wanted, shuffled.
 
     Files and order depend on the input and the options alone. After a kill the same call goes on; when all is
     there, it does nothing.
@@ -86,11 +64,6 @@ def repack(
         folder: a path or fsspec URL, new or empty, for "part-00000.parquet" and so on, and "_manifest.json".
         shuffle: permute all rows. Any order is as likely as any other.
         seed: of the shuffle.
-        sort: columns to sort by, the first one first; equal rows keep their order. NaN comes after all
-            numbers, null last. Needs DuckDB: ``pip install duckdb``.
-        descending: whether the largest comes first; null and NaN stay at the end.
-        drop_duplicates: True to keep the first of rows that are the same in all columns, or names of columns.
-            Null equals null, NaN equals NaN. Needs DuckDB.
         columns: the columns to keep.
         row_group_size: rows of each row group; if left out, 8 MiB of rows in memory, and 16,384 rows at most.
         rows_per_file: rows of each file; or
@@ -110,9 +83,9 @@ def repack(
     Raises:
         ConfigError: an option is invalid; the folder holds other files, or is part of the input; there are no
             rows; the disk is full; or several nodes cannot see a path.
-        SchemaError: a column is not there, has no order, or cannot be written to Parquet.
+        SchemaError: a column is not there, or cannot be written to Parquet.
         DataChangedError: the input, or a file that was written, has changed.
-        MissingExtraError: DuckDB or Ray is not installed.
+        MissingExtraError: Ray is not installed.
         WorkerError: a process, or a task of Ray, was killed repeatedly.
 
     >>> import tempfile, pyarrow as pa, trainpipes as tp
@@ -124,25 +97,13 @@ def repack(
     """
     flag(shuffle, f"{CALLER}(shuffle)")
     whole_number(seed, None, f"{CALLER}(seed)", "the seed of the shuffle")
-    flag(descending, f"{CALLER}(descending)")
-    by = [] if sort is None else column_names(sort, f"{CALLER}(sort)")
-    if shuffle and by:
-        raise ConfigError(
-            f"{CALLER}() takes shuffle or sort, got shuffle=True and sort={by}: give one of the two"
-        )
-    if not isinstance(drop_duplicates, bool):
-        drop_duplicates = column_names(drop_duplicates, f"{CALLER}(drop_duplicates)")
-    order = Order(seed if shuffle else None, by, descending, drop_duplicates)
     check_codec(compression, CODECS, CALLER)
     suffixes = None if isinstance(data, Pipeline) else ends_of_names()
     out = Output(folder, num_files, rows_per_file, overwrite, storage_options, retry, suffixes)
     out.check(ANY, CALLER)
     check_group(row_group_size, CALLER)
-    for given, option in ((by, "sort"), (drop_duplicates, "drop_duplicates")):
-        if given:
-            need("duckdb", f"{CALLER}({option})")
     memory = byte_count(memory_limit, f"{CALLER}(memory_limit)", LEAST_MEMORY)
-    options = {"shuffle": shuffle, **vars(order)}
+    options: dict[str, Any] = {"shuffle": shuffle, "seed": seed if shuffle else None}
     options |= {"row_group_size": row_group_size, "compression": compression}
     few = max(1, min(MOST_THREADS, default_threads()))
     pipeline = _given_rows(data, storage_options, retry)
@@ -152,17 +113,15 @@ def repack(
         rows = EpochRows(pipeline, CALLER)
         metadata = _kept_metadata(pipeline, rows.plan.inputs.source)
         form = parquet_form(CALLER, options, row_group_size, compression, None, metadata)
-        if not shuffle and not order.has_keys:
+        if not shuffle:
             alone = not (rows.plan.counted and out.is_cut) or rows.plan.runs_user_code
-            done = write(rows, form, out, None if executor is None and alone else workers)
-        else:
-            to = out.open(form, rows.plan, workers)
-            between = temporary_place(to.place, temp_dir, storage_options, isinstance(workers, Ray))
-            workers.check_path(between.root, f"{CALLER}(temp_dir)")
-            with to:
-                shuffled = Shuffle(pipeline, rows, form, order, out, memory, between)
-                done = to.finished or shuffled.run(to, workers)
-    return Repacked(**vars(done), rows_in=done.notes.get("rows_in", done.rows))
+            return write(rows, form, out, None if executor is None and alone else workers)
+        to = out.open(form, rows.plan, workers)
+        between = temporary_place(to.place, temp_dir, storage_options, isinstance(workers, Ray))
+        workers.check_path(between.root, f"{CALLER}(temp_dir)")
+        with to:
+            shuffled = Shuffle(pipeline, rows, form, seed, out, memory, between)
+            return to.finished or shuffled.run(to, workers)
 
 
 def _given_rows(data: Any, storage_options: Mapping[str, Any] | None, retry: Any) -> Pipeline:

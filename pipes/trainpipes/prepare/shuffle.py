@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.messages import need_columns
 from trainpipes._internal.types import IntArray
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.filesystems.output_file import OutputFile
@@ -30,7 +29,6 @@ from trainpipes.filesystems.places import WORK, Place, clean_up, place_at
 from trainpipes.order.permutation import Permutation
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.pipeline.starts import list_files
-from trainpipes.prepare.order import PLACES_FILE, Listed, Order, find_places
 from trainpipes.prepare.pieces import (
     CALLER,
     Pieces,
@@ -148,7 +146,7 @@ class Shuffle:
     pipeline: Pipeline
     rows: EpochRows
     form: Format
-    order: Order
+    seed: int
     output: Output
     memory: int
     temporary: Place
@@ -162,18 +160,12 @@ class Shuffle:
         try:
             rows = self.rows if self.rows.plan.counted else self._counted(place)
             first, row_bytes = first_rows(rows)
-            need_columns(first.schema.names, self.order.columns, f"{CALLER}()")
             self.form.open(pa.BufferOutputStream(), first.schema).close()
-            if self.order.has_keys:
-                kept, places = self._by_keys(rows, first, place)
-            else:
-                kept = rows.count or 0
-                places = Permutation(kept, self.order.seed or 0, CALLER)
-            self.output.check(kept, CALLER)
+            self.output.check(rows.count or 0, CALLER)
         except (ConfigError, SchemaError):
             self._remove_temporary()  # nothing could go on with it
             raise
-        done = self._moved(rows, first.schema, row_bytes, kept, places, place, out, executor)
+        done = self._moved(rows, first.schema, row_bytes, place, out, executor)
         self._remove_temporary()
         return done
 
@@ -187,33 +179,22 @@ class Shuffle:
         written = write_arrow(self.pipeline, place.at("rows"), compression="lz4", **options)
         return EpochRows(list_files(list(written.files), **options).read_arrow(), CALLER)
 
-    def _by_keys(self, rows: EpochRows, first: pa.Table, place: Place) -> tuple[int, Places]:
-        count, order = int(rows.count or 0), self.order
-        if rows is self.rows and order.drop_duplicates is not True:  # others need not be read
-            rows = EpochRows(self.pipeline.select(*order.columns), CALLER)
-        make = partial(find_places, order, order.statement(first), self.memory, place)
-        with OutputFolder(place.below("keys of rows"), {}) as placed:
-            made = run(
-                [Task(PLACES_FILE, (0, count))], make, placed, Threads(1),
-                open_state=partial(copy.copy, rows), total=count, job="reading",
-            )  # fmt: skip
-        return made.rows, Listed(placed.place)
-
     def _moved(
-        self, rows: EpochRows, schema: pa.Schema, row_bytes: float, kept: int, places: Places,
-        temporary: Place, out: OutputFolder, executor: Executor,
+        self, rows: EpochRows, schema: pa.Schema, row_bytes: float, temporary: Place,
+        out: OutputFolder, executor: Executor,
     ) -> Manifest:  # fmt: skip
         alone = isinstance(executor, Threads) and rows.plan.runs_user_code
         readers = Threads(1) if alone else executor
         workers = 1 if isinstance(executor, Ray) else executor.workers
         unit = max(1, min(MOST_UNIT, self.memory // (COPIES * workers)))  # bytes of rows at once
         unit_rows = max(1, int(unit / row_bytes))
-        count, blocks, size = int(rows.count or 0), rows.plan.inputs.blocks, row_bytes * kept
+        count, blocks = int(rows.count or 0), rows.plan.inputs.blocks
+        size, places = row_bytes * count, Permutation(count, self.seed, CALLER)
         share = max(LEAST_PART, -(-count // readers.workers))
         lengths = None if blocks is None else blocks.lengths
         parts = part_edges(count, min(unit_rows, share), lengths).tolist()
-        files = max(1, min(kept, round(size / FILE_BYTES)))
-        starts = self.output.edges(kept, files)
+        files = max(1, min(count, round(size / FILE_BYTES)))
+        starts = self.output.edges(count, files)
         least = LEAST_HERE if temporary.is_local else LEAST_THERE
         groups = grouped(cut(starts, unit_rows), len(parts) - 1, size, least)
         tasks = [Task(piece_file(n), edge) for n, edge in enumerate(pairwise(parts))]
@@ -226,11 +207,11 @@ class Shuffle:
         size = sum(info.notes["size"] for info in made.entries)
         with OutputFolder(temporary.below("smaller pieces"), {}) as second:
             buckets = taken_apart(made, size, first.place, groups, starts, unit, second, executor)
-        group_rows = max(1, min(self.form.group_rows, self.form.group_bytes * kept // size))
+        group_rows = max(1, min(self.form.group_rows, self.form.group_bytes * count // size))
         cuts = pairwise(np.searchsorted([bucket[0] for bucket in buckets], starts).tolist())
         tasks = [Task(self.form.name_of(n), buckets[a:b]) for n, (a, b) in enumerate(cuts)]
         make = partial(gather_file, schema, self.form, group_rows)
-        return run(tasks, make, out, executor, total=kept, notes={"rows_in": count})
+        return run(tasks, make, out, executor, total=count)
 
 
 def part_edges(rows: int, part_rows: int, blocks: IntArray | None) -> IntArray:
