@@ -339,7 +339,7 @@ def test_a_tensor_counts_its_changes() -> None:
 @private(
     "torch",
     "_get_layout _StorageInfo _local BytesStorageMetadata",
-    "checkpoint_files.py",
+    "checkpoint.py",
     why="states in a folder of torch.distributed.checkpoint are found without running what it names",
     without="look.read_states() and `trainpipes state` refuse such a folder, and name the class",
 )

@@ -42,15 +42,12 @@ def test_json_has_names_that_stay(folder, capsys):
     assert (code, err) == (0, "")
     (one,) = json.loads(out)
     assert set(one) == {
-        "path", "keys", "problem", "format", "epoch", "batches", "rank", "num_shards", "world_sizes",
-        "stages",
+        "where", "problem", "format", "epoch", "batches", "shards", "num_shards", "stages"
     }  # fmt: skip
-    assert (one["keys"], one["problem"]) == ('["loader"]', None)
+    assert (one["where"], one["problem"]) == ('checkpoint.pt ["loader"]', None)
     code, out, err = said(capsys, "checkpoint.pt", *RECIPE, "--json")
     assert (code, err) == (0, "")
-    assert json.loads(out) == [
-        {"where": ['checkpoint.pt ["loader"]'], "fits": True, "problem": "", "share": 0.4}
-    ]
+    assert json.loads(out) == [{"where": 'checkpoint.pt ["loader"]', "problem": None, "share": 0.4}]
 
 
 def test_states_of_ranks_are_told_with_what_is_theirs(tmp_path, capsys):
@@ -58,16 +55,16 @@ def test_states_of_ranks_are_told_with_what_is_theirs(tmp_path, capsys):
     code, out, _ = said(capsys, str(path))
     assert code == 0
     told = " ".join(out.split())
-    assert "6 batches of all ranks done, as rank 1 of 2 saved it" in told
-    assert "loads on 1, 2, 3, 4, 6, 12 ranks, with the states of all ranks" in told
+    assert told.count("6 batches of all ranks done, for 6 of 12 shards") == 2
 
 
 def test_one_that_is_damaged_is_told_beside_the_others(tmp_path, capsys):
     good = state()
     path = save({"a": {**good, "batches": 3}, "b": good}, tmp_path / "x.json", "json")
-    code, out, _ = said(capsys, str(path))
+    code, out, err = said(capsys, str(path))
     assert code == 0
-    assert "problem  pipeline: its checksum does not fit" in out
+    assert out.startswith(f'{path} ["b"]\n')
+    assert 'x.json ["a"]: pipeline: its checksum does not fit' in err
     path = save({"a": {**good, "batches": 3}}, tmp_path / "y.json", "json")
     code, out, _ = said(capsys, str(path), "--json")
     assert code == 1
@@ -75,7 +72,7 @@ def test_one_that_is_damaged_is_told_beside_the_others(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("path", "why"), [("nothing.pt", "is not there"), ("evil.pt", "nothing of it is read")]
+    ("path", "why"), [("nothing.pt", "is not there"), ("evil.pt", "whose code could run")]
 )
 def test_what_is_no_checkpoint_is_one_sentence(path, why, folder, capsys):
     torch.save({"trainpipes": Path}, "evil.pt")
@@ -125,7 +122,6 @@ def test_why_it_would_not_load(more, why, folder, capsys):
     assert code == 1
     if out:
         (one,) = json.loads(out)
-        assert one["fits"] is False
         assert why in one["problem"]
 
 
@@ -139,7 +135,7 @@ def test_files_of_all_ranks_are_one(folder, capsys):
         save(state(own, 3), folder / f"rank-{rank}.pt", "torch")
     code, out, err = said(capsys, ".", *recipe, "--world-size", "3")
     assert (code, err) == (0, "")
-    assert out == "rank-0.pt and rank-1.pt: loads on 3 ranks\n"
+    assert out == "rank-0.pt and rank-1.pt\nloads on  3 ranks\n"
     code, _, err = said(capsys, "rank-1.pt", *recipe, "--world-size", "3")
     assert code == 1
     assert "the states of all ranks" in err
@@ -152,17 +148,13 @@ def test_what_is_of_a_pipeline_needs_one(folder, capsys):
         assert "need --recipe or --config" in err
 
 
-def test_one_of_several_states_may_be_chosen(folder, capsys):
+def test_each_of_several_states_is_tried(folder, capsys):
     train = torch.load("checkpoint.pt", weights_only=True)["loader"]
     torch.save({"train": train, "val": state()}, "both.pt")
     code, out, err = said(capsys, "both.pt", *RECIPE)
-    assert code == 1
-    assert 'both.pt ["train"]: loads on 1 rank' in out
+    assert code == 0, "one of them loads"
+    assert out.startswith('both.pt ["train"]\nloads on  1 rank')
     assert 'both.pt ["val"]: stages: saved' in err
-    assert said(capsys, "both.pt", *RECIPE, "--keys", "train")[0] == 0
-    code, _, err = said(capsys, "both.pt", *RECIPE, "--keys", "test")
-    assert code == 1
-    assert 'there are both.pt ["train"]; both.pt ["val"]' in err
 
 
 def test_one_state_at_two_places_is_told_at_both(folder, capsys):
@@ -175,7 +167,7 @@ def test_one_state_at_two_places_is_told_at_both(folder, capsys):
     assert places == ['two.pt ["c"]', 'two.pt ["d"]', 'two.pt ["run"][0]["loader"]']
     code, out, err = said(capsys, "two.pt", *RECIPE)
     assert (code, err) == (0, "")
-    assert out.count("loads on 1 rank") == 3
+    assert out.count("loads on  1 rank") == 3
 
 
 @pytest.mark.parametrize("how", [[], ["--json"]], ids=["text", "json"])
@@ -183,5 +175,5 @@ def test_what_cannot_be_told_is_an_error(how, folder, capsys):
     state = tp.Loader(tp.recipe("sft", "sums.parquet", tokenizer="bytes")).state_dict()
     Path("negative.json").write_text(json.dumps({**state, "batches": -5}))
     code, out, err = said(capsys, "negative.json", *how)
-    assert (code, "-5" in out) == (1, True)
+    assert (code, "-5" in out) == (1, how != [])
     assert err.startswith("error: negative.json: batches: must be an integer of 0 or more, got -5")

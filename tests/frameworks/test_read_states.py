@@ -63,17 +63,7 @@ def test_the_trainers_checkpoint(tmp_path: Path) -> None:
         assert found.path == str(tmp_path / "checkpoint-3" / "trainpipes.json")
         assert found.keys == '["loader"]'
         assert summarize(found).batches == 3
-        assert fits([found], pipeline())[0].problem == ""
-
-
-def test_a_loader_of_a_dataset_of_hugging_face(tmp_path: Path) -> None:
-    rows = tp.from_dataset([{"n": n} for n in range(40)]).sharding_filter(num_shards=4)
-    loader = StatefulDataLoader(rows.to_hf(), batch_size=2)
-    list(islice(loader, 3))
-    torch.save({"step": 3, "loader": loader.state_dict()}, tmp_path / "data.pt")
-    (found,) = read_states(tmp_path)
-    assert found.keys == '["loader"]'
-    assert "pipe.to_hf()" in fits([found], rows)[0].problem
+        assert fits([found], pipeline()) == 0.3
 
 
 def test_what_accelerate_saves(tmp_path: Path) -> None:
@@ -83,15 +73,15 @@ def test_what_accelerate_saves(tmp_path: Path) -> None:
     accelerator.save_state(str(tmp_path))
     (found,) = read_states(tmp_path)
     assert summarize(found).batches == 3
-    assert fits([found], pipeline())[0].problem == ""
+    assert fits([found], pipeline()) == 0.3
 
 
 def test_a_stateful_data_loader_that_accelerate_keeps(tmp_path: Path) -> None:
     stateful = StatefulDataLoader(pipeline(), batch_size=None)
     list(islice(stateful, 3))
     torch.save(stateful.state_dict(), tmp_path / "dl_state_dict.bin")
-    (found,) = read_states(tmp_path)
-    assert "load it into a StatefulDataLoader" in found.problem
+    with pytest.raises(tp.StateError, match="load it into a StatefulDataLoader"):
+        read_states(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:::lightning", "ignore:.*LeafSpec:FutureWarning")
@@ -105,4 +95,4 @@ def test_lightnings_checkpoint(tmp_path: Path) -> None:
     (found,) = read_states(tmp_path / "last.ckpt")
     assert found.keys == '["PipelineDataModule"]["train"]'
     assert summarize(found).batches == 3
-    assert fits([found], pipeline())[0].problem == ""
+    assert fits([found], pipeline()) == 0.3

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from trainpipes.cli.console import error_line, out, print_json, print_table
 from trainpipes.cli.options import AS_JSON, COUNT, option
 from trainpipes.cli.pipelines import PipelineOptions, recipe_or_config, takes_pipeline
-
-if TYPE_CHECKING:
-    from trainpipes.look.checkpoint import FoundState, StateSummary
 
 
 @click.command("state")
@@ -22,7 +18,6 @@ if TYPE_CHECKING:
 @takes_pipeline
 @option("--world-size", type=COUNT, default=1, help="Ranks of the run that is to load it.")
 @option("--allow-changes", multiple=True, help="What may differ, such as batch_size.")
-@option("--keys", default="", help="Only states whose place in the checkpoint has this text.")
 @AS_JSON
 def command(
     checkpoint: str,
@@ -32,75 +27,60 @@ def command(
     given: PipelineOptions,
     world_size: int,
     allow_changes: tuple[str, ...],
-    keys: str,
     as_json: bool,
 ) -> int:
     """Say where a checkpoint stands, and whether a pipeline loads it.
 
-    CHECKPOINT is a file of torch.save or of JSON, a folder of torch.distributed.checkpoint, or a checkpoint
-    of a trainer. No code that a file names is run, and weights are not read. With --recipe or --config the
-    exit code is 0 if that pipeline loads it, and 1 if not.
+    CHECKPOINT is a file of torch.save or of JSON, a folder of torch.distributed.checkpoint, or a folder with
+    such files. No code that a file names is run, and weights are not read. With --recipe or --config the
+    exit code is 0 if that pipeline loads a state of it, and 1 if not.
 
     \b
     Examples:
       trainpipes state checkpoint.pt
       trainpipes state checkpoint.pt --recipe sft --files chat.parquet --tokenizer bytes
     """
-    from trainpipes.look.checkpoint import fits, read_states
+    from trainpipes.errors import TrainpipesError
+    from trainpipes.look.checkpoint import fits, read_states, summarize
 
     found = read_states(checkpoint)
-    chosen = [one for one in found if keys in one.where]
-    if not chosen:
-        there = "; ".join(one.where for one in found[:8])
-        raise click.ClickException(f"--keys {keys}: no state is at such a place; there are {there}")
-    if recipe is None and config is None and not files and given == PipelineOptions():
-        if world_size > 1 or allow_changes:
-            raise click.UsageError("--world-size and --allow-changes need --recipe or --config")
-        return _show(chosen, as_json)
-    pipe = given.named(recipe, config, files)
-    tried = fits(chosen, pipe, world_size=world_size, allow_changes=allow_changes)
-    if as_json:
-        print_json([{"fits": not one.problem, **vars(one)} for one in tried])
-    for one in tried:
-        where = " and ".join(one.where if len(one.where) < 4 else (*one.where[:3], "others"))
-        if one.problem:
-            error_line(f"{where}: {one.problem}")
-        elif not as_json:
-            done = "" if one.share is None else f", {one.share:.1%} of the epoch done"
-            out(f"{where}: loads on {world_size} rank{'s' * (world_size > 1)}{done}")
-    return int(any(one.problem for one in tried))
-
-
-def _show(found: Sequence[FoundState], as_json: bool) -> int:
-    from trainpipes.errors import StateError
-    from trainpipes.look.checkpoint import summarize
-
+    pipe = None
+    if recipe is not None or config is not None or files or given != PipelineOptions():
+        pipe = given.named(recipe, config, files)
+    elif world_size > 1 or allow_changes:
+        raise click.UsageError("--world-size and --allow-changes need --recipe or --config")
+    of_ranks = [one for one in found if any(str(key).startswith("shard-") for key in one.state)]
+    groups = [[one] for one in found if one not in of_ranks]
+    groups += [of_ranks] * bool(of_ranks) if pipe else [[one] for one in of_ranks]
     reported: list[dict[str, Any]] = []
-    for one in found:
+    for group in groups:
+        where = " and ".join(one.where for one in group[:3]) + " and others" * (len(group) > 3)
         try:
-            summary = summarize(one)
-            said, pairs = {"problem": None, **vars(summary)}, _lines(summary)
-        except StateError as error:
-            said, pairs = {"problem": str(error)}, [("problem", str(error))]
-        reported.append({"path": one.path, "keys": one.keys, **said})
-        if not as_json:
-            out(one.where)
-            print_table(pairs)
+            if pipe is None:
+                said = vars(summarize(group[0]))
+            else:
+                said = {
+                    "share": fits(group, pipe, world_size=world_size, allow_changes=allow_changes)
+                }
+            reported.append({"where": where, "problem": None, **said})
+        except TrainpipesError as error:
+            reported.append({"where": where, "problem": str(error)})
     if as_json:
         print_json(reported)
-    if any(one["problem"] is None for one in reported):
-        return 0
-    error_line(f"{found[0].where}: {reported[0]['problem']}")
-    return 1
+    for one in reported:
+        if one["problem"]:
+            error_line(f"{one['where']}: {one['problem']}")
+        elif not as_json:
+            out(one["where"])
+            print_table(_lines(one, world_size))
+    return int(all(one["problem"] for one in reported))
 
 
-def _lines(summary: StateSummary) -> list[tuple[str, str]]:
-    done = f"epoch {summary.epoch}, {summary.batches:,} batches of all ranks done"
-    sizes = f"{', '.join(map(str, summary.world_sizes))} ranks"
-    if summary.rank is not None:
-        done += ", as rank {} of {} saved it".format(*summary.rank)
-        sizes += ", with the states of all ranks"
-    stages = " > ".join(summary.stages)
-    return [
-        ("position", done), ("pipeline", stages), ("loads on", sizes), ("format", str(summary.format))
-    ]  # fmt: skip
+def _lines(said: dict[str, Any], world_size: int) -> list[tuple[str, str]]:
+    if "share" in said:
+        done = "" if said["share"] is None else f", {said['share']:.1%} of the epoch done"
+        return [("loads on", f"{world_size} rank{'s' * (world_size > 1)}{done}")]
+    whose = f", for {said['shards']} of {said['num_shards']} shards" if said["shards"] else ""
+    position = f"epoch {said['epoch']}, {said['batches']:,} batches of all ranks done{whose}"
+    pipeline = " > ".join(said["stages"])
+    return [("position", position), ("pipeline", pipeline), ("format", str(said["format"]))]

@@ -1,10 +1,9 @@
 """How you look at a pipeline, its rows, its files and its states."""
 
-from trainpipes.look.checkpoint import Fit, FoundState, StateSummary, fits, read_states, summarize
+from trainpipes.look.checkpoint import FoundState, StateSummary, fits, read_states, summarize
 from trainpipes.look.inspect import inspect_files
 from trainpipes.look.inspect_result import Inspection
 
 __all__ = [
-    "Fit", "FoundState", "Inspection", "StateSummary", "fits", "inspect_files", "read_states",
-    "summarize",
+    "FoundState", "Inspection", "StateSummary", "fits", "inspect_files", "read_states", "summarize",
 ]  # fmt: skip
