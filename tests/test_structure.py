@@ -17,9 +17,9 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 FLOORS = [
     ["errors", "version"],
     ["_internal"],
-    ["order", "cache", "filesystems"],
-    ["columns", "state"],
-    ["interfaces", "samplers"],
+    ["order", "cache", "columns", "filesystems"],
+    ["state", "samplers"],
+    ["interfaces"],
     ["engine", "tokenizers"],
     ["stages"],
     ["sources"],
