@@ -30,7 +30,7 @@ PRIVATE = re.compile(r"_(?!_)\w+")
 DOCUMENTED = {"_exit", "_replace", "_asdict", "_fields", "_make", "_fields_", "_repr_mimebundle_"}
 #: Names of ours that modules use of objects whose class they don't import; and that errors carry.
 OURS = {"_iteration", "_plan", "_ranks", "_members", "_dataset", "_trainpipes", "_place"}
-OURS |= {"_replaced", "_inputs", "_runs_user_code"}  # of a stage
+OURS |= {"_replaced", "_inputs", "_runs_user_code", "_draw_watch", "_writable"}  # of a stage
 #: Texts that name no attribute: files, a variable of the environment, and what datasets before 2.0 wrote.
 TEXTS = {"_manifest.json", "_unfinished", "_TRAINPIPES_COMPLETE", "_indices_data_files"}
 #: What a class or a function is compared by.
