@@ -132,7 +132,7 @@ def written(folder: Path) -> Iterator[Any]:
     yield from pipe.write_arrow(folder / "out-arrow").files
     yield from pipe.write_json(folder / "out-json").files
     yield from pipe.select("number", "input_ids").write_memmap(folder / "out.memmap")
-    yield from pipe.to_map_dataset()
+    yield from pipe.to_map_dataset(folder / "rows.arrow")
 
 
 def everything(batch: dict[str, Any]) -> dict[str, Any]:

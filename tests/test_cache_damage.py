@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
-import pickle
 import random
 import shutil
 import signal
@@ -29,7 +28,6 @@ from damaged_files import damaged
 from interpreters import python
 from trainpipes import (
     ConfigError,
-    MissingFilesError,
     Pipeline,
     cache,
 )
@@ -153,19 +151,6 @@ def test_thousands_of_damaged_files(kind: str, data: Path, kept: Path) -> None:
     same_after_damage(kind, data, kept, 20_000, seed=random.SystemRandom().randrange(2**32))
 
 
-def test_a_damaged_map_dataset_is_made_again(kept: Path) -> None:
-    pipe = tp.from_arrow(pa.table({"x": range(50)}))
-    path = Path(pipe.to_map_dataset().path)
-    draw, good = random.Random(3), path.read_bytes()
-    for _ in range(40):
-        path.unlink(missing_ok=True)
-        path.write_bytes(damaged(good, [], draw))
-        path.chmod(0o600)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            assert [row["x"] for row in pipe.to_map_dataset()] == list(range(50))
-
-
 # Whose they are
 
 
@@ -182,21 +167,18 @@ def test_what_is_kept_is_its_owners_alone(mask: int, data: Path, kept: Path) -> 
     before = os.umask(mask)
     try:
         batches(rows(data).cache())
-        rows(data).to_map_dataset()
     finally:
         os.umask(before)
     assert modes(kept) == {"folders": {0o700}, "files": {0o600}}
-    assert [path.name for path in sorted(kept.iterdir())] == ["datasets", "footers", "rows"]
+    assert [path.name for path in sorted(kept.iterdir())] == ["footers", "rows"]
 
 
 @needs_root
-@pytest.mark.parametrize("kind", ["rows", "footers", "datasets"])
+@pytest.mark.parametrize("kind", ["rows", "footers"])
 def test_files_of_another_user_are_not_used_and_it_is_said_once(
     kind: str, data: Path, kept: Path
 ) -> None:
     def run() -> list[Any]:
-        if kind == "datasets":
-            return list(rows(data).to_map_dataset())
         return batches(rows(data).cache())
 
     want = run()
@@ -212,14 +194,12 @@ def test_files_of_another_user_are_not_used_and_it_is_said_once(
 def test_a_folder_of_another_user_is_not_used(data: Path, kept: Path) -> None:
     want = batches(rows(data))
     cache.clear()
-    for name in ("rows", "footers", "datasets"):
+    for name in ("rows", "footers"):
         (kept / name).mkdir(parents=True, exist_ok=True)
         os.chown(kept / name, STRANGER, STRANGER)
         (kept / name).chmod(0o777)
     with pytest.warns(UserWarning, match="goes on without"):
         assert batches(rows(data).cache()) == want
-    with pytest.raises(ConfigError, match=r"cannot be written \(user 12345 owns .*path"):
-        rows(data).to_map_dataset()
     assert not [path for path in kept.rglob("*") if path.is_file()]
 
 
@@ -383,14 +363,10 @@ def test_a_map_dataset_that_cannot_be_written_is_an_error_with_a_way_out(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = tp.from_arrow(pa.table({"x": range(50)}))
-    Failing(monkeypatch, iter([errno.ENOSPC] * 2))
-    with pytest.raises(
-        ConfigError, match=r"cannot be written \(No space left.*to_map_dataset\(path\)"
-    ):
-        pipe.to_map_dataset()
+    Failing(monkeypatch, iter([errno.ENOSPC]))
+    with pytest.raises(ConfigError, match=r"cannot be written \(No space left.*another path"):
+        pipe.to_map_dataset(kept / "mine.arrow")
     assert not [path for path in kept.rglob("*") if path.is_file()]
-    with pytest.raises(ConfigError, match="cannot be written"):
-        pipe.to_map_dataset(str(kept / "mine.arrow"))
 
 
 def test_an_error_of_a_function_is_its_own_and_leaves_nothing(kept: Path) -> None:
@@ -401,11 +377,9 @@ def test_an_error_of_a_function_is_its_own_and_leaves_nothing(kept: Path) -> Non
         raise FileNotFoundError("image.jpg")
 
     pipe = tp.from_arrow(pa.table({"x": range(50)})).map(opens, version="1")
-    for path in (None, str(kept.parent / "mine.arrow")):
-        calls.clear()
-        with pytest.raises(FileNotFoundError, match=r"image\.jpg"):
-            pipe.to_map_dataset(path)
-        assert calls == [0]
+    with pytest.raises(FileNotFoundError, match=r"image\.jpg"):
+        pipe.to_map_dataset(kept / "mine.arrow")
+    assert calls == [0]
     assert not [path for path in kept.rglob("*") if path.is_file()]
 
 
@@ -542,40 +516,6 @@ def test_an_index_that_the_user_names_may_be_anothers(data: Path, tmp_path: Path
 
 
 # Several at once
-
-
-def test_processes_that_make_one_map_dataset_make_it_once(data: Path, kept: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    start, log = context.Barrier(3), kept.parent / "log"
-
-    def slowly(row: dict[str, Any]) -> dict[str, Any]:
-        with open(log, "ab", buffering=0) as file:
-            file.write(b"x")
-        return row
-
-    def child() -> None:
-        pipe = tp.from_arrow(pa.table({"x": range(50)})).map(
-            slowly, version="1", schema=pa.schema([("x", pa.int64())])
-        )
-        start.wait(20)
-        assert [row["x"] for row in pipe.to_map_dataset()] == list(range(50))
-
-    processes = [context.Process(target=child) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
-    assert log.stat().st_size == 50
-
-
-def test_a_map_dataset_that_was_removed_says_how_to_get_it_back() -> None:
-    data = tp.from_arrow(pa.table({"x": range(50)})).to_map_dataset()
-    sent = pickle.dumps(data)
-    cache.clear()
-    assert data[3] == {"x": 3}
-    with pytest.raises(MissingFilesError, match=r"are gone; make it again by to_map_dataset\(\)"):
-        pickle.loads(sent)[3]
 
 
 def test_damage_and_use_at_the_same_time_change_no_batch(data: Path, kept: Path) -> None:

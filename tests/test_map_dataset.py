@@ -8,16 +8,6 @@ import pytest
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
-from trainpipes._internal import messages as warn_once
-
-
-@pytest.fixture(autouse=True)
-def kept(tmp_path_factory, monkeypatch):
-    """A cache of its own for each test."""
-    folder = tmp_path_factory.mktemp("kept")
-    monkeypatch.setenv("TRAINPIPES_CACHE", str(folder))
-    monkeypatch.setattr(warn_once, "_warned", set())
-    return folder
 
 
 def doubled(row):
@@ -57,18 +47,6 @@ def test_it_pickles_as_its_path(tmp_path):
     assert again[7] == data[7]
 
 
-def test_the_same_rows_are_written_once(kept):
-    first = pipeline().to_map_dataset()
-    written = os.stat(first.path).st_mtime_ns, os.stat(first.path).st_ino
-    os.utime(first.path, ns=(1, 1))
-    again = pipeline().to_map_dataset()
-    assert os.stat(again.path).st_ino == written[1]
-    assert list(again) == list(first) == list(pipeline())
-    assert pipeline(51).to_map_dataset().path != first.path
-    assert sorted(os.listdir(kept)) == ["datasets"]
-    assert all(name.endswith(".arrow") for name in os.listdir(kept / "datasets"))
-
-
 def test_a_failed_write_leaves_nothing(tmp_path):
     def fail(row):
         raise RuntimeError("no")
@@ -80,7 +58,25 @@ def test_a_failed_write_leaves_nothing(tmp_path):
 
 def test_it_stands_before_batch_and_repeat(tmp_path):
     with pytest.raises(tp.ConfigError, match=r"call it before batch\(\), .*, got batch\(2\)"):
-        pipeline().batch(2).to_map_dataset()
+        pipeline().batch(2).to_map_dataset(tmp_path / "rows.arrow")
+
+
+def test_a_file_that_was_removed_says_how_to_get_it_back(tmp_path):
+    data = pipeline().to_map_dataset(tmp_path / "rows.arrow")
+    sent = pickle.dumps(data)
+    assert data[3] == {"y": 6, "text": "t3"}
+    os.unlink(tmp_path / "rows.arrow")
+    assert data[4] == {"y": 8, "text": "t4"}, "it is open"
+    with pytest.raises(tp.MissingFilesError, match=r"are gone; make it again by to_map_dataset"):
+        pickle.loads(sent)[3]
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    path = tmp_path / "rows.arrow"
+    data = pipeline().to_map_dataset(path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(tp.UnreadableError, match=r"rows\.arrow is no Arrow file, or damaged"):
+        data[0]
 
 
 def test_an_empty_pipeline_is_refused(tmp_path):

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -218,26 +218,16 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Users:
 
 
 def blocks() -> int:
-    found = tp.cache.info()
-    return found.blocks + found.datasets
+    return tp.cache.info().blocks
 
 
-KEEPERS: dict[str, Callable[[Pipeline], Any]] = {
-    "cache": lambda p: p.cache(),
-    "map dataset": lambda p: p.to_map_dataset(),
-}
-
-
-@pytest.mark.parametrize("keeper", KEEPERS)
 @pytest.mark.parametrize("edit", EDITS)
-def test_an_edit_is_seen_and_what_was_before_is_known_again(
-    edit: str, keeper: str, users: Users
-) -> None:
+def test_an_edit_is_seen_and_what_was_before_is_known_again(edit: str, users: Users) -> None:
     found = []
     for k, made in ((1, 1), (1, 1), (2, 2), (1, 2), (2, 2)):
         pipe = rows().map(users.load(EDITS[edit], k).f)
         found.append(list(pipe))
-        assert list(KEEPERS[keeper](pipe)) == found[-1]
+        assert list(pipe.cache()) == found[-1]
         assert blocks() == made
     assert found[0] == found[1] == found[3] != found[2] == found[4]
 
@@ -265,27 +255,22 @@ def times(table: pa.Table) -> pa.Table:
     return table.set_column(0, "x", pc.multiply(table["x"], 2))
 
 
-@pytest.mark.parametrize("keeper", KEEPERS)
-def test_a_stage_of_ones_own_is_known_by_what_it_does(
-    keeper: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep = KEEPERS[keeper]
+def test_a_stage_of_ones_own_is_known_by_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     for function, factor in (
         (times, 2),
         (lambda table: table.set_column(0, "x", pc.multiply(table["x"], 3)), 3),
     ):
         monkeypatch.setitem(globals(), "times", function)
-        assert [row["x"] for row in keep(rows().then(Times()))] == [factor * n for n in range(20)]
+        assert [row["x"] for row in rows().then(Times()).cache()] == [factor * n for n in range(20)]
     monkeypatch.setattr(Times, "process", lambda self, run: run)
-    assert [row["x"] for row in keep(rows().then(Times()))] == list(range(20))
+    assert [row["x"] for row in rows().then(Times()).cache()] == list(range(20))
 
 
-@pytest.mark.parametrize("keeper", KEEPERS)
-def test_an_expression_is_known_by_all_of_its_values(keeper: str) -> None:
+def test_an_expression_is_known_by_all_of_its_values() -> None:
     for odd_one in (1, 2):
         wanted = [*range(100, 150), odd_one, *range(200, 300)]
         pipe = rows().filter(pc.field("x").isin(wanted))
-        assert [row["x"] for row in KEEPERS[keeper](pipe)] == [odd_one]
+        assert [row["x"] for row in pipe.cache()] == [odd_one]
 
 
 UNTOLD: dict[str, Any] = {
@@ -296,8 +281,7 @@ UNTOLD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", UNTOLD)
-@pytest.mark.parametrize("keeper", KEEPERS)
-def test_what_cannot_be_told_is_refused_unless_a_version_is_given(name: str, keeper: str) -> None:
+def test_what_cannot_be_told_is_refused_unless_a_version_is_given(name: str) -> None:
     thing = UNTOLD[name]
 
     def function(row: dict[str, Any]) -> dict[str, Any]:
@@ -305,8 +289,8 @@ def test_what_cannot_be_told_is_refused_unless_a_version_is_given(name: str, kee
 
     said = r".*function.* cannot be seen: it uses a .*\(map\(fn\), thing.*\).*version=\"\.\.\.\""
     with pytest.raises(ConfigError, match=said):
-        KEEPERS[keeper](rows().map(function))._iteration.plan.inputs.cached_blocks  # noqa: B018
-    assert len(list(KEEPERS[keeper](rows().map(function, version="1")))) == 20
+        rows().map(function).cache()._iteration.plan.inputs.cached_blocks  # noqa: B018
+    assert len(list(rows().map(function, version="1").cache())) == 20
     assert len(list(rows().map(function).cache(version="1"))) == 20
 
 

@@ -1,4 +1,4 @@
-"""The rows of ``cache()`` and ``to_map_dataset()`` and the layouts of files, kept from run to run.
+"""The rows of ``cache()`` and the layouts of files, kept from run to run.
 
 All of it can be removed at any time. The folder is that of the environment variable ``TRAINPIPES_CACHE``,
 else ``~/.cache/trainpipes`` on Linux; ``TRAINPIPES_CACHE=off`` keeps nothing.
@@ -29,7 +29,7 @@ __all__ = ["CacheInfo", "clear", "folder", "info"]
 VARIABLE = "TRAINPIPES_CACHE"
 #: What the variable may say instead of a folder.
 OFF = ("off", "0", "no", "false", "none", "disabled")
-ROWS, FOOTERS, DATASETS, SCHEMAS, BYTES = "rows", "footers", "datasets", "schemas", "bytes"
+ROWS, FOOTERS, SCHEMAS, BYTES = "rows", "footers", "schemas", "bytes"
 #: Ends of names: of an entry, of a chunk of a remote file, of what is being made, of locks, and of counters.
 SUFFIX, CHUNK, PART, LOCK, USED = ".arrow", ".chunk", ".part", ".lock", ".used"
 #: Seconds after which a part that nobody renamed was left by a process that ended.
@@ -45,7 +45,6 @@ class CacheInfo:
         folder: where; None if nothing is to be kept.
         blocks, block_bytes: entries with rows, each a row group or a part of a large one.
         indexes, index_bytes: layouts of files, each of one data set.
-        datasets, dataset_bytes: files of ``to_map_dataset()``.
         chunks, chunk_bytes: parts of remote files, of ``list_files(cache_dir=...)``.
     """
 
@@ -54,8 +53,6 @@ class CacheInfo:
     block_bytes: int = 0
     indexes: int = 0
     index_bytes: int = 0
-    datasets: int = 0
-    dataset_bytes: int = 0
     chunks: int = 0
     chunk_bytes: int = 0
 
@@ -64,7 +61,6 @@ class CacheInfo:
         return (
             f"{where}: {self.blocks:,} blocks of rows ({self.block_bytes:,} bytes), "
             f"{self.indexes:,} footer indexes ({self.index_bytes:,} bytes), "
-            f"{self.datasets:,} data sets ({self.dataset_bytes:,} bytes), "
             f"{self.chunks:,} remote chunks ({self.chunk_bytes:,} bytes)"
         )
 
@@ -123,7 +119,7 @@ def info(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     root = folder(path)
     if root is None:
         return CacheInfo(None)
-    kinds = (ROWS, FOOTERS, DATASETS, BYTES)
+    kinds = (ROWS, FOOTERS, BYTES)
     sizes = [[size for _, size, _ in _entries(root / kind)] for kind in kinds]
     return CacheInfo(root, *(count for each in sizes for count in (len(each), sum(each))))
 
@@ -134,7 +130,7 @@ def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     Only files that a cache made are removed; others may read and write meanwhile.
     """
     found = info(path)
-    for kind in (ROWS, FOOTERS, DATASETS, SCHEMAS, BYTES):
+    for kind in (ROWS, FOOTERS, SCHEMAS, BYTES):
         for below in () if found.folder is None else _folders(found.folder / kind):
             for name in _files(below):
                 if name.endswith((SUFFIX, CHUNK, LOCK, USED)):

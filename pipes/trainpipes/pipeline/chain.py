@@ -221,7 +221,7 @@ class Pipeline(IterableDataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         raise TypeError(
             f"a pipeline gives its items in order, got pipe[{shown(index)}]: peek() is the next item, "
-            "take(n) and skip(n) cut the rows, and to_map_dataset() has any row by its number"
+            "take(n) and skip(n) cut the rows, and to_map_dataset(path) has any row by its number"
         )
 
     def __add__(self, other: Any) -> Pipeline:  # type: ignore[override]
@@ -506,13 +506,12 @@ class Pipeline(IterableDataset[Any]):
 
         return to_yaml(self, path)
 
-    def to_map_dataset(self, path: str | None = None) -> MapDataset:
+    def to_map_dataset(self, path: str | os.PathLike[str]) -> MapDataset:
         """Keep the rows of one epoch in a file, as a map-style dataset that all processes of a
         machine share.
 
         Args:
-            path: a file to write. By default one in the cache folder, named by the data and the
-                stages, which is written only if it is not there.
+            path: the file, written anew.
 
         Returns:
             A dataset with ``len()`` and ``dataset[i]``.

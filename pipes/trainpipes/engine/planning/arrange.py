@@ -203,7 +203,7 @@ def _draw(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
     if not opener.traits.random_access:
         raise ConfigError(
             f"{stage} reads rows by number, and {opener} cannot: use shuffle(buffer_size=...), or write the "
-            "rows to where that is possible: write_memmap() for numbers, to_map_dataset() for others"
+            "rows to where that is possible: write_memmap() for numbers, to_map_dataset(path) for others"
         )
     if chain.cache is not None:
         raise ConfigError(
