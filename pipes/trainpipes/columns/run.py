@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from trainpipes._internal.types import IntArray
+from trainpipes.columns.arrays import stretches
 from trainpipes.columns.bad_text import naming_bad_text
 from trainpipes.columns.block import Block
 
@@ -54,6 +55,14 @@ class Cursors:
 
     def pick(self, index: IntArray) -> Cursors:
         return Cursors(self.bases, self.which[index], self.rows[index])
+
+    def compact(self) -> Cursors:
+        """The same positions without the states that none of them counts from."""
+        used, which = np.unique(self.which, return_inverse=True)
+        if len(used) == len(self.bases):
+            return self
+        bases = tuple(self.bases[k] for k in used.tolist())
+        return Cursors(bases, which.reshape(-1).astype(np.int64), self.rows)
 
     @staticmethod
     def join(parts: Sequence[Cursors]) -> Cursors:
@@ -116,6 +125,53 @@ class Run:
         rows = np.flatnonzero(np.repeat(np.isin(np.arange(len(sizes)), index), sizes))
         bounds = np.concatenate([[0], np.cumsum(sizes[index])]).astype(np.int64)
         return Run(self.block.take(rows), cursors, bounds, items)
+
+    def part(self, first: int, stop: int) -> Run:
+        """The items from one to before another."""
+        cursors = self.cursors.pick(np.arange(first, stop + 1, dtype=np.int64)).compact()
+        items = None if self.items is None else self.items[first:stop]
+        if self.bounds is None:
+            return Run(self.block.slice(first, stop), cursors, None, items)
+        bounds = self.bounds[first : stop + 1]
+        block = self.block.slice(int(bounds[0]), int(bounds[-1]))
+        return Run(block, cursors, bounds - bounds[0], items)
+
+    def moved(self, order: IntArray, cursors: Cursors) -> Run:
+        """The items at ``order``, in that order."""
+        items = None if self.items is None else [self.items[i] for i in order.tolist()]
+        if self.bounds is None:
+            return Run(self.block.take(order), cursors, None, items)
+        sizes = np.diff(self.bounds)[order]
+        block = self.block.take(stretches(self.bounds[:-1][order], sizes))
+        bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return Run(block, cursors, bounds, items)
+
+    def grouped(self, bounds: IntArray) -> Run:
+        """The first items, in groups cut at ``bounds`` int64 ``[groups + 1]``, which starts with 0: rows in
+        batches, or items in lists.
+        """
+        rows, groups = bounds, None
+        if self.items is not None or self.bounds is not None:
+            items = self.unroll()
+            groups = [list(items[a:b]) for a, b in pairwise(bounds.tolist())]
+            rows = bounds if self.bounds is None else self.bounds[bounds]
+        whole = rows[-1] == len(self.block)
+        block = self.block if whole else self.block.slice(0, int(rows[-1]))
+        return Run(block, self.cursors.pick(bounds), rows, groups)
+
+    @staticmethod
+    def join(runs: Sequence[Run]) -> Run:
+        """Runs that come one after the other, as one."""
+        if len(runs) == 1:
+            return runs[0]
+        items = bounds = None
+        if runs[0].items is not None:
+            items = [item for run in runs for item in run.items or ()]
+        if runs[0].bounds is not None:
+            sizes = [np.diff(run.bounds) for run in runs if run.bounds is not None]
+            bounds = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
+        cursors = Cursors.join([run.cursors for run in runs]).compact()
+        return Run(Block.join([run.block for run in runs]), cursors, bounds, items)
 
 
 #: Gives the items of a run.

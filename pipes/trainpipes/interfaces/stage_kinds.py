@@ -321,8 +321,8 @@ class RowOrder(Protocol):
     def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray: ...
 
 
-class ShuffleStage(Stage, reorders=True):
-    """A stage that orders rows."""
+class ShuffleStage(RegroupStage, reorders=True):
+    """A stage that orders rows: as they are read, or what the stages below it have made."""
 
     buffer_size = 0
     seed = 0

@@ -22,20 +22,6 @@ from trainpipes.order.layout import permutation
 CursorsOf = Callable[[int, int], Cursors]
 
 
-def compact(cursors: Cursors) -> Cursors:
-    """The same positions without the states that none of them counts from."""
-    used, which = np.unique(cursors.which, return_inverse=True)
-    if len(used) == len(cursors.bases):
-        return cursors
-    bases = tuple(cursors.bases[k] for k in used.tolist())
-    return Cursors(bases, which.reshape(-1).astype(np.int64), cursors.rows)
-
-
-def _part(run: Run, first: int, stop: int) -> Run:
-    cursors = run.cursors.pick(np.arange(first, stop + 1, dtype=np.int64))
-    return Run(run.block.slice(first, stop), compact(cursors))
-
-
 def _epoch(run: Run) -> int:
     found: int = innermost(run.cursors.state(0)).get("epoch", 0)
     return found
@@ -111,7 +97,8 @@ class Held:
     def _take(self, run: Run) -> None:
         self._rounds.saw(run)
         self._runs.append(run)
-        self._joints.saw(run.block)
+        if not self._alone:
+            self._joints.saw(run.block)
         self.rows += len(run)
 
     def joints(self, rows: int) -> IntArray:
@@ -119,10 +106,7 @@ class Held:
         return self._joints.before(rows)
 
     def waiting(self) -> Run:
-        if len(self._runs) > 1:
-            block = Block.join([run.block for run in self._runs])
-            cursors = Cursors.join([run.cursors for run in self._runs])
-            self._runs = [Run(block, compact(cursors))]
+        self._runs = [Run.join(self._runs)]
         return self._runs[0]
 
     def drop(self, rows: int, gave: bool = True) -> None:
@@ -133,31 +117,37 @@ class Held:
             self._rounds.check(self._stage)
         if rows:
             run = self.waiting()
-            self._runs = [_part(run, rows, len(run))] if rows < len(run) else []
+            self._runs = [run.part(rows, len(run))] if rows < len(run) else []
             self.rows -= rows
             self._joints.drop(rows)
 
     def take(self, bounds: IntArray) -> Run:
         """The first rows, as items cut at ``bounds`` int64 ``[items + 1]``, which starts with 0."""
-        run = self.waiting()
-        stop = int(bounds[-1])
-        block = run.block if stop == len(run) else run.block.slice(0, stop)
-        self.drop(stop)
-        return Run(block, run.cursors.pick(bounds), bounds)
+        found = self.waiting().grouped(bounds)
+        self.drop(int(bounds[-1]))
+        return found
 
     def window(
-        self, items: int, count: int, used: int, salt: str, reorders: bool
+        self,
+        items: int,
+        count: int,
+        used: int,
+        salt: str,
+        reorders: bool,
+        number: int | None = None,
     ) -> tuple[IntArray, CursorsOf]:
         """Items that the first ``count`` rows make, in the order drawn, and their positions. The
-        rows are let go; ``used`` items were given before.
+        rows are let go; ``used`` items were given before. ``number``: of the window, if positions keep it.
         """
         self.check_used(used, items)
         run = self.waiting()
         epoch = innermost(run.cursors.state(0)).get("epoch", 0) if reorders else 0
         order = permutation(items, self._stage.seed, salt, epoch, int(run.block.ids[0]))
-        ends = tuple({"below": run.cursors.state(k)} for k in (0, count))
+        ends: list[dict[str, Any]] = [{"below": run.cursors.state(k)} for k in (0, count)]
+        if number is not None:
+            ends = [{**end, "buffer": number + n} for n, end in enumerate(ends)]
         self.drop(count, items > 0)
-        return order, partial(_within, ends, items)
+        return order, partial(_within, tuple(ends), items)
 
     def check_used(self, used: int, most: int) -> None:
         if used and used >= most:

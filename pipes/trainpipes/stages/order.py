@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import KW_ONLY
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -15,7 +15,13 @@ from trainpipes.interfaces.empty_epoch_guard import EmptyEpochGuard, kept_nothin
 from trainpipes.interfaces.options import identify
 from trainpipes.interfaces.stage import made_once
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
+from trainpipes.stages.held import Held, opened
 from trainpipes.stages.torch_samplers import TorchOrder, draws_globally, reorders
+
+#: Parts of a buffer that the first ones hold, so that the first item does not wait for a whole one.
+GROWTH = (16, 16, 8, 4, 2)
+#: Items of a run that a buffer gives.
+RUN_ITEMS = 1024
 
 
 class Shuffle(stage_kinds.ShuffleStage):
@@ -23,6 +29,11 @@ class Shuffle(stage_kinds.ShuffleStage):
 
     A new order every epoch, the same for the same seed in any process and on any number of ranks. A
     buffer holds up to twice ``buffer_size`` rows for each part of the data that is open.
+
+    After another shuffle, ``mix``, ``pack``, ``flat_map`` or ``batch``, it shuffles what they give: each
+    shard has a buffer of ``buffer_size`` rows or batches, all of one epoch, and gives it in a random
+    order before it fills the next one. The first buffers are smaller. How many items an epoch has is then
+    known only at its end.
 
     ``scope="global"`` and ``sampler`` need a source that can be read by row number:
     ``from_dataset``, ``from_arrow``, ``from_tensors``, ``from_memmap``.
@@ -77,8 +88,26 @@ class Shuffle(stage_kinds.ShuffleStage):
             return RandomSampler(seed=self.seed) if self.scope == "global" else None
         return self.sampler if isinstance(self.sampler, RowSampler) else TorchOrder(self.sampler)
 
+    #: How many shuffles come before this one, where it shuffles what other stages gave.
+    _again: ClassVar[int | None] = None
+
     def _traits(self) -> dict[str, Any]:
-        return {"reorders": self.sampler is None or reorders(self.sampler)}
+        found = self.sampler is None or reorders(self.sampler)
+        return {"reorders": found, "keeps_rows": self._again is None}
+
+    def open(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
+        number, (at, used) = at.get("buffer", 0), opened(at)
+        return not_empty(self._shuffled(Held(self, below(at), alone=True), used, number), self)
+
+    def _shuffled(self, held: Held, used: int, number: int) -> Iterator[Run]:
+        while held.fill(size := max(1, self.buffer_size // dict(enumerate(GROWTH)).get(number, 1))):
+            run, count = held.waiting(), min(size, held.rows)
+            salt = f"shuffle {self._again}"
+            order, cursors = held.window(count, count, used, salt, True, number)
+            for first in range(used, count, RUN_ITEMS):
+                stop = min(first + RUN_ITEMS, count)
+                yield run.moved(order[first:stop], cursors(first, stop))
+            used, number = 0, number + 1
 
     @property
     def _runs_user_code(self) -> bool:

@@ -101,6 +101,8 @@ def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
     if isinstance(stage, kinds.ShardStage):
         return replace(chain, shard=_once(chain.shard, stage))
     if isinstance(stage, kinds.BatchingStage):
+        if chain.batch is not None and stage.traits.keeps_rows:
+            return replace(chain, after=(*chain.after, stage._resolved(_nested=True)))
         rolling, batch = chain.repeat is not None, _once(chain.batch, stage)
         return replace(chain, batch=batch, rolling=rolling, after=after)
     if isinstance(stage, kinds.RepeatStage):
@@ -125,19 +127,17 @@ def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
 
 
 def _shuffled(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
-    if chain.batch is not None:
-        raise ConfigError(f"{stage} orders rows: put it before batch()")
-    packed = kinds.first_of(chain.after, kinds.PackingStage)
-    if packed is not None:
-        raise ConfigError(
-            f"{packed} takes rows in the order in which they come"
-            + (", and mixes them itself" if packed.name == "pack" else "")
-            + ": put shuffle() before it"
-        )
-    if chain.shuffle is not None and chain.shuffle.name != stage.name:
-        raise ConfigError(f"{chain.shuffle} orders the rows, and so does {stage}: leave one out")
-    shuffle = _once(chain.shuffle, stage)
-    before = chain.before + chain.after
+    made = kinds.first_of(chain.after, kinds.PackingStage | kinds.BatchingStage)
+    if chain.shuffle is not None or chain.mixes or made is not None:
+        if stage.order is not None:
+            below = chain.shuffle or made or chain.opener
+            raise ConfigError(
+                f"{stage} reads rows by number, and {below} has ordered or made them already: use "
+                "shuffle(buffer_size=...) here, or leave one out"
+            )
+        earlier = sum(isinstance(s, kinds.ShuffleStage) for s in (chain.shuffle, *chain.after))
+        return replace(chain, after=(*chain.after, stage._resolved(_again=earlier)))
+    shuffle, before = stage, chain.before + chain.after
     if kinds.first_of(before, kinds.CountingStage):
         raise ConfigError(
             "take() and skip() before a shuffle count rows in file order, so that no stage that "
