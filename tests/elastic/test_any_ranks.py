@@ -52,9 +52,14 @@ PIPELINES: dict[str, Callable[[int], tp.Pipeline]] = {
     "endless": lambda s: dealt(s).filter(over_half).repeat().batch(3),
     "stream": lambda s: tp.from_iterable(range(211)).sharding_filter(s).batch(2),
     "mix": mixed,
+    "shuffled again": lambda s: dealt(s).map(dict).shuffle(16, seed=3).batch(3),
+    "made and shuffled": lambda s: dealt(s).tokenize("bytes").pack(16).shuffle(6).batch(2),
+    "batches shuffled": lambda s: dealt(s).batch(3).shuffle(7),
+    "batches of batches": lambda s: dealt(s).batch(3).batch(4),
+    "a mix shuffled": lambda s: mixed(s).shuffle(9),
 }
 #: Of which ranks with workers of a plain DataLoader need not agree on an end.
-COUNTED = ("counted", "in order", "rows", "stride", "repeat", "skip")
+COUNTED = ("counted", "in order", "rows", "stride", "repeat", "skip", "batches shuffled")
 
 
 def check(pipe: tp.Pipeline, ranks: int, reads: Reads = "pipe", workers: int = 1) -> None:

@@ -380,7 +380,7 @@ def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("above", "said"),
     [
-        (lambda p: p.shuffle(5), "put it into each source"),
+        (lambda p: p.shuffle(scope="global"), "has ordered or made them already"),
         (lambda p: p.cache(), "put it into each source"),
         (lambda p: p.sharding_filter(4).take(9), "take"),
     ],

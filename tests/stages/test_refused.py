@@ -139,7 +139,6 @@ def test_options_that_cannot_be_are_refused_at_once(make: Make, message: str) ->
 
 
 PLACES: list[tuple[Make, str]] = [
-    (lambda p: p.pack(8).shuffle(4), r"put shuffle\(\) before it"),
     (lambda p: p.batch(2).pack(8), r"put it before batch\(\)"),
     (lambda p: p.sharding_filter(4).shuffle(4).take(3).pack(8), "each shard would count for itself"),
     (lambda p: p.batch(2).sample(0.5), r"put it before batch\(\)"),
@@ -147,7 +146,9 @@ PLACES: list[tuple[Make, str]] = [
     (lambda p: p.batch(2).pad_collate().truncate(2), "put it before pad_collate"),
     (lambda p: p.batch(2).pad_collate().flip(), "put it before pad_collate"),
     (lambda p: p.batch(2).decode_image(on_error="skip"), r"put it before batch\(\)"),
-    (lambda p: p.batch(2).batch(2), "a pipeline has one"),
+    (lambda p: p.batch(2).batch(max_tokens=2), "a pipeline has one"),
+    (lambda p: p.shuffle(4).shuffle(scope="global"), r"has ordered or made them already: use shuffle\("),
+    (lambda p: p.sharding_filter(2).batch(2).take(3).shuffle(2), "drops, groups or shuffles batches"),
     (lambda p: p.batch(2).bucket_by_length(2), "a pipeline has one"),
     (lambda p: p.bucket_by_length(2).batch(2), "a pipeline has one"),
 ]  # fmt: skip

@@ -205,11 +205,6 @@ def test_rows_made_of_one_are_told_apart_by_later_stages() -> None:
     pipe = tp.from_arrow(pa.table({"x": range(9)})).flat_map(several).batch(50)
     with pytest.raises(tp.ConfigError, match=r"put it before flat_map\(\)"):
         pipe.sample(0.5)
-    with pytest.raises(
-        tp.ConfigError,
-        match=r"takes rows in the order in which they come: put shuffle\(\) before it",
-    ):
-        tp.from_dataset([1]).flat_map(range).shuffle(4)
     with pytest.raises(tp.ConfigError, match=r"put it before batch\(\)"):
         tp.from_dataset([1]).batch(2).flat_map(list)
 

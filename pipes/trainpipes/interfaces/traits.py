@@ -16,7 +16,7 @@ class Traits:
     """What a stage is to the plan: class keywords, and what its options change of them.
 
     Args:
-        keeps_rows: one row comes out for each that goes in, in order.
+        keeps_rows: one row comes out for each that goes in; in order, except of a shuffle.
         share: the share of rows that it lets through on average, if known.
         depends_on: what the result depends on beside the values of a row: its number ("row"), its
             file ("place"), the "epoch".

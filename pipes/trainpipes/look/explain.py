@@ -134,7 +134,8 @@ def explain(
     Topology(0, world_size).check(shards, chain.shard is not None, chain.opener.traits.one_consumer)
     batches = exact_length(plan, 0, world_size)
     window = _window_rows(plan)
-    held = _window_bytes(plan, world_size * max(1, num_workers))
+    processes = world_size * max(1, num_workers)
+    held = ((_window_bytes(plan, processes) or 0) + _buffer_bytes(plan, processes)) or None
     sizes, source_lines = tuple(divisors(shards)), plan.inputs.source.describe()
     lines = [
         *(
@@ -155,13 +156,15 @@ def explain(
         lines.append(("shards", f"{shards}, {said}"))
     if shuffled := _shuffled(plan, window):
         lines.append(("shuffle", shuffled))
+    for stage in (one for one in chain.after if isinstance(one, ShuffleStage)):
+        lines.append(("" if shuffled else "shuffle", f"{stage}: so many of a shard are mixed then"))
     memory = None
     if held:
         what = "of all sources' rows" if plan.mixed else "of rows to be mixed"
         who = "worker" if num_workers else "rank"
         if threads is None:
             threads = 1 if num_workers else default_threads()
-        memory = held + _beside_windows(plan, world_size * max(1, num_workers), threads)
+        memory = held + _beside_windows(plan, processes, threads)
         said = f"{amount(memory)} with what is read ahead and in work"
         lines.append(("memory", f"about {amount(held)} {what}, held by each {who}; {said}"))
     if chain.cache is not None:
@@ -246,6 +249,21 @@ def _window_bytes(plan: Plan, processes: int) -> int | None:
         largest = [_most_rows(layout, span) for span in range(layout.num_spans)]
         found += math.ceil(row_bytes * sum(largest) / len(largest) * _own_spans(plan, processes))
     return found or None
+
+
+def _buffer_bytes(plan: Plan, processes: int) -> int:
+    """Bytes of one process in the buffers of later shuffles."""
+    chain, row_bytes = plan.chain, plan.layouts.window_row_bytes
+    rows = [
+        stage.buffer_size * (chain.batch_size if chain.batch in chain.after[:number] else 1)
+        for number, stage in enumerate(chain.after)
+        if isinstance(stage, ShuffleStage)
+    ]
+    if not rows or not row_bytes:
+        return 0
+    most = -(-(plan.inputs.epoch_rows or sum(rows)) // chain.num_shards)
+    shards = -(-chain.num_shards // processes)
+    return math.ceil(sum(min(most, one) for one in rows) * shards * row_bytes)
 
 
 def _is_mixed(plan: Plan) -> bool:

@@ -32,8 +32,7 @@ class Shuffle(stage_kinds.ShuffleStage):
 
     After another shuffle, ``mix``, ``pack``, ``flat_map`` or ``batch``, it shuffles what they give: each
     shard has a buffer of ``buffer_size`` rows or batches, all of one epoch, and gives it in a random
-    order before it fills the next one. The first buffers are smaller. How many items an epoch has is then
-    known only at its end.
+    order before it fills the next one. The first buffers are smaller.
 
     ``scope="global"`` and ``sampler`` need a source that can be read by row number:
     ``from_dataset``, ``from_arrow``, ``from_tensors``, ``from_memmap``.
@@ -92,8 +91,7 @@ class Shuffle(stage_kinds.ShuffleStage):
     _again: ClassVar[int | None] = None
 
     def _traits(self) -> dict[str, Any]:
-        found = self.sampler is None or reorders(self.sampler)
-        return {"reorders": found, "keeps_rows": self._again is None}
+        return {"reorders": self.sampler is None or reorders(self.sampler)}
 
     def open(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         number, (at, used) = at.get("buffer", 0), opened(at)

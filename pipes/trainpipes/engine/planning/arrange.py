@@ -34,8 +34,7 @@ def arrange(written: Sequence[Stage]) -> Chain:
         chain = _on_files(chain, stage)
     rows = with_columns(stages[reader:])[0][1:]
     for number, stage in enumerate(rows):
-        cut_later = kinds.first_of(rows[number:], kinds.BatchingStage | kinds.PackingStage)
-        chain = _above(chain, stage, cut_later is not None)
+        chain = _above(chain, stage, rows[number + 1 :])
     _check(chain)
     if chain.shuffle is not None and chain.drawn is not None:
         chain = _draw(chain, chain.shuffle)
@@ -48,8 +47,9 @@ def arrange(written: Sequence[Stage]) -> Chain:
     counting = kinds.first_of(chain.after, kinds.CountingStage)
     if counting is not None and chain.num_shards > 1:
         raise ConfigError(
-            f"{counting} of a sharded pipeline stands directly after the source (rows in file order) "
-            "or after batch(): elsewhere each shard would count for itself"
+            f"{counting} of a sharded pipeline stands directly after the source (rows in file order), "
+            "or after batch() with no stage behind it that drops, groups or shuffles batches: elsewhere each "
+            "shard would count for itself"
         )
     return chain
 
@@ -93,8 +93,8 @@ def _check(chain: Chain) -> None:
         raise ConfigError(f"{opener} makes the batches: leave out {chain.batch}")
 
 
-def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
-    """The chain with a stage above it. ``cut_later``: new batches or packed rows are made from here on."""
+def _above(chain: Chain, stage: Stage, later: Sequence[Stage]) -> Chain:
+    """The chain with a stage above it; ``later``: those that come after that."""
     after = (*chain.after, stage)
     if isinstance(stage, kinds.ShuffleStage):
         return _shuffled(chain, stage)
@@ -118,7 +118,7 @@ def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
     if isinstance(stage, kinds.CacheStage):
         return _cached(chain, stage)
     if isinstance(stage, kinds.CountingStage):
-        return _counted(chain, stage, cut_later)
+        return _counted(chain, stage, later)
     if isinstance(stage, kinds.RunStage):
         return replace(chain, after=after)
     raise ConfigError(
@@ -172,7 +172,7 @@ def _cached(chain: Chain, stage: kinds.CacheStage) -> Chain:
     return replace(chain, cache=_once(chain.cache, stage), cached=cached)
 
 
-def _counted(chain: Chain, stage: kinds.CountingStage, cut_later: bool) -> Chain:
+def _counted(chain: Chain, stage: kinds.CountingStage, later: Sequence[Stage]) -> Chain:
     """The chain with a take or skip: of rows in file order, of batches, or on the way."""
     count = int(stage.count)
     if chain.repeat is not None:
@@ -185,8 +185,11 @@ def _counted(chain: Chain, stage: kinds.CountingStage, cut_later: bool) -> Chain
     items = chain.after
     if chain.batch is not None:
         items = items[items.index(chain.batch) :]
-    counted = chain.batch is not None or (chain.shuffle is not None and not cut_later)
-    if counted and all(s.traits.keeps_rows for s in items):
+    # What comes out at the end is counted: the same items, if none is dropped, made or moved after it.
+    moving = kinds.BatchingStage | kinds.PackingStage | kinds.ShuffleStage
+    moved = any(isinstance(s, moving) or not s.traits.keeps_rows for s in later)
+    counted = chain.batch is not None or chain.shuffle is not None
+    if counted and not moved and all(s.traits.keeps_rows for s in items):
         if stage.skips:
             return replace(chain, skip_batches=chain.skip_batches + count)
         return replace(chain, stop_batches=_least(chain.stop_batches, chain.skip_batches + count))

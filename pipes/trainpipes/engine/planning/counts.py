@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.errors import DataError
+from trainpipes.interfaces.stage_kinds import ShuffleStage, first_of
 from trainpipes.order.layout import Layout, StreamLayout, count_batches, slots_before
 from trainpipes.state.format import Position
 
@@ -53,11 +54,12 @@ class Counts:
     @cached_property
     def counted(self) -> bool:
         """Whether the first row of a batch follows from its number: the number of rows is known,
-        and all stages keep them one to one, in batches of a fixed size.
+        and all stages keep them one to one and in order, in batches of a fixed size.
 
         Then a state needs only m; in all other pipelines it keeps each shard's position.
         """
-        return self.known and isinstance(self.layouts.usual, Layout)
+        again = first_of(self.chain.after, ShuffleStage)
+        return self.known and isinstance(self.layouts.usual, Layout) and again is None
 
     @property
     def ends_unevenly(self) -> bool:

@@ -1,0 +1,287 @@
+"""``shuffle`` after other shuffles, mixes, packed rows and batches, and ``batch`` over batches."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainpipes as tp
+from drawn import examples
+from trainpipes.testing import check_resume
+
+Make = Callable[[tp.Pipeline], tp.Pipeline]
+
+ROWS = pa.table({"x": range(137), "ids": [[n] * (n % 7 + 1) for n in range(137)]})
+
+
+def rows(shards: int = 3) -> tp.Pipeline:
+    return tp.from_arrow(ROWS).sharding_filter(shards)
+
+
+def pieces(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"x": row["x"], "piece": n} for n in range(row["x"] % 4)]
+
+
+def odd(row: dict[str, Any]) -> bool:
+    return bool(row["x"] % 2)
+
+
+def whole(batch: Any) -> Any:
+    return batch
+
+
+def mix() -> tp.Pipeline:
+    two = {"a": tp.from_arrow(ROWS).shuffle(9), "b": tp.from_arrow(ROWS.slice(30))}
+    return tp.mix(two, weights={"a": 2, "b": 1}).sharding_filter(3)
+
+
+#: By name: what stands below a shuffle, and above it.
+CHAINS: dict[str, tuple[Callable[[], tp.Pipeline], Make]] = {
+    "rows": (lambda: rows().shuffle(20, seed=1), lambda p: p),
+    "rows, then batches": (lambda: rows().shuffle(20, seed=1).map(dict), lambda p: p.batch(4)),
+    "pieces": (lambda: rows().flat_map(pieces), lambda p: p.batch(4)),
+    "kept rows": (lambda: rows().shuffle(9).filter(odd), lambda p: p.filter(odd).batch(3)),
+    "packed rows": (
+        lambda: rows().shuffle(9).pack(16, column="ids"), lambda p: p.batch(2).pad_collate()
+    ),
+    "a mix": (mix, lambda p: p.batch(4)),
+    "a stream": (lambda: tp.from_iterable(lambda: range(77)).shuffle(9), lambda p: p.batch(3)),
+    "drawn rows": (lambda: rows().shuffle(scope="global"), lambda p: p.batch(4)),
+    "batches": (lambda: rows().shuffle(20).batch(4), lambda p: p),
+    "buckets": (lambda: rows().bucket_by_length(4, column="ids", buffer_size=20), lambda p: p),
+    "tensors": (lambda: rows().batch(4).pad_collate(), lambda p: p),
+    "mapped batches": (lambda: rows().batch(4).map(whole), lambda p: p.map(whole)),
+    "epochs of rows": (lambda: rows().shuffle(9).repeat(2), lambda p: p.batch(4)),
+    "epochs of batches": (lambda: rows().shuffle(9).batch(4).repeat(2), lambda p: p),
+    "groups of batches": (lambda: rows().batch(2).batch(3), lambda p: p.batch(2)),
+}  # fmt: skip
+
+
+def words(item: Any) -> str:
+    """An item as text."""
+    if isinstance(item, dict):
+        return str({name: words(one) for name, one in item.items()})
+    return str([words(one) for one in item]) if isinstance(item, list) else str(item)
+
+
+@pytest.mark.parametrize("size", [1, 6, 1000])
+@pytest.mark.parametrize("name", CHAINS)
+def test_all_items_come_once_in_another_order_every_epoch(name: str, size: int) -> None:
+    make, _ = CHAINS[name]
+    below, shuffled = make(), make().shuffle(size, seed=5)
+    for _ in range(2):
+        before, after = [*map(words, below)], [*map(words, shuffled)]
+        assert Counter(before) == Counter(after)
+        assert (before == after) == (size == 1)
+    again = make().shuffle(size, seed=5)
+    assert [*map(words, again)] != after or size == 1
+    assert [*map(words, again)] == after
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_resume_goes_on_exactly(name: str) -> None:
+    make, above = CHAINS[name]
+    check_resume(lambda: above(make().shuffle(6, seed=2)), points=30)
+
+
+def test_an_endless_chain_goes_on_exactly() -> None:
+    check_resume(lambda: rows().shuffle(9).shuffle(5).repeat().batch(4), limit=50)
+
+
+@pytest.mark.parametrize(
+    "name", ["rows, then batches", "packed rows", "a mix", "batches", "tensors"]
+)
+def test_workers_and_threads_give_the_same_order(name: str) -> None:
+    make, above = CHAINS[name]
+    wanted = [words(item) for item in above(make().shuffle(6))]
+    for options in ({"num_workers": 2}, {"threads": 2}, {"threads": 0}):
+        loader = tp.Loader(above(make().shuffle(6)), **options)
+        assert [words(item) for item in loader] == wanted
+
+
+def test_buffers_of_one_shard_grow_and_hold_what_comes_one_after_the_other() -> None:
+    found = list(tp.from_dataset(range(1000)).flat_map(lambda n: [n]).shuffle(160, seed=4))
+    start = 0
+    for size in (10, 10, 20, 40, 80, 160, 160, 160, 160, 160, 40):
+        part = found[start : start + size]
+        assert sorted(part) == [*range(start, start + size)] != part
+        start += size
+    assert start == len(found)
+
+
+def test_rows_of_two_epochs_are_not_mixed() -> None:
+    found = list(tp.from_dataset(range(25)).shuffle(5).repeat(3).shuffle(40).batch(1))
+    for epoch in range(3):
+        assert sorted(row for (row,) in found[25 * epoch : 25 * epoch + 25]) == [*range(25)]
+
+
+def test_two_shuffles_of_one_seed_do_not_draw_the_same() -> None:
+    once = list(tp.from_dataset(range(64)).flat_map(lambda n: [n]).shuffle(1024, seed=3))
+    twice = list(
+        tp.from_dataset(once).flat_map(lambda n: [n]).shuffle(1024, seed=3).shuffle(1024, seed=3)
+    )
+    order = [once.index(n) for n in once]
+    assert [once.index(n) for n in twice] != order
+    assert sorted(twice) == sorted(once)
+
+
+def test_rows_are_mixed_further_than_by_one_shuffle() -> None:
+    """How far rows are from their places, on average: a third of what is mixed together."""
+    one = tp.from_arrow(pa.table({"n": range(20_000)})).shuffle(500)
+    orders = [[row["n"] for row in pipe] for pipe in (one, one.map(dict).shuffle(6000))]
+    few, many = (np.abs(np.array(order) - np.arange(20_000)).mean() for order in orders)
+    assert few < 500
+    assert many > 1200
+
+
+def test_lengths_are_known_where_they_were() -> None:
+    for pipe in (
+        rows().shuffle(20).shuffle(6).batch(4),
+        rows().shuffle(20).batch(4).shuffle(6),
+        rows().shuffle(20).batch(4, drop_last=True).shuffle(6),
+    ):
+        assert len(pipe) == len(list(pipe))
+        assert len(tp.Loader(pipe)) == len(pipe)
+    with pytest.raises(TypeError, match=r"how many items batch\(3\) makes"):
+        len(rows().batch(2).batch(3))
+
+
+def test_explain_says_how_many_are_mixed_and_counts_their_memory() -> None:
+    said = rows().shuffle(9).batch(4).shuffle(6).explain()
+    assert "shuffle(6): so many of a shard are mixed then" in str(said)
+    assert (said.window_bytes or 0) > (rows().shuffle(9).batch(4).explain().window_bytes or 0)
+    assert "shuffle(6): so many of a shard" in str(rows().flat_map(pieces).shuffle(6).explain())
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_batch_size_changes_within_an_epoch_where_that_can_be(shards: int) -> None:
+    def pipe(size: int) -> tp.Pipeline:
+        return rows(shards).shuffle(20).shuffle(9).batch(size)
+
+    first = tp.Loader(pipe(4))
+    given = [row["x"] for batch in islice(first, 6) for row in batch]
+    loader = tp.Loader(pipe(8))
+    if shards > 1:
+        with pytest.raises(tp.StateError, match="cannot change within an epoch"):
+            loader.load_state_dict(first.state_dict(), allow_changes=["batch_size"])
+        return
+    loader.load_state_dict(first.state_dict(), allow_changes=["batch_size"])
+    given += [row["x"] for batch in loader for row in batch]
+    assert given == [row["x"] for batch in pipe(4) for row in batch]
+
+
+# Batches of batches
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_batches_come_in_lists(shards: int, drop_last: bool) -> None:
+    plain = [words(batch) for batch in rows(shards).shuffle(9).batch(4)]
+    groups = list(rows(shards).shuffle(9).batch(4).batch(5, drop_last=drop_last))
+    found = [words(batch) for group in groups for batch in group]
+    sizes = Counter(len(group) for group in groups)
+    if drop_last:
+        assert set(sizes) == {5}
+        assert not Counter(found) - Counter(plain)
+        assert len(plain) - len(found) <= 4 * shards
+    else:
+        assert sorted(found) == sorted(plain)
+        assert sum(count for size, count in sizes.items() if size < 5) <= shards
+    if shards == 1:
+        assert found == plain[: len(found)]
+
+
+def test_collated_batches_come_in_lists() -> None:
+    groups = list(rows(1).batch(4).pad_collate().batch(3))
+    assert [len(group) for group in groups] == [3] * 11 + [2]
+    assert [batch["ids"].shape[0] for batch in groups[0]] == [4, 4, 4]
+    check_resume(lambda: rows().batch(4).pad_collate().batch(3))
+    check_resume(lambda: rows().batch(max_tokens=40, column="ids").pad_collate().batch(3))
+    check_resume(lambda: rows().batch(4).filter(lambda batch: odd(batch[0])).batch(2))
+
+
+# take and skip of batches
+
+
+def test_what_is_taken_is_not_what_later_stages_leave() -> None:
+    def batches(*starts: int) -> list[list[int]]:
+        return [[*range(n, n + 4)] for n in starts]
+
+    def even(batch: list[int]) -> bool:
+        return batch[0] % 8 == 0
+
+    taken = tp.from_dataset(range(100)).batch(4).take(10)
+    assert list(taken.filter(even)) == batches(0, 8, 16, 24, 32)
+    assert list(taken.skip(6).filter(even)) == batches(24, 32)
+    assert sorted(taken.shuffle(4)) == batches(*range(0, 40, 4))
+    assert list(taken.batch(6)) == [batches(*range(0, 24, 4)), batches(*range(24, 40, 4))]
+    for pipe in (taken.filter(even), taken.shuffle(4), taken.batch(6)):
+        check_resume(pipe)
+
+
+# Any of these on top of each other
+
+STAGES: list[Make] = [
+    lambda p: p.shuffle(5, seed=1),
+    lambda p: p.shuffle(40, seed=1),
+    lambda p: p.flat_map(pieces),
+    lambda p: p.filter(odd),
+    lambda p: p.map(dict),
+]
+ABOVE: list[Make] = [
+    lambda p: p,
+    lambda p: p.batch(3),
+    lambda p: p.batch(3).shuffle(4),
+    lambda p: p.batch(2).batch(3),
+    lambda p: p.batch(2).shuffle(3).batch(2).shuffle(2),
+]
+
+
+def plain(count: int, stages: list[int]) -> Iterator[int]:
+    """The rows that stages make of so many, in plain Python."""
+    found = [{"x": n} for n in range(count)]
+    for number in stages:
+        if number == 2:
+            found = [piece for row in found for piece in pieces(row)]
+        if number == 3:
+            found = [row for row in found if odd(row)]
+    return (row["x"] for row in found)
+
+
+def flat(item: Any) -> list[int]:
+    return [item["x"]] if isinstance(item, dict) else [x for one in item for x in flat(one)]
+
+
+@examples(80)
+@given(
+    count=st.integers(0, 60),
+    shards=st.integers(1, 4),
+    stages=st.lists(st.integers(0, len(STAGES) - 1), max_size=5),
+    above=st.integers(0, len(ABOVE) - 1),
+    stop=st.integers(0, 40),
+)
+def test_any_chain_gives_the_rows_of_plain_python_also_over_a_resume(
+    count: int, shards: int, stages: list[int], above: int, stop: int
+) -> None:
+    def chain() -> tp.Pipeline:
+        pipe = tp.from_dataset([{"x": n} for n in range(count)]).sharding_filter(shards)
+        for number in stages:
+            pipe = STAGES[number](pipe)
+        return ABOVE[above](pipe)
+
+    whole_epoch = list(tp.Loader(chain()))
+    assert sorted(flat(whole_epoch)) == sorted(plain(count, stages))
+    first, again = tp.Loader(chain()), tp.Loader(chain())
+    begun = list(islice(first, stop))
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    if stop < len(whole_epoch):
+        assert begun + list(again) == whole_epoch
