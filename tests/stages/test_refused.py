@@ -150,7 +150,6 @@ PLACES: list[tuple[Make, str]] = [
     (lambda p: p.shuffle(4).shuffle(scope="global"), r"has ordered or made them already: use shuffle\("),
     (lambda p: p.sharding_filter(2).batch(2).take(3).shuffle(2), "drops, groups or shuffles batches"),
     (lambda p: p.batch(2).bucket_by_length(2), "a pipeline has one"),
-    (lambda p: p.bucket_by_length(2).batch(2), "a pipeline has one"),
 ]  # fmt: skip
 
 

@@ -5,7 +5,7 @@ else ``~/.cache/trainpipes`` on Linux; ``TRAINPIPES_CACHE=off`` keeps nothing.
 
 >>> import tempfile, trainpipes as tp
 >>> print(tp.cache.info(tempfile.mkdtemp()))  # doctest: +ELLIPSIS
-/...: 0 blocks of rows (0 bytes), 0 footer indexes (0 bytes), 0 data sets (0 bytes), 0 remote chunks (0 bytes)
+/...: 0 blocks of rows (0 bytes), 0 footer indexes (0 bytes), 0 remote chunks (0 bytes)
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Held:
     def _take(self, run: Run) -> None:
         self._rounds.saw(run)
         self._runs.append(run)
-        if not self._alone:
+        if run.bounds is None:
             self._joints.saw(run.block)
         self.rows += len(run)
 
