@@ -470,6 +470,9 @@ FINITE: dict[str, Make] = {
         tp.from_memmap(mapped(f)).sharding_filter(4)
         .shuffle(sampler=tp.samplers.WeightedRandomSampler(range(61), 50, seed=2)).batch(4).pad_collate()
     ),
+    "shuffle / again": lambda f: sharded(f).map(double, version="1").shuffle(6, seed=3).batch(4),
+    "shuffle / of batches": lambda f: sharded(f).batch(3).shuffle(4),
+    "batch / of batches": lambda f: sharded(f).batch(3).batch(2),
     "shuffle / from_dataset": lambda f: tp.from_dataset(SQUARES, tp.samplers.RandomSampler(num_samples=140)),
     "shuffle / from_dataset, by torch": lambda f: (
         tp.from_dataset(SQUARES).shuffle(sampler=SAMPLER).sharding_filter(4).batch(3)

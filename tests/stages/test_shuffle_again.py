@@ -118,6 +118,15 @@ def test_buffers_of_one_shard_grow_and_hold_what_comes_one_after_the_other() -> 
     assert start == len(found)
 
 
+def test_orders_are_those_that_earlier_versions_gave(golden: Any) -> None:
+    pipes = {
+        "rows": tp.from_dataset(range(40)).flat_map(lambda n: [n]).shuffle(16, seed=42),
+        "four shards": tp.from_dataset(range(60)).sharding_filter(4).shuffle(9).shuffle(8, seed=42),
+        "batches": tp.from_dataset(range(60)).sharding_filter(2).batch(3).shuffle(5, seed=42),
+    }
+    golden("shuffled_again.json", {name: [list(pipe), list(pipe)] for name, pipe in pipes.items()})
+
+
 def test_rows_of_two_epochs_are_not_mixed() -> None:
     found = list(tp.from_dataset(range(25)).shuffle(5).repeat(3).shuffle(40).batch(1))
     for epoch in range(3):
