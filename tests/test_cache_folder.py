@@ -82,7 +82,7 @@ def test_info_counts_what_is_on_disk(kept: Path) -> None:
     assert (found.indexes, found.index_bytes) == (1, sum(sizes.values()) - sum(rows))
     assert str(found) == (
         f"{kept}: 3 blocks of rows ({found.block_bytes:,} bytes), 1 footer indexes "
-        f"({found.index_bytes:,} bytes), 0 data sets (0 bytes), 0 remote chunks (0 bytes)"
+        f"({found.index_bytes:,} bytes), 0 remote chunks (0 bytes)"
     )
 
 

@@ -98,7 +98,9 @@ def _run(text: str, plan: Mapping[str, Any]) -> Outcome:
             refused.digest = first + refused.digest[:8]
             return refused
         made.update(repr((place, [(read.length, read.epochs) for read in found])).encode())
-        if ragged:
+        if ragged and ranks != len(ragged):
+            pass  # each rank is compared with itself, and these are others
+        elif ragged:
             positions = _follow_ragged(ragged, found, positions, place)
             position = min(positions)
         else:

@@ -234,14 +234,14 @@ def _loaded(source: Any, path: Path) -> Any:
 def _dcp(index: Path) -> dict[Any, Any]:
     """The parts of a ``torch.distributed.checkpoint`` that may be states."""
     try:
-        told = _IndexReader(io.BytesIO(index.read_bytes())).load()
-        known = told.planner_data if isinstance(told.planner_data, Mapping) else {}
+        content = _IndexReader(io.BytesIO(index.read_bytes())).load()
+        known = content.planner_data if isinstance(content.planner_data, Mapping) else {}
         paths = {
             name: known.get(name) or tuple(str(name).split("."))
-            for name, value in told.state_dict_metadata.items()
+            for name, value in content.state_dict_metadata.items()
             if type(value).__name__ == "BytesStorageMetadata"
         }
-        places = {key.fqn: place for key, place in told.storage_data.items()}
+        places = {key.fqn: place for key, place in content.storage_data.items()}
     except Exception as error:  # of many kinds, where it is damaged
         why = cut(str(error) or type(error).__name__)
         raise _refused(index, f"is no index of torch.distributed.checkpoint: {why}") from None
