@@ -223,7 +223,7 @@ def test_an_epoch_that_was_counted_to_its_end_was_not_left() -> None:
         (lambda: tp.interleave_datasets, "here that is tp.mix"),
         (lambda: tp.load_dataset, 'tp.from_hf(load_dataset(name)["train"])'),
         (lambda: rows().with_format, ".batch(n).collate(format=...)"),
-        (lambda: rows().shuffled_flatmap, ".flat_map, written to files"),
+        (lambda: rows().shuffled_flatmap, ".flat_map(...).shuffle(...)"),
         (lambda: rows().train_test_split, "here that is .split"),
     ],
 )

@@ -77,7 +77,10 @@ def beginnings(folder: Path) -> Iterator[tp.Pipeline]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_stands_beside_a_name_can_be_written(call: str, tmp_path: Path) -> None:
+def test_what_stands_beside_a_name_can_be_written(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     if call.startswith("tp."):
         eval(call, mine(tmp_path))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +202,16 @@ def test_pipelines_and_columns_come_one_by_one_or_in_a_list() -> None:
     assert list(both.drop_columns(["xx"])) == list(both.drop_columns("xx"))
     rows = tp.read_parquet("rows")
     assert rows.select(["x"]).to_yaml() == rows.select("x").to_yaml()
+
+
+def test_one_source_after_the_other_is_a_schedule_and_the_error_says_it():
+    shuffled = [tp.from_arrow(pa.table({"x": range(n, n + 50)})).shuffle(8) for n in (0, 50)]
+    with pytest.raises(
+        tp.ConfigError, match=r"each shuffled in itself, by mix\(.*ROWS_OF_A"
+    ) as error:
+        tp.concat(*shuffled)
+    call = re.search(r"mix\(.*\)\]\)", str(error.value))[0].replace("ROWS_OF_A", "50")
+    pipe = eval(call, {"mix": tp.mix, "a": shuffled[0], "b": shuffled[1]}).sharding_filter(4)
+    found = [row["x"] for row in pipe]
+    assert sorted(found[:50]) == [*range(50)] != found[:50]
+    assert sorted(found[50:]) == [*range(50, 100)] != found[50:]

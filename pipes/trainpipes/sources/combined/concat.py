@@ -129,6 +129,11 @@ def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
         if not isinstance(stage, kinds.CountingStage) and not kinds.keeps_each_row(stage):
             own = stage.name == _opener(stages).name
             way = f"put {stage.name}() after {caller}(), for all sources"
+            if isinstance(stage, kinds.ShuffleStage) and caller == "concat":
+                way += (
+                    '; or go through one after the other, each shuffled in itself, by mix({"a": a, "b": b}, '
+                    'schedule=[(0, {"a": 1, "b": 0}), (ROWS_OF_A, {"a": 0, "b": 1})])'
+                )
             raise ConfigError(
                 f"{caller}(...): {stage} in source {number} does not keep each row as it is read, in every "
                 f"epoch: {'leave that option out, or write the rows to files first' if own else way}"
