@@ -143,8 +143,9 @@ PROMISES = (
     most("import trainpipes, of import torch, 1.3", 1.5, alone("imports", "of torch"), where=SPEED),
     # Formats.
     most("Parquet, of pyarrow", 1.15, alone("formats", "Parquet"), where=FORMATS),
-    most("Arrow, not compressed, lz4 or zstd, of pyarrow", 1.15,
-         alone("formats", "Arrow", "Arrow, lz4", "Arrow, zstd"), where=FORMATS),
+    most("Arrow, lz4 or zstd, of pyarrow", 1.15, alone("formats", "Arrow, lz4", "Arrow, zstd"),
+         where=FORMATS),
+    most("Arrow, not compressed, of copying from its map", 1.8, alone("formats", "Arrow"), where=FORMATS),
     most("JSON lines, of pyarrow.json", 1.3, alone("formats", "JSON lines"), where=FORMATS),
     most("CSV, of pyarrow.csv", 1.3, alone("formats", "CSV"), where=FORMATS),
     most("text, of splitting bytes", 1.5, alone("formats", "text"), where=FORMATS),

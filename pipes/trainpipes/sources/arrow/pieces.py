@@ -166,9 +166,9 @@ def _rows(
     raw = part(ends_at, begin * dtype.itemsize, (last + 1) * dtype.itemsize)
     ends = np.frombuffer(raw, dtype)
     low, high = int(ends[0]), int(ends[-1])
-    if not 0 <= low <= high or (np.diff(ends) < 0).any():
+    if not 0 <= low <= high or (ends[1:] < ends[:-1]).any():
         raise BadFileError("damaged: ends of values go down, or below 0")
-    own_ends = pa.py_buffer(ends - dtype.type(low))
+    own_ends = pa.py_buffer(ends - dtype.type(low)) if low else raw
     if _is_text(kind):
         return make([valid, own_ends, part(next(places), low, high)], offset=offset)
     inner_kind = kind.field(0).type
