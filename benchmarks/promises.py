@@ -124,7 +124,7 @@ PROMISES = (
          where=PACKING, percent=True),
     # Mixing.
     most("choosing by short weights, 0.02 us a row", 0.04, alone("mix", "short weights"), where=MIXING),
-    most("choosing of 10 by many digits, up to 2.5 us", 3, alone("mix", "10 sources, many digits"),
+    most("choosing of 10 by many digits, up to 2 us", 3, alone("mix", "10 sources, many digits"),
          where=MIXING),
     most("choosing by tokens, 0.5 us a row", 0.8, alone("mix", "by tokens"), where=MIXING),
     most("rows off the share after 100,000 draws", 1, alone("mix", "rows off"), where="benchmarks/mix.py"),

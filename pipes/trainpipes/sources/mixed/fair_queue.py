@@ -137,7 +137,7 @@ def _rows(weights: Ints, ahead: Ints, phases: Ints, rows: int) -> tuple[list[int
                 chosen = first
             else:
                 late = deadline[chosen]
-                missed = _tight(weights, now, total, t, soonest, late, sources)
+                missed = _tight(weights, now, total, deadline, t, soonest, late)
                 if missed < late:
                     chosen, tight = first, missed
         found.append(chosen)
@@ -150,21 +150,34 @@ def _rows(weights: Ints, ahead: Ints, phases: Ints, rows: int) -> tuple[list[int
 
 
 def _tight(
-    weights: Ints, now: Ints, total: int, t: int, soonest: int, late: int, sources: Ints
+    weights: Ints, now: Ints, total: int, deadline: Ints, t: int, soonest: int, late: int
 ) -> int:
     """The first deadline missed if the source with deadline ``late`` gives the row at ``t``; ``late`` if
     none.
     """
     if late - soonest > FARTHEST:
         return t
-    for d in range(soonest, late):
-        due = d - t
-        for i in sources:
-            owed = weights[i] * d - now[i]
-            if owed >= total:
-                due -= owed // total
-        if due < 1:
-            return d
+    spare = -t  # plus d: rows before d that no source is owed by then
+    later: list[int] = []
+    for i, due in enumerate(deadline):
+        if due < late:
+            weight, given = weights[i], now[i] + total
+            if due <= soonest:
+                owed = (weight * soonest - now[i]) // total
+                spare -= owed
+                given += owed * total
+                due = -(-given // weight)
+            while due < late:
+                later.append(due)
+                given += total
+                due = -(-given // weight)
+    if soonest + spare < 1:
+        return soonest
+    later.sort()
+    for due in later:
+        spare -= 1
+        if due + spare < 1:
+            return due
     return late
 
 
