@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from heapq import heappop, heappush
 from time import perf_counter
@@ -66,6 +67,7 @@ class ShardItems:
         self._stride = 0  # from one batch to the next
         self._made_to = 0  # the batch up to which the pool makes items
         self._given = math.inf  # when the last item was given
+        self._is_at_work = False  # whether the program worked between the last two
 
     def begin(self, m: int, stride: int, end: float) -> None:
         """Have other threads, or a stage's workers, begin at batch ``m``."""
@@ -89,10 +91,12 @@ class ShardItems:
         number = m % self._num_lanes
         lane = self._lanes.get(number) or self._of(number)
         comes_to_run = not lane.left
-        if self._pool is not None and perf_counter() - self._given > AT_WORK:
-            self._make_ahead(m, self._pool)
+        self._is_at_work = self._pool is not None and perf_counter() - self._given > AT_WORK
         if comes_to_run:
             lane = self._at_next_run(number, lane)
+            self._made_to = 0  # items of this run could not be made before
+        if self._is_at_work:
+            self._make_ahead(m)
         item = lane.take()
         if comes_to_run and self._most:
             if item is not ENDED:
@@ -129,7 +133,7 @@ class ShardItems:
                     raise_placed(error, self._plan)
         return lane
 
-    def _make_ahead(self, m: int, pool: Pool) -> None:
+    def _make_ahead(self, m: int) -> None:
         """Have the pool make items after batch ``m`` that else are made when they are taken."""
         first = max(m + self._stride, self._made_to)
         if not self._stride or first > m + MADE_AHEAD // 2 * self._stride:
@@ -139,8 +143,8 @@ class ShardItems:
         for number in range(first, self._made_to, self._stride):
             ahead = (number - m) // self._num_lanes  # items of its lane before it
             coming += self._of(number % self._num_lanes).late(ahead)
-        if coming:
-            pool.submit(partial(_make_items, coming))
+        if coming and self._pool is not None:
+            self._pool.submit(partial(_make_items, coming))
 
     def _work_ahead(self) -> None:
         while self._due and len(self._in_work) < self._most:
@@ -155,7 +159,8 @@ class ShardItems:
             lane.begin()
             self._in_work[number] = lane.make
         else:
-            self._in_work[number] = partial(self._pool.result, self._pool.submit(lane.make))
+            make = partial(_with_first, lane.make) if self._is_at_work else lane.make
+            self._in_work[number] = partial(self._pool.result, self._pool.submit(make))
 
     def cursor_text(self, shard: int) -> str:
         """Where a shard's next item starts; empty where that follows from m."""
@@ -172,6 +177,15 @@ class ShardItems:
             lane = Lane(self._opener, number, position.pass_number, cursor, self._unroll)
             self._lanes[number] = lane
         return lane
+
+
+def _with_first(make: Callable[[], RunItems | None]) -> RunItems | None:
+    """A run whose first item is made, too."""
+    made = make()
+    if made is not None and isinstance(made.items, LazyBatches):
+        with suppress(Exception):  # it is raised where the item is due
+            made.items[made.first]
+    return made
 
 
 def _make_items(coming: Sequence[tuple[LazyBatches, int]]) -> None:
