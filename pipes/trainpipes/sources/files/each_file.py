@@ -26,8 +26,9 @@ from trainpipes.sources.files.file_reader import reader_by_name
 T = TypeVar("T")
 #: Threads that wait for disks, and for servers, at most.
 MAX_THREADS, MAX_REQUESTS = 16, 64
-#: Seconds from which a local file is slow enough for threads to help.
-QUICK = 0.001
+#: Seconds from which local files are slow enough for threads to help; and as many files' time to spare, which
+#: a busy machine takes now and then.
+QUICK, SPARE = 0.001, 16
 #: What files are to be, where a file of another kind is known by its name.
 KINDS = ("Parquet", "Arrow", "JSON", "CSV", "NumPy", "tar archives")
 #: Unreadable files that a message names.
@@ -84,10 +85,10 @@ def each_file(
 
 def _after_quick_ones(work: Callable[[int], None], numbers: Sequence[int]) -> Sequence[int]:
     """Work in this thread, which is faster while disks need no waiting; what is left is for several."""
+    began = perf_counter()
     for done, number in enumerate(numbers, 1):
-        began = perf_counter()
         work(number)
-        if perf_counter() - began >= QUICK:
+        if perf_counter() - began >= QUICK * (done + SPARE):
             return numbers[done:]
     return ()
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from trainpipes._internal.messages import nearest
@@ -41,8 +42,12 @@ def natural(path: str) -> tuple[list[list[str | int]], str]:
     >>> sorted(["d/part-10", "d/part-2", "d/a/x"], key=natural)
     ['d/a/x', 'd/part-2', 'd/part-10']
     """
-    pieces = (re.split("([0-9]+)", part) for part in path.split("/"))
-    return [[int(p) if n % 2 else p for n, p in enumerate(piece)] for piece in pieces], path
+    return [_pieces(name) for name in path.split("/")], path
+
+
+@lru_cache(1024)  # folders come again with each of their files
+def _pieces(name: str) -> list[str | int]:
+    return [int(p) if n % 2 else p for n, p in enumerate(re.split("([0-9]+)", name))]
 
 
 def expand(

@@ -16,7 +16,7 @@ from trainpipes.errors import SchemaError
 from trainpipes.sources.files.each_file import BadFileError, is_encrypted, one_line
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_list import FileList
-from trainpipes.sources.files.format import Layout, packed, unpacked
+from trainpipes.sources.files.format import Layout, checked_layout, packed, unpacked
 from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.schema import different_schemas, one_schema
 from trainpipes.sources.parquet.column_chunks import Probe, arrow_bytes, leaves_of
@@ -220,11 +220,12 @@ def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layo
     except (pa.ArrowException, OSError) as error:
         raise BadFileError(f"damaged footer: {one_line(error)}") from error
     groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
-    rows = np.array([group.num_rows for group in groups], dtype=np.int64)
-    if rows.sum() != metadata.num_rows or (rows < 0).any():
+    counts = [group.num_rows for group in groups]
+    if sum(counts) != metadata.num_rows or min(counts, default=0) < 0:
         raise BadFileError(
-            f"damaged footer: {metadata.num_rows:,} rows, and {rows.sum():,} in its row groups"
+            f"damaged footer: {metadata.num_rows:,} rows, and {sum(counts):,} in its row groups"
         )
+    rows = np.array(counts, dtype=np.int64)
     if metadata.serialized_size + len(END) != len(footer):  # it may be signed
         probe = Probe.of(metadata, data)
         for leaf in leaves_of(metadata, columns) if rows.any() else ():
@@ -240,7 +241,7 @@ def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layo
     extra = _numbers([len(footer), zlib.crc32(footer), zlib.crc32(tail), *sizes])
     # Where a row group lies is known by its columns, of which not all may be asked.
     nowhere = np.zeros(len(rows), dtype=np.int64)
-    return metadata, Layout(rows, nowhere, nowhere, schema, extra)
+    return metadata, checked_layout(rows, nowhere, nowhere, schema, extra)
 
 
 def _beside(
