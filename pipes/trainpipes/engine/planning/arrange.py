@@ -101,7 +101,10 @@ def _above(chain: Chain, stage: Stage, later: Sequence[Stage]) -> Chain:
     if isinstance(stage, kinds.ShardStage):
         return replace(chain, shard=_once(chain.shard, stage))
     if isinstance(stage, kinds.BatchingStage):
-        if chain.batch is not None and stage.traits.keeps_rows:
+        over_batches = chain.batch is not None or (
+            chain.mixes and chain.opener.traits.makes_batches
+        )
+        if over_batches and stage.traits.keeps_rows:
             return replace(chain, after=(*chain.after, stage._resolved(_nested=True)))
         rolling, batch = chain.repeat is not None, _once(chain.batch, stage)
         return replace(chain, batch=batch, rolling=rolling, after=after)
@@ -188,8 +191,12 @@ def _counted(chain: Chain, stage: kinds.CountingStage, later: Sequence[Stage]) -
     # What comes out at the end is counted: the same items, if none is dropped, made or moved after it.
     moving = kinds.BatchingStage | kinds.PackingStage | kinds.ShuffleStage
     moved = any(isinstance(s, moving) or not s.traits.keeps_rows for s in later)
-    counted = chain.batch is not None or chain.shuffle is not None
-    if counted and not moved and all(s.traits.keeps_rows for s in items):
+    batches = chain.batch is not None or chain.opener.traits.makes_batches
+    if (
+        (batches or chain.shuffle is not None)
+        and not moved
+        and all(s.traits.keeps_rows for s in items)
+    ):
         if stage.skips:
             return replace(chain, skip_batches=chain.skip_batches + count)
         return replace(chain, stop_batches=_least(chain.stop_batches, chain.skip_batches + count))
