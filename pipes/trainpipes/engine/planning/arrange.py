@@ -96,14 +96,12 @@ def _check(chain: Chain) -> None:
 def _above(chain: Chain, stage: Stage, later: Sequence[Stage]) -> Chain:
     """The chain with a stage above it; ``later``: those that come after that."""
     after = (*chain.after, stage)
+    over_batches = chain.batch is not None or (chain.mixes and chain.opener.traits.makes_batches)
     if isinstance(stage, kinds.ShuffleStage):
         return _shuffled(chain, stage)
     if isinstance(stage, kinds.ShardStage):
         return replace(chain, shard=_once(chain.shard, stage))
     if isinstance(stage, kinds.BatchingStage):
-        over_batches = chain.batch is not None or (
-            chain.mixes and chain.opener.traits.makes_batches
-        )
         if over_batches and stage.traits.keeps_rows:
             return replace(chain, after=(*chain.after, stage._resolved(_nested=True)))
         rolling, batch = chain.repeat is not None, _once(chain.batch, stage)
@@ -115,8 +113,9 @@ def _above(chain: Chain, stage: Stage, later: Sequence[Stage]) -> Chain:
             raise ConfigError(f"{stage} pins memory of this machine: put it once, and before to()")
         return replace(chain, device_stages=(*chain.device_stages, stage))
     if isinstance(stage, kinds.PackingStage):
-        if chain.batch is not None:
-            raise ConfigError(f"{stage} works on rows: put it before {chain.batch.name}()")
+        if over_batches:
+            where = "into each source, before batch()" if chain.batch is None else "before batch()"
+            raise ConfigError(f"{stage} works on rows: put it {where}")
         return replace(chain, rolling=chain.repeat is not None, after=after)
     if isinstance(stage, kinds.CacheStage):
         return _cached(chain, stage)

@@ -157,7 +157,8 @@ class Mixture(RowMixture):
         column = self.mix.output_column
         if isinstance(batch, Mapping) and column not in batch:
             return {**batch, column: name}
-        got = f"one with the keys {list(batch)}" if isinstance(batch, Mapping) else said(batch)
+        keys = isinstance(batch, Mapping)
+        got = f"one with the keys {list(batch)}" if keys else type(batch).__name__
         raise refused(
             self.mix,
             f": output_column={column!r} needs batches that are dicts without it, got {got}",
