@@ -53,7 +53,8 @@ CHAINS: dict[str, Callable[[], tp.Pipeline]] = {
         {"a": rows().shuffle(9).batch(4), "b": rows().skip(9).batch(7)}, output_column="part"
     ).sharding_filter(3).pad_collate(),
     "by tokens": lambda: tp.mix(
-        {"a": rows().batch(max_tokens=16, column="ids").pad_collate(), "b": rows().shuffle(9).batch(2).pad_collate()},
+        {"a": rows().batch(max_tokens=16, column="ids").pad_collate(),
+         "b": rows().shuffle(9).batch(2).pad_collate()},
         weights={"a": 2, "b": 1}, weight_by="tokens", column="ids",
     ).sharding_filter(2),
     "dropped rows": lambda: tp.mix(

@@ -130,6 +130,8 @@ class Stretch:
         state["sources"] = {name: cursor for name, cursor in found if cursor is not None}
         return state
 
+    place = at
+
 
 def moved_on(ahead: tuple[int, ...], weights: tuple[int, ...], units: list[int]) -> tuple[int, ...]:
     total, given = sum(weights), sum(units)
