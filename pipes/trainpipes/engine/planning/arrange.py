@@ -103,7 +103,7 @@ def _above(chain: Chain, stage: Stage, later: Sequence[Stage]) -> Chain:
         return replace(chain, shard=_once(chain.shard, stage))
     if isinstance(stage, kinds.BatchingStage):
         if over_batches and stage.traits.keeps_rows:
-            return replace(chain, after=(*chain.after, stage._resolved(_nested=True)))
+            return replace(chain, after=(*chain.after, stage._resolved(nested=True)))
         rolling, batch = chain.repeat is not None, _once(chain.batch, stage)
         return replace(chain, batch=batch, rolling=rolling, after=after)
     if isinstance(stage, kinds.RepeatStage):
