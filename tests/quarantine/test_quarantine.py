@@ -340,6 +340,40 @@ def test_rows_of_a_mix_are_listed_and_the_run_resumes(tmp_path: Path) -> None:
     assert {n for _, n in numbers_of(lines)} == BAD
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lines_and_logs_name_the_source_of_a_mix(
+    workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, no_processes_left: None
+) -> None:
+    quarantine, read = tp.Quarantine(tmp_path / "bad", max_share=1), {}
+    for name in "abc":
+        files = write_files(tmp_path / name, "json", 1, BAD)
+        (tmp_path / name / "cut.jsonl.gz").write_bytes(b"not gzip")
+        read[name] = tp.read_json([files, str(tmp_path / name / "*.gz")], on_error=quarantine)
+    inner = tp.mix({"x": read["a"], "y": read["b"]}, weights={"x": 1, "y": 1})
+    mix = tp.mix({"inner": inner, "c": read["c"]}, weights={"inner": 2, "c": 1})
+    pipe = mix.sharding_filter(2).batch(4)
+    list(tp.Loader(pipe, num_workers=workers))
+    lines = listed(tmp_path / "bad")
+    found = {(one["source"], Path(one["file"]).parent.name, one["row"]) for one in lines}
+    sources = [("inner/x", "a"), ("inner/y", "b"), ("c", "c")]
+    assert found == {(*one, row) for one in sources for row in (3, 7, None)}
+    for source, folder in sources:
+        assert f"epoch 0: read_json(on_error): source {source!r}: " in caplog.text
+        assert (
+            f"left out, which cannot be read: source {source!r}, {tmp_path / folder}" in caplog.text
+        )
+        if not workers:
+            assert f"the last one at source {source!r}, {tmp_path / folder}" in caplog.text
+    assert "source 'inner/x': " in pipe.stats(2).counts["read_json"]
+
+
+def test_too_many_bad_rows_of_a_source_stop_the_run_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"id": 1\n' * 900 + '{"id": 1}\n' * 100)
+    read = tp.read_json(tmp_path / "rows.jsonl", on_error=tp.Quarantine(tmp_path / "bad"))
+    with pytest.raises(tp.DataError, match=r"900 of 1,000(.|\n)*source 'web' of a mix"):
+        list(tp.mix({"web": read}, weights={"web": 1}))
+
+
 @pytest.mark.parametrize("order", [("raise", "skip"), ("skip", "raise")])
 def test_a_state_of_raise_does_not_fit_a_run_that_leaves_rows_out(
     order: tuple[Any, Any], tmp_path: Path

@@ -170,7 +170,7 @@ class LeftOut(Tally):
         place = self._place(int(given.ids[last]))
         where = "" if place is None else f" at {place}"
         size = f" has {dropped[last]:,}" if self._unit else ""
-        log.warning("%s: %s; the last one%s%s", self.stage, self.said(found), size, where)
+        log.warning("%s: %s; the last one%s%s", self.stage, self._said(found), size, where)
 
     def _place(self, row: int) -> Place | None:
         inputs = self.stage._inputs
@@ -200,7 +200,7 @@ class LeftOut(Tally):
             if gone / max(seen, LEAST_ROWS) > quarantine.max_share:
                 raise DataError(listed.summary(str(self.stage), seen, gone), stage=str(self.stage))
 
-    def said(self, numbers: tuple[int, int, int]) -> str:
+    def _said(self, numbers: tuple[int, int, int]) -> str:
         seen, lost, tokens = numbers
         if not lost:
             return ""
@@ -291,9 +291,9 @@ def _lines_of(quarantine: Quarantine) -> _Lines:
         return _open[key]
 
 
-def list_file(quarantine: Quarantine, path: str, stage: str, error: str) -> None:
+def list_file(quarantine: Quarantine, place: Place, stage: str, error: str) -> None:
     """List a file that cannot be read as a whole."""
-    listed, place = _lines_of(quarantine), Place(path)
+    listed = _lines_of(quarantine)
     with listed.lock:
         if listed.count(stage, error, place):
             listed.write([line_of(place, stage, hidden(cut(error, ERROR)), None, "")])

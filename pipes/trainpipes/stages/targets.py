@@ -52,7 +52,7 @@ class WithoutTarget(Tally):
             ways = f'{raising(most)}choose on_error="raise", "skip" or "keep"'
             warn_once(f"{self.stage}: {self}: {ways}", keys[0])
 
-    def said(self, numbers: Numbers) -> str:
+    def _said(self, numbers: Numbers) -> str:
         seen, lacking, cut = numbers
         if not lacking:
             return ""
@@ -65,7 +65,7 @@ class WereCut(Tally):
 
     warns = False  # it was asked for
 
-    def said(self, numbers: Numbers) -> str:
+    def _said(self, numbers: Numbers) -> str:
         seen, cut, tokens = numbers
         most = self.stage.options["max_length"]
         return (

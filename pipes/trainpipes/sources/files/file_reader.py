@@ -30,7 +30,7 @@ from trainpipes.sources.files.list_files import ListFiles, checked_options
 from trainpipes.sources.memmap.manifest import is_memmap
 
 
-class FileReader(ReadingSource):
+class FileReader(ReadingSource, asks_inputs=True):
     """Reads the files of ``list_files`` below it. A subclass has ``storage_options`` and ``_open_on``."""
 
     free = frozenset({"storage_options", "index"})
