@@ -178,7 +178,9 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
                 run = Run(rows, cursors(first, stop))
                 if "labels" in documents.columns and self.on_error != "keep":
                     found = have_target(*numbers_of(rows, "labels", self))
-                    run = self.check_targets(run, found)
+                    given = rows.of_epoch(rows.epoch)
+                    given.made_of = placing.pieces(first, stop, block)
+                    run = self.check_targets(run, found, given=given)
                 yield run
                 del run, rows, table  # their memory is free for the next one
 

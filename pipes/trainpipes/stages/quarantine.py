@@ -10,7 +10,7 @@ import re
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from threading import Lock
 from typing import Annotated, Any, Literal
@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from trainpipes._internal.checks import fraction, require, whole_number, wrong
+from trainpipes._internal.checks import fraction, is_path, require, whole_number, wrong
 from trainpipes._internal.data_parallel import data_parallel
 from trainpipes._internal.fork_lock import ForkLock
 from trainpipes._internal.types import IntArray
-from trainpipes.columns.block import Block
+from trainpipes.columns.block import Block, Pieces
 from trainpipes.errors import DataError
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import cut, shown
@@ -30,7 +30,7 @@ from trainpipes.filesystems.output_file import writing
 from trainpipes.filesystems.places import place_at
 from trainpipes.interfaces.options import either
 from trainpipes.interfaces.source import Place
-from trainpipes.interfaces.tally import Tally
+from trainpipes.interfaces.tally import Numbers, Tally
 
 log = logging.getLogger("trainpipes")
 
@@ -42,6 +42,8 @@ ERROR, VALUE, PLACES, KINDS = 500, 400, 10, 20
 IN_CONFIGS = ("folder", "max_rows", "max_share")
 #: Bytes of an object at a URL; up to there it is written anew with each further line.
 PART_BYTES = 64 << 10
+#: The names of its files.
+LISTS = re.compile(r"(^|/)quarantine-[^/]*-\d+-\d+-\d+-[0-9a-f]{8}(-\d{4,})?\.jsonl$")
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,11 +80,13 @@ class Quarantine:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
 
     def __post_init__(self) -> None:
-        good = isinstance(self.folder, str | os.PathLike) and os.fspath(self.folder)
-        require(good, "Quarantine(folder)", "a path or URL", self.folder)
-        object.__setattr__(self, "folder", os.fspath(self.folder))
+        require(is_path(self.folder), "Quarantine(folder)", "a path or URL", self.folder)
+        object.__setattr__(self, "folder", os.fsdecode(self.folder))
         whole_number(self.max_rows, 0, "Quarantine(max_rows)", "lines that a process writes")
         fraction(self.max_share, "Quarantine(max_share)")
+        good = self.storage_options is None or isinstance(self.storage_options, Mapping)
+        got = type(self.storage_options).__name__
+        require(good, "Quarantine(storage_options)", "a dict of fsspec options", got)
 
     def __repr__(self) -> str:
         said = (f"{name}={value!r}" for name, value in self.given().items())
@@ -111,19 +115,18 @@ class Quarantine:
         return "skip"  # the rows that come are the same
 
 
-class _OneOf:
-    def __init__(self, *words: str) -> None:
-        self._words = words
+def _one_of(*words: str) -> Callable[[Any, str], None]:
+    def check(value: Any, option: str) -> None:
+        if not isinstance(value, Quarantine) and not (type(value) is str and value in words):
+            raise wrong(option, either(words), value, "or give a trainpipes.Quarantine")
 
-    def __call__(self, value: Any, option: str) -> None:
-        if not isinstance(value, Quarantine) and not (type(value) is str and value in self._words):
-            raise wrong(option, either(self._words), value, "or give a trainpipes.Quarantine")
+    return check
 
 
 #: What becomes of rows that cannot be used, of those without a target; None differs between reasons.
-OnError = Annotated[Literal["raise", "skip", "keep"] | Quarantine, _OneOf("raise", "skip", "keep")]
+OnError = Annotated[Literal["raise", "skip", "keep"] | Quarantine, _one_of("raise", "skip", "keep")]
 #: The same of rows that can't be read.
-OnBadRow = Annotated[Literal["raise", "skip"] | Quarantine, _OneOf("raise", "skip")]
+OnBadRow = Annotated[Literal["raise", "skip"] | Quarantine, _one_of("raise", "skip")]
 
 
 def leaves_out(on_error: Any) -> bool:
@@ -159,48 +162,42 @@ class LeftOut(Tally):
         found = self.add((len(dropped), len(lost), int(dropped.sum())))
         if not len(lost):
             return
-        last = int(lost[-1])
         if self._quarantine is not None:
             why = error_of or (lambda _: self._why)
             value = value_of or (lambda row: given.slice(row, row + 1).rows()[0])
-            self._record(self._quarantine, given, lost.tolist(), why, value, found)
+            _lines_of(self._quarantine).add(self.stage, self._places(given, lost), why, value)
+            self._stop_at_share(self._quarantine, found)
         before = found[1] - len(lost)
         if before and len(str(before)) == len(str(found[1])):
             return
-        place = self._place(int(given.ids[last]))
-        where = "" if place is None else f" at {place}"
+        last = int(lost[-1])
+        where = "" if self.stage._inputs is None else f" at {self._place(int(given.ids[last]))}"
         size = f" has {dropped[last]:,}" if self._unit else ""
         log.warning("%s: %s; the last one%s%s", self.stage, self._said(found), size, where)
 
-    def _place(self, row: int) -> Place | None:
+    def _place(self, row: int) -> Place:
         inputs = self.stage._inputs
-        return None if inputs is None else inputs.place_of(row)
+        return Place(row=row) if inputs is None else inputs.place_of(row)
 
-    def _record(
-        self,
-        quarantine: Quarantine,
-        given: Block,
-        lost: Sequence[int],
-        error_of: Callable[[int], Any],
-        value_of: Callable[[int], Any],
-        found: tuple[int, int, int],
-    ) -> None:
-        listed = _lines_of(quarantine)
-        epochs = np.broadcast_to(np.asarray(given.epoch, dtype=np.int64), len(given))
-        with listed.lock:
-            lines = []
-            for n in lost:
-                place = self._place(int(given.ids[n])) or Place(row=int(given.ids[n]))
-                error = hidden(cut(str(error_of(n)), ERROR))
-                if listed.count(str(self.stage), error, place):
-                    line = line_of(place, self.stage.name, error, int(epochs[n]), value_of(n))
-                    lines.append(line)
-            listed.write(lines)
-            seen, gone, _ = found
-            if gone / max(seen, LEAST_ROWS) > quarantine.max_share:
-                raise DataError(listed.summary(str(self.stage), seen, gone), stage=str(self.stage))
+    def _places(self, given: Block, lost: IntArray) -> Iterator[tuple[int, Place, int]]:
+        """Of rows, and of all that a packed one is made of: the row, the place and the epoch."""
+        pieces = given.made_of or Pieces.whole(given.ids, given.epoch)
+        for row in lost.tolist():
+            own = slice(*pieces.bounds[row : row + 2].tolist())
+            for number, epoch in zip(pieces.ids[own], pieces.epochs[own], strict=True):
+                yield row, self._place(int(number)), int(epoch)
 
-    def _said(self, numbers: tuple[int, int, int]) -> str:
+    def _stop_at_share(self, quarantine: Quarantine, found: Numbers) -> None:
+        seen, lost, _ = found
+        if lost / max(seen, LEAST_ROWS) > quarantine.max_share:
+            summary = _lines_of(quarantine).summary()
+            raise DataError(
+                f"{self.stage}: {lost:,} of {seen:,} rows of this process are left out, more than max_share="
+                f"{quarantine.max_share} of them (or of {LEAST_ROWS:,}); {summary}",
+                stage=str(self.stage),
+            )
+
+    def _said(self, numbers: Numbers) -> str:
         seen, lost, tokens = numbers
         if not lost:
             return ""
@@ -208,16 +205,6 @@ class LeftOut(Tally):
         size = f" ({tokens:,} {self._unit})" if self._unit else ""
         where = f"; listed in {hidden(str(self._quarantine.folder))}" if self._quarantine else ""
         return f"{lost:,} of {seen:,} {self._kind}{many} left out: {self._why}{size}{where}"
-
-
-def line_of(place: Place, stage: str, error: str, epoch: int | None, value: Any) -> bytes:
-    found = {
-        "epoch": epoch, "file": None if place.path is None else hidden(place.path),
-        "block": place.row_group, "row": place.row, "source": place.source, "stage": stage,
-        "error": error,
-        "value": hidden(cut(value, VALUE)) if isinstance(value, str) else shown(value, VALUE),
-    }  # fmt: skip
-    return json.dumps(found).encode() + b"\n"
 
 
 class _Lines:
@@ -235,7 +222,32 @@ class _Lines:
         self._errors = Counter[tuple[str, str]]()
         self._first: list[str] = []
 
-    def count(self, stage: str, error: str, place: Place) -> bool:
+    def add(
+        self,
+        stage: Any,
+        rows: Iterable[tuple[int, Place, int | None]],
+        error_of: Callable[[int], Any],
+        value_of: Callable[[int], Any],
+    ) -> None:
+        """List rows, each with its place and epoch, before what follows them is given."""
+        with self.lock:
+            lines = []
+            for row, place, epoch in rows:
+                error = hidden(cut(str(error_of(row)), ERROR))
+                if not self._has_room(str(stage), error, place):
+                    continue
+                path, value = place.path, value_of(row)
+                found = {
+                    "epoch": epoch, "file": None if path is None else hidden(path),
+                    "block": place.row_group, "row": place.row, "source": place.source,
+                    "stage": stage.name, "error": error,
+                    "value": hidden(cut(value, VALUE)) if type(value) is str else shown(value, VALUE),
+                }  # fmt: skip
+                lines.append(json.dumps(found).encode() + b"\n")
+            if lines:
+                self._write(b"".join(lines))
+
+    def _has_room(self, stage: str, error: str, place: Place) -> bool:
         """Count a row; whether there is room for its line."""
         kind = stage, cut(re.sub(r"\d[\d,]*", "N", error.split("\n")[0]), 80)
         if kind not in self._errors and len(self._errors) >= KINDS:
@@ -249,35 +261,28 @@ class _Lines:
             log.warning(said, self._quarantine, f"{self._quarantine.max_rows:,}")
         return self._written <= self._quarantine.max_rows
 
-    def write(self, lines: Sequence[bytes]) -> None:
-        """Write whole lines, before what follows their rows is given."""
-        data, place = b"".join(lines), self._place
-        if not data:
-            return
+    def _write(self, data: bytes) -> None:
+        place = self._place
         path = place.at(f"{self._name}.jsonl")
         with writing(path, "Quarantine"):
-            if place.is_local:
-                os.makedirs(place.root, exist_ok=True)
-                with open(path, "ab", buffering=0) as file:
-                    begin = file.tell()
-                    if file.write(data) < len(data):  # a full disk takes a part
-                        file.truncate(begin)
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if not place.is_local:
+                self._part += data
+                place.put(f"{self._name}-{self._parts:04}.jsonl", self._part)
+                if len(self._part) > PART_BYTES:
+                    self._part, self._parts = b"", self._parts + 1
                 return
-            self._part += data
-            place.put(f"{self._name}-{self._parts:04}.jsonl", self._part)
-            if len(self._part) > PART_BYTES:
-                self._part, self._parts = b"", self._parts + 1
+            os.makedirs(place.root, exist_ok=True)
+            with open(path, "ab", buffering=0) as file:
+                begin = file.tell()
+                if file.write(data) < len(data):  # a full disk takes a part
+                    file.truncate(begin)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def summary(self, stage: str, seen: int, lost: int) -> str:
-        quarantine = self._quarantine
+    def summary(self) -> str:
         errors = [f"  {count:,} x {who}: {why}" for (who, why), count in self._errors.most_common()]
-        return "\n".join([
-            f"{stage}: {lost:,} of {seen:,} rows of this process are left out, more than max_share="
-            f"{quarantine.max_share} of them (or of {LEAST_ROWS:,}); of all stages:", *errors,
-            "the first ones:", *self._first,
-            f"they are listed in {hidden(str(quarantine.folder))}: fix the files, or raise max_share",
-        ])  # fmt: skip
+        folder = hidden(str(self._quarantine.folder))
+        way = f"they are listed in {folder}: fix the files, or raise max_share"
+        return "\n".join(["of all stages:", *errors, "the first ones:", *self._first, way])
 
 
 _lock, _open = ForkLock(), dict[tuple[int, Quarantine], _Lines]()
@@ -291,9 +296,6 @@ def _lines_of(quarantine: Quarantine) -> _Lines:
         return _open[key]
 
 
-def list_file(quarantine: Quarantine, place: Place, stage: str, error: str) -> None:
+def list_file(quarantine: Quarantine, place: Place, reader: Any, error: str) -> None:
     """List a file that cannot be read as a whole."""
-    listed = _lines_of(quarantine)
-    with listed.lock:
-        if listed.count(stage, error, place):
-            listed.write([line_of(place, stage, hidden(cut(error, ERROR)), None, "")])
+    _lines_of(quarantine).add(reader, [(0, place, None)], lambda _: error, lambda _: "")

@@ -102,6 +102,6 @@ def without_bad_files(open_on: Callable[[Any, Sequence[Stage]], T]) -> Callable[
                 said = "%s: a file is left out, which cannot be read: %s: %s"
                 log.warning(said, self.name, place, why)
                 if isinstance(self.on_error, Quarantine):
-                    list_file(self.on_error, place, self.name, why)
+                    list_file(self.on_error, place, self, why)
 
     return opened
