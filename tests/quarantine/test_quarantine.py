@@ -470,6 +470,7 @@ def test_secrets_in_urls_are_hidden(tmp_path: Path) -> None:
     assert "host" in line["value"]
     assert "hush" not in line["value"]
     assert "hush" not in repr(tp.Quarantine("x", storage_options={"key": "hush"}))
+    assert "hush" not in repr(tp.Quarantine("s3://me:hush@bucket/x?sig=hush"))
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,9 @@ from trainpipes.interfaces.tally import Tally
 from trainpipes.stages import pack_fit
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.held import CursorsOf, Held, around, opened
+from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.pack_windows import best_window, fit_a_row, joint_window
-from trainpipes.stages.quarantine import LeftOut, OnError
+from trainpipes.stages.quarantine import OnError
 from trainpipes.stages.read_columns import check_beside, ids_of, names_of, numbers_of
 from trainpipes.stages.targets import TargetStage, have_target
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes

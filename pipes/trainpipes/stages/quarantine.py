@@ -1,4 +1,4 @@
-"""Rows that cannot be used: left out, counted, and with ``Quarantine`` listed in a folder."""
+"""A folder with lists of the rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -10,32 +10,25 @@ import re
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from threading import Lock
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from torch.utils.data import get_worker_info
 
 from trainpipes._internal.checks import fraction, is_path, require, whole_number, wrong
 from trainpipes._internal.data_parallel import data_parallel
 from trainpipes._internal.fork_lock import ForkLock
-from trainpipes._internal.types import IntArray
-from trainpipes.columns.block import Block, Pieces
-from trainpipes.errors import DataError
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import cut, shown
 from trainpipes.filesystems.output_file import writing
 from trainpipes.filesystems.places import place_at
 from trainpipes.interfaces.options import either
 from trainpipes.interfaces.source import Place
-from trainpipes.interfaces.tally import Numbers, Tally
 
 log = logging.getLogger("trainpipes")
 
-#: Rows that ``max_share`` is a share of, at least.
-LEAST_ROWS = 1000
 #: Characters of an error and of a row in a line, places and kinds of errors that a summary names.
 ERROR, VALUE, PLACES, KINDS = 500, 400, 10, 20
 #: The arguments that a config may have.
@@ -90,7 +83,7 @@ class Quarantine:
 
     def __repr__(self) -> str:
         said = (f"{name}={value!r}" for name, value in self.given().items())
-        return f"Quarantine({', '.join(said).removeprefix('folder=')})"
+        return hidden(f"Quarantine({', '.join(said).removeprefix('folder=')})")
 
     def given(self) -> dict[str, Any]:
         """The arguments that are not left out, but for ``storage_options``."""
@@ -133,81 +126,7 @@ def leaves_out(on_error: Any) -> bool:
     return on_error == "skip" or isinstance(on_error, Quarantine)
 
 
-class LeftOut(Tally):
-    """Rows left out; logs the first, the 10th, the 100th, ..."""
-
-    def __init__(
-        self,
-        stage: Any,
-        why: str,
-        kind: str = "document",
-        unit: str = "tokens",
-        on_error: Any = None,
-    ) -> None:
-        super().__init__(stage)
-        self._why, self._kind, self._unit = why, kind, unit
-        self._quarantine = on_error if isinstance(on_error, Quarantine) else None
-
-    def drop(
-        self,
-        given: Block,
-        dropped: IntArray,
-        error_of: Callable[[int], Any] | None = None,
-        value_of: Callable[[int], Any] | None = None,
-    ) -> None:
-        """Count rows, of which those are left out where ``dropped`` is not 0. ``error_of`` says why, and
-        ``value_of`` what a row holds, by its place in the block.
-        """
-        lost = np.flatnonzero(dropped)
-        found = self.add((len(dropped), len(lost), int(dropped.sum())))
-        if not len(lost):
-            return
-        if self._quarantine is not None:
-            why = error_of or (lambda _: self._why)
-            value = value_of or (lambda row: given.slice(row, row + 1).rows()[0])
-            _lines_of(self._quarantine).add(self.stage, self._places(given, lost), why, value)
-            self._stop_at_share(self._quarantine, found)
-        before = found[1] - len(lost)
-        if before and len(str(before)) == len(str(found[1])):
-            return
-        last = int(lost[-1])
-        where = "" if self.stage._inputs is None else f" at {self._place(int(given.ids[last]))}"
-        size = f" has {dropped[last]:,}" if self._unit else ""
-        log.warning("%s: %s; the last one%s%s", self.stage, self._said(found), size, where)
-
-    def _place(self, row: int) -> Place:
-        inputs = self.stage._inputs
-        return Place(row=row) if inputs is None else inputs.place_of(row)
-
-    def _places(self, given: Block, lost: IntArray) -> Iterator[tuple[int, Place, int]]:
-        """Of rows, and of all that a packed one is made of: the row, the place and the epoch."""
-        pieces = given.made_of or Pieces.whole(given.ids, given.epoch)
-        for row in lost.tolist():
-            own = slice(*pieces.bounds[row : row + 2].tolist())
-            for number, epoch in zip(pieces.ids[own], pieces.epochs[own], strict=True):
-                yield row, self._place(int(number)), int(epoch)
-
-    def _stop_at_share(self, quarantine: Quarantine, found: Numbers) -> None:
-        seen, lost, _ = found
-        if lost / max(seen, LEAST_ROWS) > quarantine.max_share:
-            summary = _lines_of(quarantine).summary()
-            raise DataError(
-                f"{self.stage}: {lost:,} of {seen:,} rows of this process are left out, more than max_share="
-                f"{quarantine.max_share} of them (or of {LEAST_ROWS:,}); {summary}",
-                stage=str(self.stage),
-            )
-
-    def _said(self, numbers: Numbers) -> str:
-        seen, lost, tokens = numbers
-        if not lost:
-            return ""
-        many = "" if seen == 1 else "s"
-        size = f" ({tokens:,} {self._unit})" if self._unit else ""
-        where = f"; listed in {hidden(str(self._quarantine.folder))}" if self._quarantine else ""
-        return f"{lost:,} of {seen:,} {self._kind}{many} left out: {self._why}{size}{where}"
-
-
-class _Lines:
+class Lines:
     """What this process lists in a folder."""
 
     def __init__(self, quarantine: Quarantine) -> None:
@@ -279,23 +198,25 @@ class _Lines:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def summary(self) -> str:
-        errors = [f"  {count:,} x {who}: {why}" for (who, why), count in self._errors.most_common()]
-        folder = hidden(str(self._quarantine.folder))
-        way = f"they are listed in {folder}: fix the files, or raise max_share"
-        return "\n".join(["of all stages:", *errors, "the first ones:", *self._first, way])
+        with self.lock:
+            most = self._errors.most_common()
+            errors = [f"  {count:,} x {who}: {why}" for (who, why), count in most]
+            folder = hidden(str(self._quarantine.folder))
+            way = f"they are listed in {folder}: fix the files, or raise max_share"
+            return "\n".join(["of all stages:", *errors, "the first ones:", *self._first, way])
 
 
-_lock, _open = ForkLock(), dict[tuple[int, Quarantine], _Lines]()
+_lock, _open = ForkLock(), dict[tuple[int, Quarantine], Lines]()
 
 
-def _lines_of(quarantine: Quarantine) -> _Lines:
+def lines_of(quarantine: Quarantine) -> Lines:
     with _lock:
         key = os.getpid(), quarantine
         if key not in _open:
-            _open[key] = _Lines(quarantine)
+            _open[key] = Lines(quarantine)
         return _open[key]
 
 
 def list_file(quarantine: Quarantine, place: Place, reader: Any, error: str) -> None:
     """List a file that cannot be read as a whole."""
-    _lines_of(quarantine).add(reader, [(0, place, None)], lambda _: error, lambda _: "")
+    lines_of(quarantine).add(reader, [(0, place, None)], lambda _: error, lambda _: "")

@@ -16,7 +16,8 @@ from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.tally import Numbers, Tally
-from trainpipes.stages.quarantine import LeftOut, leaves_out
+from trainpipes.stages.left_out import LeftOut
+from trainpipes.stages.quarantine import leaves_out
 
 #: What torch's ``cross_entropy`` leaves out by default.
 IGNORED = -100

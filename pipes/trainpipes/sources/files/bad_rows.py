@@ -19,7 +19,8 @@ from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.interfaces.tally import Tally
-from trainpipes.stages.quarantine import LeftOut, OnBadRow, Quarantine, leaves_out, list_file
+from trainpipes.stages.left_out import LeftOut
+from trainpipes.stages.quarantine import OnBadRow, Quarantine, leaves_out, list_file
 
 T = TypeVar("T")
 log = logging.getLogger("trainpipes")
