@@ -20,7 +20,8 @@ import trainpipes as tp
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.tally import Tally
-from trainpipes.stages.quarantine import LeftOut, leaves_out
+from trainpipes.stages.left_out import LeftOut
+from trainpipes.stages.quarantine import leaves_out
 from trainpipes_recipes.inputs import OnError
 
 __all__ = ["CheckedRows", "SplitPrompt", "checked", "conversations", "problem", "to_messages"]

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import trainpipes as tp
 from quarantine.bad_data import (
@@ -340,6 +342,40 @@ def test_rows_of_a_mix_are_listed_and_the_run_resumes(tmp_path: Path) -> None:
     assert {n for _, n in numbers_of(lines)} == BAD
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lines_and_logs_name_the_source_of_a_mix(
+    workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, no_processes_left: None
+) -> None:
+    quarantine, read = tp.Quarantine(tmp_path / "bad", max_share=1), {}
+    for name in "abc":
+        files = write_files(tmp_path / name, "json", 1, BAD)
+        (tmp_path / name / "cut.jsonl.gz").write_bytes(b"not gzip")
+        read[name] = tp.read_json([files, str(tmp_path / name / "*.gz")], on_error=quarantine)
+    inner = tp.mix({"x": read["a"], "y": read["b"]}, weights={"x": 1, "y": 1})
+    mix = tp.mix({"inner": inner, "c": read["c"]}, weights={"inner": 2, "c": 1})
+    pipe = mix.sharding_filter(2).batch(4)
+    list(tp.Loader(pipe, num_workers=workers))
+    lines = listed(tmp_path / "bad")
+    found = {(one["source"], Path(one["file"]).parent.name, one["row"]) for one in lines}
+    sources = [("inner/x", "a"), ("inner/y", "b"), ("c", "c")]
+    assert found == {(*one, row) for one in sources for row in (3, 7, None)}
+    for source, folder in sources:
+        assert f"epoch 0: read_json(on_error): source {source!r}: " in caplog.text
+        assert (
+            f"left out, which cannot be read: source {source!r}, {tmp_path / folder}" in caplog.text
+        )
+        if not workers:
+            assert f"the last one at source {source!r}, {tmp_path / folder}" in caplog.text
+    assert "source 'inner/x': " in pipe.stats(2).counts["read_json"]
+
+
+def test_too_many_bad_rows_of_a_source_stop_the_run_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"id": 1\n' * 900 + '{"id": 1}\n' * 100)
+    read = tp.read_json(tmp_path / "rows.jsonl", on_error=tp.Quarantine(tmp_path / "bad"))
+    with pytest.raises(tp.DataError, match=r"900 of 1,000(.|\n)*source 'web' of a mix"):
+        list(tp.mix({"web": read}, weights={"web": 1}))
+
+
 @pytest.mark.parametrize("order", [("raise", "skip"), ("skip", "raise")])
 def test_a_state_of_raise_does_not_fit_a_run_that_leaves_rows_out(
     order: tuple[Any, Any], tmp_path: Path
@@ -351,6 +387,81 @@ def test_a_state_of_raise_does_not_fit_a_run_that_leaves_rows_out(
         then.load_state_dict(first.state_dict())
 
 
+@pytest.mark.parametrize("where", ["data", "data/*.jsonl"])
+def test_a_quarantine_beside_the_data_is_no_data(
+    where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_files(tmp_path / "data", "json", 3, BAD)
+
+    def pipe() -> tp.Pipeline:
+        quarantine = tp.Quarantine(tmp_path / "data", max_share=1)
+        return tp.read_json(tmp_path / where, max_row_bytes=300, on_error=quarantine).batch(4)
+
+    first = pipe()
+    found = list(islice(first, 5))
+    assert "beside the data" not in caplog.text
+    then = pipe()
+    then.load_state_dict(first.state_dict())
+    found += list(then)
+    assert caplog.text.count("1 files beside the data list rows of a Quarantine") == 1
+    assert [row["id"] for batch in found for row in batch] == [n for n in range(60) if n not in BAD]
+    lists = [*map(str, (tmp_path / "data").glob("quarantine-*"))]
+    assert {row["stage"] for row in tp.read_json(lists)} == {"read_json"}  # to look at them
+
+
+def test_each_document_of_a_packed_row_is_listed(tmp_path: Path) -> None:
+    rows = [
+        {"input_ids": [1, 2, 3], "labels": [-100] * 3 if n % 4 < 2 else [1, 2, 3]}
+        for n in range(16)
+    ]
+    quarantine = tp.Quarantine(tmp_path / "bad", max_share=1)
+    packed = tp.from_arrow(pa.Table.from_pylist(rows)).pack(6, on_error=quarantine)
+    assert len(list(packed)) == 4
+    assert sorted(line["row"] for line in listed(tmp_path / "bad")) == [0, 1, 4, 5, 8, 9, 12, 13]
+
+
+class Odd(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("repr")
+
+    __str__ = __repr__
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"\xff", float("nan"), 10**5000, torch.zeros(2), np.arange(3), "\ud800", Odd(), {1: Odd()}],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_that_json_does_not_hold_are_listed_as_text(value: Any, tmp_path: Path) -> None:
+    rows = [{"text": None if n % 2 else "a", "value": value} for n in range(4)]
+    pipe = tp.from_dataset(rows).tokenize("bytes", on_error=tp.Quarantine(tmp_path / "bad"))
+    assert len(list(pipe)) == 2
+    (file,) = (tmp_path / "bad").iterdir()
+    found = tp.read_json(file)
+    assert [(row["row"], row["value"][:14]) for row in found] == [
+        (n, "{'text': None,") for n in (1, 3)
+    ]
+
+
+def test_rows_of_flat_map_are_listed_by_the_row_that_they_are_made_of(tmp_path: Path) -> None:
+    pipe = tp.from_dataset([{"text": "a"}, {"text": None}]).flat_map(
+        lambda row: [row, {"text": None}]
+    )
+    assert len(list(pipe.tokenize("bytes", on_error=tp.Quarantine(tmp_path / "bad")))) == 1
+    assert [line["row"] for line in listed(tmp_path / "bad")] == [0, 1, 1]
+
+
+def test_stages_after_joined_sources_list_their_rows(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    rows = [tp.read_parquet(texts(tmp_path / name)) for name in "ab"]
+    pipe = tp.concat(rows).tokenize("bytes", on_error=tp.Quarantine(tmp_path / "bad"))
+    assert len(list(pipe)) == 2 * (60 - len(BAD))
+    found = {(line["file"], line["row"]) for line in listed(tmp_path / "bad")}
+    files = [str(tmp_path / name / f"{n // ROWS}.parquet") for name in "ab" for n in BAD]
+    assert found == {(file, n % ROWS) for file, n in zip(files, [*BAD] * 2, strict=True)}
+
+
 def test_secrets_in_urls_are_hidden(tmp_path: Path) -> None:
     rows = [{"text": None, "url": "https://me:hush@host/x?token=hush"}, {"text": "a", "url": ""}]
     pipe = tp.from_arrow(pa.Table.from_pylist(rows))
@@ -359,6 +470,7 @@ def test_secrets_in_urls_are_hidden(tmp_path: Path) -> None:
     assert "host" in line["value"]
     assert "hush" not in line["value"]
     assert "hush" not in repr(tp.Quarantine("x", storage_options={"key": "hush"}))
+    assert "hush" not in repr(tp.Quarantine("s3://me:hush@bucket/x?sig=hush"))
 
 
 @pytest.mark.parametrize(
@@ -366,6 +478,8 @@ def test_secrets_in_urls_are_hidden(tmp_path: Path) -> None:
     [
         ({"folder": ""}, r"Quarantine\(folder\) must be a path or URL"),
         ({"folder": "x", "max_rows": -1}, r"Quarantine\(max_rows\) must be"),
+        ({"folder": "a\0b"}, r"Quarantine\(folder\) must be a path or URL"),
+        ({"folder": "x", "storage_options": 3}, r"Quarantine\(storage_options\) must be a dict"),
         ({"folder": "x", "max_share": 2}, r"Quarantine\(max_share\) must be a number from 0 to 1"),
     ],
 )

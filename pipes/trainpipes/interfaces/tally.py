@@ -43,7 +43,11 @@ class Tally:
         """Called at the end of a pass."""
 
     def said(self, numbers: Numbers) -> str:
-        """In words; "" for none."""
+        """In words, with the name of a mix's source; "" for none."""
+        said, name = self._said(numbers), getattr(self.stage._inputs, "name", None)
+        return f"source {name!r}: {said}" if said and name else said
+
+    def _said(self, numbers: Numbers) -> str:
         raise NotImplementedError
 
     def __str__(self) -> str:

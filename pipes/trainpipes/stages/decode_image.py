@@ -18,8 +18,9 @@ from trainpipes.interfaces.blame import blame, refused
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.tally import Tally
 from trainpipes.stages.columns import taken
+from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.map import RowFunction
-from trainpipes.stages.quarantine import LeftOut, OnBadRow, leaves_out
+from trainpipes.stages.quarantine import OnBadRow, leaves_out
 from trainpipes.stages.read_columns import cell
 
 #: An image, ``[C, H, W]``.

@@ -23,8 +23,9 @@ from trainpipes.interfaces.tally import Tally
 from trainpipes.stages import pack_fit
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.held import CursorsOf, Held, around, opened
+from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.pack_windows import best_window, fit_a_row, joint_window
-from trainpipes.stages.quarantine import LeftOut, OnError
+from trainpipes.stages.quarantine import OnError
 from trainpipes.stages.read_columns import check_beside, ids_of, names_of, numbers_of
 from trainpipes.stages.targets import TargetStage, have_target
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
@@ -178,7 +179,9 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
                 run = Run(rows, cursors(first, stop))
                 if "labels" in documents.columns and self.on_error != "keep":
                     found = have_target(*numbers_of(rows, "labels", self))
-                    run = self.check_targets(run, found)
+                    given = rows.of_epoch(rows.epoch)
+                    given.made_of = placing.pieces(first, stop, block)
+                    run = self.check_targets(run, found, given=given)
                 yield run
                 del run, rows, table  # their memory is free for the next one
 

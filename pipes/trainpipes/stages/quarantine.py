@@ -1,4 +1,4 @@
-"""Rows that cannot be used: left out, counted, and with ``Quarantine`` listed in a folder."""
+"""A folder with lists of the rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -10,38 +10,33 @@ import re
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from threading import Lock
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from torch.utils.data import get_worker_info
 
-from trainpipes._internal.checks import fraction, require, whole_number, wrong
+from trainpipes._internal.checks import fraction, is_path, require, whole_number, wrong
 from trainpipes._internal.data_parallel import data_parallel
 from trainpipes._internal.fork_lock import ForkLock
-from trainpipes._internal.types import IntArray
-from trainpipes.columns.block import Block
-from trainpipes.errors import DataError
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import cut, shown
 from trainpipes.filesystems.output_file import writing
 from trainpipes.filesystems.places import place_at
 from trainpipes.interfaces.options import either
 from trainpipes.interfaces.source import Place
-from trainpipes.interfaces.tally import Tally
 
 log = logging.getLogger("trainpipes")
 
-#: Rows that ``max_share`` is a share of, at least.
-LEAST_ROWS = 1000
 #: Characters of an error and of a row in a line, places and kinds of errors that a summary names.
 ERROR, VALUE, PLACES, KINDS = 500, 400, 10, 20
 #: The arguments that a config may have.
 IN_CONFIGS = ("folder", "max_rows", "max_share")
 #: Bytes of an object at a URL; up to there it is written anew with each further line.
 PART_BYTES = 64 << 10
+#: The names of its files.
+LISTS = re.compile(r"(^|/)quarantine-[^/]*-\d+-\d+-\d+-[0-9a-f]{8}(-\d{4,})?\.jsonl$")
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,15 +73,17 @@ class Quarantine:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
 
     def __post_init__(self) -> None:
-        good = isinstance(self.folder, str | os.PathLike) and os.fspath(self.folder)
-        require(good, "Quarantine(folder)", "a path or URL", self.folder)
-        object.__setattr__(self, "folder", os.fspath(self.folder))
+        require(is_path(self.folder), "Quarantine(folder)", "a path or URL", self.folder)
+        object.__setattr__(self, "folder", os.fsdecode(self.folder))
         whole_number(self.max_rows, 0, "Quarantine(max_rows)", "lines that a process writes")
         fraction(self.max_share, "Quarantine(max_share)")
+        good = self.storage_options is None or isinstance(self.storage_options, Mapping)
+        got = type(self.storage_options).__name__
+        require(good, "Quarantine(storage_options)", "a dict of fsspec options", got)
 
     def __repr__(self) -> str:
         said = (f"{name}={value!r}" for name, value in self.given().items())
-        return f"Quarantine({', '.join(said).removeprefix('folder=')})"
+        return hidden(f"Quarantine({', '.join(said).removeprefix('folder=')})")
 
     def given(self) -> dict[str, Any]:
         """The arguments that are not left out, but for ``storage_options``."""
@@ -111,116 +108,25 @@ class Quarantine:
         return "skip"  # the rows that come are the same
 
 
-class _OneOf:
-    def __init__(self, *words: str) -> None:
-        self._words = words
+def _one_of(*words: str) -> Callable[[Any, str], None]:
+    def check(value: Any, option: str) -> None:
+        if not isinstance(value, Quarantine) and not (type(value) is str and value in words):
+            raise wrong(option, either(words), value, "or give a trainpipes.Quarantine")
 
-    def __call__(self, value: Any, option: str) -> None:
-        if not isinstance(value, Quarantine) and not (type(value) is str and value in self._words):
-            raise wrong(option, either(self._words), value, "or give a trainpipes.Quarantine")
+    return check
 
 
 #: What becomes of rows that cannot be used, of those without a target; None differs between reasons.
-OnError = Annotated[Literal["raise", "skip", "keep"] | Quarantine, _OneOf("raise", "skip", "keep")]
+OnError = Annotated[Literal["raise", "skip", "keep"] | Quarantine, _one_of("raise", "skip", "keep")]
 #: The same of rows that can't be read.
-OnBadRow = Annotated[Literal["raise", "skip"] | Quarantine, _OneOf("raise", "skip")]
+OnBadRow = Annotated[Literal["raise", "skip"] | Quarantine, _one_of("raise", "skip")]
 
 
 def leaves_out(on_error: Any) -> bool:
     return on_error == "skip" or isinstance(on_error, Quarantine)
 
 
-class LeftOut(Tally):
-    """Rows left out; logs the first, the 10th, the 100th, ..."""
-
-    def __init__(
-        self,
-        stage: Any,
-        why: str,
-        kind: str = "document",
-        unit: str = "tokens",
-        on_error: Any = None,
-    ) -> None:
-        super().__init__(stage)
-        self._why, self._kind, self._unit = why, kind, unit
-        self._quarantine = on_error if isinstance(on_error, Quarantine) else None
-
-    def drop(
-        self,
-        given: Block,
-        dropped: IntArray,
-        error_of: Callable[[int], Any] | None = None,
-        value_of: Callable[[int], Any] | None = None,
-    ) -> None:
-        """Count rows, of which those are left out where ``dropped`` is not 0. ``error_of`` says why, and
-        ``value_of`` what a row holds, by its place in the block.
-        """
-        lost = np.flatnonzero(dropped)
-        found = self.add((len(dropped), len(lost), int(dropped.sum())))
-        if not len(lost):
-            return
-        last = int(lost[-1])
-        if self._quarantine is not None:
-            why = error_of or (lambda _: self._why)
-            value = value_of or (lambda row: given.slice(row, row + 1).rows()[0])
-            self._record(self._quarantine, given, lost.tolist(), why, value, found)
-        before = found[1] - len(lost)
-        if before and len(str(before)) == len(str(found[1])):
-            return
-        place = self._place(int(given.ids[last]))
-        where = "" if place is None else f" at {place}"
-        size = f" has {dropped[last]:,}" if self._unit else ""
-        log.warning("%s: %s; the last one%s%s", self.stage, self.said(found), size, where)
-
-    def _place(self, row: int) -> Place | None:
-        inputs = self.stage._inputs
-        return None if inputs is None else inputs.place_of(row)
-
-    def _record(
-        self,
-        quarantine: Quarantine,
-        given: Block,
-        lost: Sequence[int],
-        error_of: Callable[[int], Any],
-        value_of: Callable[[int], Any],
-        found: tuple[int, int, int],
-    ) -> None:
-        listed = _lines_of(quarantine)
-        epochs = np.broadcast_to(np.asarray(given.epoch, dtype=np.int64), len(given))
-        with listed.lock:
-            lines = []
-            for n in lost:
-                place = self._place(int(given.ids[n])) or Place(row=int(given.ids[n]))
-                error = hidden(cut(str(error_of(n)), ERROR))
-                if listed.count(str(self.stage), error, place):
-                    line = line_of(place, self.stage.name, error, int(epochs[n]), value_of(n))
-                    lines.append(line)
-            listed.write(lines)
-            seen, gone, _ = found
-            if gone / max(seen, LEAST_ROWS) > quarantine.max_share:
-                raise DataError(listed.summary(str(self.stage), seen, gone), stage=str(self.stage))
-
-    def said(self, numbers: tuple[int, int, int]) -> str:
-        seen, lost, tokens = numbers
-        if not lost:
-            return ""
-        many = "" if seen == 1 else "s"
-        size = f" ({tokens:,} {self._unit})" if self._unit else ""
-        where = f"; listed in {hidden(str(self._quarantine.folder))}" if self._quarantine else ""
-        return f"{lost:,} of {seen:,} {self._kind}{many} left out: {self._why}{size}{where}"
-
-
-def line_of(place: Place, stage: str, error: str, epoch: int | None, value: Any) -> bytes:
-    found = {
-        "epoch": epoch, "file": None if place.path is None else hidden(place.path),
-        "block": place.row_group, "row": place.row, "source": place.source, "stage": stage,
-        "error": error,
-        "value": hidden(cut(value, VALUE)) if isinstance(value, str) else shown(value, VALUE),
-    }  # fmt: skip
-    return json.dumps(found).encode() + b"\n"
-
-
-class _Lines:
+class Lines:
     """What this process lists in a folder."""
 
     def __init__(self, quarantine: Quarantine) -> None:
@@ -235,7 +141,32 @@ class _Lines:
         self._errors = Counter[tuple[str, str]]()
         self._first: list[str] = []
 
-    def count(self, stage: str, error: str, place: Place) -> bool:
+    def add(
+        self,
+        stage: Any,
+        rows: Iterable[tuple[int, Place, int | None]],
+        error_of: Callable[[int], Any],
+        value_of: Callable[[int], Any],
+    ) -> None:
+        """List rows, each with its place and epoch, before what follows them is given."""
+        with self.lock:
+            lines = []
+            for row, place, epoch in rows:
+                error = hidden(cut(str(error_of(row)), ERROR))
+                if not self._has_room(str(stage), error, place):
+                    continue
+                path, value = place.path, value_of(row)
+                found = {
+                    "epoch": epoch, "file": None if path is None else hidden(path),
+                    "block": place.row_group, "row": place.row, "source": place.source,
+                    "stage": stage.name, "error": error,
+                    "value": hidden(cut(value, VALUE)) if type(value) is str else shown(value, VALUE),
+                }  # fmt: skip
+                lines.append(json.dumps(found).encode() + b"\n")
+            if lines:
+                self._write(b"".join(lines))
+
+    def _has_room(self, stage: str, error: str, place: Place) -> bool:
         """Count a row; whether there is room for its line."""
         kind = stage, cut(re.sub(r"\d[\d,]*", "N", error.split("\n")[0]), 80)
         if kind not in self._errors and len(self._errors) >= KINDS:
@@ -249,51 +180,43 @@ class _Lines:
             log.warning(said, self._quarantine, f"{self._quarantine.max_rows:,}")
         return self._written <= self._quarantine.max_rows
 
-    def write(self, lines: Sequence[bytes]) -> None:
-        """Write whole lines, before what follows their rows is given."""
-        data, place = b"".join(lines), self._place
-        if not data:
-            return
+    def _write(self, data: bytes) -> None:
+        place = self._place
         path = place.at(f"{self._name}.jsonl")
         with writing(path, "Quarantine"):
-            if place.is_local:
-                os.makedirs(place.root, exist_ok=True)
-                with open(path, "ab", buffering=0) as file:
-                    begin = file.tell()
-                    if file.write(data) < len(data):  # a full disk takes a part
-                        file.truncate(begin)
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if not place.is_local:
+                self._part += data
+                place.put(f"{self._name}-{self._parts:04}.jsonl", self._part)
+                if len(self._part) > PART_BYTES:
+                    self._part, self._parts = b"", self._parts + 1
                 return
-            self._part += data
-            place.put(f"{self._name}-{self._parts:04}.jsonl", self._part)
-            if len(self._part) > PART_BYTES:
-                self._part, self._parts = b"", self._parts + 1
+            os.makedirs(place.root, exist_ok=True)
+            with open(path, "ab", buffering=0) as file:
+                begin = file.tell()
+                if file.write(data) < len(data):  # a full disk takes a part
+                    file.truncate(begin)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def summary(self, stage: str, seen: int, lost: int) -> str:
-        quarantine = self._quarantine
-        errors = [f"  {count:,} x {who}: {why}" for (who, why), count in self._errors.most_common()]
-        return "\n".join([
-            f"{stage}: {lost:,} of {seen:,} rows of this process are left out, more than max_share="
-            f"{quarantine.max_share} of them (or of {LEAST_ROWS:,}); of all stages:", *errors,
-            "the first ones:", *self._first,
-            f"they are listed in {hidden(str(quarantine.folder))}: fix the files, or raise max_share",
-        ])  # fmt: skip
-
-
-_lock, _open = ForkLock(), dict[tuple[int, Quarantine], _Lines]()
+    def summary(self) -> str:
+        with self.lock:
+            most = self._errors.most_common()
+            errors = [f"  {count:,} x {who}: {why}" for (who, why), count in most]
+            folder = hidden(str(self._quarantine.folder))
+            way = f"they are listed in {folder}: fix the files, or raise max_share"
+            return "\n".join(["of all stages:", *errors, "the first ones:", *self._first, way])
 
 
-def _lines_of(quarantine: Quarantine) -> _Lines:
+_lock, _open = ForkLock(), dict[tuple[int, Quarantine], Lines]()
+
+
+def lines_of(quarantine: Quarantine) -> Lines:
     with _lock:
         key = os.getpid(), quarantine
         if key not in _open:
-            _open[key] = _Lines(quarantine)
+            _open[key] = Lines(quarantine)
         return _open[key]
 
 
-def list_file(quarantine: Quarantine, path: str, stage: str, error: str) -> None:
+def list_file(quarantine: Quarantine, place: Place, reader: Any, error: str) -> None:
     """List a file that cannot be read as a whole."""
-    listed, place = _lines_of(quarantine), Place(path)
-    with listed.lock:
-        if listed.count(stage, error, place):
-            listed.write([line_of(place, stage, hidden(cut(error, ERROR)), None, "")])
+    lines_of(quarantine).add(reader, [(0, place, None)], lambda _: error, lambda _: "")

@@ -16,7 +16,8 @@ from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.tally import Numbers, Tally
-from trainpipes.stages.quarantine import LeftOut, leaves_out
+from trainpipes.stages.left_out import LeftOut
+from trainpipes.stages.quarantine import leaves_out
 
 #: What torch's ``cross_entropy`` leaves out by default.
 IGNORED = -100
@@ -52,7 +53,7 @@ class WithoutTarget(Tally):
             ways = f'{raising(most)}choose on_error="raise", "skip" or "keep"'
             warn_once(f"{self.stage}: {self}: {ways}", keys[0])
 
-    def said(self, numbers: Numbers) -> str:
+    def _said(self, numbers: Numbers) -> str:
         seen, lacking, cut = numbers
         if not lacking:
             return ""
@@ -65,7 +66,7 @@ class WereCut(Tally):
 
     warns = False  # it was asked for
 
-    def said(self, numbers: Numbers) -> str:
+    def _said(self, numbers: Numbers) -> str:
         seen, cut, tokens = numbers
         most = self.stage.options["max_length"]
         return (

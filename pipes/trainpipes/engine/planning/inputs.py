@@ -136,7 +136,10 @@ class Inputs:
         chain: Chain,
         source: RowSource | RowStream | None = None,
         schemas: Schemas | None = None,
+        name: str | None = None,
     ) -> None:
+        #: Of a source of a mix, or of one within another: "outer/inner".
+        self.name = name
         self.schemas = schemas or Schemas()
         self._source = source
         #: Whether rows say which rows they are made of (``Block.made_of``).
@@ -218,24 +221,31 @@ class Inputs:
         names: Sequence[str] = getattr(listed, "names", ())
         return names[file] if file < len(names) else ""
 
+    def name_of(self, part: str) -> str:
+        """The name of a source of this mix."""
+        return part if self.name is None else f"{self.name}/{part}"
+
     def place_of(self, row: int) -> Place:
-        if isinstance(self.source, RowSource):
-            return self.source.place(*self.blocks.where(row))
         if isinstance(self.source, RowMixture):
-            inputs, own, name = self.source.where(self, row)
-            return replace(inputs.place_of(own), source=name)
-        return Place(row=row)
+            inputs, own = self.source.where(self, row)
+            return inputs.place_of(own)
+        if isinstance(self.source, RowSource):
+            return self._named(self.source.place(*self.blocks.where(row)))
+        return self._named(Place(row=row))
 
     def places_of(self, row: int) -> list[Place]:
         """Where all that a row is made of stands: one place, or several for zipped rows."""
-        if isinstance(self.source, RowSource):
-            return self.source.places(*self.blocks.where(row))
         if isinstance(self.source, RowMixture):
-            inputs, own, name = self.source.where(self, row)
-            found = inputs.places_of(own)
-            parts = [name if p.source is None else f"{name}/{p.source}" for p in found]
-            return [replace(p, source=part) for p, part in zip(found, parts, strict=True)]
-        return [Place(row=row)]
+            inputs, own = self.source.where(self, row)
+            return inputs.places_of(own)
+        if isinstance(self.source, RowSource):
+            return [*map(self._named, self.source.places(*self.blocks.where(row)))]
+        return [self._named(Place(row=row))]
+
+    def _named(self, place: Place) -> Place:
+        if self.name is None:
+            return place
+        return replace(place, source=self.name_of(place.source) if place.source else self.name)
 
     @cached_property
     def cached_blocks(self) -> CachedBlocks | None:

@@ -57,8 +57,8 @@ class RowMixture(RowStream):
         """The columns of all rows, of those of each pipeline."""
 
     @abstractmethod
-    def where(self, inputs: Inputs, row: int) -> tuple[Inputs, int, str]:
-        """Which pipeline's a row is, its number there, and the pipeline's name."""
+    def where(self, inputs: Inputs, row: int) -> tuple[Inputs, int]:
+        """Which pipeline's a row is, and its number there."""
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> StreamReader:
         raise TypeError("a mixture has no one order of its own: each shard mixes for itself")

@@ -52,10 +52,11 @@ class Plan:
         source: RowSource | RowStream | None = None,
         schemas: Schemas | None = None,
         quiet: bool = False,
+        name: str | None = None,
     ) -> Plan:
         """The plan of stages, which then belong to it. Raises ConfigError where they make no pipeline."""
         refuse_repeat(stages)
-        return Plan(Inputs(arrange(stages), source, schemas), quiet)
+        return Plan(Inputs(arrange(stages), source, schemas, name), quiet)
 
     def resized(self, sizes: BatchSizes | None, m: int | None = None) -> Plan:
         """This plan for a pass in which the batch size was changed, from batch ``m`` on."""

@@ -15,10 +15,12 @@ import pyarrow as pa
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.run import Run
 from trainpipes.errors import UnreadableError
+from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.interfaces.tally import Tally
-from trainpipes.stages.quarantine import LeftOut, OnBadRow, Quarantine, leaves_out, list_file
+from trainpipes.stages.left_out import LeftOut
+from trainpipes.stages.quarantine import OnBadRow, Quarantine, leaves_out, list_file
 
 T = TypeVar("T")
 log = logging.getLogger("trainpipes")
@@ -97,10 +99,10 @@ def without_bad_files(open_on: Callable[[Any, Sequence[Stage]], T]) -> Callable[
                     raise
                 self.bad_files.update(bad)
             for name, why in bad.items():
-                log.warning(
-                    "%s: a file is left out, which cannot be read: %s: %s", self.name, name, why
-                )
+                place = Place(name, source=getattr(self._inputs, "name", None))
+                said = "%s: a file is left out, which cannot be read: %s: %s"
+                log.warning(said, self.name, place, why)
                 if isinstance(self.on_error, Quarantine):
-                    list_file(self.on_error, name, self.name, why)
+                    list_file(self.on_error, place, self, why)
 
     return opened

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import re
 from abc import abstractmethod
@@ -20,6 +21,7 @@ from trainpipes._internal.checks import (
 from trainpipes._internal.types import IntArray
 from trainpipes.cache.entries import SUFFIX
 from trainpipes.errors import ConfigError, MissingFilesError
+from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import amount
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.source import RowSource
@@ -28,9 +30,12 @@ from trainpipes.interfaces.stage_kinds import ReadingSource
 from trainpipes.sources.files.file_list import FileList, digest, digests
 from trainpipes.sources.files.list_files import ListFiles, checked_options
 from trainpipes.sources.memmap.manifest import is_memmap
+from trainpipes.stages.quarantine import LISTS
+
+log = logging.getLogger("trainpipes")
 
 
-class FileReader(ReadingSource):
+class FileReader(ReadingSource, asks_inputs=True):
     """Reads the files of ``list_files`` below it. A subclass has ``storage_options`` and ``_open_on``."""
 
     free = frozenset({"storage_options", "index"})
@@ -56,6 +61,11 @@ class FileReader(ReadingSource):
             if hasattr(stage, "predicate"):
                 found = self._kept(found, stage)
         self._check_names(found)
+        lists = [*filter(LISTS.search, found.names)]
+        if 0 < len(lists) < len(found) and not self.bad_files.keys() >= {*lists}:
+            said = "%s: %d files beside the data list rows of a Quarantine, and are left out, such as %s"
+            log.warning(said, self.name, len(lists), hidden(lists[0]))
+            self.bad_files.update(dict.fromkeys(lists, "a Quarantine wrote it"))
         if not self.bad_files:
             return found
         good = [n for n, name in enumerate(found.names) if name not in self.bad_files]
@@ -63,7 +73,7 @@ class FileReader(ReadingSource):
 
     @made_once
     def bad_files(self) -> dict[str, str]:
-        """Files that are left out, since they cannot be read, and why; see ``without_bad_files``."""
+        """Files that are left out, and why: they cannot be read (``without_bad_files``), or are no data."""
         return {}
 
     def identity(self) -> dict[str, Any]:

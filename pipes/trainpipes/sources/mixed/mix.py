@@ -174,7 +174,8 @@ class Mix(MixingSource):
         for name, pipeline in self.sources.items():
             with _named(name):
                 stages = [stage._fresh() for stage in pipeline.stages]
-                plans[name] = plan = Plan.of(stages, sources[name])
+                path = name if self._inputs is None else self._inputs.name_of(name)
+                plans[name] = plan = Plan.of(stages, sources[name], name=path)
                 if 0 in (plan.inputs.epoch_rows, rows_of(plan)):
                     raise DataError(f"{plan.chain.stages[0]} has no rows: leave it out of the mix")
         return Mixture(self, plans)
@@ -191,7 +192,8 @@ class Mix(MixingSource):
             with _named(name):
                 stages = [*pipeline.stages, *alike, *above, Repeat()]
                 stages = [stage._fresh() for stage in stages]
-                found[name] = part = Inputs(arrange(stages), mixture.plans[name].inputs.source)
+                source, path = mixture.plans[name].inputs.source, mixed.name_of(name)
+                found[name] = part = Inputs(arrange(stages), source, name=path)
             if alike:
                 steps = part.chain.steps
                 below = next(n for n, stage in enumerate(steps) if isinstance(stage, Alike))

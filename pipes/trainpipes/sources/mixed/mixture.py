@@ -194,11 +194,11 @@ class Mixture(RowMixture):
         fields = united(found, caller, caller, shaped=False)
         return pa.schema([(field.name, field.type) for field in fields])
 
-    def where(self, inputs: Inputs, row: int) -> tuple[Inputs, int, str]:
+    def where(self, inputs: Inputs, row: int) -> tuple[Inputs, int]:
         ((path, _, (own,)),) = self.ids.split(np.array([row], dtype=np.int64))
         for name in path:
             inputs = inputs.mixed[name]
-        return inputs, int(own), "/".join(path)
+        return inputs, int(own)
 
 
 def _tokens(mix: Any, block: Block) -> IntArray:

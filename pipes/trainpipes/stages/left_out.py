@@ -1,0 +1,96 @@
+"""Rows that are left out: counted, logged, and with ``Quarantine`` listed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from trainpipes._internal.types import IntArray
+from trainpipes.columns.block import Block, Pieces
+from trainpipes.errors import DataError
+from trainpipes.errors.secrets import hidden
+from trainpipes.interfaces.source import Place
+from trainpipes.interfaces.tally import Numbers, Tally
+from trainpipes.stages.quarantine import Quarantine, lines_of
+
+log = logging.getLogger("trainpipes")
+
+#: Rows that ``max_share`` is a share of, at least.
+LEAST_ROWS = 1000
+
+
+class LeftOut(Tally):
+    """Rows left out; logs the first, the 10th, the 100th, ..."""
+
+    def __init__(
+        self,
+        stage: Any,
+        why: str,
+        kind: str = "document",
+        unit: str = "tokens",
+        on_error: Any = None,
+    ) -> None:
+        super().__init__(stage)
+        self._why, self._kind, self._unit = why, kind, unit
+        self._quarantine = on_error if isinstance(on_error, Quarantine) else None
+
+    def drop(
+        self,
+        given: Block,
+        dropped: IntArray,
+        error_of: Callable[[int], Any] | None = None,
+        value_of: Callable[[int], Any] | None = None,
+    ) -> None:
+        """Count rows, of which those are left out where ``dropped`` is not 0. ``error_of`` says why, and
+        ``value_of`` what a row holds, by its place in the block.
+        """
+        lost = np.flatnonzero(dropped)
+        found = self.add((len(dropped), len(lost), int(dropped.sum())))
+        if not len(lost):
+            return
+        if self._quarantine is not None:
+            why = error_of or (lambda _: self._why)
+            value = value_of or (lambda row: given.slice(row, row + 1).rows()[0])
+            lines_of(self._quarantine).add(self.stage, self._places(given, lost), why, value)
+            self._stop_at_share(self._quarantine, found)
+        before = found[1] - len(lost)
+        if before and len(str(before)) == len(str(found[1])):
+            return
+        last = int(lost[-1])
+        where = "" if self.stage._inputs is None else f" at {self._place(int(given.ids[last]))}"
+        size = f" has {dropped[last]:,}" if self._unit else ""
+        log.warning("%s: %s; the last one%s%s", self.stage, self._said(found), size, where)
+
+    def _place(self, row: int) -> Place:
+        inputs = self.stage._inputs
+        return Place(row=row) if inputs is None else inputs.place_of(row)
+
+    def _places(self, given: Block, lost: IntArray) -> Iterator[tuple[int, Place, int]]:
+        """Of rows, and of all that a packed one is made of: the row, the place and the epoch."""
+        pieces = given.made_of or Pieces.whole(given.ids, given.epoch)
+        for row in lost.tolist():
+            own = slice(*pieces.bounds[row : row + 2].tolist())
+            for number, epoch in zip(pieces.ids[own], pieces.epochs[own], strict=True):
+                yield row, self._place(int(number)), int(epoch)
+
+    def _stop_at_share(self, quarantine: Quarantine, found: Numbers) -> None:
+        seen, lost, _ = found
+        if lost / max(seen, LEAST_ROWS) > quarantine.max_share:
+            summary = lines_of(quarantine).summary()
+            raise DataError(
+                f"{self.stage}: {lost:,} of {seen:,} rows of this process are left out, more than max_share="
+                f"{quarantine.max_share} of them (or of {LEAST_ROWS:,}); {summary}",
+                stage=str(self.stage),
+            )
+
+    def _said(self, numbers: Numbers) -> str:
+        seen, lost, tokens = numbers
+        if not lost:
+            return ""
+        many = "" if seen == 1 else "s"
+        size = f" ({tokens:,} {self._unit})" if self._unit else ""
+        where = f"; listed in {hidden(str(self._quarantine.folder))}" if self._quarantine else ""
+        return f"{lost:,} of {seen:,} {self._kind}{many} left out: {self._why}{size}{where}"
