@@ -1,0 +1,313 @@
+"""``profile``: what the threads of a run do, what bounds it, and what to change."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from time import perf_counter
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from trainpipes._internal import activity
+from trainpipes._internal.activity import WAITING
+from trainpipes._internal.instead import instead
+from trainpipes._internal.sampler import ITERATES, Counts, Sampler
+from trainpipes._internal.table import table
+from trainpipes.engine.iterating.epoch_iterator import EpochIterator
+from trainpipes.errors import ConfigError
+from trainpipes.errors.text import amount, cut
+from trainpipes.look.facts import busy_seconds, cpu_of, facts_of, parts_of
+from trainpipes.look.values import masks_of
+from trainpipes.look.verdict import Facts, Measured, Verdict, verdict
+
+__all__ = ["Profile", "profile"]
+
+#: Points of the time series, at most, and seconds between them at first; then twice as many seconds.
+MOST_POINTS, FIRST_STEP = 600, 0.1
+#: Every so many of the batches that could be looked at, one is.
+LOOKED_AT = 8
+#: Stages of a group that a text shows, from this share of its time on, and characters of each.
+MOST_SHOWN, LEAST_SHOWN, WIDE = 6, 0.005, 60
+#: Where a loop waits for data.
+NEXT = {EpochIterator.__next__.__code__}
+#: Of the groups of threads, what a text calls them.
+CALLED = {
+    ITERATES: "the thread that iterates", "threads": "threads", "map": "threads of map()",
+    "requests": "threads that fetch", "workers": "workers",
+}  # fmt: skip
+
+_running = threading.Lock()
+
+
+def profile(loader: Any) -> Profile:
+    """Watch a run, and say what bounds it: ``with profile(loader) as run:`` around the loop.
+
+    The batches stay the same. It costs less than 1 % of the time, and nothing outside of the block. Print
+    it within the block for what is known so far, or after it. Ctrl-C in the block prints it.
+
+    Args:
+        loader: the ``Loader``, the pipeline that a trainer was given, or torch's ``DataLoader`` or
+            ``StatefulDataLoader`` over it. Its loop may be anybody's, such as ``Trainer``'s.
+
+    Raises:
+        ConfigError: it is none of these, or another profile is being taken.
+
+    >>> import trainpipes as tp
+    >>> loader = tp.Loader(tp.from_dataset(range(1000)).map(lambda x: x + 1).batch(10))
+    >>> with tp.profile(loader) as run:
+    ...     batches = list(loader)
+    >>> 0 < run.to_dict()["waited"] <= run.to_dict()["seconds"]
+    True
+    """
+    return Profile(loader)
+
+
+class Profile:
+    """What ``profile`` gives. Prints as text.
+
+    Attributes:
+        verdict: what bounds the run, and at most two changes.
+        series: the run over time: dicts with ``seconds`` since the start, the ``waited`` part of the step
+            before (0 to 1), and ``busy``, threads at work, by group and stage.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        pipeline, iteration, self._how = parts_of(loader)
+        if pipeline is None:
+            raise ConfigError(
+                f"profile(loader) must be a Loader, a Pipeline or a DataLoader of one, got "
+                f"{type(loader).__name__}; {instead(loader) or 'give it what the loop iterates'}"
+            )
+        self._pipeline, self._iteration = pipeline, iteration
+        self._counts, self._workers = Counts(), Counts()
+        self._points: list[tuple[float, float, Counts]] = []
+        self._step = FIRST_STEP
+        self._sampler: Sampler | None = None
+        self._began = self._seconds = self._sampled = self._exact = self._others = 0.0
+        self._first: float | None = None
+        self._children: dict[int, tuple[float, float]] = {}
+        self._cells = self._padding = self._seen = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        if self._began or not _running.acquire(blocking=False):
+            what = "used once" if self._began else "one at a time in a process"
+            raise ConfigError(
+                f"a profile is {what}: write a new `with profile(loader) as run:` after it"
+            )
+        self._main = threading.get_ident()
+        self._began = self._drawn = self._ticked = perf_counter()
+        self._waited_before = self._own_wait()
+        self._machine, self._cpu = busy_seconds(), sum(os.times()[:4])
+        activity.from_workers.clear()
+        activity.observer = self._observe
+        self._sampler = Sampler(self._tick)
+        self._sampler.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._sampler is not None
+        try:
+            self._sampler.stop()
+            self._draw(perf_counter())
+        finally:
+            activity.observer, self._sampler = None, None
+            _running.release()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            print(self, file=sys.stderr)  # noqa: T201
+
+    # Counting
+
+    def _own_wait(self) -> float:
+        return 0.0 if self._iteration is None else float(self._iteration.wait_seconds)
+
+    def _tick(self, now: float) -> None:
+        """After each sample, in the sampler's thread."""
+        if self._is_waiting(sys._current_frames().get(self._main)):
+            self._sampled += now - self._ticked
+        elif self._first is None and self._waited() > 0:
+            self._first = self._waited()
+        self._ticked = now
+        if now - self._drawn >= self._step:
+            self._draw(now)
+
+    def _is_waiting(self, frame: FrameType | None) -> bool:
+        codes = NEXT if self._iteration is not None else NEXT | _torch_codes()
+        while frame is not None:
+            if frame.f_code in codes:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _waited(self) -> float:
+        """Clocks of the iterator count what is over; samples also a wait that is not."""
+        return max(self._own_wait() - self._waited_before, self._sampled)
+
+    def _draw(self, now: float) -> None:
+        """Take what was counted since the last time: a point of the series."""
+        with self._lock:
+            if self._sampler is None:
+                return
+            counts = self._sampler.take()
+            self._counts.add(counts)
+            waited, self._exact = self._waited() - self._exact, self._waited()
+            workers = Counts()
+            while activity.from_workers:
+                workers.add(activity.from_workers.pop())
+            self._workers.add(workers)
+            if workers.times:
+                counts.times["workers"] = workers.times.get(ITERATES, {})
+            for child in multiprocessing.active_children():
+                cpu = cpu_of(child.pid or 0)
+                first, _ = self._children.get(child.pid or 0, (cpu, cpu))
+                self._children[child.pid or 0] = first, cpu
+            self._points.append((now - self._began, waited, counts))
+            self._drawn, self._seconds = now, now - self._began
+            if self._machine is not None and (busy := busy_seconds()) is not None:
+                own = (
+                    sum(os.times()[:4]) - self._cpu + sum(b - a for a, b in self._children.values())
+                )
+                self._others = max(0.0, busy - self._machine - own) / max(self._seconds, 1e-9)
+            if len(self._points) > MOST_POINTS:
+                self._step *= 2
+                self._points = list(_merged(self._points))
+
+    def _observe(self, batch: Any) -> None:
+        self._seen += 1
+        if self._seen % LOOKED_AT == 1 and isinstance(batch, dict):
+            for mask in masks_of(batch):
+                self._cells += mask.numel()
+                self._padding += mask.numel() - int((mask != 0).sum())
+
+    # What was found
+
+    @property
+    def _facts(self) -> Facts:
+        plan = self._pipeline._iteration.plan if self._iteration is None else self._iteration.plan
+        return facts_of(plan, ranks=self._pipeline._iteration.ranks()[1], **self._how)
+
+    @property
+    def measured(self) -> Measured:
+        """The counts that the verdict is made of."""
+        if self._sampler is not None:
+            self._draw(perf_counter())
+        waited = min(self._exact, self._seconds)
+        children = sum(last - first for first, last in self._children.values())
+        first = waited if self._first is None else self._first
+        return Measured(
+            self._seconds, waited, first, self._counts, self._workers, children, self._others,
+            self._cells, self._padding,
+        )  # fmt: skip
+
+    @property
+    def verdict(self) -> Verdict:
+        return verdict(self._facts, self.measured)
+
+    @property
+    def series(self) -> list[dict[str, Any]]:
+        found, before = [], 0.0
+        for end, waited, counts in self._points:
+            step = max(end - before, 1e-9)
+            busy = {
+                group: {what: sums[0] / step for what, sums in times.items()}
+                for group, times in counts.times.items()
+            }
+            found.append({"seconds": end, "waited": min(1.0, waited / step), "busy": busy})
+            before = end
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain JSON types, for a log: seconds, counts, facts, verdict."""
+        m, found = self.measured, self.verdict
+        return {
+            "seconds": m.seconds, "waited": m.waited, "first_batch": m.first, "others": m.others,
+            "children": m.children, "cells": m.cells, "padding": m.padding,
+            "threads": m.counts.to_dict(), "workers": m.workers.to_dict(),
+            "facts": asdict(self._facts), "verdict": asdict(found),
+        }  # fmt: skip
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        m, facts, found = self.measured, self._facts, self.verdict
+        whose = "the trainer" if found.bound in ("trainer", "padding") else "the pipeline"
+        yield "waiting", f"{m.waiting:.0%} of {m.seconds:,.1f} s: {whose} bounds this run"
+        label = "busy"
+        groups = [*m.counts.times.items(), ("workers", m.workers.times.get(ITERATES, {}))]
+        for group in CALLED:
+            times = dict(groups).get(group, {})
+            number = m.counts.threads.get(group, 1) if group != "workers" else facts.workers
+            if text := _busy(times, m.seconds):
+                of = CALLED[group] if group == ITERATES else f"{number} {CALLED[group]}"
+                yield label, f"{of}: {text}"
+                label = ""
+        cores = (m.counts.cpu + (m.workers.cpu or m.children)) / max(m.seconds, 1e-9)
+        others = f", other programs {m.others:.1f}" if m.others >= 0.1 else ""
+        yield "cores", f"{cores:.1f} of {facts.cores}{others}"
+        totals = m.counts.totals
+        if totals.get("requests"):
+            hits = (
+                f", {totals.get('chunk hits', 0):,} of {totals['chunks']:,} chunks from cache_dir"
+            )
+            said = f"{amount(totals.get('bytes', 0))} in {totals['requests']:,} requests"
+            yield "remote", said + hits * bool(totals.get("chunks"))
+        if totals.get("cached"):
+            yield (
+                "cache",
+                f"{totals.get('cache hits', 0):,} of {totals['cached']:,} blocks were kept",
+            )
+        if m.cells:
+            yield "padding", f"{m.padded:.1%} of the cells"
+        yield "verdict", found.text
+        for label, change in zip(("change", "or"), found.changes, strict=False):
+            yield label, str(change)
+
+    def __str__(self) -> str:
+        if not self._began:
+            return "profile: nothing was run yet"
+        return table(list(self._lines()))
+
+    __repr__ = __str__
+
+
+def _busy(times: dict[str, list[float]], seconds: float) -> str:
+    """Threads at work, on average, by stage."""
+    shares = {what: sums[0] / max(seconds, 1e-9) for what, sums in times.items()}
+    shown = sorted(shares, key=lambda what: (what in WAITING, -shares[what]))
+    parts = [
+        f"{cut(what, WIDE)} {shares[what]:.2f}" for what in shown if shares[what] >= LEAST_SHOWN
+    ]
+    return ", ".join(parts[:MOST_SHOWN])
+
+
+def _merged(
+    points: list[tuple[float, float, Counts]],
+) -> Iterator[tuple[float, float, Counts]]:
+    """Points of twice the length."""
+    for n in range(0, len(points) - 1, 2):
+        (_, waited, counts), (end, more, others) = points[n : n + 2]
+        counts.add(others)
+        yield end, waited + more, counts
+    if len(points) % 2:
+        yield points[-1]
+
+
+def _torch_codes() -> set[Any]:
+    """Where loops over torch's DataLoader wait, as far as it is imported."""
+    found = set()
+    for name in (
+        "torch.utils.data.dataloader",
+        "torchdata.stateful_dataloader.stateful_dataloader",
+    ):
+        there = sys.modules.get(name)
+        if there is not None:
+            loader = getattr(there, "StatefulDataLoader", None) or there.DataLoader
+            found |= {loader.__iter__.__code__, there._BaseDataLoaderIter.__next__.__code__}
+    return found
