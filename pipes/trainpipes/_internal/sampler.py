@@ -81,8 +81,6 @@ class Sampler(threading.Thread):
         #: Of each slot, what was taken of it; of each thread, the time that it had waited for a core.
         self._taken: dict[activity.Slot, dict[Any, tuple[float, float]]] = {}
         self._waits: dict[int, float] = {}
-        self._alive: Counter[str] = Counter()
-        self._threads: dict[str, int] = {}
         self._samples = self._late = 0
         self._queued = 0.0
         self._totals: Counter[str] = Counter()
@@ -110,30 +108,31 @@ class Sampler(threading.Thread):
             self._samples += 1
             self._late += now - due > LATE
             due = max(due + TICK, now + TICK / 4)
-            self._alive = Counter(
-                group_of(slot.thread.name) for slot in activity.slots if slot.thread.is_alive()
-            )
-            for group, number in self._alive.items():
-                self._threads[group] = max(number, self._threads.get(group, 0))
             if now - looked > SYSTEM:
                 self._look_at_system()
                 looked = now
             if self._every is not None:
                 self._every(now)
 
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
     def take(self) -> Counts:
         """What was counted since the last call."""
         with self._lock:
             now, cpu = perf_counter(), time.process_time()
             found = Counts(now - self._since, samples=self._samples, late=self._late)
-            found.cpu, found.queued, found.threads = cpu - self._cpu, self._queued, self._threads
+            found.cpu, found.queued = cpu - self._cpu, self._queued
             totals = activity.totals.copy()
             found.totals = {n: v - self._totals[n] for n, v in totals.items()}
-            self._since, self._cpu, self._totals, self._threads = now, cpu, totals, {}
+            self._since, self._cpu, self._totals = now, cpu, totals
             self._samples = self._late = 0
             self._queued = 0.0
             for slot in list(activity.slots):
-                self._take(slot, now, found.times.setdefault(group_of(slot.thread.name), {}))
+                group = group_of(slot.thread.name)
+                found.threads[group] = found.threads.get(group, 0) + slot.thread.is_alive()
+                self._take(slot, now, found.times.setdefault(group, {}))
                 if not slot.thread.is_alive():
                     self._taken.pop(slot, None)
                     activity.slots.remove(slot)

@@ -15,7 +15,7 @@ from typing import Any, Self
 from trainpipes._internal import activity
 from trainpipes._internal.activity import WAITING
 from trainpipes._internal.instead import instead
-from trainpipes._internal.sampler import ITERATES, Counts, Sampler
+from trainpipes._internal.sampler import ITERATES, SYSTEM, Counts, Sampler
 from trainpipes._internal.table import table
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.errors import ConfigError
@@ -27,9 +27,11 @@ from trainpipes.look.verdict import Facts, Measured, Verdict, verdict
 __all__ = ["Profile", "profile"]
 
 #: Points of the time series, at most, and seconds between them at first; then twice as many seconds.
-MOST_POINTS, FIRST_STEP = 600, 0.1
-#: Every so many of the batches that could be looked at, one is.
-LOOKED_AT = 8
+MOST_POINTS, FIRST_STEP = 600, 0.2
+#: Where the iterator has clocks of its own, samples between two looks at whether the loop waits.
+SELDOM = 8
+#: Batches that are looked at: so many, then one of so many.
+LOOKED_AT, THEN_ONE_OF = 16, 32
 #: Stages of a group that a text shows, from this share of its time on, and characters of each.
 MOST_SHOWN, LEAST_SHOWN, WIDE = 6, 0.005, 60
 #: Where a loop waits for data.
@@ -90,8 +92,9 @@ class Profile:
         self._began = self._seconds = self._sampled = self._exact = self._others = 0.0
         self._first: float | None = None
         self._children: dict[int, tuple[float, float]] = {}
-        self._cells = self._padding = self._seen = 0
-        self._lock = threading.Lock()
+        self._cells = self._padding = self._seen = self._ticks = 0
+        self._states: dict[Any, float] = {}
+        self._lock, self._looking = threading.Lock(), threading.Lock()
 
     def __enter__(self) -> Self:
         if self._began or not _running.acquire(blocking=False):
@@ -100,9 +103,13 @@ class Profile:
                 f"a profile is {what}: write a new `with profile(loader) as run:` after it"
             )
         self._main = threading.get_ident()
-        self._began = self._drawn = self._ticked = perf_counter()
-        self._waited_before = self._own_wait()
-        self._machine, self._cpu = busy_seconds(), sum(os.times()[:4])
+        self._began = self._drawn = self._looked = self._asked = perf_counter()
+        if self._iteration is not None:
+            found = {self._iteration, *self._iteration.derived}
+            self._states = {one: one.wait_seconds for one in found}
+        self._machine, self._cpu = busy_seconds(), sum(os.times()[:2])
+        pids = [child.pid or 0 for child in multiprocessing.active_children()]
+        self._children = {pid: (cpu_of(pid), cpu_of(pid)) for pid in pids}
         activity.from_workers.clear()
         activity.observer = self._observe
         self._sampler = Sampler(self._tick)
@@ -128,15 +135,24 @@ class Profile:
     # Counting
 
     def _own_wait(self) -> float:
-        return 0.0 if self._iteration is None else float(self._iteration.wait_seconds)
+        """Seconds by the clocks of the iterators, also of loaders that a trainer has made meanwhile."""
+        if self._iteration is None:
+            return 0.0
+        found = {self._iteration, *self._iteration.derived}
+        self._states.update({one: 0.0 for one in found if one not in self._states})
+        return float(sum(one.wait_seconds - start for one, start in self._states.items()))
 
     def _tick(self, now: float) -> None:
         """After each sample, in the sampler's thread."""
-        if self._is_waiting(sys._current_frames().get(self._main)):
-            self._sampled += now - self._ticked
-        elif self._first is None and self._waited() > 0:
-            self._first = self._waited()
-        self._ticked = now
+        self._ticks += 1
+        if self._iteration is None or self._ticks % SELDOM == 0:
+            waits = self._is_waiting(sys._current_frames().get(self._main))
+            self._sampled += (now - self._looked) * waits
+            self._looked = now
+            if self._first is None and self._iteration is None and self._sampled and not waits:
+                self._first = self._sampled
+        if self._first is None and (waited := self._own_wait()) > 0:
+            self._first = waited
         if now - self._drawn >= self._step:
             self._draw(now)
 
@@ -150,7 +166,7 @@ class Profile:
 
     def _waited(self) -> float:
         """Clocks of the iterator count what is over; samples also a wait that is not."""
-        return max(self._own_wait() - self._waited_before, self._sampled)
+        return max(self._own_wait(), self._sampled)
 
     def _draw(self, now: float) -> None:
         """Take what was counted since the last time: a point of the series."""
@@ -166,27 +182,32 @@ class Profile:
             self._workers.add(workers)
             if workers.times:
                 counts.times["workers"] = workers.times.get(ITERATES, {})
-            for child in multiprocessing.active_children():
-                cpu = cpu_of(child.pid or 0)
-                first, _ = self._children.get(child.pid or 0, (cpu, cpu))
-                self._children[child.pid or 0] = first, cpu
             self._points.append((now - self._began, waited, counts))
             self._drawn, self._seconds = now, now - self._began
-            if self._machine is not None and (busy := busy_seconds()) is not None:
-                own = (
-                    sum(os.times()[:4]) - self._cpu + sum(b - a for a, b in self._children.values())
-                )
-                self._others = max(0.0, busy - self._machine - own) / max(self._seconds, 1e-9)
+            if self._sampler.is_over or now - self._asked > SYSTEM:
+                self._ask_system(now)
             if len(self._points) > MOST_POINTS:
                 self._step *= 2
                 self._points = list(_merged(self._points))
 
+    def _ask_system(self, now: float) -> None:
+        """Cores that other processes take: of this run, and of other programs."""
+        self._asked = now
+        for child in multiprocessing.active_children():
+            pid = child.pid or 0
+            self._children[pid] = self._children.get(pid, (0.0, 0.0))[0], cpu_of(pid)
+        if self._machine is not None and (busy := busy_seconds()) is not None:
+            children = sum(last - first for first, last in self._children.values())
+            own = sum(os.times()[:2]) - self._cpu + children
+            self._others = max(0.0, busy - self._machine - own) / max(self._seconds, 1e-9)
+
     def _observe(self, batch: Any) -> None:
         self._seen += 1
-        if self._seen % LOOKED_AT == 1 and isinstance(batch, dict):
-            for mask in masks_of(batch):
-                self._cells += mask.numel()
-                self._padding += mask.numel() - int((mask != 0).sum())
+        looks = self._seen <= LOOKED_AT or self._seen % THEN_ONE_OF == 0
+        for mask in masks_of(batch) if looks and isinstance(batch, dict) else ():
+            cells, tokens = mask.numel(), int((mask != 0).sum())
+            with self._looking:  # several threads make batches
+                self._cells, self._padding = self._cells + cells, self._padding + cells - tokens
 
     # What was found
 
