@@ -18,7 +18,12 @@ from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
 
 
 def facts_of(
-    plan: Plan, threads: int | None, workers: int, ranks: int, plain: bool = False
+    plan: Plan,
+    ranks: int,
+    window_bytes: int | None,
+    threads: int | None,
+    workers: int,
+    plain: bool = False,
 ) -> Facts:
     """The facts of a plan, run with so many threads or workers; ``plain``: of torch's DataLoader."""
     chain = plan.chain
@@ -33,6 +38,7 @@ def facts_of(
         "cores": cores or 1,
     }
     about |= {"shards": chain.num_shards, "ranks": ranks}
+    about |= {"window_bytes": window_bytes or 0, "memory_bytes": free_memory()}
     source = plan.inputs.source if plan.inputs.is_open else None
     if isinstance(source, FileBlocks):
         lengths, files = source.lengths, source.files
@@ -57,7 +63,7 @@ def _of_stage(stage: Stage) -> StageFacts:
 
 
 def free_memory() -> int:
-    """Bytes of memory that this machine, or this container, has left; 0 if unknown."""
+    """Bytes of memory that this process has or can still get; 0 if unknown."""
     found = []
     with suppress(OSError, ValueError, IndexError):
         with open("/proc/meminfo") as lines:
@@ -69,7 +75,10 @@ def free_memory() -> int:
         open("/sys/fs/cgroup/memory.current") as now,
     ):
         found.append(int(most.read()) - int(now.read()))
-    return min(found, default=0)
+    with suppress(OSError, AttributeError), open("/proc/self/statm") as pages:
+        own = int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return own + min(found) if found else 0
+    return 0
 
 
 def busy_seconds() -> float | None:

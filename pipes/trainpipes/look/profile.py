@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import cached_property
 from time import perf_counter
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -211,10 +212,19 @@ class Profile:
 
     # What was found
 
+    @cached_property
+    def _window_bytes(self) -> int | None:
+        return (
+            self._pipeline.explain().window_bytes
+            if self._pipeline._iteration.plan.chain.shuffle
+            else None
+        )
+
     @property
     def _facts(self) -> Facts:
-        plan = self._pipeline._iteration.plan if self._iteration is None else self._iteration.plan
-        return facts_of(plan, ranks=self._pipeline._iteration.ranks()[1], **self._how)
+        iteration = self._iteration or self._pipeline._iteration
+        ranks = iteration.ranks()[1]
+        return facts_of(iteration.plan, ranks, self._window_bytes, **self._how)
 
     @property
     def measured(self) -> Measured:

@@ -153,7 +153,7 @@ class _Cause:
     bound: str
     text: str
     line: str
-    seconds: float  # of the run with the change
+    seconds: float  # of the run with the change; 0 where that can't be said
 
 
 def verdict(facts: Facts, measured: Measured) -> Verdict:
@@ -184,9 +184,10 @@ def verdict(facts: Facts, measured: Measured) -> Verdict:
         return Verdict(
             "unknown", "no single cause: the waiting is spread over what the table shows"
         )
-    lines = {c.line: Change(c.line, m.seconds / max(c.seconds, 1e-9)) for c in reversed(best)}
-    changes = sorted(lines.values(), key=lambda change: -(change.gain or 0))
-    return Verdict(best[0].bound, best[0].text, tuple(changes[:2]))
+    lines: dict[str, Change] = {}
+    for c in best:
+        lines.setdefault(c.line, Change(c.line, m.seconds / c.seconds if c.seconds else None))
+    return Verdict(best[0].bound, best[0].text, tuple(lines.values())[:2])
 
 
 def _less_padding(facts: Facts) -> str:
@@ -215,7 +216,8 @@ def _cores(facts: Facts, m: Measured) -> Iterator[_Cause]:
     share = queued / max(1e-9, busy + queued)
     if share >= MUCH_QUEUED and m.others >= 0.5:
         text = f"other programs take {m.others:.1f} of {facts.cores} cores: threads wait for a core"
-        after = max(m.trainer, m.seconds * (1 - share))
+        theirs = m.others / max(1e-9, m.others + busy / m.seconds)
+        after = max(m.trainer, m.seconds * (1 - share * theirs))
         yield _Cause("cores", text, "end them, or ask for more cores", after)
 
 
@@ -394,7 +396,7 @@ def _in_threads(facts: Facts, m: Measured) -> Iterator[_Cause]:
     window = facts.window_bytes
     if window and facts.memory_bytes and window > facts.memory_bytes:
         text = f"shuffle windows of {window / 1e9:.1f} GB don't fit into {facts.memory_bytes / 1e9:.1f} GB"
-        yield _Cause("memory", text, "shuffle(a smaller buffer_size)", _rest(m, 0.5))
+        yield _Cause("memory", text, "a smaller buffer_size in shuffle(), or max_bytes=", 0.0)
 
 
 def _rest(m: Measured, part: float) -> float:
