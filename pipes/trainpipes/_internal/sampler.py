@@ -131,15 +131,19 @@ class Sampler(threading.Thread):
             self._queued = 0.0
             for slot in list(activity.slots):
                 group = group_of(slot.thread.name)
-                found.threads[group] = found.threads.get(group, 0) + slot.thread.is_alive()
-                self._take(slot, now, found.times.setdefault(group, {}))
+                did = self._take(slot, now, found.times.setdefault(group, {}))
+                found.threads[group] = found.threads.get(group, 0) + (
+                    did and slot.thread.is_alive()
+                )
                 if not slot.thread.is_alive():
                     self._taken.pop(slot, None)
                     activity.slots.remove(slot)
             found.times = {group: times for group, times in found.times.items() if times}
             return found
 
-    def _take(self, slot: activity.Slot, now: float, into: dict[str, list[float]]) -> None:
+    def _take(self, slot: activity.Slot, now: float, into: dict[str, list[float]]) -> bool:
+        """Add what a thread did since the last time; whether it did anything."""
+        did = False
         taken = self._taken.setdefault(slot, {})
         what, since = slot.what, slot.since
         found = {key: (sums[0], sums[1]) for key, sums in list(slot.times.items())}
@@ -151,7 +155,9 @@ class Sampler(threading.Thread):
             sums = into.setdefault(self._label(key), [0.0, 0.0])
             sums[0] += seconds - before[0]
             sums[1] += cpu - before[1]
+            did = did or seconds > before[0]
             taken[key] = seconds, cpu
+        return did
 
     def _label(self, what: Any) -> str:
         if what not in self._labels:
@@ -163,6 +169,8 @@ class Sampler(threading.Thread):
         if sys.platform != "linux":
             return
         for slot in list(activity.slots):
+            if group_of(slot.thread.name) == "requests":  # which need no core
+                continue
             with suppress(OSError, ValueError, IndexError):  # the thread is gone
                 text = _read(f"/proc/self/task/{slot.tid}/schedstat")
                 waited = int(text.split()[1]) / 1e9

@@ -90,7 +90,7 @@ class Profile:
         self._points: list[tuple[float, float, Counts]] = []
         self._step = FIRST_STEP
         self._sampler: Sampler | None = None
-        self._began = self._seconds = self._sampled = self._exact = self._others = 0.0
+        self._began = self._seconds = self._sampled = self._clock = self._exact = self._others = 0.0
         self._first: float | None = None
         self._children: dict[int, tuple[float, float]] = {}
         self._cells = self._padding = self._seen = self._ticks = 0
@@ -146,14 +146,17 @@ class Profile:
     def _tick(self, now: float) -> None:
         """After each sample, in the sampler's thread."""
         self._ticks += 1
+        own, before = self._own_wait(), self._clock
         if self._iteration is None or self._ticks % SELDOM == 0:
             waits = self._is_waiting(sys._current_frames().get(self._main))
-            self._sampled += (now - self._looked) * waits
-            self._looked = now
+            # Of a loop without clocks of ours, all that is known; of others, what has not ended.
+            goes_on = self._iteration is None or (waits and own == before)
+            self._sampled = (self._sampled + (now - self._looked) * waits) * goes_on
+            self._looked, self._clock = now, own
             if self._first is None and self._iteration is None and self._sampled and not waits:
                 self._first = self._sampled
-        if self._first is None and (waited := self._own_wait()) > 0:
-            self._first = waited
+        if self._first is None and own > 0:
+            self._first = own
         if now - self._drawn >= self._step:
             self._draw(now)
 
@@ -166,8 +169,16 @@ class Profile:
         return False
 
     def _waited(self) -> float:
-        """Clocks of the iterator count what is over; samples also a wait that is not."""
-        return max(self._own_wait(), self._sampled)
+        return self._own_wait() + self._sampled
+
+    def _start(self) -> float:
+        """When it first waited less than half of the time, over two points: seconds."""
+        ends = [0.0, *(end for end, *_ in self._points)]
+        waited = [waited for _, waited, _ in self._points]
+        for n in range(len(waited) - 1):
+            if sum(waited[n : n + 2]) < (ends[n + 2] - ends[n]) / 2:
+                return ends[n]
+        return self._seconds
 
     def _draw(self, now: float) -> None:
         """Take what was counted since the last time: a point of the series."""
@@ -235,8 +246,8 @@ class Profile:
         children = sum(last - first for first, last in self._children.values())
         first = waited if self._first is None else self._first
         return Measured(
-            self._seconds, waited, first, self._counts, self._workers, children, self._others,
-            self._cells, self._padding,
+            self._seconds, waited, first, self._start(), self._counts, self._workers,
+            children, self._others, self._cells, self._padding,
         )  # fmt: skip
 
     @property
@@ -284,9 +295,7 @@ class Profile:
         yield "cores", f"{cores:.1f} of {facts.cores}{others}"
         totals = m.counts.totals
         if totals.get("requests"):
-            hits = (
-                f", {totals.get('chunk hits', 0):,} of {totals['chunks']:,} chunks from cache_dir"
-            )
+            hits = f", {totals.get('chunk hits', 0):,} of {totals.get('chunks', 0):,} chunks from cache_dir"
             said = f"{amount(totals.get('bytes', 0))} in {totals['requests']:,} requests"
             yield "remote", said + hits * bool(totals.get("chunks"))
         if totals.get("cached"):

@@ -16,11 +16,17 @@ from trainpipes._internal.sampler import ITERATES, Counts
 
 #: Shares: of waiting below which the trainer is what bounds a run; of padding, and of time in line for a
 #: core, from which on they are worth a change; of CPU in a function's time below which it waits.
-LITTLE_WAITING, MUCH_PADDING, MUCH_QUEUED, COMPUTES = 0.05, 0.2, 0.25, 0.5
+LITTLE_WAITING, MUCH_PADDING, MUCH_QUEUED, COMPUTES = 0.05, 0.2, 0.2, 0.5
+#: Cores of other programs from which on they count; so many times the bytes under way, a limit of bytes that
+#: are fetched ahead is near.
+LITTLE_OTHERS, NEAR_LIMIT = 0.5, 8
 #: The least part of the waiting that a cause takes, and the least gain of a change that is worth its line.
 LEAST_PART, LEAST_GAIN = 0.25, 1.1
-#: Rows of a row group that is small; bytes of a request that is: most of its time is latency.
-SMALL_GROUP, SMALL_REQUEST = 1000, 256 << 10
+#: Gains beyond this are not said: a little that was counted wrong would change them much.
+MOST_GAIN = 5
+#: Rows of a row group that is small, and of one that is large; bytes of a small request: most of its time is
+#: latency.
+SMALL_GROUP, LARGE_GROUP, SMALL_REQUEST = 1000, 100_000, 256 << 10
 #: Most requests of a process at a time, and threads for a function that waits.
 MOST_REQUESTS, MOST_THREADS = 32, 32
 #: Parsed in every epoch, and what part of the time of reading is left for Parquet files of the same rows.
@@ -78,7 +84,8 @@ class Measured:
     """What was counted in a run.
 
     Attributes:
-        seconds, waited, first: of the run; of these, those in which the loop waited; and for the first batch.
+        seconds, waited: of the run; of these, those in which the loop waited.
+        first, start: when the first batch came; when the loop first waited less than half of the time.
         counts, workers: of this process, and of all workers of the Loader together.
         children: seconds of CPU of other processes that this one has started.
         others: cores that the rest of the machine took.
@@ -88,6 +95,7 @@ class Measured:
     seconds: float
     waited: float
     first: float = 0.0
+    start: float = 0.0
     counts: Counts = field(default_factory=Counts)
     workers: Counts = field(default_factory=Counts)
     children: float = 0.0
@@ -123,7 +131,7 @@ class Measured:
 class Change:
     """Attributes:
     line: what to write.
-    gain: about how many times as fast the run is then; None where that can't be said.
+    gain: about how many times as fast the run is then, 5 for 5 or more; None where that can't be said.
     """
 
     line: str
@@ -132,6 +140,8 @@ class Change:
     def __str__(self) -> str:
         if self.gain is None:
             return self.line
+        if self.gain >= MOST_GAIN:
+            return f"{self.line}: {MOST_GAIN} times as fast or more"
         return f"{self.line}: about {self.gain:.1f} times as fast"
 
 
@@ -153,7 +163,9 @@ class _Cause:
     bound: str
     text: str
     line: str
-    seconds: float  # of the run with the change; 0 where that can't be said
+    seconds: float  # of the run with the change, 0 where that can't be said
+    is_sure: bool = True
+    is_later: bool = False  # it helps from the second epoch on
 
 
 def verdict(facts: Facts, measured: Measured) -> Verdict:
@@ -178,7 +190,7 @@ def verdict(facts: Facts, measured: Measured) -> Verdict:
         for find in (_cores, _start, _workers, _in_caller, _in_map, _bytes, _in_threads)
         for cause in find(facts, m)
     ]
-    causes.sort(key=lambda cause: cause.seconds)
+    causes.sort(key=lambda c: max(c.seconds, m.seconds / MOST_GAIN) * (1.5 if c.is_later else 1))
     best = [c for c in causes if m.seconds / max(c.seconds, 1e-9) >= LEAST_GAIN]
     if not best:
         return Verdict(
@@ -186,7 +198,8 @@ def verdict(facts: Facts, measured: Measured) -> Verdict:
         )
     lines: dict[str, Change] = {}
     for c in best:
-        lines.setdefault(c.line, Change(c.line, m.seconds / c.seconds if c.seconds else None))
+        gain = min(MOST_GAIN, m.seconds / c.seconds) if c.seconds and c.is_sure else None
+        lines.setdefault(c.line, Change(c.line, gain))
     return Verdict(best[0].bound, best[0].text, tuple(lines.values())[:2])
 
 
@@ -203,31 +216,45 @@ def _free(facts: Facts, m: Measured) -> float:
     return max(1.0, facts.cores - m.others - min(1.0, trains if own else 0.0))
 
 
+def _written(text: str) -> str:
+    """A stage without where its function is from."""
+    return re.sub(r" \([^()]*:\d+\)", "", text)
+
+
 def _with(text: str, option: str) -> str:
-    """A stage as written, with one more option, without where its function is from."""
-    text = re.sub(r" \([^()]*:\d+\)", "", text)
+    """A stage as written, with one more option."""
+    text = _written(text)
     return f"{text[:-1]}{'' if text.endswith('()') else ', '}{option})"
 
 
 def _cores(facts: Facts, m: Measured) -> Iterator[_Cause]:
     both = (m.counts, m.workers)
-    busy = sum(c.cpu for c in both)
-    queued = sum(c.queued for c in both)
-    share = queued / max(1e-9, busy + queued)
-    if share >= MUCH_QUEUED and m.others >= 0.5:
-        text = f"other programs take {m.others:.1f} of {facts.cores} cores: threads wait for a core"
-        theirs = m.others / max(1e-9, m.others + busy / m.seconds)
-        after = max(m.trainer, m.seconds * (1 - share * theirs))
-        yield _Cause("cores", text, "end them, or ask for more cores", after)
+    cpu, queued = sum(c.cpu for c in both), sum(c.queued for c in both)
+    if m.others < LITTLE_OTHERS or queued < MUCH_QUEUED * (cpu + queued):
+        return
+    text = f"other programs take {m.others:.1f} of {facts.cores} cores: threads wait for a core"
+    work = [
+        v[0] for c in both for own in c.times.values() for k, v in own.items() if k not in WAITING
+    ]
+    at_work = max(1.0, sum(work) / m.seconds)  # threads
+    theirs = m.others / (m.others + cpu / m.seconds)
+    after = max(m.trainer, m.seconds - theirs * queued / at_work)
+    yield _Cause("cores", text, "end them, or ask for more cores", after)
 
 
 def _start(facts: Facts, m: Measured) -> Iterator[_Cause]:
-    if m.first >= 0.5 * m.waited and m.first >= 1.0:
-        text = f"the first batch came after {m.first:.1f} s; then the loop hardly waited"
-        if facts.largest_group >= 100_000:
-            text += f": row groups have up to {facts.largest_group:,} rows"
-            line = "repack(files, folder), which makes smaller row groups"
-            yield _Cause("start", text, line, m.seconds - 0.8 * m.first)
+    """Row groups that must be decoded up to where a shard begins."""
+    reads = m.of("threads", facts.opener.text)[0] + m.of(ITERATES, facts.opener.text)[0]
+    work = m.of("threads")[0] + m.of(ITERATES)[0]
+    at_start = m.start >= max(1.0, 0.5 * m.waited) and reads >= 0.5 * work
+    if facts.largest_group >= LARGE_GROUP and at_start:
+        text = f"the loop waited {m.start:.1f} s at the start: row groups have up to "
+        text += f"{facts.largest_group:,} rows, which are decoded up to where a shard begins"
+        line = "repack(files, folder), which makes smaller row groups"
+        is_over = m.start < 0.9 * m.seconds
+        yield _Cause(
+            "start", text, line, max(m.trainer, m.seconds - 0.8 * min(m.start, m.waited)), is_over
+        )
 
 
 def _workers(facts: Facts, m: Measured) -> Iterator[_Cause]:
@@ -301,7 +328,7 @@ def _movable(stage: StageFacts, line: str, number: int) -> str:
 
 
 def _of_workers(stage: StageFacts, number: int) -> str:
-    return stage.text.replace(f"num_workers={stage.workers}", f"num_workers={number}")
+    return _written(stage.text).replace(f"num_workers={stage.workers}", f"num_workers={number}")
 
 
 def _in_map(facts: Facts, m: Measured) -> Iterator[_Cause]:
@@ -333,31 +360,37 @@ def _in_map(facts: Facts, m: Measured) -> Iterator[_Cause]:
 
 def _bytes(facts: Facts, m: Measured) -> Iterator[_Cause]:
     """Storage on a network."""
-    threads = max(1, m.counts.threads.get("threads", 1))
-    waited = m.of(ITERATES, BYTES)[0] + m.of("threads", BYTES)[0] / threads
+    held_up, work = 0.0, 0.0
+    for group in (ITERATES, "threads"):
+        held_up, work = held_up + m.of(group, BYTES)[0], work + m.of(group)[0]
     requests, size = m.counts.totals.get("requests", 0), m.counts.totals.get("bytes", 0)
-    if facts.local or not requests or waited < LEAST_PART * m.waited:
+    part = held_up / max(1e-9, held_up + work)
+    if facts.local or not requests or part < LEAST_PART:
         return
-    inflight = (m.of("requests", BYTES)[0] + m.of(ITERATES, BYTES)[0]) / m.seconds
+    under_way = (m.of("requests", BYTES)[0] + m.of(ITERATES, BYTES)[0]) / m.seconds
     each = size / requests
-    gone = max(m.trainer, m.seconds - min(m.waited, waited))
-    if facts.file_bytes and size >= 1.2 * facts.file_bytes and not facts.kept_bytes:
-        text = f"{size / facts.file_bytes:.1f} times all bytes of the files came from the server"
-        yield _Cause("storage", text, 'list_files(cache_dir="/local/cache")', gone)
+    free = min(max(1, facts.threads), _free(facts, m))
+    gone = max(m.trainer, m.seconds - part * m.waited)
+    is_limit = facts.prefetch_bytes < NEAR_LIMIT * under_way * each
+    bound = "latency"
     if each < SMALL_REQUEST and facts.group_rows < SMALL_GROUP:
         text = f"{requests:,} requests of {each / 1e3:,.0f} kB on average: latency of the server"
-        after = max(gone, m.seconds * max(0.1, facts.group_rows / SMALL_GROUP))
-        yield _Cause("latency", text, "repack(files, folder), which makes larger row groups", after)
-    if inflight < MOST_REQUESTS / 2 and each < 16 * SMALL_REQUEST:
-        more = min(8.0, MOST_REQUESTS / max(1.0, inflight))
-        text = f"{inflight:.1f} requests are under way at a time: latency of the server"
+        after = max(gone, m.seconds * facts.group_rows / SMALL_GROUP)
+        yield _Cause(bound, text, "repack(files, folder), which makes larger row groups", after)
+    elif under_way < MOST_REQUESTS / 2 and is_limit:
+        more = min(8.0, MOST_REQUESTS / max(1.0, under_way))
+        text = f"{under_way:.1f} requests are under way at a time: latency of the server"
         line = f'list_files(prefetch_bytes="{more * facts.prefetch_bytes / 1e6:,.0f}MB")'
-        yield _Cause("latency", text, line, max(gone, m.seconds / more))
+        after = max(m.trainer, m.first + max((m.seconds - m.first) / more, work / free))
+        yield _Cause(bound, text, line, after)
+    else:
+        bound, rate = "bandwidth", f"{size / m.seconds / 1e6:,.1f} MB/s"
+        text = f"{rate} come from the server, by {under_way:.1f} requests at a time"
     if not facts.kept_bytes:
-        rate = f"{size / m.seconds / 1e6:,.1f} MB/s"
-        text = f"{rate} come from the server, by {inflight:.1f} requests at a time"
-        line = 'list_files(cache_dir="/local/cache"), from the second epoch on'
-        yield _Cause("bandwidth", text, line, gone)
+        line = 'list_files(cache_dir="/local/cache")'
+        is_later = not facts.file_bytes or size < 1.5 * facts.file_bytes
+        line += ", from the second epoch on" * is_later
+        yield _Cause(bound, text, line, gone, is_later=is_later)
 
 
 def _in_threads(facts: Facts, m: Measured) -> Iterator[_Cause]:
