@@ -9,7 +9,8 @@ import pytest
 
 from trainpipes._internal.activity import BYTES, SENDING, TURN, UNROLL
 from trainpipes._internal.sampler import Counts
-from trainpipes.look.verdict import Facts, Measured, StageFacts, Verdict, verdict
+from trainpipes.look.measured import Facts, Measured, StageFacts
+from trainpipes.look.verdict import Verdict, verdict
 
 PARQUET = StageFacts("read_parquet()", "read_parquet")
 JSON = StageFacts("read_json()", "read_json")
@@ -206,6 +207,14 @@ def test_what_bounds_a_run(case: str) -> None:
 )
 def test_a_trainer_that_is_slow_needs_no_change(run: Verdict) -> None:
     assert run == Verdict("trainer", "the trainer: data is there when it asks")
+
+
+def test_a_first_batch_that_was_late_is_no_slow_pipeline() -> None:
+    said = verdict(facts(PARQUET), Measured(10.0, 2.1, 2.0))
+    assert said == Verdict(
+        "trainer",
+        "the trainer: data is there when it asks, but for the first batch after 2.0 s",
+    )
 
 
 def test_what_nothing_explains_is_said_so() -> None:

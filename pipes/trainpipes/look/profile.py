@@ -14,16 +14,16 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from trainpipes._internal import activity
-from trainpipes._internal.activity import WAITING
 from trainpipes._internal.instead import instead
 from trainpipes._internal.sampler import ITERATES, SYSTEM, Counts, Sampler
 from trainpipes._internal.table import table
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.errors import ConfigError
-from trainpipes.errors.text import amount, cut
 from trainpipes.look.facts import busy_seconds, cpu_of, facts_of, parts_of
+from trainpipes.look.measured import Facts, Measured
+from trainpipes.look.profile_text import lines
 from trainpipes.look.values import masks_of
-from trainpipes.look.verdict import Facts, Measured, Verdict, verdict
+from trainpipes.look.verdict import Verdict, verdict
 
 __all__ = ["Profile", "profile"]
 
@@ -33,16 +33,8 @@ MOST_POINTS, FIRST_STEP = 600, 0.2
 SELDOM = 8
 #: Batches that are looked at: so many, then one of so many.
 LOOKED_AT, THEN_ONE_OF = 16, 32
-#: Stages of a group that a text shows, from this share of its time on, and characters of each.
-MOST_SHOWN, LEAST_SHOWN, WIDE = 6, 0.005, 60
 #: Where a loop waits for data.
 NEXT = {EpochIterator.__next__.__code__}
-#: Of the groups of threads, what a text calls them.
-CALLED = {
-    ITERATES: "the thread that iterates", "threads": "threads", "map": "threads of map()",
-    "requests": "threads that fetch", "workers": "workers",
-}  # fmt: skip
-
 _running = threading.Lock()
 
 
@@ -277,54 +269,14 @@ class Profile:
             "facts": asdict(self._facts), "verdict": asdict(found),
         }  # fmt: skip
 
-    def _lines(self) -> Iterator[tuple[str, str]]:
-        m, facts, found = self.measured, self._facts, self.verdict
-        whose = "the trainer" if found.bound in ("trainer", "padding") else "the pipeline"
-        yield "waiting", f"{m.waiting:.0%} of {m.seconds:,.1f} s: {whose} bounds this run"
-        label = "busy"
-        groups = [*m.counts.times.items(), ("workers", m.workers.times.get(ITERATES, {}))]
-        for group in CALLED:
-            times = dict(groups).get(group, {})
-            number = m.counts.threads.get(group, 1) if group != "workers" else facts.workers
-            if text := _busy(times, m.seconds):
-                of = CALLED[group] if group == ITERATES else f"{number} {CALLED[group]}"
-                yield label, f"{of}: {text}"
-                label = ""
-        cores = (m.counts.cpu + (m.workers.cpu or m.children)) / max(m.seconds, 1e-9)
-        others = f", other programs {m.others:.1f}" if m.others >= 0.1 else ""
-        yield "cores", f"{cores:.1f} of {facts.cores}{others}"
-        totals = m.counts.totals
-        if totals.get("requests"):
-            hits = f", {totals.get('chunk hits', 0):,} of {totals.get('chunks', 0):,} chunks from cache_dir"
-            said = f"{amount(totals.get('bytes', 0))} in {totals['requests']:,} requests"
-            yield "remote", said + hits * bool(totals.get("chunks"))
-        if totals.get("cached"):
-            yield (
-                "cache",
-                f"{totals.get('cache hits', 0):,} of {totals['cached']:,} blocks were kept",
-            )
-        if m.cells:
-            yield "padding", f"{m.padded:.1%} of the cells"
-        yield "verdict", found.text
-        for label, change in zip(("change", "or"), found.changes, strict=False):
-            yield label, str(change)
+    def lines(self) -> list[tuple[str, str]]:
+        """The text, as label and text."""
+        return list(lines(self._facts, self.measured))
 
     def __str__(self) -> str:
-        if not self._began:
-            return "profile: nothing was run yet"
-        return table(list(self._lines()))
+        return table(self.lines()) if self._began else "profile: nothing was run yet"
 
     __repr__ = __str__
-
-
-def _busy(times: dict[str, list[float]], seconds: float) -> str:
-    """Threads at work, on average, by stage."""
-    shares = {what: sums[0] / max(seconds, 1e-9) for what, sums in times.items()}
-    shown = sorted(shares, key=lambda what: (what in WAITING, -shares[what]))
-    parts = [
-        f"{cut(what, WIDE)} {shares[what]:.2f}" for what in shown if shares[what] >= LEAST_SHOWN
-    ]
-    return ", ".join(parts[:MOST_SHOWN])
 
 
 def _merged(

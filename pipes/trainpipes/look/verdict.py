@@ -7,124 +7,16 @@ there are, and all CPU seconds shared by the cores.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from trainpipes._internal.activity import BYTES, SENDING, UNROLL, WAITING
-from trainpipes._internal.sampler import ITERATES, Counts
+from trainpipes.look.causes import causes
+from trainpipes.look.measured import Facts, Measured
 
-#: Shares: of waiting below which the trainer is what bounds a run; of padding, and of time in line for a
-#: core, from which on they are worth a change; of CPU in a function's time below which it waits.
-LITTLE_WAITING, MUCH_PADDING, MUCH_QUEUED, COMPUTES = 0.05, 0.2, 0.2, 0.5
-#: Cores of other programs from which on they count; so many times the bytes under way, a limit of bytes that
-#: are fetched ahead is near.
-LITTLE_OTHERS, NEAR_LIMIT = 0.5, 8
-#: The least part of the waiting that a cause takes, and the least gain of a change that is worth its line.
-LEAST_PART, LEAST_GAIN = 0.25, 1.1
+#: Shares: of waiting below which the trainer is what bounds a run; of padding from which on it is worth a
+#: change. The least gain of a change that is worth its line.
+LITTLE_WAITING, MUCH_PADDING, LEAST_GAIN = 0.05, 0.2, 1.1
 #: Gains beyond this are not said: a little that was counted wrong would change them much.
 MOST_GAIN = 5
-#: Rows of a row group that is small, and of one that is large; bytes of a small request: most of its time is
-#: latency.
-SMALL_GROUP, LARGE_GROUP, SMALL_REQUEST = 1000, 100_000, 256 << 10
-#: Most requests of a process at a time, and threads for a function that waits.
-MOST_REQUESTS, MOST_THREADS = 32, 32
-#: Parsed in every epoch, and what part of the time of reading is left for Parquet files of the same rows.
-PARSED, LEFT_OF_PARSING = ("read_json", "read_csv", "read_text"), 0.15
-
-
-@dataclass(frozen=True)
-class StageFacts:
-    """What is known of a stage: ``text`` as in the chain; whether it calls a function of the user's, and in
-    the thread that iterates; its ``workers``, and whether these are processes."""
-
-    text: str
-    name: str
-    calls: bool = False
-    in_caller: bool = False
-    workers: int = 0
-    processes: bool = False
-    tokenizes: bool = False
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a run before it: ``threads`` and ``workers`` of the loader, ``plain`` for torch's
-    DataLoader; the files and rows that are read."""
-
-    stages: tuple[StageFacts, ...] = ()
-    threads: int = 2
-    workers: int = 0
-    plain: bool = False
-    cores: int = 2
-    shards: int = 1
-    ranks: int = 1
-    local: bool = True
-    kept_bytes: bool = False
-    prefetch_bytes: int = 0
-    file_bytes: int = 0
-    group_rows: int = 0
-    largest_group: int = 0
-    window_bytes: int = 0
-    memory_bytes: int = 0
-
-    @property
-    def opener(self) -> StageFacts:
-        return next((s for s in self.stages if s.name.startswith(("read_", "from_"))), NO_STAGE)
-
-    def has(self, *names: str) -> bool:
-        return any(stage.name in names for stage in self.stages)
-
-
-NO_STAGE = StageFacts("", "")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What was counted in a run.
-
-    Attributes:
-        seconds, waited: of the run; of these, those in which the loop waited.
-        first, start: when the first batch came; when the loop first waited less than half of the time.
-        counts, workers: of this process, and of all workers of the Loader together.
-        children: seconds of CPU of other processes that this one has started.
-        others: cores that the rest of the machine took.
-        cells, padding: of batches that were looked at.
-    """
-
-    seconds: float
-    waited: float
-    first: float = 0.0
-    start: float = 0.0
-    counts: Counts = field(default_factory=Counts)
-    workers: Counts = field(default_factory=Counts)
-    children: float = 0.0
-    others: float = 0.0
-    cells: int = 0
-    padding: int = 0
-
-    @property
-    def waiting(self) -> float:
-        return self.waited / self.seconds if self.seconds else 0.0
-
-    @property
-    def trainer(self) -> float:
-        return max(0.0, self.seconds - self.waited)
-
-    @property
-    def padded(self) -> float:
-        return self.padding / self.cells if self.cells else 0.0
-
-    def of(self, group: str, *whats: str) -> tuple[float, float]:
-        """Seconds, and seconds of CPU, of a group of threads in some of what they do; all work if none are
-        named."""
-        times = self.counts.times.get(group, {})
-        found = [v for k, v in times.items() if (k in whats if whats else k not in WAITING)]
-        return sum(v[0] for v in found), sum(v[1] for v in found)
-
-    @property
-    def late(self) -> float:
-        return self.counts.late / max(1, self.counts.samples)
 
 
 @dataclass(frozen=True)
@@ -158,19 +50,11 @@ class Verdict:
     changes: tuple[Change, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Cause:
-    bound: str
-    text: str
-    line: str
-    seconds: float  # of the run with the change, 0 where that can't be said
-    is_sure: bool = True
-    is_later: bool = False  # it helps from the second epoch on
-
-
 def verdict(facts: Facts, measured: Measured) -> Verdict:
     """What bounds a run, and what to change.
 
+    >>> from trainpipes._internal.sampler import Counts
+    >>> from trainpipes.look.measured import StageFacts
     >>> stage = StageFacts("map(clean)", "map", calls=True, in_caller=True)
     >>> counts = Counts(10.0, {"iterates": {"map(clean)": [9.0, 9.0]}})
     >>> found = verdict(Facts((stage,), cores=4), Measured(10.0, 9.2, counts=counts))
@@ -180,22 +64,20 @@ def verdict(facts: Facts, measured: Measured) -> Verdict:
     m = measured
     if m.seconds <= 0:
         return Verdict("nothing", "nothing was counted")
-    if m.waiting < LITTLE_WAITING:
+    found = sorted(causes(facts, m), key=lambda c: max(c.seconds, m.seconds / MOST_GAIN))
+    if m.steady < LITTLE_WAITING and not any(cause.bound == "start" for cause in found):
         if m.padded >= MUCH_PADDING and (line := _less_padding(facts)):
             text = f"the trainer: {m.padded:.0%} of the cells it computes are padding"
             return Verdict("padding", text, (Change(line, 1 / (1 - m.padded)),))
-        return Verdict("trainer", "the trainer: data is there when it asks")
-    causes = [
-        cause
-        for find in (_cores, _start, _workers, _in_caller, _in_map, _bytes, _in_threads)
-        for cause in find(facts, m)
-    ]
-    causes.sort(key=lambda c: max(c.seconds, m.seconds / MOST_GAIN) * (1.5 if c.is_later else 1))
-    best = [c for c in causes if m.seconds / max(c.seconds, 1e-9) >= LEAST_GAIN]
+        text = "the trainer: data is there when it asks"
+        late = f", but for the first batch after {m.first:.1f} s" * (m.waiting >= LITTLE_WAITING)
+        return Verdict("trainer", text + late)
+    best = [c for c in found if m.seconds >= LEAST_GAIN * c.seconds]
     if not best:
-        return Verdict(
-            "unknown", "no single cause: the waiting is spread over what the table shows"
-        )
+        text = "no single cause: the waiting is spread over what the table shows"
+        return Verdict("unknown", text)
+    bound = best[0].bound
+    best.sort(key=lambda c: (c.bound != bound, c.is_later))
     lines: dict[str, Change] = {}
     for c in best:
         gain = min(MOST_GAIN, m.seconds / c.seconds) if c.seconds and c.is_sure else None
@@ -207,231 +89,3 @@ def _less_padding(facts: Facts) -> str:
     if facts.has("batch") and not facts.has("pack"):
         return "bucket_by_length() in place of batch(), or pack() before it"
     return ""
-
-
-def _free(facts: Facts, m: Measured) -> float:
-    """Cores that the pipeline may have, beside the trainer and other programs."""
-    own, _ = m.of(ITERATES)
-    trains = max(0.0, m.counts.cpu - sum(m.of(group)[1] for group in m.counts.times)) / m.seconds
-    return max(1.0, facts.cores - m.others - min(1.0, trains if own else 0.0))
-
-
-def _written(text: str) -> str:
-    """A stage without where its function is from."""
-    return re.sub(r" \([^()]*:\d+\)", "", text)
-
-
-def _with(text: str, option: str) -> str:
-    """A stage as written, with one more option."""
-    text = _written(text)
-    return f"{text[:-1]}{'' if text.endswith('()') else ', '}{option})"
-
-
-def _cores(facts: Facts, m: Measured) -> Iterator[_Cause]:
-    both = (m.counts, m.workers)
-    cpu, queued = sum(c.cpu for c in both), sum(c.queued for c in both)
-    if m.others < LITTLE_OTHERS or queued < MUCH_QUEUED * (cpu + queued):
-        return
-    text = f"other programs take {m.others:.1f} of {facts.cores} cores: threads wait for a core"
-    work = [
-        v[0] for c in both for own in c.times.values() for k, v in own.items() if k not in WAITING
-    ]
-    at_work = max(1.0, sum(work) / m.seconds)  # threads
-    theirs = m.others / (m.others + cpu / m.seconds)
-    after = max(m.trainer, m.seconds - theirs * queued / at_work)
-    yield _Cause("cores", text, "end them, or ask for more cores", after)
-
-
-def _start(facts: Facts, m: Measured) -> Iterator[_Cause]:
-    """Row groups that must be decoded up to where a shard begins."""
-    reads = m.of("threads", facts.opener.text)[0] + m.of(ITERATES, facts.opener.text)[0]
-    work = m.of("threads")[0] + m.of(ITERATES)[0]
-    at_start = m.start >= max(1.0, 0.5 * m.waited) and reads >= 0.5 * work
-    if facts.largest_group >= LARGE_GROUP and at_start:
-        text = f"the loop waited {m.start:.1f} s at the start: row groups have up to "
-        text += f"{facts.largest_group:,} rows, which are decoded up to where a shard begins"
-        line = "repack(files, folder), which makes smaller row groups"
-        is_over = m.start < 0.9 * m.seconds
-        yield _Cause(
-            "start", text, line, max(m.trainer, m.seconds - 0.8 * min(m.start, m.waited)), is_over
-        )
-
-
-def _workers(facts: Facts, m: Measured) -> Iterator[_Cause]:
-    """Processes that make batches: of a Loader, or of a plain DataLoader."""
-    if not facts.workers:
-        return
-    cpu = m.workers.cpu or m.children
-    calls = any(stage.in_caller for stage in facts.stages)
-    useful = max(1, facts.shards // facts.ranks)
-    if useful < facts.workers:
-        text = f"{facts.workers} workers share {useful} shards: {facts.workers - useful} have none"
-        line = f"sharding_filter({4 * facts.workers * facts.ranks})"
-        after = max(m.trainer, m.seconds * useful / min(facts.workers, max(facts.cores, useful)))
-        yield _Cause("shards", text, line, after)
-    if not calls and not any(stage.calls for stage in facts.stages):
-        what = "a DataLoader's workers" if facts.plain else "worker processes"
-        sends = sum(m.workers.times.get(ITERATES, {}).get(SENDING, [0.0, 0.0]))
-        text = f"{what} send batches of columns, which threads would hand over"
-        line = "tp.Loader(pipe)" if facts.plain else "Loader(pipe) without num_workers"
-        work = max(0.0, cpu - sends / 2)
-        after = max(m.trainer, work / _free(facts, m), 0.5 * m.seconds if facts.plain else 0.0)
-        yield _Cause("processes", text, line, after)
-    elif facts.workers < int(_free(facts, m)):
-        number = int(_free(facts, m))
-        text = f"{facts.workers} workers are busy, and there are {facts.cores} cores"
-        after = max(m.trainer, m.seconds * facts.workers / number)
-        yield _Cause("workers", text, f"Loader(pipe, num_workers={number})", after)
-
-
-def _in_caller(facts: Facts, m: Measured) -> Iterator[_Cause]:
-    """What the thread that iterates does itself while the loop waits."""
-    free, left = _free(facts, m), m.trainer
-    for stage in facts.stages:
-        took, cpu = m.of(ITERATES, stage.text)
-        if took < LEAST_PART * m.waited or facts.workers:
-            continue
-        rest = m.seconds - took
-        if not stage.in_caller:
-            if facts.threads == 0:
-                text = f"one thread does all work: {stage.text} takes {took / m.seconds:.0%} of the time"
-                work, _ = m.of(ITERATES)
-                after = max(left, left + m.waited - work, work / (max(1, int(free)) + 1))
-                yield _Cause("one thread", text, "Loader(pipe) without threads=0", after)
-        elif cpu < COMPUTES * took:
-            text = (
-                f"{stage.text} is called by one thread, and waits {1 - cpu / took:.0%} of its time"
-            )
-            number = next(
-                n for n in (4, 8, 16, MOST_THREADS) if took / n <= left or n == MOST_THREADS
-            )
-            line = _with(stage.text, f"num_workers={number}")
-            after = max(rest, took / number, cpu)
-            yield _Cause("function waits", text, _movable(stage, line, number), after)
-        else:
-            text = (
-                f"{stage.text} is called by one thread: it takes {took / m.seconds:.0%} of the time"
-            )
-            number = max(1, round(free))
-            line = _with(stage.text, f"num_workers={number}, method='process'")
-            after = max(rest, took / number)
-            yield _Cause("function", text, _movable(stage, line, number), after)
-    took, _ = m.of(ITERATES, UNROLL)
-    if took >= LEAST_PART * m.waited and not facts.workers:
-        text = f"Python objects are made of rows, {took / m.seconds:.0%} of the time, for functions"
-        line = "map_batches(fn) in place of map(fn), or Loader(pipe, num_workers=...)"
-        yield _Cause("rows", text, line, m.seconds - 0.8 * took)
-
-
-def _movable(stage: StageFacts, line: str, number: int) -> str:
-    return line if stage.name == "map" else f"Loader(pipe, num_workers={number})"
-
-
-def _of_workers(stage: StageFacts, number: int) -> str:
-    return _written(stage.text).replace(f"num_workers={stage.workers}", f"num_workers={number}")
-
-
-def _in_map(facts: Facts, m: Measured) -> Iterator[_Cause]:
-    """Functions with threads or processes of their own."""
-    for stage in facts.stages:
-        took, cpu = m.of("map", stage.text)
-        if not stage.workers or took < LEAST_PART * m.waited:
-            continue
-        share = took / m.seconds
-        if not stage.processes and cpu < COMPUTES * took and m.late < COMPUTES:  # it waits
-            number = min(4 * stage.workers, MOST_THREADS)
-            text = f"{stage.text}: its {stage.workers} threads wait all the time"
-            line = _of_workers(stage, number)
-            after = max(m.trainer, m.seconds * stage.workers / number)
-        elif not stage.processes:
-            number = max(1, round(_free(facts, m)))
-            text = f"{stage.text}: its threads hold the GIL in turn, {share:.1f} of them at work"
-            line = _with(_of_workers(stage, number), "method='process'")
-            after = max(m.trainer, cpu / number)
-        else:
-            number = int(_free(facts, m))
-            if number <= stage.workers:
-                continue
-            text = f"{stage.text}: {share:.1f} of {stage.workers} processes at work"
-            line = _of_workers(stage, number)
-            after = max(m.trainer, m.seconds * stage.workers / number)
-        yield _Cause("function", text, line, after)
-
-
-def _bytes(facts: Facts, m: Measured) -> Iterator[_Cause]:
-    """Storage on a network."""
-    held_up, work = 0.0, 0.0
-    for group in (ITERATES, "threads"):
-        held_up, work = held_up + m.of(group, BYTES)[0], work + m.of(group)[0]
-    requests, size = m.counts.totals.get("requests", 0), m.counts.totals.get("bytes", 0)
-    part = held_up / max(1e-9, held_up + work)
-    if facts.local or not requests or part < LEAST_PART:
-        return
-    under_way = (m.of("requests", BYTES)[0] + m.of(ITERATES, BYTES)[0]) / m.seconds
-    each = size / requests
-    free = min(max(1, facts.threads), _free(facts, m))
-    gone = max(m.trainer, m.seconds - part * m.waited)
-    is_limit = facts.prefetch_bytes < NEAR_LIMIT * under_way * each
-    bound = "latency"
-    if each < SMALL_REQUEST and facts.group_rows < SMALL_GROUP:
-        text = f"{requests:,} requests of {each / 1e3:,.0f} kB on average: latency of the server"
-        after = max(gone, m.seconds * facts.group_rows / SMALL_GROUP)
-        yield _Cause(bound, text, "repack(files, folder), which makes larger row groups", after)
-    elif under_way < MOST_REQUESTS / 2 and is_limit:
-        more = min(8.0, MOST_REQUESTS / max(1.0, under_way))
-        text = f"{under_way:.1f} requests are under way at a time: latency of the server"
-        line = f'list_files(prefetch_bytes="{more * facts.prefetch_bytes / 1e6:,.0f}MB")'
-        after = max(m.trainer, m.first + max((m.seconds - m.first) / more, work / free))
-        yield _Cause(bound, text, line, after)
-    else:
-        bound, rate = "bandwidth", f"{size / m.seconds / 1e6:,.1f} MB/s"
-        text = f"{rate} come from the server, by {under_way:.1f} requests at a time"
-    if not facts.kept_bytes:
-        line = 'list_files(cache_dir="/local/cache")'
-        is_later = not facts.file_bytes or size < 1.5 * facts.file_bytes
-        line += ", from the second epoch on" * is_later
-        yield _Cause(bound, text, line, gone, is_later=is_later)
-
-
-def _in_threads(facts: Facts, m: Measured) -> Iterator[_Cause]:
-    """What the pipeline's threads do while the loop waits for them."""
-    counts, group = (m.workers, ITERATES) if facts.workers else (m.counts, "threads")
-    times = counts.times.get(group, {})
-    total = sum(v[0] for k, v in times.items() if k not in WAITING)
-    if total < LEAST_PART * m.waited:
-        return
-    opener = facts.opener
-    for stage in facts.stages:
-        took = times.get(stage.text, [0.0, 0.0])[0]
-        part = took / total
-        if part < LEAST_PART:
-            continue
-        said = f"{stage.text} takes {part:.0%} of the work of threads"
-        if stage.tokenizes and not facts.has("cache"):
-            yield _Cause(
-                "tokenizer", said, f"{stage.text}.cache(), or tokenize ahead", _rest(m, part)
-            )
-        elif stage is opener and opener.name in PARSED:
-            text = f"{said}: files are parsed in every epoch"
-            line = "repack(files, folder), and read_parquet(folder)"
-            yield _Cause("parsing", text, line, _rest(m, part * (1 - LEFT_OF_PARSING)))
-        elif stage is opener and 0 < facts.group_rows < SMALL_GROUP:
-            text = f"{said}: row groups have {facts.group_rows:,} rows"
-            line = "repack(files, folder), which makes larger row groups"
-            yield _Cause("row groups", text, line, _rest(m, part * 0.8))
-        elif stage.calls and not facts.workers and not stage.workers and m.late >= COMPUTES:
-            number = max(1, round(_free(facts, m)))
-            text = f"{said}, and its calls hold the GIL"
-            line = _with(stage.text, f"num_workers={number}, method='process'")
-            yield _Cause(
-                "function", text, _movable(stage, line, number), max(_rest(m, part), took / number)
-            )
-    window = facts.window_bytes
-    if window and facts.memory_bytes and window > facts.memory_bytes:
-        text = f"shuffle windows of {window / 1e9:.1f} GB don't fit into {facts.memory_bytes / 1e9:.1f} GB"
-        yield _Cause("memory", text, "a smaller buffer_size in shuffle(), or max_bytes=", 0.0)
-
-
-def _rest(m: Measured, part: float) -> float:
-    """Seconds of a run whose threads have so much less to do."""
-    return max(m.trainer, m.seconds * (1 - part))
