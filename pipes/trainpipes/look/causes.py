@@ -42,9 +42,9 @@ def causes(facts: Facts, m: Measured) -> list[Cause]:
 
 def _free(facts: Facts, m: Measured) -> float:
     """Cores that the pipeline may have, beside the trainer and other programs."""
-    own, _ = m.of(ITERATES)
-    trains = max(0.0, m.counts.cpu - sum(m.of(group)[1] for group in m.counts.times)) / m.seconds
-    return max(1.0, facts.cores - m.others - min(1.0, trains if own else 0.0))
+    known = sum(v[1] for own in m.counts.times.values() for v in own.values())
+    trains = max(0.0, m.counts.cpu - known) / m.seconds
+    return max(1.0, facts.cores - m.others - min(1.0, trains))
 
 
 def _written(text: str) -> str:
@@ -198,6 +198,7 @@ def _bytes(facts: Facts, m: Measured) -> Iterator[Cause]:
     if facts.local or not requests or part < LEAST_PART:
         return
     under_way = (m.of("requests", BYTES)[0] + m.of(ITERATES, BYTES)[0]) / m.seconds
+    under_way /= max(1, facts.workers)
     each = size / requests
     free = min(max(1, facts.threads), _free(facts, m))
     gone = max(m.trainer, m.seconds - part * m.waited)

@@ -115,7 +115,7 @@ def parts_of(loader: Any) -> tuple[Any, Any, dict[str, Any]]:
         inner = getattr(loader, "dataset", None) if hasattr(loader, "num_workers") else None
         if isinstance(inner, Pipeline):
             return inner, None, {"threads": 0, "workers": loader.num_workers, "plain": True}
-        names = ("loader", "_loader", "base_dataloader", "dataloader")
+        names = ("loader", "base_dataloader", "dataloader")
         loader = next(
             (vars(loader)[n] for n in names if n in getattr(loader, "__dict__", {})), None
         )

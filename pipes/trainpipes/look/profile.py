@@ -33,8 +33,10 @@ MOST_POINTS, FIRST_STEP = 600, 0.2
 SELDOM = 8
 #: Batches that are looked at: so many, then one of so many.
 LOOKED_AT, THEN_ONE_OF = 16, 32
-#: Where a loop waits for data.
-NEXT = {EpochIterator.__next__.__code__}
+#: Methods in which a loop waits for data, of these modules.
+WAITS = {Iterator.__next__.__name__, Iterator.__iter__.__name__}
+OURS = EpochIterator.__module__
+TORCHS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader")
 _running = threading.Lock()
 
 
@@ -153,9 +155,9 @@ class Profile:
             self._draw(now)
 
     def _is_waiting(self, frame: FrameType | None) -> bool:
-        codes = NEXT if self._iteration is not None else NEXT | _torch_codes()
+        modules = (OURS,) if self._iteration is not None else (OURS, *TORCHS)
         while frame is not None:
-            if frame.f_code in codes:
+            if frame.f_code.co_name in WAITS and frame.f_globals.get("__name__") in modules:
                 return True
             frame = frame.f_back
         return False
@@ -223,7 +225,7 @@ class Profile:
             else None
         )
 
-    @property
+    @cached_property
     def _facts(self) -> Facts:
         iteration = self._iteration or self._pipeline._iteration
         ranks = iteration.ranks()[1]
@@ -289,17 +291,3 @@ def _merged(
         yield end, waited + more, counts
     if len(points) % 2:
         yield points[-1]
-
-
-def _torch_codes() -> set[Any]:
-    """Where loops over torch's DataLoader wait, as far as it is imported."""
-    found = set()
-    for name in (
-        "torch.utils.data.dataloader",
-        "torchdata.stateful_dataloader.stateful_dataloader",
-    ):
-        there = sys.modules.get(name)
-        if there is not None:
-            loader = getattr(there, "StatefulDataLoader", None) or there.DataLoader
-            found |= {loader.__iter__.__code__, there._BaseDataLoaderIter.__next__.__code__}
-    return found

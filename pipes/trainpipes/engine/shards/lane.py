@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableSequence
 from typing import Any, NamedTuple, NoReturn
 
-from trainpipes._internal.activity import look_at
+from trainpipes._internal import activity
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Cursors, Run, Unroll, innermost
 from trainpipes.engine.planning.error_places import say_where
@@ -130,7 +130,8 @@ class Lane:
             return None
         run, first, last = found
         items = self._unroll(run)
-        look_at(items, first)
+        if activity.observer is not None:
+            activity.look_at(items, first)
         return RunItems(items, run.cursors, first, last)
 
     @property
