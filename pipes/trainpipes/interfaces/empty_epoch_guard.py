@@ -51,7 +51,7 @@ class EmptyRounds:
 
     def check(self, stage: object) -> None:
         """Raise DataError if there are so many that nothing ever may come out."""
-        self._seen.update(round_of(cursors.state(0)) for cursors in self._taken)
+        self._seen.update(round_of(cursors.place(0)) for cursors in self._taken)
         self._taken.clear()
         if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
             raise kept_nothing(stage)

@@ -194,7 +194,7 @@ class _Counted(stage_kinds.CountingStage, asks_inputs=True):
         guard = EmptyEpochGuard(gave=passed > 0 or skip > 0)
         runs = below(state)
         while (rolls or passed + skip < high) and (run := next(runs, None)) is not None:
-            its_epoch = innermost(run.cursors.state(0))["epoch"]
+            its_epoch = run.cursors.place(0)["epoch"]
             if its_epoch != epoch:
                 if guard.next_epoch():
                     raise kept_nothing("take() or skip()")
