@@ -32,7 +32,7 @@ MOST_POINTS, FIRST_STEP = 600, 0.2
 #: Where the iterator has clocks of its own, samples between two looks at whether the loop waits.
 SELDOM = 8
 #: Batches that are looked at: so many, then one of so many.
-LOOKED_AT, THEN_ONE_OF = 16, 32
+LOOKED_AT, THEN_ONE_OF = 16, 64
 #: Methods in which a loop waits for data, of these modules.
 WAITS = {Iterator.__next__.__name__, Iterator.__iter__.__name__}
 OURS = EpochIterator.__module__
