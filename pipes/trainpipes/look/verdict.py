@@ -59,7 +59,7 @@ def verdict(facts: Facts, measured: Measured) -> Verdict:
     >>> counts = Counts(10.0, {"iterates": {"map(clean)": [9.0, 9.0]}})
     >>> found = verdict(Facts((stage,), cores=4), Measured(10.0, 9.2, counts=counts))
     >>> found.bound, str(found.changes[0])
-    ('function', "map(clean, num_workers=4, method='process'): about 4.0 times as fast")
+    ('function', "map(clean, num_workers=4, method='process'): about 4.4 times as fast")
     """
     m = measured
     if m.seconds <= 0:
