@@ -31,6 +31,7 @@ FROM_0 = click.IntRange(0)
 @option("--threads", type=FROM_0, help="Threads that work ahead; one a core if left out.")
 @option("--num-workers", type=FROM_0, default=0, help="Worker processes.")
 @option("--simulate-step", type=click.FloatRange(0), default=0, help="Seconds of a training step.")
+@option("--html", type=click.Path(dir_okay=False), help="Write what bounds the run as a page.")
 @option("--show", type=FROM_0, default=0, help="Print the first batches.")
 @AS_JSON
 def command(
@@ -40,6 +41,7 @@ def command(
     given: PipelineOptions,
     simulate_step: float,
     show: int,
+    html: str | None,
     as_json: bool,
     **how: Any,
 ) -> int:
@@ -47,7 +49,8 @@ def command(
 
     RECIPE is the name of a prebuilt pipeline, which takes --files. CONFIG is a file that ends in .yaml or
     .yml. Any other FILES are data, read in batches of 64 rows; a folder is written data/. With
-    --simulate-step it sleeps that long after each batch, and tells what bounds the run, as tp.profile does.
+    --simulate-step it sleeps that long after each batch, and tells what bounds the run, as
+    tp.profile does; --html also draws it.
 
     \b
     Examples:
@@ -77,8 +80,10 @@ def command(
     loader = Loader(pipe, **how)
     if show:
         print(pipe.show(show), end="\n\n")  # noqa: T201
-    with profile(loader) if simulate_step else nullcontext() as watched:
+    with profile(loader) if simulate_step or html else nullcontext() as watched:
         report = measure(loader, steps=steps, epochs=epochs, step_seconds=simulate_step)
+    if html and watched is not None:
+        watched.save(html)
     advised = advice(report, pipe)
     if as_json:
         found = None if watched is None else watched.to_dict()

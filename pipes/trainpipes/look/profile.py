@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import multiprocessing
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
 from time import perf_counter
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -18,10 +21,12 @@ from trainpipes._internal.instead import instead
 from trainpipes._internal.sampler import ITERATES, SYSTEM, Counts, Sampler
 from trainpipes._internal.table import table
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
-from trainpipes.errors import ConfigError
+from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.look.facts import busy_seconds, cpu_of, facts_of, parts_of
 from trainpipes.look.measured import Facts, Measured
-from trainpipes.look.profile_text import lines
+from trainpipes.look.profile_page import page
+from trainpipes.look.profile_text import CALLED, lines
+from trainpipes.look.shuffle_quality import order_quality
 from trainpipes.look.values import masks_of
 from trainpipes.look.verdict import Verdict, verdict
 
@@ -88,6 +93,7 @@ class Profile:
         self._first: float | None = None
         self._children: dict[int, tuple[float, float]] = {}
         self._cells = self._padding = self._seen = self._ticks = 0
+        self._lengths: Counter[int] = Counter()
         self._states: dict[Any, float] = {}
         self._lock, self._looking = threading.Lock(), threading.Lock()
 
@@ -211,9 +217,11 @@ class Profile:
         self._seen += 1
         looks = self._seen <= LOOKED_AT or self._seen % THEN_ONE_OF == 0
         for mask in masks_of(batch) if looks and isinstance(batch, dict) else ():
-            cells, tokens = mask.numel(), int((mask != 0).sum())
+            rows = (mask != 0).sum(-1).tolist()
+            cells, tokens = mask.numel(), sum(rows)
             with self._looking:  # several threads make batches
                 self._cells, self._padding = self._cells + cells, self._padding + cells - tokens
+                self._lengths.update(rows)
 
     # What was found
 
@@ -274,6 +282,33 @@ class Profile:
     def lines(self) -> list[tuple[str, str]]:
         """The text, as label and text."""
         return list(lines(self._facts, self.measured))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a page to look at: an HTML file that needs no other.
+
+        It shows the text, waiting and the work of each stage over time, the lengths of rows, how well they
+        are shuffled, and the first rows of the next epoch, which it reads.
+
+        Args:
+            path: a file of this machine, which is written anew.
+        """
+        if not self._began:
+            raise ConfigError("save(path) shows a run: call it in or after `with profile(loader)`")
+        order = (
+            order_quality(self._pipeline) if self._pipeline._iteration.plan.chain.shuffle else None
+        )
+        try:
+            rows = self._pipeline.show().html(r"<mark>\g<0></mark>")
+        except TrainpipesError as error:
+            rows = html.escape(f"cannot be shown: {error}")
+        text = page(self.lines(), self.series, CALLED, self._lengths, str(order or ""), rows)
+        place = Path(path)
+        beside = place.with_name(f".{place.name}.part")
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(place)
+        finally:
+            beside.unlink(missing_ok=True)
 
     def __str__(self) -> str:
         return table(self.lines()) if self._began else "profile: nothing was run yet"
