@@ -166,11 +166,11 @@ class Profile:
         return self._own_wait() + self._sampled
 
     def _start(self) -> float:
-        """When it first waited less than half of the time, over two points: seconds."""
+        """When it first waited less than half of the time, over four points: seconds."""
         ends = [0.0, *(end for end, *_ in self._points)]
         waited = [waited for _, waited, _ in self._points]
-        for n in range(len(waited) - 1):
-            if sum(waited[n : n + 2]) < (ends[n + 2] - ends[n]) / 2:
+        for n in range(len(waited) - 3):
+            if sum(waited[n : n + 4]) < (ends[n + 4] - ends[n]) / 2:
                 return ends[n]
         return self._seconds
 
