@@ -158,6 +158,12 @@ def test_a_series_over_time() -> None:
     assert [point["seconds"] for point in series] == sorted(point["seconds"] for point in series)
     assert series[1]["waited"] > 0.8 > series[-2]["waited"]
     assert "iterates" in series[1]["busy"]
+    assert all(0 <= point["waited"] <= 1 for point in series)
+    waited = [
+        p["waited"] * (p["seconds"] - q["seconds"])
+        for p, q in zip(series[1:], series, strict=False)
+    ]
+    assert sum(waited) == pytest.approx(run.measured.waited, abs=0.5)
     json.dumps([run.to_dict(), series])
 
 

@@ -167,7 +167,7 @@ CASES: dict[str, tuple[Verdict, str, str, float, float]] = {
     ),
     "padding": (
         found(facts(PARQUET), 0.1, cells=1000, padding=600),
-        "padding", "bucket_by_length() in place of batch(), or pack() before it", 2.4, 2.6,
+        "padding", "bucket_by_length() in place of batch(), or pack() before it", 2.2, 2.3,
     ),
     "cores taken by others": (
         found(

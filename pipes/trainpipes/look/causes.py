@@ -128,7 +128,7 @@ def _in_caller(facts: Facts, m: Measured) -> Iterator[Cause]:
                 work, _ = m.of(ITERATES)
                 after = max(left, left + m.waited - work, work / (max(1, int(free)) + 1))
                 yield Cause("one thread", text, "Loader(pipe) without threads=0", after)
-        elif cpu < COMPUTES * took:
+        elif cpu + m.counts.queued < COMPUTES * took:  # nor is it in line for a core
             text = (
                 f"{stage.text} is called by one thread, and waits {1 - cpu / took:.0%} of its time"
             )
@@ -168,7 +168,8 @@ def _in_map(facts: Facts, m: Measured) -> Iterator[Cause]:
         if not stage.workers or took < LEAST_PART * m.waited:
             continue
         share = took / m.seconds
-        if not stage.processes and cpu < COMPUTES * took and m.late < COMPUTES:  # it waits
+        idle = cpu + m.counts.queued < COMPUTES * took
+        if not stage.processes and idle and m.late < COMPUTES:  # it waits
             number = min(4 * stage.workers, MOST_THREADS)
             text = f"{stage.text}: its {stage.workers} threads wait all the time"
             line = _of_workers(stage, number)

@@ -146,14 +146,15 @@ class Profile:
     def _tick(self, now: float) -> None:
         """After each sample, in the sampler's thread."""
         self._ticks += 1
-        own, before = self._own_wait(), self._clock
-        if self._iteration is None or self._ticks % SELDOM == 0:
+        own, is_ours = self._own_wait(), self._iteration is not None
+        if own != self._clock:  # a wait has ended, which clocks have counted
+            self._sampled, self._clock, self._looked = 0.0, own, now
+        if not is_ours or self._ticks % SELDOM == 0:
             waits = self._is_waiting(sys._current_frames().get(self._main))
-            # Of a loop without clocks of ours, all that is known; of others, what has not ended.
-            goes_on = self._iteration is None or (waits and own == before)
-            self._sampled = (self._sampled + (now - self._looked) * waits) * goes_on
-            self._looked, self._clock = now, own
-            if self._first is None and self._iteration is None and self._sampled and not waits:
+            keeps = waits or not is_ours
+            self._sampled = (self._sampled + (now - self._looked) * waits) * keeps
+            self._looked = now
+            if self._first is None and not is_ours and self._sampled and not waits:
                 self._first = self._sampled
         if self._first is None and own > 0:
             self._first = own
@@ -169,14 +170,16 @@ class Profile:
         return False
 
     def _waited(self) -> float:
-        return self._own_wait() + self._sampled
+        """By the iterator's clocks, and by samples what they have not counted: a wait that goes on."""
+        own = self._own_wait()
+        return own + self._sampled * (own == self._clock)
 
     def _start(self) -> float:
-        """When it first waited less than half of the time, over two points: seconds."""
+        """When it first waited less than half of the time, over four points: seconds."""
         ends = [0.0, *(end for end, *_ in self._points)]
         waited = [waited for _, waited, _ in self._points]
-        for n in range(len(waited) - 1):
-            if sum(waited[n : n + 2]) < (ends[n + 2] - ends[n]) / 2:
+        for n in range(len(waited) - 3):
+            if sum(waited[n : n + 4]) < (ends[n + 4] - ends[n]) / 2:
                 return ends[n]
         return self._seconds
 

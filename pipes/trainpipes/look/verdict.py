@@ -15,6 +15,8 @@ from trainpipes.look.measured import Facts, Measured
 #: Shares: of waiting below which the trainer is what bounds a run; of padding from which on it is worth a
 #: change. The least gain of a change that is worth its line.
 LITTLE_WAITING, MUCH_PADDING, LEAST_GAIN = 0.05, 0.2, 1.1
+#: The share of padding that is left with buckets, or in packed rows.
+LEFT_PADDING = 0.1
 #: Gains beyond this are not said: a little that was counted wrong would change them much.
 MOST_GAIN = 5
 
@@ -68,7 +70,7 @@ def verdict(facts: Facts, measured: Measured) -> Verdict:
     if m.steady < LITTLE_WAITING and not any(cause.bound == "start" for cause in found):
         if m.padded >= MUCH_PADDING and (line := _less_padding(facts)):
             text = f"the trainer: {m.padded:.0%} of the cells it computes are padding"
-            return Verdict("padding", text, (Change(line, 1 / (1 - m.padded)),))
+            return Verdict("padding", text, (Change(line, (1 - LEFT_PADDING) / (1 - m.padded)),))
         text = "the trainer: data is there when it asks"
         late = f", but for the first batch after {m.first:.1f} s" * (m.waiting >= LITTLE_WAITING)
         return Verdict("trainer", text + late)
