@@ -51,6 +51,10 @@ CASES: dict[str, tuple[Verdict, str, str, float, float]] = {
         found(facts(PARQUET, CLEAN), 8.0, iterates={"map(clean)": (7.5, 7.4)}),
         "function", "map(clean, num_workers=4, method='process')", 3.0, 4.1,
     ),
+    "threads that tokenize a little, and cores that others take": (
+        found(facts(PARQUET, TOKENIZE, cores=2), 2.6, seconds=9.0, threads={"tokenize('gpt2')": (1.2, 0.3)}),
+        "tokenizer", "tokenize('gpt2').cache(), or tokenize ahead", 1.1, 1.2,
+    ),
     "a slow filter": (
         found(facts(PARQUET, KEEP), 8.0, iterates={"filter(keep)": (7.5, 7.4)}),
         "function", "Loader(pipe, num_workers=4)", 3.0, 4.1,
@@ -174,7 +178,7 @@ CASES: dict[str, tuple[Verdict, str, str, float, float]] = {
             facts(PARQUET), 8.0, others=3.0,
             counts=replace(counts(iterates={"pad_collate()": (8.0, 2.0)}), queued=6.0),
         ),
-        "cores", "end them, or ask for more cores", 1.5, 4.0,
+        "cores", "end other programs, or ask for more cores", 1.5, 4.0,
     ),
     "windows that don't fit": (
         found(

@@ -69,7 +69,7 @@ def _cores(facts: Facts, m: Measured) -> Iterator[Cause]:
     lost = min(queued, took - computed) / max(1.0, took / m.seconds)  # of each thread at work
     theirs = m.others / (m.others + cpu / m.seconds)
     after = max(m.trainer, m.seconds - theirs * max(0.0, lost))
-    yield Cause("cores", text, "end them, or ask for more cores", after)
+    yield Cause("cores", text, "end other programs, or ask for more cores", after)
 
 
 def _start(facts: Facts, m: Measured) -> Iterator[Cause]:
@@ -240,22 +240,25 @@ def _in_threads(facts: Facts, m: Measured) -> Iterator[Cause]:
         said = f"{stage.text} takes {part:.0%} of the work of threads"
         if stage.tokenizes and not facts.has("cache"):
             yield Cause(
-                "tokenizer", said, f"{stage.text}.cache(), or tokenize ahead", _rest(m, part)
+                "tokenizer", said, f"{stage.text}.cache(), or tokenize ahead", _rest(m, part, took)
             )
         elif stage is opener and opener.name in PARSED:
             text = f"{said}: files are parsed in every epoch"
             line = "repack(files, folder), and read_parquet(folder)"
-            yield Cause("parsing", text, line, _rest(m, part * (1 - LEFT_OF_PARSING)))
+            yield Cause("parsing", text, line, _rest(m, part, took, 1 - LEFT_OF_PARSING))
         elif stage is opener and 0 < facts.group_rows < SMALL_GROUP:
             text = f"{said}: row groups have {facts.group_rows:,} rows"
             line = "repack(files, folder), which makes larger row groups"
-            yield Cause("row groups", text, line, _rest(m, part * 0.8))
+            yield Cause("row groups", text, line, _rest(m, part, took, 0.8))
         elif stage.calls and not facts.workers and not stage.workers and m.late >= COMPUTES:
             number = max(1, round(_free(facts, m)))
             text = f"{said}, and its calls hold the GIL"
             line = _with(stage.text, f"num_workers={number}, method='process'")
             yield Cause(
-                "function", text, _movable(stage, line, number), max(_rest(m, part), took / number)
+                "function",
+                text,
+                _movable(stage, line, number),
+                max(_rest(m, part, took), took / number),
             )
     window = facts.window_bytes
     if window and facts.memory_bytes and window > facts.memory_bytes:
@@ -263,6 +266,6 @@ def _in_threads(facts: Facts, m: Measured) -> Iterator[Cause]:
         yield Cause("memory", text, "a smaller buffer_size in shuffle(), or max_bytes=", 0.0)
 
 
-def _rest(m: Measured, part: float) -> float:
-    """Seconds of a run whose threads have so much less to do."""
-    return max(m.trainer, m.seconds * (1 - part))
+def _rest(m: Measured, part: float, took: float, saved: float = 1.0) -> float:
+    """Seconds of a run whose threads save so much of a part of their work, which ``took`` so many seconds."""
+    return max(m.trainer, m.seconds * (1 - saved * part), m.seconds - saved * took)
