@@ -3,7 +3,8 @@
     python -m benchmarks.switches [NAME ...] [--rows 200000] [--repeats 3]
 
 Every run is a process of its own; with and without take turns. Prints a Markdown table of medians. What
-buys less than 5 % does not stay; joining as windows are decoded stays for the memory that it saves.
+buys less than 5 % does not stay; joining as windows are decoded stays for the memory that it saves, and a
+profile is there for what it says.
 """
 
 from __future__ import annotations
@@ -58,6 +59,23 @@ def serial(folder: str) -> float:
 
 def workers(folder: str) -> float:
     return epochs(folder, workers=2)
+
+
+def profiled(folder: str, threads: int | None = 0) -> float:
+    """Three epochs under a profile. CPU time of the process, its sampling thread included."""
+    import trainpipes as tp
+
+    loader = tp.Loader(pipeline(folder), threads=threads)
+    sum(1 for _ in loader)
+    with tp.profile(loader):
+        start = time.process_time()
+        for _ in range(3):
+            sum(1 for _ in loader)
+        return time.process_time() - start
+
+
+def profiled_threads(folder: str) -> float:
+    return profiled(folder, None)
 
 
 def first_epoch(folder: str) -> float:
@@ -129,6 +147,15 @@ def no_memory_of_tables() -> None:
     PadCollate._by_table = property(lambda _: {})  # type: ignore[assignment]
 
 
+def no_profile() -> None:
+    """Nothing watches the run."""
+    from contextlib import nullcontext
+
+    import trainpipes as tp
+
+    tp.profile = nullcontext  # type: ignore[assignment]
+
+
 def no_shared_memory() -> None:
     """Values of tensors travel with the messages of workers."""
     from trainpipes.engine.iterating import loader_workers
@@ -152,6 +179,8 @@ SWITCHES: dict[str, tuple[Callable[[], None], Callable[[str], float]]] = {
     "windows read ahead: what a trainer waits": (no_reading_ahead, waiting),
     "batches made ahead: what a trainer waits": (no_making_ahead, waiting),
     "memory shared with workers": (no_shared_memory, workers),
+    "a profile, which is to cost less than 1 %": (no_profile, profiled),
+    "the same, two threads  ": (no_profile, profiled_threads),
 }
 
 

@@ -12,6 +12,7 @@ import inspect
 import json
 import multiprocessing
 import pickle
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ from trainpipes._internal.instead import instead
 from trainpipes.columns.content import tensor_digest
 from trainpipes.engine.iterating import agreement, epoch_counter, worker_end, worker_message
 from trainpipes.look import read_states
+from trainpipes.look.profile import TORCHS
 from trainpipes.order.topology import Topology
 from trainpipes.state.merge import PrefixStore, _get_default_store
 
@@ -118,6 +120,21 @@ def test_callers_are_read_from_the_stack() -> None:
     name = test_callers_are_read_from_the_stack.__name__
     assert called()[0] == (__name__, f"{name}.<locals>.called")
     assert called()[1] == (__name__, name)
+
+
+@private(
+    "python",
+    "_current_frames",
+    "profile.py",
+    why="whether the loop waits, of torch's DataLoader and of a wait that has not ended",
+    without="sys._current_frames is in Python's documentation, and in CPython only",
+)
+def test_a_profile_sees_where_a_loop_waits() -> None:
+    with tp.profile(DataLoader(rows().batch(2), batch_size=None)) as run:
+        assert not run._is_waiting(sys._current_frames()[threading.get_ident()])
+    for module in TORCHS:
+        assert written(f"{module}:_BaseDataLoaderIter.__next__", "return")
+        assert import_module(module).__name__ == module
 
 
 @private(

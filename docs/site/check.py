@@ -2,8 +2,8 @@
 
 In light and dark colors, at the width of a desktop and of a phone, a page must load without an error and
 without a request to another host, must not be wider than its window, and axe-core must find nothing wrong
-with it: contrast, names of links, order of headings, regions that a keyboard cannot scroll. Prints what is
-wrong; ends with 1 if anything is.
+with it: contrast, names of links, order of headings, regions that a keyboard cannot scroll. So does the page
+that a profile writes, ``run.html``. Prints what is wrong; ends with 1 if anything is.
 
     python docs/site/check.py                                   # after `make docs`
     python docs/site/check.py questions.html --screenshots /tmp/shots # some pages, and what they look like
@@ -88,6 +88,23 @@ def check(
             context.close()
 
 
+def write_run(path: Path) -> None:
+    """The page of a short run."""
+    import trainpipes as tp
+
+    rows = [
+        {"prompt": f"What is {n}?", "response": f"<b>{n}</b> & more. " * (n % 9)}
+        for n in range(5000)
+    ]
+    texts = tp.from_dataset(rows).sharding_filter(4).shuffle(500)
+    ids = texts.tokenize("bytes", concat=["prompt", "response"], labels="response", max_length=128)
+    loader = tp.Loader(ids.batch(16).pad_collate())
+    with tp.profile(loader) as run:
+        for _ in loader:
+            pass
+    run.save(path)
+
+
 def listen(page: Any, home: str) -> list[str]:
     """What goes wrong while a page loads, filled in as it happens."""
     heard: list[str] = []
@@ -153,6 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _stop(
             "Chromium is missing: install it (Debian: `apt install chromium`), or pass --chromium PATH"
         )
+    write_run(args.site / "run.html")
     there = sorted(p.relative_to(args.site).as_posix() for p in args.site.rglob("*.html"))
     names = args.pages or there
     if unknown := sorted({*names} - {*there}):

@@ -37,7 +37,7 @@ KINDS = (
 )
 FUNCTIONS = (
     "load", "locate", "recipe", "recipes", "merge_states", "read_memmap", "write_memmap", "pad_sequences",
-    "show",
+    "profile", "show",
 )  # fmt: skip
 
 

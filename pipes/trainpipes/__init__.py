@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from trainpipes.interfaces.stateful_stage import StatefulStage as StatefulStage
     from trainpipes.loader import Loader as Loader
     from trainpipes.look.locate import locate as locate
+    from trainpipes.look.profile import profile as profile
     from trainpipes.look.show import show as show
     from trainpipes.pipeline import Pipeline as Pipeline
     from trainpipes.pipeline.starts import concat as concat
@@ -84,6 +85,7 @@ _NAMES = {
     "interfaces.stateful_stage": "StatefulStage",
     "loader": "Loader",
     "look.locate": "locate",
+    "look.profile": "profile",
     "look.show": "show",
     "pipeline": "Pipeline",
     "recipe_registry": "recipe recipes",

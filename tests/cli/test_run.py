@@ -333,6 +333,18 @@ def test_waits_are_told_where_a_step_is_simulated():
     assert measure(tp.Loader(pairs(60).batch(2)))["wait_share"] is None
 
 
+def test_a_simulated_step_says_what_bounds_the_run(ran):
+    code, out, _ = ran(*SFT, "--simulate-step", "0.02")
+    assert code == 0
+    assert re.search(r"waiting +\d+% of [\d.]+ s: the trainer bounds this run", out), out
+    assert re.search(r"busy [\s\S]*pad_collate", out), out
+    assert out.count("padding  ") == 1
+    assert re.search(r"verdict +the trainer", out), out
+    _, out, _ = ran(*SFT, "--simulate-step", "0.02", "--json")
+    assert json.loads(out)["profile"]["verdict"]["bound"] == "padding"
+    assert json.loads(ran(*SFT, "--json")[1])["profile"] is None
+
+
 def test_a_single_batch_has_no_rate():
     told = measure(tp.Loader(pairs(4).batch(4)))
     assert (told["steps"], told["rows_per_second"]) == (1, None)
@@ -356,9 +368,6 @@ PADDED = docs().batch(8).pad_collate()
     [
         (PADDED, {"targets": 0}, "no token is a target, and the loss is NaN: raise max_length"),
         (PADDED, {"tokens": 55}, "45% of the cells are padding: write .bucket_by_length()"),
-        (PADDED, {"waited": 0.6}, "waits for data in 60% of its time: keep token ids on disk"),
-        (pairs().map(slow).batch(8), {"waited": 0.5}, " calls Python; try --num-workers 2"),
-        (pairs().batch(8), {"waited": 0.5}, "trainpipes inspect"),
     ],
 )
 def test_advice_names_what_to_change_first(pipe, counts, said):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from trainpipes._internal.activity import BYTES, TURN, doing
 from trainpipes._internal.checks import wrong
 from trainpipes._internal.interrupts import wait_for
 from trainpipes._internal.living import Living
@@ -91,11 +92,15 @@ class Pool:
     Args:
         shares: whether whoever waits may work too; not where functions are made for one thread.
         within: whether tasks of other pools wait for tasks of this one.
+        name: of its threads.
+        waiting: what a thread does that waits for a task.
     """
 
     threads: int
     shares: bool = True
     within: bool = False
+    name: str = "trainpipes"
+    waiting: str = TURN
 
     def __post_init__(self) -> None:
         # Not the Condition's own: Ctrl-C between its __enter__ and the block would leave it locked.
@@ -127,7 +132,7 @@ class Pool:
             return None
         if self._closed or len(self._alive) >= self.threads + self._waiting:
             return None
-        name = f"trainpipes-{len(self._alive)}"
+        name = f"{self.name}-{len(self._alive)}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._alive.append(thread)
         return thread
@@ -178,7 +183,9 @@ class Pool:
                     future.begun = mine = True
                 elif not future.begun:
                     self._put_first(future)
-            return future.result(wait=not mine)
+            if not mine:
+                with doing(self.waiting):
+                    return future.result(wait=True)
         return future.result()
 
     def _put_first(self, future: Future) -> None:
@@ -275,11 +282,13 @@ def waits() -> Iterator[None]:
     """Around a wait for other threads or processes: they may have to fork first."""
     pool: Pool | None = getattr(_own, "pool", None)
     if pool is None:
-        yield
+        with doing(TURN):
+            yield
         return
     pool.begin_wait()
     try:
-        yield
+        with doing(TURN):
+            yield
     finally:
         pool.end_wait()
 
@@ -289,10 +298,12 @@ def waits_for_server() -> Iterator[None]:
     """Around a wait for a server, which takes no core: another thread works meanwhile."""
     pool: Pool | None = getattr(_own, "pool", None)
     if pool is None or not pool.begin_server_wait():
-        yield
+        with doing(BYTES):
+            yield
         return
     try:
-        yield
+        with doing(BYTES):
+            yield
     finally:
         pool.end_server_wait()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,13 +12,12 @@ import click
 from trainpipes.cli.console import note, print_json, print_table
 from trainpipes.cli.options import AS_JSON, COUNT, option
 from trainpipes.cli.pipelines import PipelineOptions, recipe_names, takes_pipeline
-from trainpipes.errors.text import cut
 
 if TYPE_CHECKING:
     from trainpipes import Pipeline
 
-#: Shares from which something is worth a line: of padding, and of waiting.
-MUCH_PADDING, MUCH_WAITING = 0.2, 0.1
+#: The share of padding from which on it is worth a line.
+MUCH_PADDING = 0.2
 FROM_0 = click.IntRange(0)
 
 
@@ -32,6 +31,7 @@ FROM_0 = click.IntRange(0)
 @option("--threads", type=FROM_0, help="Threads that work ahead; one a core if left out.")
 @option("--num-workers", type=FROM_0, default=0, help="Worker processes.")
 @option("--simulate-step", type=click.FloatRange(0), default=0, help="Seconds of a training step.")
+@option("--html", type=click.Path(dir_okay=False), help="Write what bounds the run as a page.")
 @option("--show", type=FROM_0, default=0, help="Print the first batches.")
 @AS_JSON
 def command(
@@ -41,6 +41,7 @@ def command(
     given: PipelineOptions,
     simulate_step: float,
     show: int,
+    html: str | None,
     as_json: bool,
     **how: Any,
 ) -> int:
@@ -48,7 +49,8 @@ def command(
 
     RECIPE is the name of a prebuilt pipeline, which takes --files. CONFIG is a file that ends in .yaml or
     .yml. Any other FILES are data, read in batches of 64 rows; a folder is written data/. With
-    --simulate-step it sleeps that long after each batch, and tells how much of the time it waited for data.
+    --simulate-step it sleeps that long after each batch, and tells what bounds the run, as
+    tp.profile does; --html also draws it.
 
     \b
     Examples:
@@ -56,7 +58,7 @@ def command(
       trainpipes run train.yaml --set options.batch_size=16 --simulate-step 0.005
       trainpipes run data/ --steps 50
     """
-    steps, epochs, num_workers = how.pop("steps"), how.pop("epochs"), how["num_workers"]
+    steps, epochs = how.pop("steps"), how.pop("epochs")
     if steps and epochs:
         raise click.UsageError("give one of --steps and --epochs")
     if show and as_json:
@@ -72,18 +74,23 @@ def command(
 
     if epochs and plan_of(pipe).chain.endless:
         raise click.ClickException("--epochs: the pipeline has no end; give --steps")
-    from trainpipes import Loader
+    from trainpipes import Loader, profile
     from trainpipes.cli.measure import measure
 
     loader = Loader(pipe, **how)
     if show:
         print(pipe.show(show), end="\n\n")  # noqa: T201
-    report = measure(loader, steps=steps, epochs=epochs, step_seconds=simulate_step)
-    advised = advice(report, pipe, num_workers)
+    with profile(loader) if simulate_step or html else nullcontext() as watched:
+        report = measure(loader, steps=steps, epochs=epochs, step_seconds=simulate_step)
+    if html and watched is not None:
+        watched.save(html)
+    advised = advice(report, pipe)
     if as_json:
-        print_json({**report, "advice": advised or None})
+        found = None if watched is None else watched.to_dict()
+        print_json({**report, "advice": advised or None, "profile": found})
     else:
-        print_table(list(_lines(report, pipe)))
+        more = watched.lines() if watched is not None else []
+        print_table([*_lines(report, pipe), *(one for one in more if one[0] != "padding")])
         if advised:
             note(f"! {advised}")
     return 130 if report["interrupted"] else 0
@@ -108,8 +115,6 @@ def _lines(report: Mapping[str, Any], pipe: Pipeline) -> Iterator[tuple[str, str
         tokens = "" if ids is None else f", {ids:,.0f} tokens/s"
         rows = f"{report['rows_per_second']:,.0f} rows/s"
         yield "then", f"{report['steps_per_second']:,.1f} batches/s, {rows}{tokens}"
-    if report["wait_share"] is not None:
-        yield "waits", f"{report['wait_share']:.1%} of the time after that"
     from trainpipes.engine.iterating.iteration_state import plan_of
 
     for tally in plan_of(pipe).tallies:
@@ -117,11 +122,10 @@ def _lines(report: Mapping[str, Any], pipe: Pipeline) -> Iterator[tuple[str, str
             yield "counted", f"{tally.stage.name}: {counted}"
 
 
-def advice(report: Mapping[str, Any], pipe: Pipeline, num_workers: int = 0) -> str:
-    """What to change first; "" where nothing stands out."""
+def advice(report: Mapping[str, Any], pipe: Pipeline) -> str:
+    """What to change first of what batches hold; "" where nothing stands out."""
     stages = {stage.name for stage in pipe.stages}
-    padding, waits = report["padding_share"] or 0, report["wait_share"] or 0
-    own = [str(stage) for stage in pipe.stages if stage._runs_user_code]
+    padding = report["padding_share"] or 0
     if report["target_share"] == 0:
         return (
             "no token is a target, and the loss is NaN: raise max_length, or leave out such rows by "
@@ -132,14 +136,4 @@ def advice(report: Mapping[str, Any], pipe: Pipeline, num_workers: int = 0) -> s
             f"{padding:.0%} of the cells are padding: write .bucket_by_length() in place of .batch(), or "
             ".pack() before it; of recipes that have it, num_buckets=auto or packed=true"
         )
-    if waits < MUCH_WAITING:
-        return ""
-    cure = "trainpipes inspect says what of the files costs time"
-    if num_workers or own:
-        cure = f"try --num-workers {max(2, 2 * num_workers)}, which is Loader(num_workers=)"
-    elif "tokenize" in stages and "cache" not in stages:
-        cure = "keep token ids on disk, by .cache() after .tokenize(), or cache=true of the recipe"
-    if own:
-        what = cut(" and ".join(own), 200)
-        cure = f"{what} calls Python; {cure}, or map(..., num_workers=4) there"
-    return f"the loop waits for data in {waits:.0%} of its time: {cure}"
+    return ""

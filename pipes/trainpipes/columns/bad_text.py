@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from trainpipes._internal.activity import UNROLL, doing
 from trainpipes.columns.arrays import has_text, holds, is_utf8
 from trainpipes.columns.block import Block
 from trainpipes.errors import UnreadableError
@@ -15,18 +16,20 @@ from trainpipes.errors import UnreadableError
 SHOWN = 40
 
 
-class naming_bad_text:
-    """Errors in this block, which makes Python values, name the row and column of a bad one."""
+class naming_bad_text(doing):
+    """Around a stage's work, or where Python values are made: errors name the row and column of a bad one.
+    Nothing is looked at before something is raised.
+    """
 
     __slots__ = ("_block", "_caller")
 
     def __init__(self, block: Block, caller: object = None) -> None:
         self._block, self._caller = block, caller
-
-    def __enter__(self) -> None:
-        """Nothing is looked at before something is raised."""
+        self._what = caller or UNROLL
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._slot is not None:
+            self._slot.to(self._before)
         if isinstance(error, UnreadableError):  # which was raised here, by stages within one
             return
         found = _first_bad_value(self._block.data) if _is_about_values(error) else None

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, MutableSequence
 from typing import Any
 
+from trainpipes._internal import activity
+
 #: Bytes of an item up to which it is made when it is taken.
 LATE_BYTES = 1 << 19
 
 
 def late_if_small(make: Callable[[int], Any], count: int, nbytes: float) -> MutableSequence[Any]:
     """Items of so many bytes together; small ones are made by whoever takes them."""
-    items = LazyBatches(make, count)
+    items = LazyBatches(activity.within(make) if activity.is_on else make, count)
     return items if nbytes <= count * LATE_BYTES else list(items)
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from fsspec.implementations.cached import CachingFileSystem
 
+from trainpipes._internal.activity import BYTES, count, doing
 from trainpipes._internal.checks import copied, require, whole_number
 from trainpipes._internal.clean_errors import clean
 from trainpipes._internal.interrupts import result_of
@@ -191,6 +192,7 @@ class Requests:
             missing = [one for one in ranges if one not in parts]
             wanted = [(path, one, version, size) for one in missing]
             found = self._result(begin_ranges(system, wanted), left)
+            count("requests", len(wanted))
             failed: list[Exception] = []
             for (start, stop), part in zip(missing, found, strict=True):
                 if isinstance(part, Exception):
@@ -199,6 +201,7 @@ class Requests:
                     failed.append(self._short(system, path, size, len(part), stop - start))
                 else:
                     parts[start, stop] = part
+                    count("bytes", len(part))
             if failed:
                 raise next((e for e in failed if understand(e).kind != "passing"), failed[0])
 
@@ -282,7 +285,7 @@ class Requests:
         while not future.done() and (left := end - time.monotonic()) > 0:
             if self._stopped.is_set() or _exiting.is_set():
                 raise Stopped
-            with waits():
+            with waits(), doing(BYTES):
                 wait([future], min(left, TICK))
 
     def _say(self, name: str, text: str) -> None:

@@ -89,9 +89,12 @@ class Preview:
         text = self.text(width=terminal_width() if at_terminal else WIDTH)
         return COLORED.sub(ON_TERMINAL, text) if at_terminal and in_color(sys.stdout) else text
 
+    def html(self, colored: str = IN_NOTEBOOK) -> str:
+        """The text as HTML, to stand within ``pre``."""
+        return COLORED.sub(colored, html.escape(self.text()))
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        page = COLORED.sub(IN_NOTEBOOK, html.escape(self.text()))
-        return {"text/plain": repr(self), "text/html": f"<pre>{page}</pre>"}
+        return {"text/plain": repr(self), "text/html": f"<pre>{self.html()}</pre>"}
 
 
 def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.activity import count
 from trainpipes._internal.types import IntArray
 from trainpipes.cache import kept_file
 from trainpipes.cache.entries import LOCK, ROWS, SCHEMAS, folder, path_of
@@ -137,6 +138,8 @@ class BlockCache:
         files = [file for stretch in wanted for file in self._files(*stretch)]
         found = {file: self._find(file) for file in files}
         missing = [file for file in files if found[file] is None]
+        count("cached", len(files))
+        count("cache hits", len(files) - len(missing))
         if missing and isinstance(reader, LooksAhead):
             reader.expect(list(dict.fromkeys(file.block for file in missing)))
         for wait in (False, True):

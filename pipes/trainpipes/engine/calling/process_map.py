@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from weakref import ref
 
+from trainpipes._internal.activity import doing
 from trainpipes._internal.interrupts import get
 from trainpipes._internal.living import Living
 from trainpipes._internal.pool import waits
@@ -211,7 +212,8 @@ class _Worker(threading.Thread):
                 self._owner.lost(self, died, task)
                 break
             try:
-                found = self._call(task[1])
+                with doing(self._said):
+                    found = self._call(task[1])
             except BaseException as error:
                 self._end_process()
                 found = [], error

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from numpy.random import Generator, Philox
 from numpy.random.bit_generator import ISeedSequence
 
+from trainpipes._internal.activity import doing
 from trainpipes._internal.pool import Pool
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
@@ -127,7 +128,7 @@ class ThreadMap:
     def __init__(self, call: RowCall, workers: int, shares: bool = False) -> None:
         self.pid = os.getpid()
         self._call = call
-        self._pool = Pool(workers, shares=shares, within=True)
+        self._pool = Pool(workers, shares=shares, within=True, name="trainpipes-map")
 
     def submit(self, items: Sequence[Any], words: Words | None) -> Callable[[], Answer]:
         pool = self._pool
@@ -146,4 +147,5 @@ class ThreadMap:
 def _call(
     wait: ref[Callable[[], Answer]], call: RowCall, items: Sequence[Any], words: Words | None
 ) -> Answer:
-    return ([], None) if wait() is None else call.each(items, words)
+    with doing(call.said):
+        return ([], None) if wait() is None else call.each(items, words)

@@ -51,6 +51,8 @@ class IterationState:
         self.last: Consumer | None = None
         #: Those whose items were asked for.
         self.begun: Living[Consumer] = Living()
+        #: Those of loaders that were made of this one.
+        self.derived: Living[IterationState] = Living()
         #: Seconds that loops of this process have waited for items.
         self.wait_seconds = 0.0
         #: How often a worker has iterated it.
@@ -60,6 +62,7 @@ class IterationState:
         self._source = source
         self._from_source = 0  # the source's load that this starts from, or 0
         if source is not None:
+            source.derived.add(self)
             self.members = source.members
             self.passes = EpochCounter(source.passes.now.upcoming)
             if source._goes_on:
@@ -70,11 +73,11 @@ class IterationState:
 
     def __getstate__(self) -> dict[str, Any]:
         # Without what is of this process.
-        return {**vars(self), "_plan": None, "last": None, "begun": None}
+        return {**vars(self), "_plan": None, "last": None, "begun": None, "derived": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.begun = Living()
+        self.begun, self.derived = Living(), Living()
 
     @property
     def plan(self) -> Plan:

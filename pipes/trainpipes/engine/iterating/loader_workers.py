@@ -21,6 +21,9 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from trainpipes._internal import activity
+from trainpipes._internal.activity import RECEIVING, SENDING, TURN, doing, look_at
+from trainpipes._internal.sampler import switched
 from trainpipes.engine.iterating.worker_end import WorkerWatch, end_in_peace
 from trainpipes.engine.iterating.worker_message import (
     Packed,
@@ -85,13 +88,17 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
     def messages(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
         number = self.memory.unpacked(worker)
         sent = [tally.numbers for tally in plan.tallies]
+        sampler = switched(None, self.memory.is_profiled)
         for message in self._filled(plan, worker):
+            message.profile = None if sampler is None else sampler.take()
+            sampler = switched(sampler, self.memory.is_profiled)
             message.schemas = plan.inputs.schemas.known()
             message.counted = [t.since(n) for t, n in zip(plan.tallies, sent, strict=True)]
             sent = [tally.numbers for tally in plan.tallies]
             self.memory.place(message, number)
             number += 1
             yield message
+        switched(sampler, False)
         if not self.persistent:  # whoever receives a large tensor asks the process that made it
             while self.memory.unpacked(worker) < number:
                 time.sleep(0.005)
@@ -126,7 +133,8 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
                     try:
                         own = m % world == rank
                         item = items.take(m) if own else items.pass_over(m)
-                        batch = None if item is ENDED else pack(item) if own else PASSED
+                        with doing(SENDING):
+                            batch = None if item is ENDED else pack(item) if own else PASSED
                         text = items.cursor_text(shard)
                     except Exception:
                         message.items.append((m, failure(worker), ""))
@@ -283,24 +291,29 @@ class WorkerReceiver:
             useful = min(self._workers.most, len(self._own))
             self._started = self._workers.start(self._plan, self._ranks, useful, self._position)
         memory, messages = self._started
-        memory.due = due
-        message = next(messages, None)
+        memory.due, memory.is_profiled = due, activity.is_on
+        with doing(TURN):
+            message = next(messages, None)
         if message is None:
             shard = due % self._position.num_shards
             raise WorkerError(
                 f"the workers ended early: batch {due} of shard {shard} is missing; "
                 "load the state again, or report this with the state"
             )
+        if message.profile is not None:
+            activity.from_workers.append(message.profile)
         self._plan.inputs.schemas.adopt(message.schemas)
         for tally, more in zip(self._plan.tallies, message.counted, strict=True):
             tally.adopt(more)
         try:
-            unpacked = memory.unpack(message)
+            with doing(RECEIVING):
+                unpacked = memory.unpack(message)
         except (EOFError, OSError) as error:  # large tensors are handed over by the worker
             messages.throw(error)
             raise
         for m, item, text in unpacked:
             self._ready[m] = item, text
+        look_at([item for _, item, _ in unpacked], 0)
 
     def begin(self, m: int, stride: int, end: float) -> None:
         """Nothing: workers start when the first item is asked for."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from trainpipes._internal.activity import doing
 from trainpipes.engine.iterating.agreement import Agreement, agreement_over
 from trainpipes.engine.iterating.consumer import Consumer, ConsumerPosition
 from trainpipes.engine.iterating.epoch_end import MANY, MOST_COUNTED, say_uneven
@@ -203,5 +204,6 @@ def _begin(stages: Sequence[DeviceStage], item: Any) -> Callable[[], Any]:
 
 def _placed(stages: Sequence[DeviceStage], item: Any) -> Any:
     for stage in stages:
-        item = stage.place(item)
+        with doing(stage):
+            item = stage.place(item)
     return item

@@ -21,6 +21,7 @@ import pyarrow as pa
 import torch
 from torch._utils import ExceptionWrapper
 
+from trainpipes._internal.sampler import Counts
 from trainpipes.engine.shards.lane import ENDED
 from trainpipes.errors import DataError
 from trainpipes.interfaces.tally import Numbers
@@ -32,9 +33,9 @@ ALONE_BYTES = 1 << 20
 #: Where a tensor may start.
 ALIGNED = 64
 #: In the shared numbers: the epoch at whose start the pass starts, -1 where that is the position that workers
-#: were given; the batch that the parent waits for; from here on how many messages of each worker it has
-#: unpacked, then which batch each worker makes.
-_EPOCH, _DUE, _UNPACKED = range(3)
+#: were given; the batch that the parent waits for; whether a profile is taken; from here on how many messages
+#: of each worker it has unpacked, then which batch each worker makes.
+_EPOCH, _DUE, _PROFILED, _UNPACKED = range(4)
 
 
 class Packed(NamedTuple):
@@ -61,6 +62,8 @@ class WorkerMessage:
     schemas: dict[str, pa.Schema | None] = field(default_factory=dict)
     #: What its stages counted since the last message.
     counted: list[Numbers] = field(default_factory=list)
+    #: What its threads did since then, if a profile wants to know.
+    profile: Counts | None = None
 
     @property
     def batches(self) -> list[Packed]:
@@ -119,6 +122,14 @@ class WorkerMemory:
     @due.setter
     def due(self, m: int) -> None:
         self._numbers[_DUE] = m
+
+    @property
+    def is_profiled(self) -> bool:
+        return bool(self._numbers[_PROFILED])
+
+    @is_profiled.setter
+    def is_profiled(self, on: bool) -> None:
+        self._numbers[_PROFILED] = on
 
     def unpacked(self, worker: int) -> int:
         return int(self._numbers[_UNPACKED + worker])

@@ -42,6 +42,9 @@ class AsColumns(kinds.RunStage, per_row=True, asks_inputs=True):
     def identity(self) -> dict[str, Any]:
         return {"stage": self.name, "schema": None if self.schema is None else written(self.schema)}
 
+    def __repr__(self) -> str:
+        return f"columns for {self.caller}"
+
     def _traits(self) -> dict[str, Any]:
         return {"gives": "found types" if self.schema is None else "rows"}
 

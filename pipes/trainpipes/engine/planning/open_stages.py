@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from trainpipes._internal.activity import each
 from trainpipes.columns.bad_text import naming_bad_text
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.empty_epoch_guard import not_empty
@@ -34,7 +35,7 @@ def _open_stage(
     stage: Stage, below: OpenBelow, submitted: list[Submitted], at: dict[str, Any]
 ) -> Iterator[Run]:
     if isinstance(stage, RegroupStage):
-        return stage.open(below, at)
+        return each(stage, stage.open(below, at))
     assert isinstance(stage, RunStage)
     if not (isinstance(stage, WorkingStage) and stage.has_workers):
         return not_empty(map(partial(_called, stage, stage.process), below(at)), stage)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from trainpipes._internal.activity import doing
 from trainpipes._internal.interrupts import InterruptibleLock
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
@@ -18,6 +19,7 @@ from trainpipes.engine.reading.windows import Content, Window, WindowMaker
 from trainpipes.errors import DataError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.source import LooksAhead, RandomAccessSource, Reader, Taker, read_rows
+from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import put_through
 from trainpipes.order.layout import WindowKey
 
@@ -48,7 +50,7 @@ class ListedMaker(WindowMaker):
 
     def __init__(self, plan: Plan) -> None:
         self._layouts = plan.layouts
-        self._source = plan.inputs.listed
+        self._source, self._opener = plan.inputs.listed, plan.chain.opener
         self._cached = plan.inputs.cached_blocks
         before = plan.chain.before
         has_holes = self._cached is not None and self._cached.holes
@@ -101,7 +103,7 @@ class ListedMaker(WindowMaker):
         self, key: WindowKey, reading: _SpanReading, first: int
     ) -> tuple[Block, IntArray | None]:
         wanted = self._layouts.stretches(key, first)
-        with reading.lock:
+        with reading.lock, doing(self._opener):
             reader = self._reader(reading, wanted[0][:2])
             if self._cached is not None:
                 rows = self._cached.read(wanted, reader).of_epoch(key.epoch)
@@ -183,6 +185,7 @@ class NumberedRows:
     numbers: IntArray
     epoch: int
     first: int | None
+    opener: Stage
 
     @property
     def nbytes(self) -> int:
@@ -194,7 +197,8 @@ class NumberedRows:
     def take(self, index: IntArray) -> Block:
         numbers = self.numbers[index]
         part = 0 if self.first is None else self.first + index
-        return Block(self.source.take(numbers), numbers, epoch=self.epoch, part=part)
+        with doing(self.opener):
+            return Block(self.source.take(numbers), numbers, epoch=self.epoch, part=part)
 
     def coming(self, index: IntArray) -> None:
         self.source.coming(self.numbers[index])
@@ -224,7 +228,9 @@ class NumberedMaker(WindowMaker):
     def _read(self, key: WindowKey) -> Content:
         chain, places = self._chain, self._layouts.places(key)
         if chain.drawn is None:
-            return NumberedRows(self._source.taker(), self._buffered(key), key.epoch, None), None
+            return NumberedRows(
+                self._source.taker(), self._buffered(key), key.epoch, None, chain.opener
+            ), None
         rows = self._layouts.inputs.blocks.rows
         asked = key.epoch, places.start, places.stop, rows
         drawn = np.asarray(chain.drawn.index(*asked))
@@ -234,7 +240,9 @@ class NumberedMaker(WindowMaker):
             rule = f"index{asked} gives {count:,} row numbers, integers from 0 to {rows - 1:,}"
             raise DataError(f"{chain.shuffle}: its {rule}, got {shown(drawn)}")
         first = places.start if chain.may_repeat else None
-        return NumberedRows(self._source.taker(), chain.skip_rows + drawn, key.epoch, first), None
+        numbers = chain.skip_rows + drawn
+        taker = self._source.taker()
+        return NumberedRows(taker, numbers, key.epoch, first, chain.opener), None
 
     def _buffered(self, key: WindowKey) -> IntArray:
         """The numbers of the rows that ``ListedMaker`` would read; announces them to the source."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes._internal.activity import doing
 from trainpipes._internal.progress import Progress
 from trainpipes.columns.block import Block
 from trainpipes.engine.planning.plan import Plan
@@ -117,7 +118,8 @@ class StreamMaker(WindowMaker):
         while not current.ended and len(ahead) < wanted:
             left = math.inf if stop is None else max(0, stop - current.row)
             size = self._size(current.window + len(ahead))
-            data = read_full(current.reader, int(min(size, left))) if left else None
+            with doing(self._chain.opener):
+                data = read_full(current.reader, int(min(size, left))) if left else None
             current.ended = data is None or len(data) < size
             if data is not None and len(data):
                 ids = np.arange(current.row, current.row + len(data), dtype=np.int64)

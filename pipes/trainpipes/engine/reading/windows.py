@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
+from trainpipes._internal.activity import TURN, doing
 from trainpipes._internal.interrupts import InterruptibleLock
 from trainpipes._internal.pool import Pool, Priority
 from trainpipes._internal.types import IntArray
@@ -62,7 +63,7 @@ class Window:
         """Its rows and their order, read if nobody has. An error stays."""
         if self._content is not None:
             return self._content
-        with self._lock:
+        with doing(TURN), self._lock:
             if self.failed is not None:
                 raise self.failed
             if self._content is None:

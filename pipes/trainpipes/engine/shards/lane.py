@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableSequence
 from typing import Any, NamedTuple, NoReturn
 
+from trainpipes._internal import activity
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Cursors, Run, Unroll, innermost
 from trainpipes.engine.planning.error_places import say_where
@@ -128,7 +129,10 @@ class Lane:
         if found is None:
             return None
         run, first, last = found
-        return RunItems(self._unroll(run), run.cursors, first, last)
+        items = self._unroll(run)
+        if activity.observer is not None:
+            activity.look_at(items, first)
+        return RunItems(items, run.cursors, first, last)
 
     @property
     def _is_over(self) -> bool:

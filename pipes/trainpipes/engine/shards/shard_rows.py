@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes._internal.activity import each
 from trainpipes._internal.pool import Pool
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.bad_text import naming_bad_text
@@ -139,8 +140,10 @@ class ShardOpener:
         self, shard: int, rows: tuple[int, int], first_epoch: int, state: dict[str, Any]
     ) -> Iterator[Run]:
         if isinstance(self.windows, MixedWindows):
-            return self.windows.open(shard, state, rows, self.shards, first_epoch)
-        return ShardRows(self.plan, self.windows, shard, rows, first_epoch, state, self.shards)
+            opened = self.windows.open(shard, state, rows, self.shards, first_epoch)
+            return each(self.plan.chain.opener, opened)
+        opened = ShardRows(self.plan, self.windows, shard, rows, first_epoch, state, self.shards)
+        return each(self.plan.chain.shuffle or self.plan.chain.opener, opened)
 
 
 #: Rows after those of a run that all shards of a process name to a source that fetches rows one by one.

@@ -10,6 +10,7 @@ from functools import cache, partial
 from itertools import repeat
 from typing import Any
 
+from trainpipes._internal.activity import BYTES
 from trainpipes._internal.interrupts import InterruptibleLock, wait_for
 from trainpipes._internal.living import Living
 from trainpipes._internal.pool import Future, Pool, waits_for_server
@@ -26,7 +27,7 @@ MOST_HELD = 4 * MAX_THREADS
 @cache
 def waiting() -> Pool:
     """The threads that wait for servers, shared by all readers of the process."""
-    return Pool(MAX_THREADS)
+    return Pool(MAX_THREADS, name="trainpipes-requests", waiting=BYTES)
 
 
 class _Readers:

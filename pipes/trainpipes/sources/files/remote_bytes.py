@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from trainpipes._internal.activity import count
 from trainpipes._internal.interrupts import InterruptibleLock
 from trainpipes.cache.kept_file import add_checksum, read_content
 from trainpipes.errors import DataChangedError
@@ -127,6 +128,8 @@ class CachedBytes(RemoteBytes):
                 if (data := read_content(path, partial(_belonging, self._mark(n)))) is not None:
                     found[n] = data
             missing = [n for n in paths if n not in found]
+            count("chunks", len(paths))
+            count("chunk hits", len(paths) - len(missing))
             if missing:
                 spans = [(n * CHUNK, min((n + 1) * CHUNK, self.size)) for n in missing]
                 found |= zip(missing, super().read(spans), strict=True)

@@ -1,0 +1,197 @@
+"""A thread that reads the slots of ``activity`` 50 times a second, and what the system says of threads."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import Any
+
+from trainpipes._internal import activity
+
+#: Seconds between two samples, and between two looks at what the system says.
+TICK, SYSTEM = 0.02, 1.0
+#: Seconds after its time that a sample is late: another thread holds the GIL, or the cores are taken.
+LATE = 1.5e-3
+#: Threads by the starts of their names: those that feed the functions of ``map``, those that wait for
+#: servers, and those of the pipeline. Others iterate.
+GROUPS = {"trainpipes-map": "map", "trainpipes-requests": "requests", "trainpipes-": "threads"}
+ITERATES = "iterates"
+
+
+@dataclass
+class Counts:
+    """What the threads of one process did in some seconds. Adds up.
+
+    Attributes:
+        times: seconds, and seconds of CPU, by group of threads and by what they did.
+        threads: most threads of a group at the same time.
+        samples, late: samples, and those that came late.
+        cpu: seconds of CPU of the whole process.
+        queued: seconds that its threads had work and no core.
+        totals: requests, bytes and hits of caches.
+    """
+
+    seconds: float = 0.0
+    times: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    threads: dict[str, int] = field(default_factory=dict)
+    samples: int = 0
+    late: int = 0
+    cpu: float = 0.0
+    queued: float = 0.0
+    totals: dict[str, int] = field(default_factory=dict)
+
+    def add(self, more: Counts) -> None:
+        for group, whats in more.times.items():
+            own = self.times.setdefault(group, {})
+            for what, (seconds, cpu) in whats.items():
+                sums = own.setdefault(what, [0.0, 0.0])
+                sums[0] += seconds
+                sums[1] += cpu
+        for group, number in more.threads.items():
+            self.threads[group] = max(number, self.threads.get(group, 0))
+        for name in ("seconds", "samples", "late", "cpu", "queued"):
+            setattr(self, name, getattr(self, name) + getattr(more, name))
+        for name, number in more.totals.items():
+            self.totals[name] = self.totals.get(name, 0) + number
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def group_of(thread: str) -> str:
+    return next((group for start, group in GROUPS.items() if thread.startswith(start)), ITERATES)
+
+
+class Sampler(threading.Thread):
+    """Sets ``activity`` to work, and samples until ``stop``. ``every``: called after each sample."""
+
+    def __init__(self, every: Callable[[float], None] | None = None) -> None:
+        super().__init__(name="profile", daemon=True)
+        self._every = every
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._labels: dict[Any, str] = {}
+        #: Of each slot, what was taken of it; of each thread, the time that it had waited for a core.
+        self._taken: dict[activity.Slot, dict[Any, tuple[float, float]]] = {}
+        self._waits: dict[int, float] = {}
+        self._samples = self._late = 0
+        self._queued = 0.0
+        self._totals: Counter[str] = Counter()
+
+    def start(self) -> None:
+        self._since, self._cpu = perf_counter(), time.process_time()
+        self._totals = activity.totals.copy()
+        for slot in activity.slots:
+            slot.what, slot.times = None, {}
+        self._look_at_system()
+        self._queued = 0.0
+        activity.is_on = True
+        super().start()
+
+    def stop(self) -> None:
+        activity.is_on = False
+        self._over.set()
+        if threading.current_thread() is not self:
+            self.join(1.0)
+
+    def run(self) -> None:
+        due, looked = perf_counter() + TICK, 0.0
+        while not self._over.wait(max(0.0, due - perf_counter())):
+            now = perf_counter()
+            self._samples += 1
+            self._late += now - due > LATE
+            due = max(due + TICK, now + TICK / 4)
+            if now - looked > SYSTEM:
+                self._look_at_system()
+                looked = now
+            if self._every is not None:
+                self._every(now)
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    def take(self) -> Counts:
+        """What was counted since the last call."""
+        with self._lock:
+            now, cpu = perf_counter(), time.process_time()
+            found = Counts(now - self._since, samples=self._samples, late=self._late)
+            found.cpu, found.queued = cpu - self._cpu, self._queued
+            totals = activity.totals.copy()
+            found.totals = {n: v - self._totals[n] for n, v in totals.items()}
+            self._since, self._cpu, self._totals = now, cpu, totals
+            self._samples = self._late = 0
+            self._queued = 0.0
+            for slot in list(activity.slots):
+                group = group_of(slot.thread.name)
+                did = self._take(slot, now, found.times.setdefault(group, {}))
+                found.threads[group] = found.threads.get(group, 0) + (
+                    did and slot.thread.is_alive()
+                )
+                if not slot.thread.is_alive():
+                    self._taken.pop(slot, None)
+                    activity.slots.remove(slot)
+            found.times = {group: times for group, times in found.times.items() if times}
+            return found
+
+    def _take(self, slot: activity.Slot, now: float, into: dict[str, list[float]]) -> bool:
+        """Add what a thread did since the last time; whether it did anything."""
+        did = False
+        taken = self._taken.setdefault(slot, {})
+        what, since = slot.what, slot.since
+        found = {key: (sums[0], sums[1]) for key, sums in list(slot.times.items())}
+        if what is not None:  # so far
+            seconds, cpu = found.get(what, (0.0, 0.0))
+            found[what] = seconds + max(0.0, now - since), cpu
+        for key, (seconds, cpu) in found.items():
+            before = taken.get(key, (0.0, 0.0))
+            sums = into.setdefault(self._label(key), [0.0, 0.0])
+            sums[0] += seconds - before[0]
+            sums[1] += cpu - before[1]
+            did = did or seconds > before[0]
+            taken[key] = seconds, cpu
+        return did
+
+    def _label(self, what: Any) -> str:
+        if what not in self._labels:
+            self._labels[what] = str(what)
+        return self._labels[what]
+
+    def _look_at_system(self) -> None:
+        """Seconds that threads waited for a core, on Linux."""
+        if sys.platform != "linux":
+            return
+        for slot in list(activity.slots):
+            if group_of(slot.thread.name) == "requests":  # which need no core
+                continue
+            with suppress(OSError, ValueError, IndexError):  # the thread is gone
+                text = _read(f"/proc/self/task/{slot.tid}/schedstat")
+                waited = int(text.split()[1]) / 1e9
+                self._queued += max(0.0, waited - self._waits.get(slot.tid, waited))
+                self._waits[slot.tid] = waited
+
+
+def switched(sampler: Sampler | None, on: bool) -> Sampler | None:
+    """The sampler of a worker, which is there while it is on."""
+    if sampler is None and on:
+        sampler = Sampler()
+        sampler.start()
+    elif sampler is not None and not on:
+        sampler.stop()
+        sampler = None
+    return sampler
+
+
+def _read(path: str) -> str:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(number, 4096).decode()
+    finally:
+        os.close(number)

@@ -1,0 +1,331 @@
+"""``profile``: what the threads of a run do, what bounds it, and what to change."""
+
+from __future__ import annotations
+
+import html
+import multiprocessing
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from trainpipes._internal import activity
+from trainpipes._internal.instead import instead
+from trainpipes._internal.sampler import ITERATES, SYSTEM, Counts, Sampler
+from trainpipes._internal.table import table
+from trainpipes.engine.iterating.epoch_iterator import EpochIterator
+from trainpipes.errors import ConfigError, TrainpipesError
+from trainpipes.look.facts import busy_seconds, cpu_of, facts_of, parts_of
+from trainpipes.look.measured import Facts, Measured
+from trainpipes.look.profile_page import page
+from trainpipes.look.profile_text import CALLED, lines
+from trainpipes.look.shuffle_quality import order_quality
+from trainpipes.look.values import masks_of
+from trainpipes.look.verdict import Verdict, verdict
+
+__all__ = ["Profile", "profile"]
+
+#: Points of the time series, at most, and seconds between them at first; then twice as many seconds.
+MOST_POINTS, FIRST_STEP = 600, 0.2
+#: Where the iterator has clocks of its own, samples between two looks at whether the loop waits.
+SELDOM = 8
+#: Batches that are looked at: so many, then one of so many.
+LOOKED_AT, THEN_ONE_OF = 16, 64
+#: Methods in which a loop waits for data, of these modules.
+WAITS = {Iterator.__next__.__name__, Iterator.__iter__.__name__}
+OURS = EpochIterator.__module__
+TORCHS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader")
+_running = threading.Lock()
+
+
+def profile(loader: Any) -> Profile:
+    """Watch a run, and say what bounds it: ``with profile(loader) as run:`` around the loop.
+
+    The batches stay the same. It costs less than 1 % of the time, and nothing outside of the block. Print
+    it within the block for what is known so far, or after it. Ctrl-C in the block prints it.
+
+    Args:
+        loader: the ``Loader``, the pipeline that a trainer was given, or torch's ``DataLoader`` or
+            ``StatefulDataLoader`` over it. Its loop may be anybody's, such as ``Trainer``'s.
+
+    Raises:
+        ConfigError: it is none of these, or another profile is being taken.
+
+    >>> import trainpipes as tp
+    >>> loader = tp.Loader(tp.from_dataset(range(1000)).map(lambda x: x + 1).batch(10))
+    >>> with tp.profile(loader) as run:
+    ...     batches = list(loader)
+    >>> 0 < run.to_dict()["waited"] <= run.to_dict()["seconds"]
+    True
+    """
+    return Profile(loader)
+
+
+class Profile:
+    """What ``profile`` gives. Prints as text.
+
+    Attributes:
+        verdict: what bounds the run, and at most two changes.
+        series: the run over time: dicts with ``seconds`` since the start, the ``waited`` part of the step
+            before (0 to 1), and ``busy``, threads at work, by group and stage.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        pipeline, iteration, self._how = parts_of(loader)
+        if pipeline is None:
+            raise ConfigError(
+                f"profile(loader) must be a Loader, a Pipeline or a DataLoader of one, got "
+                f"{type(loader).__name__}; {instead(loader) or 'give it what the loop iterates'}"
+            )
+        self._pipeline, self._iteration = pipeline, iteration
+        self._counts, self._workers = Counts(), Counts()
+        self._points: list[tuple[float, float, Counts]] = []
+        self._step = FIRST_STEP
+        self._sampler: Sampler | None = None
+        self._began = self._seconds = self._sampled = self._clock = self._exact = self._others = 0.0
+        self._first: float | None = None
+        self._children: dict[int, tuple[float, float]] = {}
+        self._cells = self._padding = self._seen = self._ticks = 0
+        self._lengths: Counter[int] = Counter()
+        self._states: dict[Any, float] = {}
+        self._lock, self._looking = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> Self:
+        if self._began or not _running.acquire(blocking=False):
+            what = "used once" if self._began else "one at a time in a process"
+            raise ConfigError(
+                f"a profile is {what}: write a new `with profile(loader) as run:` after it"
+            )
+        self._main = threading.get_ident()
+        self._began = self._drawn = self._looked = self._asked = perf_counter()
+        if self._iteration is not None:
+            found = {self._iteration, *self._iteration.derived}
+            self._states = {one: one.wait_seconds for one in found}
+        self._machine, self._cpu = busy_seconds(), sum(os.times()[:2])
+        pids = [child.pid or 0 for child in multiprocessing.active_children()]
+        self._children = {pid: (cpu_of(pid), cpu_of(pid)) for pid in pids}
+        activity.from_workers.clear()
+        activity.observer = self._observe
+        self._sampler = Sampler(self._tick)
+        self._sampler.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._sampler is not None
+        try:
+            self._sampler.stop()
+            self._draw(perf_counter())
+        finally:
+            activity.observer, self._sampler = None, None
+            _running.release()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            print(self, file=sys.stderr)  # noqa: T201
+
+    # Counting
+
+    def _own_wait(self) -> float:
+        """Seconds by the clocks of the iterators, also of loaders that a trainer has made meanwhile."""
+        if self._iteration is None:
+            return 0.0
+        found = {self._iteration, *self._iteration.derived}
+        self._states.update({one: 0.0 for one in found if one not in self._states})
+        return float(sum(one.wait_seconds - start for one, start in self._states.items()))
+
+    def _tick(self, now: float) -> None:
+        """After each sample, in the sampler's thread."""
+        self._ticks += 1
+        own, is_ours = self._own_wait(), self._iteration is not None
+        if own != self._clock:  # a wait has ended, which clocks have counted
+            self._sampled, self._clock, self._looked = 0.0, own, now
+        if not is_ours or self._ticks % SELDOM == 0:
+            waits = self._is_waiting(sys._current_frames().get(self._main))
+            keeps = waits or not is_ours
+            self._sampled = (self._sampled + (now - self._looked) * waits) * keeps
+            self._looked = now
+            if self._first is None and not is_ours and self._sampled and not waits:
+                self._first = self._sampled
+        if self._first is None and own > 0:
+            self._first = own
+        if now - self._drawn >= self._step:
+            self._draw(now)
+
+    def _is_waiting(self, frame: FrameType | None) -> bool:
+        modules = (OURS,) if self._iteration is not None else (OURS, *TORCHS)
+        while frame is not None:
+            if frame.f_code.co_name in WAITS and frame.f_globals.get("__name__") in modules:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _waited(self) -> float:
+        """By the iterator's clocks, and by samples what they have not counted: a wait that goes on."""
+        own = self._own_wait()
+        return own + self._sampled * (own == self._clock)
+
+    def _start(self) -> float:
+        """When it first waited less than half of the time, over four points: seconds."""
+        ends = [0.0, *(end for end, *_ in self._points)]
+        waited = [waited for _, waited, _ in self._points]
+        for n in range(len(waited) - 3):
+            if sum(waited[n : n + 4]) < (ends[n + 4] - ends[n]) / 2:
+                return ends[n]
+        return self._seconds
+
+    def _draw(self, now: float) -> None:
+        """Take what was counted since the last time: a point of the series."""
+        with self._lock:
+            if self._sampler is None:
+                return
+            counts = self._sampler.take()
+            self._counts.add(counts)
+            waited, self._exact = self._waited() - self._exact, self._waited()
+            workers = Counts()
+            while activity.from_workers:
+                workers.add(activity.from_workers.pop())
+            self._workers.add(workers)
+            if workers.times:
+                counts.times["workers"] = workers.times.get(ITERATES, {})
+            self._points.append((now - self._began, waited, counts))
+            self._drawn, self._seconds = now, now - self._began
+            if self._sampler.is_over or now - self._asked > SYSTEM:
+                self._ask_system(now)
+            if len(self._points) > MOST_POINTS:
+                self._step *= 2
+                self._points = list(_merged(self._points))
+
+    def _ask_system(self, now: float) -> None:
+        """Cores that other processes take: of this run, and of other programs."""
+        self._asked = now
+        for child in multiprocessing.active_children():
+            pid = child.pid or 0
+            self._children[pid] = self._children.get(pid, (0.0, 0.0))[0], cpu_of(pid)
+        if self._machine is not None and (busy := busy_seconds()) is not None:
+            children = sum(last - first for first, last in self._children.values())
+            own = sum(os.times()[:2]) - self._cpu + children
+            self._others = max(0.0, busy - self._machine - own) / max(self._seconds, 1e-9)
+
+    def _observe(self, batch: Any) -> None:
+        self._seen += 1
+        looks = self._seen <= LOOKED_AT or self._seen % THEN_ONE_OF == 0
+        for mask in masks_of(batch) if looks and isinstance(batch, dict) else ():
+            rows = (mask != 0).sum(-1).tolist()
+            cells, tokens = mask.numel(), sum(rows)
+            with self._looking:  # several threads make batches
+                self._cells, self._padding = self._cells + cells, self._padding + cells - tokens
+                self._lengths.update(rows)
+
+    # What was found
+
+    @cached_property
+    def _window_bytes(self) -> int | None:
+        return (
+            self._pipeline.explain().window_bytes
+            if self._pipeline._iteration.plan.chain.shuffle
+            else None
+        )
+
+    @cached_property
+    def _facts(self) -> Facts:
+        iteration = self._iteration or self._pipeline._iteration
+        ranks = iteration.ranks()[1]
+        return facts_of(iteration.plan, ranks, self._window_bytes, **self._how)
+
+    @property
+    def measured(self) -> Measured:
+        """The counts that the verdict is made of."""
+        if self._sampler is not None:
+            self._draw(perf_counter())
+        waited = min(self._exact, self._seconds)
+        children = sum(last - first for first, last in self._children.values())
+        first = waited if self._first is None else self._first
+        return Measured(
+            self._seconds, waited, first, self._start(), self._counts, self._workers,
+            children, self._others, self._cells, self._padding,
+        )  # fmt: skip
+
+    @property
+    def verdict(self) -> Verdict:
+        return verdict(self._facts, self.measured)
+
+    @property
+    def series(self) -> list[dict[str, Any]]:
+        found, before = [], 0.0
+        for end, waited, counts in self._points:
+            step = max(end - before, 1e-9)
+            busy = {
+                group: {what: sums[0] / step for what, sums in times.items()}
+                for group, times in counts.times.items()
+            }
+            found.append({"seconds": end, "waited": min(1.0, waited / step), "busy": busy})
+            before = end
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain JSON types, for a log: seconds, counts, facts, verdict."""
+        m, found = self.measured, self.verdict
+        return {
+            "seconds": m.seconds, "waited": m.waited, "first_batch": m.first, "others": m.others,
+            "children": m.children, "cells": m.cells, "padding": m.padding,
+            "threads": m.counts.to_dict(), "workers": m.workers.to_dict(),
+            "facts": asdict(self._facts), "verdict": asdict(found),
+        }  # fmt: skip
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The text, as label and text."""
+        return list(lines(self._facts, self.measured))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a page to look at: an HTML file that needs no other.
+
+        It shows the text, waiting and the work of each stage over time, the lengths of rows, how well they
+        are shuffled, and the first rows of the next epoch, which it reads.
+
+        Args:
+            path: a file of this machine, which is written anew.
+        """
+        if not self._began:
+            raise ConfigError("save(path) shows a run: call it in or after `with profile(loader)`")
+        order = (
+            order_quality(self._pipeline) if self._pipeline._iteration.plan.chain.shuffle else None
+        )
+        try:
+            rows = self._pipeline.show().html(r"<mark>\g<0></mark>")
+        except TrainpipesError as error:
+            rows = html.escape(f"cannot be shown: {error}")
+        text = page(self.lines(), self.series, CALLED, self._lengths, str(order or ""), rows)
+        place = Path(path)
+        beside = place.with_name(f".{place.name}.part")
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(place)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    def __str__(self) -> str:
+        return table(self.lines()) if self._began else "profile: nothing was run yet"
+
+    __repr__ = __str__
+
+
+def _merged(
+    points: list[tuple[float, float, Counts]],
+) -> Iterator[tuple[float, float, Counts]]:
+    """Points of twice the length."""
+    for n in range(0, len(points) - 1, 2):
+        (_, waited, counts), (end, more, others) = points[n : n + 2]
+        counts.add(others)
+        yield end, waited + more, counts
+    if len(points) % 2:
+        yield points[-1]

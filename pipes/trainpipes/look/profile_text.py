@@ -1,0 +1,63 @@
+"""What a profile says, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainpipes._internal.activity import WAITING
+from trainpipes._internal.sampler import ITERATES
+from trainpipes.errors.text import amount, cut
+from trainpipes.look.measured import Facts, Measured
+from trainpipes.look.verdict import verdict
+
+#: Stages of a group that a text shows, from this share of its time on, and characters of each.
+MOST_SHOWN, LEAST_SHOWN, WIDE = 6, 0.005, 60
+#: Of the groups of threads, what a text calls them.
+CALLED = {
+    ITERATES: "the thread that iterates", "threads": "threads", "map": "threads of map()",
+    "requests": "threads that fetch", "workers": "workers",
+}  # fmt: skip
+
+
+def lines(facts: Facts, m: Measured) -> Iterator[tuple[str, str]]:
+    """The text of a profile: labels, and what they say."""
+    found = verdict(facts, m)
+    whose = "the trainer" if found.bound in ("trainer", "padding") else "the pipeline"
+    yield "waiting", f"{m.waiting:.0%} of {m.seconds:,.1f} s: {whose} bounds this run"
+    label = "busy"
+    groups = [*m.counts.times.items(), ("workers", m.workers.times.get(ITERATES, {}))]
+    for group in CALLED:
+        times = dict(groups).get(group, {})
+        number = m.counts.threads.get(group, 1) if group != "workers" else facts.workers
+        if text := _busy(times, m.seconds):
+            of = CALLED[group] if group == ITERATES else f"{number} {CALLED[group]}"
+            yield label, f"{of}: {text}"
+            label = ""
+    cores = (m.counts.cpu + (m.workers.cpu or m.children)) / max(m.seconds, 1e-9)
+    others = f", other programs {m.others:.1f}" if m.others >= 0.1 else ""
+    yield "cores", f"{cores:.1f} of {facts.cores}{others}"
+    totals = m.totals
+    if totals.get("requests"):
+        hits = f", {totals.get('chunk hits', 0):,} of {totals.get('chunks', 0):,} chunks from cache_dir"
+        said = f"{amount(totals.get('bytes', 0))} in {totals['requests']:,} requests"
+        yield "remote", said + hits * bool(totals.get("chunks"))
+    if totals.get("cached"):
+        yield (
+            "cache",
+            f"{totals.get('cache hits', 0):,} of {totals['cached']:,} blocks were kept",
+        )
+    if m.cells:
+        yield "padding", f"{m.padded:.1%} of the cells"
+    yield "verdict", found.text
+    for label, change in zip(("change", "or"), found.changes, strict=False):
+        yield label, str(change)
+
+
+def _busy(times: dict[str, list[float]], seconds: float) -> str:
+    """Threads at work, on average, by stage."""
+    shares = {what: sums[0] / max(seconds, 1e-9) for what, sums in times.items()}
+    shown = sorted(shares, key=lambda what: (what in WAITING, -shares[what]))
+    parts = [
+        f"{cut(what, WIDE)} {shares[what]:.2f}" for what in shown if shares[what] >= LEAST_SHOWN
+    ]
+    return ", ".join(parts[:MOST_SHOWN])

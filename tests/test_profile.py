@@ -1,0 +1,262 @@
+"""``profile``: what it counts of a run, wherever its batches are made, and that it changes none of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import trainpipes as tp
+from interpreters import pid_of, python
+from trainpipes._internal import activity
+
+#: Ways to run a loader.
+WAYS: dict[str, dict[str, Any]] = {
+    "no threads": {"threads": 0},
+    "two threads": {"threads": 2},
+    "forked": {"num_workers": 2, "multiprocessing_context": "fork"},
+    "spawned": {"num_workers": 2, "multiprocessing_context": "spawn"},
+}
+
+
+def slow(row: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.002)
+    return row
+
+
+def computes(row: dict[str, Any]) -> dict[str, Any]:
+    return {"n": row["n"] + 0 * sum(range(20_000))}
+
+
+def rows(count: int = 240) -> tp.Pipeline:
+    return tp.from_dataset([{"n": n} for n in range(count)]).sharding_filter(4)
+
+
+def slow_pipe(count: int = 240) -> tp.Pipeline:
+    return rows(count).map(slow).batch(8).collate()
+
+
+def stage_seconds(found: dict[str, Any], stage: str) -> float:
+    """Of a stage, in all threads and workers."""
+    groups = [*found["threads"]["times"].values(), *found["workers"]["times"].values()]
+    return sum(v[0] for times in groups for what, v in times.items() if what.startswith(stage))
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_what_takes_the_time_is_found(how: str) -> None:
+    loader = tp.Loader(slow_pipe(), **WAYS[how])
+    with tp.profile(loader) as run:
+        for _ in loader:
+            pass
+    found = run.to_dict()
+    assert found["waited"] / found["seconds"] > 0.7
+    assert found["waited"] == pytest.approx(loader.wait_seconds, rel=0.1)
+    assert 0.3 < stage_seconds(found, "map(") < 1.5  # 240 sleeps of 2 ms
+    assert f"{run}".startswith("waiting ")
+    assert "map(slow" in str(run)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_batches_stay_the_same(how: str) -> None:
+    pipe = rows().shuffle(50, seed=3).map(computes).batch(8).collate()
+    plain = [batch["n"].tolist() for batch in tp.Loader(pipe, **WAYS[how], epoch=0)]
+    loader = tp.Loader(pipe, **WAYS[how], epoch=0)
+    with tp.profile(loader):
+        assert [batch["n"].tolist() for batch in loader] == plain
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_that_were_there_before(context: str) -> None:
+    how = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": context}
+    loader = tp.Loader(slow_pipe(), **how)
+    assert len(list(loader)) == 30
+    with tp.profile(loader) as run:
+        assert len(list(loader)) == 30
+    assert stage_seconds(run.to_dict(), "map(") > 0.1
+    with tp.profile(loader) as other:
+        assert len(list(loader)) == 30
+    assert stage_seconds(other.to_dict(), "map(") < 1.5  # nothing of the first one
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torch_loaders(kind: type, workers: int) -> None:
+    loader = kind(slow_pipe(), batch_size=None, num_workers=workers)
+    with tp.profile(loader) as run:
+        for _ in loader:
+            pass
+    measured = run.measured
+    assert measured.waiting > 0.7
+    if not workers:
+        assert stage_seconds(run.to_dict(), "map(") > 0.3
+
+
+def test_a_loader_within_one_of_accelerate() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from trainpipes.integrations.accelerate import loader as prepared
+
+    loader = prepared(slow_pipe(), accelerate.Accelerator(cpu=True), threads=0)
+    with tp.profile(loader) as run:
+        for _ in loader:
+            pass
+    assert run.measured.waited > 0.3
+
+
+def test_a_loop_that_somebody_else_owns() -> None:
+    def train(batches: Iterable[Any]) -> None:
+        for _ in batches:
+            time.sleep(0.002)
+
+    pipe = slow_pipe()
+    with tp.profile(pipe) as run:  # as it was given to a trainer, which makes its own loader
+        train(tp.Loader(pipe, threads=0))
+    assert 0.4 < run.measured.waiting < 0.97
+
+
+def test_a_trainer_is_what_is_slow() -> None:
+    loader = tp.Loader(rows().batch(8).collate())
+    with tp.profile(loader) as run:
+        for _ in loader:
+            time.sleep(0.02)
+    assert run.verdict.bound == "trainer"
+    assert not run.verdict.changes
+    assert "change" not in str(run)
+
+
+def test_short_work_that_holds_the_gil_counts_in_full() -> None:
+    """A thread that samples wakes after it, when the loop sleeps, and would not see it."""
+    loader = tp.Loader(rows(2400).map(computes).batch(8).collate(), threads=0)
+    with tp.profile(loader) as run:
+        for _ in loader:
+            time.sleep(0.001)
+    seconds, cpu = run.measured.of("iterates", str(loader.pipeline.stages[2]))
+    assert seconds > 0.5 * loader.wait_seconds
+    assert cpu == pytest.approx(seconds, rel=0.5)  # other programs may run
+
+
+def test_a_series_over_time() -> None:
+    loader = tp.Loader(slow_pipe(600), threads=0)
+    with tp.profile(loader) as run:
+        for step, _ in enumerate(loader):
+            if step > 37:
+                time.sleep(0.02)
+    series = run.series
+    assert len(series) > 5
+    assert [point["seconds"] for point in series] == sorted(point["seconds"] for point in series)
+    assert series[1]["waited"] > 0.8 > series[-2]["waited"]
+    assert "iterates" in series[1]["busy"]
+    assert all(0 <= point["waited"] <= 1 for point in series)
+    waited = [
+        p["waited"] * (p["seconds"] - q["seconds"])
+        for p, q in zip(series[1:], series, strict=False)
+    ]
+    assert sum(waited) == pytest.approx(run.measured.waited, abs=0.5)
+    json.dumps([run.to_dict(), series])
+
+
+def test_padding() -> None:
+    ids = [{"input_ids": [1] * (1 + 9 * (n % 2))} for n in range(400)]
+    pipe = tp.from_dataset(ids).sharding_filter(2).batch(8).pad_collate()
+    for how in ({"threads": 2}, {"num_workers": 2}):
+        loader = tp.Loader(pipe, **how)
+        with tp.profile(loader) as run:
+            list(loader)
+        assert run.measured.padded == pytest.approx(0.45, abs=0.02)
+
+
+def test_bytes_of_caches(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"n": range(1000)}), path, row_group_size=100)
+    pipe = tp.read_parquet(str(path)).map(computes).cache(tmp_path / "kept")
+    loader = tp.Loader(pipe.sharding_filter(2).shuffle(200).batch(8).collate())
+    for epoch in range(2):
+        with tp.profile(loader) as run:
+            list(loader)
+        totals = run.to_dict()["threads"]["totals"]
+        assert totals["cached"] >= 10
+        assert (totals["cache hits"] == totals["cached"]) == bool(epoch)
+        assert f"of {totals['cached']} blocks were kept" in str(run)
+
+
+def test_one_at_a_time_and_once() -> None:
+    loader = tp.Loader(rows().batch(8))
+    second = tp.profile(loader)
+    with tp.profile(loader) as run, pytest.raises(tp.ConfigError, match="one at a time"), second:
+        pass
+    with pytest.raises(tp.ConfigError, match="used once"), run:
+        pass
+    with pytest.raises(tp.ConfigError, match="got list"):
+        tp.profile([1, 2])
+    assert not activity.is_on
+    assert activity.observer is None
+    assert not [t for t in threading.enumerate() if t.name == "profile"]
+    assert "nothing was run" in str(tp.profile(loader))
+
+
+def test_an_error_within_ends_it() -> None:
+    loader = tp.Loader(rows().batch(8))
+    with pytest.raises(ZeroDivisionError), tp.profile(loader):
+        1 / 0  # noqa: B018
+    assert not activity.is_on
+
+
+SCRIPT = """
+import time, trainpipes as tp
+def stuck(row):
+    if row["n"] == 20:
+        print("stuck", flush=True)
+        time.sleep(60)
+    return row
+pipe = tp.from_dataset([{"n": n} for n in range(100)]).map(stuck).batch(4)
+with tp.profile(tp.Loader(pipe)) as run:
+    for batch in tp.Loader(pipe):
+        pass
+"""
+
+
+def test_ctrl_c_prints_what_is_known() -> None:
+    run = subprocess.Popen(
+        [*python(), "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert run.stdout is not None
+    assert run.stdout.readline() == "stuck\n"
+    time.sleep(1)
+    os.kill(pid_of(run), signal.SIGINT)
+    _, said = run.communicate(timeout=20)
+    assert "waiting  " in said
+    assert "map(stuck" in said
+    assert "KeyboardInterrupt" in said
+
+
+def test_it_is_off_outside() -> None:
+    loader = tp.Loader(slow_pipe(), threads=2)
+    with tp.profile(loader) as run:
+        list(loader)
+    before = run.to_dict()
+    list(loader)
+    assert run.to_dict() == before
+
+
+def test_tensors_as_they_come(tmp_path: Path) -> None:
+    """Batches that are made when they are taken are timed, one of eight."""
+    table = pa.table({"input_ids": [[n] * 50 for n in range(4000)]})
+    pq.write_table(table, tmp_path / "ids.parquet", row_group_size=1000)
+    pipe = tp.read_parquet(str(tmp_path)).sharding_filter(2).shuffle(1000).batch(8).pad_collate()
+    loader = tp.Loader(pipe.repeat(3), threads=0)
+    with tp.profile(loader) as run:
+        assert all(isinstance(batch["input_ids"], torch.Tensor) for batch in loader)
+    assert stage_seconds(run.to_dict(), "pad_collate") > 0.1 * loader.wait_seconds
+    assert stage_seconds(run.to_dict(), "") < 1.3 * run.measured.seconds
