@@ -14,7 +14,7 @@ import trainpipes as tp
 from trainpipes.cli.app import run as command
 from trainpipes.look.curves import area, bars, layers_of
 
-VOID = {"meta", "br", "img"}
+VOID = {"meta", "link", "br", "img"}
 
 
 class Page(HTMLParser):
@@ -31,7 +31,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.asked += [f"{k}={v}" for k, v in attrs if k in ("src", "href", "srcset", "action")]
+        asks = ("src", "href", "srcset", "action")
+        self.asked += [f"{k}={v}" for k, v in attrs if k in asks and v != "data:,"]
         if tag not in VOID:
             self.open.append(tag)
 
