@@ -64,7 +64,7 @@ def page(
         body += ["<h2>The first rows of the next epoch</h2>", f"<pre>{rows}</pre>"]
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    head += '<link rel="icon" href="data:,">'  # without it browsers ask for one
+        '<link rel="icon" href="data:,">'  # without it browsers ask for one
     )
     inner = "\n".join(body)
     return (
