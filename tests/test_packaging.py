@@ -177,13 +177,13 @@ def test_every_extra_is_tried_alone() -> None:
 
 
 def test_s3fs_and_moto_that_are_tested_fit_one_botocore() -> None:
-    """docs/formats.md sends readers to these versions."""
+    """docs/servers.md sends readers to these versions."""
     pinned = dict(
         line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
     )
     assert pinned["boto3"] == pinned["botocore"]
     assert {"s3fs", "aiobotocore", "moto"} <= pinned.keys()
-    assert "-c constraints.txt" in (ROOT / "docs/formats.md").read_text()
+    assert "-c constraints.txt" in (ROOT / "docs/servers.md").read_text()
 
 
 def test_the_list_of_what_is_needed_is_that_of_what_is_tested() -> None:

@@ -480,7 +480,7 @@ class Pipeline(IterableDataset[Any]):
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
         """Write this pipeline as YAML for ``trainpipes.load``. The loaded pipeline is equal to this
-        one, takes its states, and gives the same batches. See docs/recipes.md.
+        one, takes its states, and gives the same batches. See docs/yaml.md.
 
         A recipe is written with its options and the stages after it, any other pipeline stage by
         stage. Default options, ``storage_options`` and the position are left out. Functions are
