@@ -43,10 +43,14 @@ class Recorder(torch.nn.Module):
 def write(folder: Path, rows: int) -> list[str]:
     """Parquet files of row numbers and token ids."""
     ids = pa.array(np.arange(rows * LENGTH, dtype=np.int32) % 1000)
-    table = pa.table({"row": range(rows), "input_ids": pa.FixedSizeListArray.from_arrays(ids, LENGTH)})
+    table = pa.table(
+        {"row": range(rows), "input_ids": pa.FixedSizeListArray.from_arrays(ids, LENGTH)}
+    )
     for part in range(FILES):
         size = rows // FILES
-        pq.write_table(table.slice(part * size, size), folder / f"{part}.parquet", row_group_size=4096)
+        pq.write_table(
+            table.slice(part * size, size), folder / f"{part}.parquet", row_group_size=4096
+        )
     return sorted(map(str, folder.glob("*.parquet")))
 
 
@@ -63,7 +67,9 @@ def ours(files: list[str], buffer: int) -> tuple[type, Any, Any]:
     return Trainer, rows.shuffle(buffer, seed=0).batch(BATCH).collate(), None
 
 
-def trained(make: Callable[[], tuple[type, Any, Any]], folder: Path, steps: int, resume: bool) -> list[Any]:
+def trained(
+    make: Callable[[], tuple[type, Any, Any]], folder: Path, steps: int, resume: bool
+) -> list[Any]:
     """What a run sees: the rows that begin its batches, and seconds from its start."""
     from transformers import TrainingArguments
 
@@ -96,7 +102,9 @@ def main() -> None:
             again = trained(make, folder, chosen.steps, True)
             expected, found = first[chosen.steps][0], again[0]
             same = "the same next batch" if expected == found[0] else "another next batch"
-            print(f"{name:24} after {chosen.steps:,} steps: {same}, {found[1]:.1f} s until it comes")
+            print(
+                f"{name:24} after {chosen.steps:,} steps: {same}, {found[1]:.1f} s until it comes"
+            )
 
 
 if __name__ == "__main__":

@@ -90,7 +90,9 @@ def test_what_users_ask_is_answered_within_one_click(asked: str) -> None:
     (head,) = (head for head in heads if asked in head)
     answer = sections(page)[slug(head)]
     assert len([line for line in CODE.sub("", answer).splitlines() if line]) <= 10
-    assert CODE.search(answer) or LINK.search(answer), "an answer shows what to type, or leads there"
+    assert CODE.search(answer) or LINK.search(answer), (
+        "an answer shows what to type, or leads there"
+    )
 
 
 @pytest.mark.parametrize(

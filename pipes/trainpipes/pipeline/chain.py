@@ -131,13 +131,20 @@ class Pipeline(IterableDataset[Any]):
         return tuple(stage._fresh() for stage in self._stages)
 
     def then(self, stage: Stage) -> Pipeline:
-        """Add a stage, such as one of your own. See docs/extend.md.
+        """Add a stage, such as one of your own.
 
         Args:
             stage: such as an instance of your ``TableStage``, ``RowStage`` or ``BatchStage``.
 
         Raises:
             ConfigError: ``stage`` is no stage, or cannot stand here.
+
+        >>> import trainpipes as tp
+        >>> class Double(tp.RowStage):
+        ...     def apply(self, row):
+        ...         return 2 * row
+        >>> list(tp.from_dataset([1, 2]).then(Double()))
+        [2, 4]
         """
         rule = "a stage, such as one of your own class of trainpipes.RowStage"
         require(isinstance(stage, Stage), "then(stage)", rule, stage)
@@ -294,7 +301,10 @@ class Pipeline(IterableDataset[Any]):
         key: str | Sequence[str] | None = None,
         seed: int = 0,
     ) -> dict[str, Pipeline]:
-        """Split the rows into parts that share no row. See ``Split``.
+        """Split the rows into parts that share no row.
+
+        A row's part follows from its file's name and its number, or from its values in ``key``: it is
+        the same in each epoch, before and after a shuffle, and on any number of ranks.
 
         Args:
             parts: fraction of the rows by name; the fractions sum to 1.
@@ -513,10 +523,16 @@ class Pipeline(IterableDataset[Any]):
         machine share.
 
         Args:
-            path: the file, written anew.
+            path: the file, which is replaced.
 
         Returns:
             A dataset with ``len()`` and ``dataset[i]``.
+
+        >>> import tempfile, pyarrow as pa, trainpipes as tp
+        >>> rows = tp.from_arrow(pa.table({"x": [1, 2, 3]})).filter(lambda row: row["x"] > 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     rows.to_map_dataset(f"{folder}/rows.arrow")[1]
+        {'x': 3}
         """
         from trainpipes.writers.map_dataset import to_map_dataset
 
@@ -580,7 +596,14 @@ class Pipeline(IterableDataset[Any]):
     ) -> MemmapDataset | None:
         """Write the rows, or batches, of one epoch to a memory map. Options are those of
         ``trainpipes.write_memmap``. After a kill the same call continues after the last whole
-        part."""
+        part.
+
+        >>> import tempfile, trainpipes as tp
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     written = tp.from_tensors(x=[1, 2, 3]).write_memmap(f"{folder}/numbers")
+        ...     len(written), int(written[2]["x"])
+        (3, 3)
+        """
         from trainpipes.writers.memmap import write_memmap
 
         return write_memmap(
@@ -620,6 +643,12 @@ class Pipeline(IterableDataset[Any]):
 
         Raises:
             StateError: the state does not fit this pipeline.
+
+        >>> import trainpipes as tp
+        >>> pipe = tp.from_dataset(range(5)).batch(2)
+        >>> pipe.load_state_dict(pipe.state_at(1))
+        >>> next(iter(pipe))
+        [2, 3]
         """
         self._iteration.load(state, allow_changes)
 
@@ -635,6 +664,13 @@ class Pipeline(IterableDataset[Any]):
 
         Raises:
             ConfigError: ``epoch`` is no integer of 0 or more.
+
+        >>> import trainpipes as tp
+        >>> pipe = tp.from_dataset(range(4)).shuffle(4, seed=0)
+        >>> first, second = list(pipe), list(pipe)
+        >>> pipe.set_epoch(1)
+        >>> list(pipe) == second
+        True
         """
         self._data_parallel()  # refuses frameworks that would share out batches again
         self._iteration.set_epoch(epoch)
