@@ -364,8 +364,8 @@ def _check_epoch(epoch: Any, pipeline: Pipeline) -> None:
     whole_number(epoch, 0, "Loader(epoch)", "the number of an epoch", MOST_EPOCHS - 1)
     if pipeline._iteration.plan.chain.endless:
         raise ConfigError(
-            f"Loader(epoch) must be left out where epochs have no end, got {epoch} and\n{pipeline}\n; to "
-            "begin anew each time leave out repeat(), or give it times"
+            f"Loader(epoch) needs a pipeline whose epochs end, got epoch={epoch} and one without an end: "
+            'leave out repeat() and stop="repeat", or write repeat(times)'
         )
 
 

@@ -341,7 +341,8 @@ class Pipeline(IterableDataset[Any]):
             world_size: number of ranks.
             mesh: instead of both, the data-parallel dimension of a ``DeviceMesh``, such as
                 ``mesh["dp"]``: processes that differ in other dimensions (tensor, pipeline
-                parallel) get the same batches.
+                parallel) get the same batches. For HSDP make one dimension of both:
+                ``mesh["replicate", "shard"]._flatten("dp")``, then ``mesh["dp"]``.
 
         Raises:
             ConfigError: ``rank`` is not below ``world_size``, or ``mesh`` has several dimensions.
@@ -356,7 +357,8 @@ class Pipeline(IterableDataset[Any]):
                 raise ConfigError(
                     "distributed(mesh=...) must be one dimension of a DeviceMesh, such as mesh['dp'], and "
                     f"neither rank nor world_size; got {mesh.ndim} dimensions, rank={rank}, "
-                    f"world_size={world_size}"
+                    f"world_size={world_size}; of two dimensions make one: "
+                    "mesh['replicate', 'shard']._flatten('dp'), then mesh['dp']"
                 )
             members = tuple(int(r) for r in mesh.mesh.tolist())
             return Pipeline(self._stages, (mesh.get_local_rank(), mesh.size()), members)
