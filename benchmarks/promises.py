@@ -53,7 +53,7 @@ SPEED, DATASETS, PACKING, MIXING = (
 STEADY = "benchmarks/jobs/steady.py"
 STATE, SCALE = "benchmarks/state.py", "benchmarks/scale.py"
 COLLATING = "benchmarks/collating.py"
-FORMATS = "docs/formats.md"
+FORMATS = "benchmarks/README.md"
 
 PROMISES = (
     *TARGETS,
