@@ -92,12 +92,11 @@ class Chat(Loaded):
                 return Written(text, spans)
             before = self._render(prompt, tools, add_generation_prompt=True)[0]
         if not text.startswith(before):
-            other = (
-                "it does not begin with an assistant's message, or the template writes the prompt "
-            )
-            way = "mark the assistant's tokens by {% generation %} … {% endgeneration %} in template=..."
+            why = "the template writes the prompt differently when no response follows"
+            way = "in that case mark the assistant's tokens by {% generation %} in template=..."
             raise DataError(
-                f"the start of the response is not found: {other}differently without a response: {way}"
+                "the start of the response is not found: it does not start with an assistant message, or "
+                f"{why}: {way}"
             )
         return Written(text, [span for span in spans if span[0] >= len(before)])
 
@@ -147,11 +146,9 @@ class Chat(Loaded):
                 before = None  # the template has none for no message
             upto = text if last else self._render(messages[: number + 1], tools)[0]
             if before is None or not (upto.startswith(before) and text.startswith(upto)):
-                why = "which the template writes differently when others follow"
-                way = "mark them by {% generation %} … {% endgeneration %} in template=..."
-                raise DataError(
-                    f"the assistant's tokens in message {number} are not found, {why}: {way}"
-                )
+                why = "the template writes it differently when others follow"
+                way = "mark the assistant's tokens by {% generation %} … {% endgeneration %} in template=..."
+                raise DataError(f"the tokens of message {number} are not found, as {why}: {way}")
             content = message.get("content")
             said = upto[len(before) :]
             kept = len(said.rstrip())
