@@ -43,6 +43,7 @@ def test_the_version_is_that_of_the_changelog() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     named = re.findall(r"^## \[(.+)\]", text, re.MULTILINE)
     assert named[:2] == ["Unreleased", tp.__version__]
+    assert f"\nversion: {tp.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_all_extras_are_in_all() -> None:

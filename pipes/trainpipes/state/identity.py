@@ -52,8 +52,7 @@ def check_identity(saved: str, present: str, file_name: FileName = lambda *_: ""
     elif path.endswith("/engine") and new == "gigatoken":
         cure = 'write tokenize(..., engine="tokenizers")'
     if path in _MAY_CHANGE and old is not None is not new:
-        allowed = f"load_state_dict(state, allow_changes=['{_MAY_CHANGE[path]}']) goes on with {said(new)}"
-        cure = f"{allowed}, or {cure}"
+        cure = f"load_state_dict(state, allow_changes=['{_MAY_CHANGE[path]}']) goes on with {said(new)}"
     if stages[1][:1] == ["mix"] and path.startswith(("data/sources", "stages/mix/")):
         cure += "; what is mixed, and how, may change with load_state_dict(state, allow_changes=['mix'])"
     raise StateError(f"{cut(path)}: saved {said(old)}, now {said(new)}{which}; {cure}")
