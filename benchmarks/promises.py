@@ -53,7 +53,7 @@ SPEED, DATASETS, PACKING, MIXING = (
 STEADY = "benchmarks/jobs/steady.py"
 STATE, SCALE = "benchmarks/state.py", "benchmarks/scale.py"
 COLLATING = "benchmarks/collating.py"
-FORMATS = "docs/formats.md"
+FORMATS = "benchmarks/README.md"
 
 PROMISES = (
     *TARGETS,
@@ -137,9 +137,9 @@ PROMISES = (
     most("a delivered batch, us", 5, alone("state", "delivered, us"), where=STATE),
     most("state_dict(), us a shard", 10, alone("state", "us a shard"), where=STATE),
     # Starting, functions, memory.
-    most("a footer, 0.1 ms", 0.15, alone("footers", "ms a footer"), where="docs/speed.md"),
+    most("a footer, 0.1 ms", 0.15, alone("footers", "ms a footer"), where="docs/cache.md"),
     most("1,000 files with an index, about 20 ms", 30, alone("footers", "ms with the index"),
-         where="docs/speed.md"),
+         where="docs/cache.md"),
     most("import trainpipes, of import torch, 1.3", 1.5, alone("imports", "of torch"), where=SPEED),
     # Formats.
     most("Parquet, of pyarrow", 1.15, alone("formats", "Parquet"), where=FORMATS),

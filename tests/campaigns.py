@@ -2,7 +2,7 @@
 
 Each attack runs in a process of its own for its share of the minutes, and ends with a line of figures. Its
 seed is printed, and with each failure the number of its round: ``--only NAME --seed N --round R`` draws that
-round again. ``--write`` puts the table into docs/how-it-works.md. The exit code is 1 if anything was wrong.
+round again. ``--write`` puts the table into CONTRIBUTING.md. The exit code is 1 if anything was wrong.
 """
 
 # ruff: noqa: T201
@@ -34,7 +34,7 @@ sys.path.insert(0, str(TESTS))  # attacks use the tests that they extend
 from attacks import files, kills, lasting, storage  # noqa: E402
 from attacks.rounds import Attack  # noqa: E402
 
-PAGE = TESTS.parent / "docs" / "how-it-works.md"
+PAGE = TESTS.parent / "CONTRIBUTING.md"
 HEAD = "| attack | cases | exact | an error that names it | wrong |\n|---|---|---|---|---|\n"
 TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\|\n)*")
 #: Seconds after its time is over in which an attack hangs: its last round takes minutes on a busy machine.

@@ -22,11 +22,16 @@ ANSWERS = {
     "how do I look at a row": "docs/questions.md#how-do-i-look-at-a-row",
 }
 MOST_CLICKS = 2
+#: What users ask: words of a heading of docs/questions.md, one click from the README.
+ASKED = (
+    "S3", "gated", "FSDP", "torch.compile", "packed documents", "slow", "batch size", "memory", "bad rows",
+    "augment", "evaluate in the middle", "curriculum", "shuffled", "checkpoint", "later versions",
+)  # fmt: skip
 
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]*))?\)")
 HEADING = re.compile(r"^#{1,4} (.+)$", re.MULTILINE)
 CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
-#: A heading of docs/questions.md that is an error or a warning of ours, and what stands below it.
+#: A heading of docs/errors.md that is an error or a warning of ours, and what stands below it.
 MESSAGE = re.compile(
     r"^### (\w+(?:Error|Warning)): ([^\n]+)\n(.*?)(?=^###|\Z)", re.DOTALL | re.MULTILINE
 )
@@ -77,6 +82,19 @@ def test_a_newcomers_question_is_answered_within_two_clicks(question: str) -> No
     assert CODE.search(sections(page)[anchor]), "an answer shows what to type"
 
 
+@pytest.mark.parametrize("asked", ASKED)
+def test_what_users_ask_is_answered_within_one_click(asked: str) -> None:
+    page = "docs/questions.md"
+    assert (page, "") in links("README.md")
+    heads = HEADING.findall(CODE.sub("", (ROOT / page).read_text()))
+    (head,) = (head for head in heads if asked in head)
+    answer = sections(page)[slug(head)]
+    assert len([line for line in CODE.sub("", answer).splitlines() if line]) <= 10
+    assert CODE.search(answer) or LINK.search(answer), (
+        "an answer shows what to type, or leads there"
+    )
+
+
 @pytest.mark.parametrize(
     "page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
 )
@@ -90,7 +108,7 @@ def test_anchors_of_links_are_headings(page: str) -> None:
 
 
 def test_headings_of_errors_are_the_words_of_messages() -> None:
-    found = list(MESSAGE.finditer((ROOT / "docs" / "questions.md").read_text()))
+    found = list(MESSAGE.finditer((ROOT / "docs" / "errors.md").read_text()))
     assert len(found) >= 10
     for kind, heading, below in (match.groups() for match in found):
         said = "".join(PRINTED.findall(below))

@@ -180,7 +180,7 @@ def test_what_is_no_epoch_is_refused(epoch: Any) -> None:
 def test_a_pipeline_without_an_end_is_refused() -> None:
     endless = tp.mix({"a": rows_of(40)}, stop="repeat", weights={"a": 1}).batch(2)
     for pipe in (PIPES["counted"]().repeat(), rows().repeat().batch(2), endless):
-        with pytest.raises(tp.ConfigError, match=r"Loader\(epoch\) must be left out .*, got 0"):
+        with pytest.raises(tp.ConfigError, match=r"Loader\(epoch\) needs .*, got epoch=0"):
             tp.Loader(pipe, epoch=0)
 
 

@@ -18,7 +18,7 @@ from trainpipes._internal.messages import ELSEWHERE as NAMES
 from trainpipes.loader import ELSEWHERE
 
 DOCS = Path(__file__).parent.parent / "docs"
-QUESTIONS, RESUME = DOCS / "questions.md", DOCS / "resume.md"
+ERRORS, RESUME = DOCS / "errors.md", DOCS / "resume.md"
 
 pytestmark = pytest.mark.filterwarnings("error:the loop before was left")
 
@@ -276,7 +276,7 @@ def test_a_source_that_is_only_longer_is_not_warned_of() -> None:
 def test_docs_have_what_torch_says_of_a_shuffled_loader() -> None:
     with pytest.raises(ValueError, match="expected unspecified shuffle option") as caught:
         DataLoader(rows(), batch_size=None, shuffle=True)
-    assert str(caught.value).partition(", but")[0] in QUESTIONS.read_text()
+    assert str(caught.value).partition(", but")[0] in ERRORS.read_text()
 
 
 def test_a_state_counts_turns_of_shards_that_have_ended() -> None:

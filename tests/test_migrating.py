@@ -1,4 +1,4 @@
-"""docs/questions.md, "Coming from another library": every name has a row, and what stands beside it runs."""
+"""docs/migrating.md: every name has a row, and what stands beside it runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ import every_stage
 import trainpipes as tp
 from test_identities import ids
 
-TEXT = (Path(__file__).parent.parent / "docs" / "questions.md").read_text()
-TEXT = TEXT.split("## Coming from another library\n")[1]
+TEXT = (Path(__file__).parent.parent / "docs" / "migrating.md").read_text()
 ROW = re.compile(r"^\| (?!---)(.+) \| (.+) \|$", re.MULTILINE)
 #: What is to be written: a function of ours, or a method of a pipeline.
 CALL = re.compile(r"`((?:tp)?\.[^`]+)`")

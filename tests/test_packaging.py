@@ -43,6 +43,7 @@ def test_the_version_is_that_of_the_changelog() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     named = re.findall(r"^## \[(.+)\]", text, re.MULTILINE)
     assert named[:2] == ["Unreleased", tp.__version__]
+    assert f"\nversion: {tp.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_all_extras_are_in_all() -> None:
@@ -177,13 +178,13 @@ def test_every_extra_is_tried_alone() -> None:
 
 
 def test_s3fs_and_moto_that_are_tested_fit_one_botocore() -> None:
-    """docs/formats.md sends readers to these versions."""
+    """docs/servers.md sends readers to these versions."""
     pinned = dict(
         line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
     )
     assert pinned["boto3"] == pinned["botocore"]
     assert {"s3fs", "aiobotocore", "moto"} <= pinned.keys()
-    assert "-c constraints.txt" in (ROOT / "docs/formats.md").read_text()
+    assert "-c constraints.txt" in (ROOT / "docs/servers.md").read_text()
 
 
 def test_the_list_of_what_is_needed_is_that_of_what_is_tested() -> None:

@@ -194,6 +194,10 @@ class Loader:
 
         Raises:
             TypeError: the pipeline has no end, or its rows cannot be counted.
+
+        >>> import trainpipes as tp
+        >>> tp.Loader(tp.from_dataset(range(100)).filter(lambda n: n % 2 == 0).batch(5)).estimate_len()
+        10
         """
         from trainpipes.look.lengths import estimated_length
 
@@ -204,6 +208,10 @@ class Loader:
 
         Raises:
             DataError: the pipeline gives nothing.
+
+        >>> import trainpipes as tp
+        >>> tp.Loader(tp.from_dataset(range(5)).batch(2)).peek()
+        [0, 1]
         """
         from trainpipes.look.previews import peek
 
@@ -324,13 +332,21 @@ class Loader:
                 that of all ranks merged, or this rank's own if the number of ranks is the same.
             allow_changes: what may differ from the pipeline that saved the state. "batch_size":
                 batches have the new size from here on; each row comes at most once in this
-                epoch, and a few at its end may be left out. "pack_length": packed rows have the
+                epoch, and a few at its end may be left out. "data": the files hold something else,
+                with the same names and rows. "pack_length": packed rows have the
                 new length; only for states from the start of an epoch. "mix": sources of
                 ``mix`` may come and go, and their weights, schedule and max_epochs may change;
                 sources that stay continue where they stand.
 
         Raises:
             StateError: the state does not fit the pipeline.
+
+        >>> import trainpipes as tp
+        >>> small, large = (tp.Loader(tp.from_dataset(range(9)).batch(size)) for size in (2, 4))
+        >>> first = next(iter(small))
+        >>> large.load_state_dict(small.state_dict(), allow_changes=["batch_size"])
+        >>> next(iter(large))
+        [2, 3, 4, 5]
         """
         self._iteration.load(state, allow_changes)
 
@@ -348,8 +364,8 @@ def _check_epoch(epoch: Any, pipeline: Pipeline) -> None:
     whole_number(epoch, 0, "Loader(epoch)", "the number of an epoch", MOST_EPOCHS - 1)
     if pipeline._iteration.plan.chain.endless:
         raise ConfigError(
-            f"Loader(epoch) must be left out where epochs have no end, got {epoch} and\n{pipeline}\n; to "
-            "begin anew each time leave out repeat(), or give it times"
+            f"Loader(epoch) needs a pipeline whose epochs end, got epoch={epoch} and one without an end: "
+            'leave out repeat() and stop="repeat", or write repeat(times)'
         )
 
 

@@ -316,7 +316,7 @@ def _command(words: list[str], told: Callable[[list[str]], str]) -> Iterator[str
 
 
 def _yaml() -> Iterator[str]:
-    docs = (ROOT / "docs/recipes.md").read_text()
+    docs = (ROOT / "docs/yaml.md").read_text()
     for tag in sorted(set(re.findall(r"`(!!?\w+)", docs)) - {"!!python"}):  # which is refused
         yield f"tag {tag}"
     for key in sorted({"options", "recipe", "stages"} & set(re.findall(r"^(\w+):", docs, re.M))):

@@ -142,7 +142,7 @@ def test_a_change_is_refused_unless_it_is_allowed(pipe: tp.Pipeline, said: str) 
         (
             tp.mix({"a": rows("a", 100), "b": rows("b")}, weights={"a": 1, "b": 1}, stop="repeat")
             .sharding_filter(4).batch(5),
-            "data/sources/a/rows: saved 200, now 100; .* give a source that is another now another name",
+            "data/sources/a/rows: saved 200, now 100; .* give a changed source a new name",
         ),
         (
             tp.mix({"a": rows("a").select("who"), "b": rows("b")}, weights={"a": 1, "b": 1}, stop="repeat")

@@ -140,7 +140,7 @@ def test_options_that_cannot_be_are_refused_at_once(make: Make, message: str) ->
 
 PLACES: list[tuple[Make, str]] = [
     (lambda p: p.batch(2).pack(8), r"put it before batch\(\)"),
-    (lambda p: p.sharding_filter(4).shuffle(4).take(3).pack(8), "each shard would count for itself"),
+    (lambda p: p.sharding_filter(4).shuffle(4).take(3).pack(8), "would count for each shard alone"),
     (lambda p: p.batch(2).sample(0.5), r"put it before batch\(\)"),
     (lambda p: tp.list_files("x").sample(0.5).read_parquet(), "file paths"),
     (lambda p: p.batch(2).pad_collate().truncate(2), "put it before pad_collate"),

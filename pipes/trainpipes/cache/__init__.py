@@ -3,3 +3,7 @@
 from trainpipes.cache.entries import CacheInfo, clear, folder, info
 
 __all__ = ["CacheInfo", "clear", "folder", "info"]
+
+
+def __dir__() -> list[str]:
+    return __all__

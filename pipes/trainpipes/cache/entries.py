@@ -115,7 +115,13 @@ def path_of(root: Path, kind: str, digest: str) -> Path:
 
 
 def info(path: str | os.PathLike[str] | None = None) -> CacheInfo:
-    """How much is kept, in the folder of this machine or in ``path``."""
+    """How much is kept, in the folder of this machine or in ``path``.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as empty:
+    ...     info(empty).blocks, clear(empty).blocks
+    (0, 0)
+    """
     root = folder(path)
     if root is None:
         return CacheInfo(None)

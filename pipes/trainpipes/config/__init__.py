@@ -1,4 +1,4 @@
-"""Pipelines as YAML: ``load`` reads a config, ``Pipeline.to_yaml`` writes one. See docs/recipes.md."""
+"""Pipelines as YAML: ``load`` reads a config, ``Pipeline.to_yaml`` writes one. See docs/yaml.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load(
     storage_options: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    r"""The pipeline of a YAML file: a recipe with its options, or stages. See docs/recipes.md.
+    r"""The pipeline of a YAML file: a recipe with its options, or stages. See docs/yaml.md.
 
     ``${NAME}`` and ``${NAME:-default}`` stand for environment variables.
 

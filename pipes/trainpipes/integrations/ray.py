@@ -28,8 +28,11 @@ FILE = "trainpipes.json"
 def loader(pipe: Pipeline, **options: Any) -> Loader:
     """A ``Loader`` of the rows of this worker of Ray Train:
 
-        def train_loop_per_worker(config): data = trainpipes.integrations.ray.loader(pipe)
-            trainpipes.integrations.ray.load(data, ray.train.get_checkpoint()) for batch in data: ...
+        def train_loop_per_worker(config):
+            data = trainpipes.integrations.ray.loader(pipe)
+            trainpipes.integrations.ray.load(data, ray.train.get_checkpoint())
+            for batch in data:
+                ...
 
     In place of ``ray.train.torch.prepare_data_loader``, ``pipe.to(ray.train.torch.get_device())`` brings
     batches to the device.

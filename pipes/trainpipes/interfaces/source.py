@@ -28,7 +28,18 @@ from trainpipes.interfaces.stage import is_ours
 
 @dataclass(frozen=True, repr=False)
 class Place:
-    """Where a row is, for messages."""
+    """Where a row is, as errors and ``locate`` say it.
+
+    Attributes:
+        path: the file; None for rows in memory.
+        row_group: the row group, record batch or block, from 0.
+        row: the row in its file, from 0.
+        source: the name of its source in a ``mix``.
+
+    >>> from trainpipes import Place
+    >>> str(Place("a.parquet", row_group=2, row=41))
+    'a.parquet, row group 2, row 41'
+    """
 
     path: str | None = None
     row_group: int | None = None
@@ -151,6 +162,21 @@ class RowSource(ABC):
         schema: Arrow schema of all rows, if known in advance.
         unread: blocks left out of every epoch, bool ``[blocks]``; their rows are numbered.
         file_of_block: the file of each block, int64 ``[blocks]``; None if there are no files.
+
+    >>> import numpy as np, trainpipes as tp
+    >>> class Squares(tp.RowSource):
+    ...     lengths = np.array([3, 2])  # two blocks
+    ...
+    ...     def read(self, block, start, stop):
+    ...         return [(3 * block + n) ** 2 for n in range(start, stop)]
+    ...
+    ...     def fingerprint(self):
+    ...         return {"squares": 5}
+    >>> class FromSquares(tp.Source):
+    ...     def open(self):
+    ...         return Squares()
+    >>> list(tp.Pipeline([FromSquares()]).batch(3))
+    [[0, 1, 4], [9, 16]]
     """
 
     lengths: IntArray
@@ -200,7 +226,7 @@ class RowSource(ABC):
 
 
 class StreamReader(ABC):
-    """One pass over a stream."""
+    """One pass over a ``RowStream``, which shows an example."""
 
     @abstractmethod
     def read(self, rows: int) -> Payload | None:
@@ -215,7 +241,37 @@ class StreamReader(ABC):
 
 
 class RowStream(ABC):
-    """Rows one after the other, whose number may be unknown."""
+    """Rows one after the other, whose number may be unknown.
+
+    Your own stream defines ``open`` and ``fingerprint``. With ``seekable = True`` a resume passes what the
+    reader's ``state()`` returned to ``open``; else it reads from the start and skips.
+
+    >>> import trainpipes as tp
+    >>> class Countdown(tp.RowStream):
+    ...     seekable = True
+    ...
+    ...     def open(self, epoch, state):
+    ...         return CountdownReader((state or {"at": 5})["at"])
+    ...
+    ...     def fingerprint(self):
+    ...         return {"countdown from": 5}
+    >>> class CountdownReader(tp.StreamReader):
+    ...     def __init__(self, at):
+    ...         self.at = at
+    ...
+    ...     def read(self, rows):
+    ...         found = list(range(self.at, max(0, self.at - rows), -1))
+    ...         self.at -= len(found)
+    ...         return found or None
+    ...
+    ...     def state(self):
+    ...         return {"at": self.at}
+    >>> class FromCountdown(tp.Source):
+    ...     def open(self):
+    ...         return Countdown()
+    >>> list(tp.Pipeline([FromCountdown()]).batch(2))
+    [[5, 4], [3, 2], [1]]
+    """
 
     @property
     def length(self) -> int | None:

@@ -98,10 +98,11 @@ else:
 class Stage:
     """One step of a pipeline: a frozen dataclass of options.
 
-    Subclass ``TableStage``, ``RowStage``, ``BatchStage`` or ``Source``. Fields with a type are options;
-    those after ``_: KW_ONLY`` are given by name. A result that depends on more than the row's values says
-    so: ``class Noise(TableStage, depends_on={"row", "epoch"})``, of its number, its file ("place") or the
-    epoch.
+    Subclass ``TableStage``, ``RowStage``, ``BatchStage``, ``StatefulStage`` or ``Source``, whose texts show
+    examples. Set the attributes below, and define ``check``; all else is made from these. Fields with a
+    type are options; those after ``_: KW_ONLY`` are given by name. A result that depends on more than the
+    row's values says so: ``class Noise(TableStage, depends_on={"row", "epoch"})``, of its number, its file
+    ("place") or the epoch.
 
     Attributes:
         thread_safe: several threads may call it at once.

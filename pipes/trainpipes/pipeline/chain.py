@@ -131,13 +131,20 @@ class Pipeline(IterableDataset[Any]):
         return tuple(stage._fresh() for stage in self._stages)
 
     def then(self, stage: Stage) -> Pipeline:
-        """Add a stage, such as one of your own. See docs/extend.md.
+        """Add a stage, such as one of your own.
 
         Args:
             stage: such as an instance of your ``TableStage``, ``RowStage`` or ``BatchStage``.
 
         Raises:
             ConfigError: ``stage`` is no stage, or cannot stand here.
+
+        >>> import trainpipes as tp
+        >>> class Double(tp.RowStage):
+        ...     def apply(self, row):
+        ...         return 2 * row
+        >>> list(tp.from_dataset([1, 2]).then(Double()))
+        [2, 4]
         """
         rule = "a stage, such as one of your own class of trainpipes.RowStage"
         require(isinstance(stage, Stage), "then(stage)", rule, stage)
@@ -294,7 +301,10 @@ class Pipeline(IterableDataset[Any]):
         key: str | Sequence[str] | None = None,
         seed: int = 0,
     ) -> dict[str, Pipeline]:
-        """Split the rows into parts that share no row. See ``Split``.
+        """Split the rows into parts that share no row.
+
+        A row's part follows from its file's name and its number, or from its values in ``key``: it is
+        the same in each epoch, before and after a shuffle, and on any number of ranks.
 
         Args:
             parts: fraction of the rows by name; the fractions sum to 1.
@@ -331,7 +341,8 @@ class Pipeline(IterableDataset[Any]):
             world_size: number of ranks.
             mesh: instead of both, the data-parallel dimension of a ``DeviceMesh``, such as
                 ``mesh["dp"]``: processes that differ in other dimensions (tensor, pipeline
-                parallel) get the same batches.
+                parallel) get the same batches. For HSDP make one dimension of both:
+                ``mesh["replicate", "shard"]._flatten("dp")``, then ``mesh["dp"]``.
 
         Raises:
             ConfigError: ``rank`` is not below ``world_size``, or ``mesh`` has several dimensions.
@@ -346,7 +357,8 @@ class Pipeline(IterableDataset[Any]):
                 raise ConfigError(
                     "distributed(mesh=...) must be one dimension of a DeviceMesh, such as mesh['dp'], and "
                     f"neither rank nor world_size; got {mesh.ndim} dimensions, rank={rank}, "
-                    f"world_size={world_size}"
+                    f"world_size={world_size}; of two dimensions make one: "
+                    "mesh['replicate', 'shard']._flatten('dp'), then mesh['dp']"
                 )
             members = tuple(int(r) for r in mesh.mesh.tolist())
             return Pipeline(self._stages, (mesh.get_local_rank(), mesh.size()), members)
@@ -480,7 +492,7 @@ class Pipeline(IterableDataset[Any]):
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
         """Write this pipeline as YAML for ``trainpipes.load``. The loaded pipeline is equal to this
-        one, takes its states, and gives the same batches. See docs/recipes.md.
+        one, takes its states, and gives the same batches. See docs/yaml.md.
 
         A recipe is written with its options and the stages after it, any other pipeline stage by
         stage. Default options, ``storage_options`` and the position are left out. Functions are
@@ -513,10 +525,16 @@ class Pipeline(IterableDataset[Any]):
         machine share.
 
         Args:
-            path: the file, written anew.
+            path: the file, which is replaced.
 
         Returns:
             A dataset with ``len()`` and ``dataset[i]``.
+
+        >>> import tempfile, pyarrow as pa, trainpipes as tp
+        >>> rows = tp.from_arrow(pa.table({"x": [1, 2, 3]})).filter(lambda row: row["x"] > 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     rows.to_map_dataset(f"{folder}/rows.arrow")[1]
+        {'x': 3}
         """
         from trainpipes.writers.map_dataset import to_map_dataset
 
@@ -580,7 +598,14 @@ class Pipeline(IterableDataset[Any]):
     ) -> MemmapDataset | None:
         """Write the rows, or batches, of one epoch to a memory map. Options are those of
         ``trainpipes.write_memmap``. After a kill the same call continues after the last whole
-        part."""
+        part.
+
+        >>> import tempfile, trainpipes as tp
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     written = tp.from_tensors(x=[1, 2, 3]).write_memmap(f"{folder}/numbers")
+        ...     len(written), int(written[2]["x"])
+        (3, 3)
+        """
         from trainpipes.writers.memmap import write_memmap
 
         return write_memmap(
@@ -620,6 +645,12 @@ class Pipeline(IterableDataset[Any]):
 
         Raises:
             StateError: the state does not fit this pipeline.
+
+        >>> import trainpipes as tp
+        >>> pipe = tp.from_dataset(range(5)).batch(2)
+        >>> pipe.load_state_dict(pipe.state_at(1))
+        >>> next(iter(pipe))
+        [2, 3]
         """
         self._iteration.load(state, allow_changes)
 
@@ -635,6 +666,13 @@ class Pipeline(IterableDataset[Any]):
 
         Raises:
             ConfigError: ``epoch`` is no integer of 0 or more.
+
+        >>> import trainpipes as tp
+        >>> pipe = tp.from_dataset(range(4)).shuffle(4, seed=0)
+        >>> first, second = list(pipe), list(pipe)
+        >>> pipe.set_epoch(1)
+        >>> list(pipe) == second
+        True
         """
         self._data_parallel()  # refuses frameworks that would share out batches again
         self._iteration.set_epoch(epoch)

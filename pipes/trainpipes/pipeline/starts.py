@@ -90,8 +90,25 @@ def from_dataset(
     batch_sampler: Iterable[Any] | None = None,
     schema: pa.Schema | None = None,
 ) -> Pipeline:
-    """Rows of a map-style torch ``Dataset``. See ``FromDataset``; with a sampler of
-    ``trainpipes.samplers``, also ``shuffle(sampler=...)``."""
+    """Rows of any torch ``Dataset`` with ``__getitem__`` or ``__getitems__``, such as a list.
+
+    Each rank and worker fetches only its own rows. A state knows the dataset by its class and length.
+
+    Args:
+        dataset: has a ``len()``, unless a sampler gives the keys.
+        sampler: gives the keys of each epoch; 0, 1, 2, … if left out. One of ``trainpipes.samplers``
+            does the same as ``shuffle(sampler=...)``; torch's samplers get another seed each epoch.
+        batch_sampler: gives lists of keys, instead of ``batch``. Items are then lists of rows, for
+            ``collate``.
+        schema: Arrow types of the rows' columns, where rows are dicts.
+
+    Raises:
+        ConfigError: ``dataset`` can only be iterated (use ``from_iterable``), or both samplers are given.
+
+    >>> import trainpipes as tp
+    >>> list(tp.from_dataset(["a", "b", "c"]).batch(2))
+    [['a', 'b'], ['c']]
+    """
     ours = sampler if batch_sampler is None else batch_sampler
     if sampler is not None and batch_sampler is not None:
         raise ConfigError("from_dataset(...) must have a sampler or a batch_sampler, got both")
@@ -112,7 +129,23 @@ def from_dataset(
 
 
 def from_tensors(*tensors: Any, **named: Any) -> Pipeline:
-    """Rows of tensors of one first dimension: tuples, or dicts if given by name. See ``FromTensors``."""
+    """Rows of tensors that share their first dimension: tuples, or dicts if tensors are given by name.
+
+    Rows keep dtypes. The first state hashes all numbers. Rows can be read by number
+    (``shuffle(scope="global")``).
+
+    Args:
+        tensors: each ``[N, ...]``, as tensors, arrays or lists of numbers.
+        named: the same by name.
+
+    Raises:
+        ConfigError: first dimensions differ, or tensors come both ways.
+
+    >>> import torch, trainpipes as tp
+    >>> pipe = tp.from_tensors(x=torch.arange(6.0).reshape(3, 2), y=[0, 1, 0])
+    >>> list(pipe.batch(2).collate())[1]
+    {'x': tensor([[4., 5.]]), 'y': tensor([0])}
+    """
     if tensors and named:
         raise ConfigError("from_tensors(...) must have tensors by position or by name, got both")
     if named:
@@ -133,13 +166,14 @@ def read_by_name(
 
 
 def concat(*pipelines: Pipeline | Sequence[Pipeline]) -> Pipeline:
-    """The rows of several pipelines, one after the other. See ``Concat``."""
     return Pipeline([Concat(one_by_one(pipelines))])
 
 
 def zip(*pipelines: Pipeline | Sequence[Pipeline]) -> Pipeline:
-    """The columns of several pipelines of as many rows, side by side. See ``Zip``."""
     return Pipeline([Zip(one_by_one(pipelines))])
+
+
+concat.__doc__, zip.__doc__ = Concat.__doc__, Zip.__doc__
 
 
 @functools.cache

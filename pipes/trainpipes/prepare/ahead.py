@@ -78,13 +78,13 @@ def cut(pipeline: Pipeline) -> Parts:
 def _check(stage: Stage, last: Stage) -> None:
     if not kinds.is_on_rows(stage):
         raise ConfigError(
-            f"{CALLER} does ahead what treats each row by itself, and {stage} stands before {last.name}() "
-            "and does not: write its rows by write_parquet() first, and tokenize these files"
+            f"{CALLER}: only stages that treat each row by itself may stand before {last.name}(), got "
+            f"{stage}: write its rows with write_parquet() first, and tokenize these files"
         )
     if "epoch" in stage.traits.depends_on:
         raise ConfigError(
-            f"{CALLER} does once what is the same in every epoch, and {stage} before {last.name}() gives "
-            "other rows in each: tokenize on the way, or put it after"
+            f"{CALLER}: only stages that give the same in every epoch may stand before {last.name}(), got "
+            f"{stage}: put it after {last.name}(), or tokenize while you train"
         )
 
 

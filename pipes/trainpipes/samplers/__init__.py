@@ -23,3 +23,7 @@ __all__ = [
     "SubsetRandomSampler",
     "WeightedRandomSampler",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

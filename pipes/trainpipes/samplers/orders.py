@@ -31,6 +31,9 @@ class SequentialSampler(RowSampler):
 
     Args:
         data_source: the dataset, or a number of rows; a pipeline needs none.
+
+    >>> list(SequentialSampler(3))
+    [0, 1, 2]
     """
 
     def __init__(self, data_source: Sized | int | None = None) -> None:
@@ -107,6 +110,9 @@ class SubsetRandomSampler(RowSampler):
     Args:
         indices: the row numbers; a row that is named twice comes twice.
         seed: for the order.
+
+    >>> sorted(SubsetRandomSampler([5, 1, 2]))
+    [1, 2, 5]
     """
 
     _options = ("seed",)
@@ -154,6 +160,9 @@ class DistributedSampler(RowSampler):
         seed: for the order.
         drop_last: leave out the last rows where R does not divide their number; else the first ones come a
             second time at the end.
+
+    >>> [list(DistributedSampler(4, 2, rank, shuffle=False)) for rank in (0, 1)]
+    [[0, 2], [1, 3]]
     """
 
     _options = ("num_replicas", "shuffle", "seed", "drop_last")
@@ -209,6 +218,9 @@ class WeightedRandomSampler(RowSampler):
         num_samples: indices in an epoch.
         replacement: whether a row can come more than once in an epoch.
         seed: for the draws.
+
+    >>> list(WeightedRandomSampler([0.0, 1.0, 0.0], num_samples=3))
+    [1, 1, 1]
     """
 
     _options = ("num_samples", "replacement", "seed")

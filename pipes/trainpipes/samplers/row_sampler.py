@@ -27,6 +27,16 @@ class RowSampler(Sampler[int]):
 
     Args:
         rows: number of rows to choose from; a pipeline needs none.
+
+    >>> import numpy as np
+    >>> class Odd(RowSampler):
+    ...     def length(self, rows):
+    ...         return rows // 2
+    ...
+    ...     def index(self, epoch, start, stop, rows):
+    ...         return np.arange(start, stop) * 2 + 1
+    >>> list(Odd(7))
+    [1, 3, 5]
     """
 
     _options: ClassVar[tuple[str, ...]] = ()
@@ -159,6 +169,10 @@ class BatchSampler(Sampler[list[int]]):
         sampler: gives the indices.
         batch_size: of each batch.
         drop_last: leave out a short last one.
+
+    >>> from trainpipes.samplers import SequentialSampler
+    >>> list(BatchSampler(SequentialSampler(5), batch_size=2))
+    [[0, 1], [2, 3], [4]]
     """
 
     def __init__(self, sampler: RowSampler, batch_size: int, drop_last: bool = False) -> None:

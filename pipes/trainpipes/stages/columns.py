@@ -50,6 +50,10 @@ class Select(_ByName):
 
     Raises:
         SchemaError: a column is not there.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> list(tp.from_arrow(pa.table({"x": [1, 2], "y": [3, 4]})).select("y"))
+    [{'y': 3}, {'y': 4}]
     """
 
     def _chosen(self, table: pa.Table) -> pa.Table:

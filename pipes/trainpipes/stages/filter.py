@@ -64,8 +64,9 @@ def text_of(expression: pc.Expression) -> str:
 class Filter(RunStage, keeps_rows=False):
     """Keep the rows for which a predicate holds; after ``batch``, the batches.
 
-    The number of rows of an epoch is then unknown: ``len()`` raises a TypeError, and several ranks
-    need ``.repeat()``.
+    The number of rows of an epoch is then unknown: ``len()`` raises a TypeError. Several
+    ranks then agree on the last step that all of them have, which needs ``torch.distributed``; with
+    ``.repeat()`` there is no end to agree on.
 
     Args:
         predicate: a function of one item returning a bool; a ``pyarrow.compute`` expression over

@@ -34,8 +34,9 @@ class Shuffle(stage_kinds.ShuffleStage):
     shard has a buffer of ``buffer_size`` rows or batches, all of one epoch, and gives it in a random
     order before it fills the next one. The first buffers are smaller.
 
-    ``scope="global"`` and ``sampler`` need a source that can be read by row number:
-    ``from_dataset``, ``from_arrow``, ``from_tensors``, ``from_memmap``.
+    ``scope="global"`` and ``sampler`` need a source that can be read by row number: ``from_dataset``,
+    ``from_arrow``, ``from_tensors``, ``from_memmap``, ``from_hf`` of a ``Dataset``, ``read_numpy``,
+    and local, uncompressed files of ``read_arrow`` and ``read_webdataset``.
 
     Args:
         buffer_size: the fewest rows that each batch is drawn from.

@@ -15,6 +15,11 @@ _CURES = {
     "order": "; as names and row counts are the same, load_state_dict(state, allow_changes=['data']) goes on",
     "stages": "build the pipeline as it was when the state was saved, or start a new run",
 }
+#: Options that may change, by their paths, and what ``allow_changes`` calls them.
+_MAY_CHANGE = {
+    "stages/batch/batch_size": "batch_size",
+    "stages/pack/max_length": "pack_length",
+}
 #: Characters of each of two values that differ.
 MOST = 200
 
@@ -46,6 +51,8 @@ def check_identity(saved: str, present: str, file_name: FileName = lambda *_: ""
         cure = f'leave engine="tokenizers" out, with gigatoken installed: {install}'
     elif path.endswith("/engine") and new == "gigatoken":
         cure = 'write tokenize(..., engine="tokenizers")'
+    if path in _MAY_CHANGE and old is not None is not new:
+        cure = f"load_state_dict(state, allow_changes=['{_MAY_CHANGE[path]}']) goes on with {said(new)}"
     if stages[1][:1] == ["mix"] and path.startswith(("data/sources", "stages/mix/")):
         cure += "; what is mixed, and how, may change with load_state_dict(state, allow_changes=['mix'])"
     raise StateError(f"{cut(path)}: saved {said(old)}, now {said(new)}{which}; {cure}")

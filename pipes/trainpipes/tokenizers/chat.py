@@ -92,9 +92,12 @@ class Chat(Loaded):
                 return Written(text, spans)
             before = self._render(prompt, tools, add_generation_prompt=True)[0]
         if not text.startswith(before):
-            why = "the chat template writes the prompt differently when no response follows"
-            other = "it does not start with an assistant message"
-            raise DataError(f"where the response starts is not known: {other}, or {why}")
+            why = "the template writes the prompt differently when no response follows"
+            way = "in that case mark the assistant's tokens by {% generation %} in template=..."
+            raise DataError(
+                "the start of the response is not found: it does not start with an assistant message, or "
+                f"{why}: {way}"
+            )
         return Written(text, [span for span in spans if span[0] >= len(before)])
 
     def encode(self, written: Sequence[Written]) -> tuple[Ragged, npt.NDArray[np.bool_]]:
@@ -143,9 +146,9 @@ class Chat(Loaded):
                 before = None  # the template has none for no message
             upto = text if last else self._render(messages[: number + 1], tools)[0]
             if before is None or not (upto.startswith(before) and text.startswith(upto)):
-                why = "differently when it is the last, or otherwise than its generation prompt"
+                why = "the template writes it differently when others follow"
                 way = "mark the assistant's tokens by {% generation %} … {% endgeneration %} in template=..."
-                raise DataError(f"the chat template writes message {number} {why}: {way}")
+                raise DataError(f"the tokens of message {number} are not found, as {why}: {way}")
             content = message.get("content")
             said = upto[len(before) :]
             kept = len(said.rstrip())

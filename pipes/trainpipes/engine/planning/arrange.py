@@ -47,9 +47,9 @@ def arrange(written: Sequence[Stage]) -> Chain:
     counting = kinds.first_of(chain.after, kinds.CountingStage)
     if counting is not None and chain.num_shards > 1:
         raise ConfigError(
-            f"{counting} of a sharded pipeline stands directly after the source (rows in file order), "
-            "or after batch() with no stage behind it that drops, groups or shuffles batches: elsewhere each "
-            "shard would count for itself"
+            f"{counting} would count for each shard alone here: put it directly after the source, to count "
+            "rows in file order, or after batch(), with no stage behind it that drops, groups or shuffles "
+            "batches"
         )
     return chain
 
@@ -142,8 +142,8 @@ def _shuffled(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
     shuffle, before = stage, chain.before + chain.after
     if kinds.first_of(before, kinds.CountingStage):
         raise ConfigError(
-            "take() and skip() before a shuffle count rows in file order, so that no stage that "
-            "drops rows may come before them: put them directly after the source"
+            "take() and skip() before a shuffle count rows in file order, and a stage before them drops "
+            "rows: put take() and skip() directly after the source"
         )
     return replace(chain, shuffle=shuffle, before=before, after=())
 
@@ -216,12 +216,13 @@ def _draw(chain: Chain, stage: kinds.ShuffleStage) -> Chain:
         )
     if chain.cache is not None:
         raise ConfigError(
-            f"{chain.cache} keeps rows block by block, and {stage} reads them one by one"
+            f"{chain.cache} keeps rows block by block, and {stage} reads them one by one: use "
+            "shuffle(buffer_size=...), or leave the cache out"
         )
     dropping = next((s for s in chain.before if not s.traits.keeps_rows), None)
     if dropping is not None and chain.may_repeat:
         raise ConfigError(
-            f"{stage} numbers the rows of {opener}, all of them: put {dropping} after it"
+            f"{stage} chooses among all rows of {opener}, and {dropping} drops some: put {dropping} after it"
         )
     return replace(chain, before=(), after=chain.before + chain.after)
 
@@ -241,5 +242,7 @@ def _move_up(chain: Chain) -> Chain:
 
 def _once(found: S | None, stage: S) -> S:
     if found is not None:
-        raise ConfigError(f"a pipeline has one {stage.name}(), got {found} and {stage}")
+        raise ConfigError(
+            f"a pipeline has one {stage.name}(), got {found} and {stage}: leave one out"
+        )
     return stage

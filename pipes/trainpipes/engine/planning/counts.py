@@ -150,7 +150,7 @@ class Counts:
             if chain.endless and not total:
                 raise DataError(
                     f"repeat() would wait forever: an epoch of {chain.stages[0]} gives nothing. "
-                    "There are no rows, or drop_last, take() or skip() leave none"
+                    "Where there are rows, leave out drop_last, take() or skip()"
                 )
             if math.isinf(total) or chain.ragged:
                 return total

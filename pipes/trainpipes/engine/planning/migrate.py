@@ -43,8 +43,8 @@ def position_of(state: Any, plan: Plan) -> Position:
         # Ranks that end at different steps count the last one as a whole.
         if position.m > (most + plan.chain.num_shards - 1 if plan.chain.ragged else most):
             raise StateError(
-                f"batches: epoch {position.pass_number} of this pipeline has {most}, got "
-                f"{position.m}; load the state as it was saved"
+                f"batches: epoch {position.pass_number} of this pipeline has {most}, and the state was saved "
+                f"after {position.m}; load it as it was saved"
             )
     return position
 
@@ -105,9 +105,8 @@ def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
             raise StateError(
                 f"pack/max_length: saved {old}, now {new}; it may change only between epochs, and "
                 f"{shard_key(shard)} is within epoch {innermost(cursor)['epoch']} (batches = {position.m}): "
-                f"load "
-                f"the state of an epoch's start or end, or continue with max_length={old} until then; with "
-                f"repeat() and no end, keep {old} or start a new run"
+                f"load the state of an epoch's start or end, or continue with max_length={old} until then; "
+                f"with repeat() and no end, keep {old} or start a new run"
             )
     for before, now in packs:
         before["max_length"] = now["max_length"]
@@ -139,9 +138,9 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
         return
     before["batch_size"] = new
     within = StateError(
-        f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an epoch, "
-        "since how many rows are used up cannot be known from the number of batches: load the state of an "
-        "epoch's start"
+        f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an epoch, as "
+        "the number of batches does not say how many rows are used up: load the state of an epoch's start, "
+        f"or continue with batch_size={old} until then"
     )
     chain, sized = plan.chain, plan.chain.of_batch_size(old)
     if isinstance(plan.layouts.usual, StreamLayout) and not chain.mixes:

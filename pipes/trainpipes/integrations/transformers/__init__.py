@@ -50,7 +50,8 @@ class PipelineTrainerMixin(Base):
     ``dataloader_drop_last`` have no effect.
 
     Each checkpoint has the position in "trainpipes.json". ``resume_from_checkpoint`` goes on with the next
-    batch, on any number of ranks; ``ignore_data_skip`` has no effect.
+    batch, on any number of ranks. A checkpoint without a position is refused; ``ignore_data_skip=True``
+    loads its weights, and starts the data at an epoch's beginning.
 
     Raises:
         ConfigError: at the start, if arguments contradict the pipeline.

@@ -333,9 +333,9 @@ def _same(path: str, saved: Any, now: Any) -> None:
     if found is not None:
         where, old, new = found
         raise StateError(
-            f"{cut(where)}: saved {said(old)}, now {said(new)}; allow_changes=['mix'] lets sources "
-            "come and go, and their weights, schedule and max_epochs change: a source that stays, and what "
-            "is counted, must be as it was; give a source that is another now another name"
+            f"{cut(where)}: saved {said(old)}, now {said(new)}; allow_changes=['mix'] covers sources that "
+            "come and go, weights, schedule and max_epochs, and not this: give a changed source a new name, "
+            "by which it starts at its beginning, and leave the rest as it was"
         )
 
 

@@ -1,0 +1,72 @@
+"""``help()`` of what is public: an example, and nothing that sends a reader to what is not public."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import trainpipes as tp
+from trainpipes import cache, errors, samplers
+
+#: Names without an example of their own, and why.
+WITHOUT = {
+    "an example needs a package, a model or a device": {
+        "from_hf", "Pipeline.chat_template", "Pipeline.pin", "Pipeline.to_hf", "Pipeline.to_ray",
+    },
+    "an example needs several processes": {"Loader.gather_state", "Loader.whole_state"},
+    "its kinds show examples": {"Stage", "Source", "StreamReader"},
+    "a value that others give or take, with no use alone": {
+        "Layout", "Rows", "Pipeline.stages", "cache.CacheInfo", "cache.folder",
+    },
+    "the same as of the pipeline, or as the class shows": {
+        "Loader.explain", "Loader.show", "Loader.set_epoch", "Loader.state_dict",
+    },
+    "the example of cache.info clears, too": {"cache.clear"},
+    "the same as write_parquet": {"Pipeline.write_arrow", "Pipeline.write_json"},
+    "a module": {"cache", "samplers"},
+    "an error": set(errors.__all__),
+}  # fmt: skip
+SEES = re.compile(r"\b[Ss]ee(?: also)? (?:the )?``([\w.]+)")
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    for name in (*tp.__all__, "zip"):
+        yield name, getattr(tp, name)
+    for kind in (tp.Pipeline, tp.Loader):
+        for name in dir(kind):
+            if not name.startswith("_") and name != "is_last":
+                yield f"{kind.__name__}.{name}", getattr(kind, name)
+    for module in (cache, samplers):
+        for name in module.__all__:
+            yield f"{module.__name__.removeprefix('trainpipes.')}.{name}", getattr(module, name)
+
+
+PUBLIC = dict(public())
+REASONS = {name: why for why, names in WITHOUT.items() for name in names}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_help_shows_an_example_or_there_is_a_reason(name: str) -> None:
+    text = inspect.getdoc(PUBLIC[name]) or ""
+    assert text
+    assert (">>>" in text) != (name in REASONS), REASONS.get(name, "no example")
+
+
+def test_reasons_are_of_what_is_public() -> None:
+    assert REASONS.keys() <= PUBLIC.keys()
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_help_refers_to_what_is_public(name: str) -> None:
+    for seen in SEES.findall(inspect.getdoc(PUBLIC[name]) or ""):
+        own = {one.rpartition(".")[2] for one in PUBLIC}
+        assert seen.removeprefix("trainpipes.") in PUBLIC or seen in own, f"see {seen}"
+
+
+@pytest.mark.parametrize("module", [tp, cache, samplers], ids=lambda one: one.__name__)
+def test_dir_shows_what_is_public(module: Any) -> None:
+    assert dir(module) == sorted(module.__all__)
