@@ -15,7 +15,7 @@ import numpy as np
 
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import stretches
-from trainpipes.columns.bad_text import naming_bad_text
+from trainpipes.columns.bad_values import naming_bad_values
 from trainpipes.columns.block import Block
 
 
@@ -96,7 +96,7 @@ class Run:
         """One Python object an item: outputs, lists of rows, or rows."""
         if self.items is not None:
             return self.items
-        with naming_bad_text(self.block):
+        with naming_bad_values(self.block):
             rows = self.block.rows()
         if self.bounds is None:
             return rows

@@ -178,6 +178,8 @@ class Repeat(stage_kinds.RepeatStage):
 
 
 class _Counted(stage_kinds.CountingStage, asks_inputs=True):
+    """``take`` and ``skip`` by counting what comes, where the plan cannot leave out blocks."""
+
     count: checks.Natural
 
     def open(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> Iterator[Run]:

@@ -111,7 +111,9 @@ class Quarantine:
         return "skip"  # the rows that come are the same
 
 
-class _OneOf:
+class _WordOrQuarantine:
+    """Checks an ``on_error`` option: one of these words, or a ``Quarantine``."""
+
     def __init__(self, *words: str) -> None:
         self._words = words
 
@@ -121,9 +123,11 @@ class _OneOf:
 
 
 #: What becomes of rows that cannot be used, of those without a target; None differs between reasons.
-OnError = Annotated[Literal["raise", "skip", "keep"] | Quarantine, _OneOf("raise", "skip", "keep")]
+OnError = Annotated[
+    Literal["raise", "skip", "keep"] | Quarantine, _WordOrQuarantine("raise", "skip", "keep")
+]
 #: The same of rows that can't be read.
-OnBadRow = Annotated[Literal["raise", "skip"] | Quarantine, _OneOf("raise", "skip")]
+OnBadRow = Annotated[Literal["raise", "skip"] | Quarantine, _WordOrQuarantine("raise", "skip")]
 
 
 def leaves_out(on_error: Any) -> bool:

@@ -66,6 +66,8 @@ class Executor(Protocol):
 
 
 class _OnThisMachine:
+    """What executors without a cluster share: nothing to open, and any path is seen."""
+
     def __enter__(self) -> Any:
         return self
 

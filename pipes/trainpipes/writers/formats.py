@@ -149,7 +149,7 @@ def write_json(
     """
     check_codec(compression, JSON_SUFFIXES, "write_json")
     form = Format(
-        "write_json", JSON_SUFFIXES.get(compression or "", ".jsonl"), partial(_Lines, compression),
+        "write_json", JSON_SUFFIXES.get(compression or "", ".jsonl"), partial(_JsonLines, compression),
         {"compression": compression}, GROUP_ROWS, OTHER_GROUP_BYTES, FILE_BYTES,
     )  # fmt: skip
     out = Output(folder, num_files, rows_per_file, overwrite, storage_options, retry)
@@ -183,6 +183,8 @@ def parquet_form(
 
 
 class _Parquet:
+    """Writes one Parquet file: the ``FileWriter`` of ``write_parquet``."""
+
     def __init__(self, how: Any, metadata: Any, file: Any, schema: pa.Schema) -> None:
         self.columns = columns_of(schema)
         try:
@@ -205,6 +207,8 @@ class _Parquet:
 
 
 class _Arrow:
+    """Writes one Arrow file: the ``FileWriter`` of ``write_arrow``."""
+
     def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
         self.columns, options = columns_of(schema), pa.ipc.IpcWriteOptions(compression=compression)
         self._writer = pa.ipc.new_file(file, schema, options=options)
@@ -221,7 +225,7 @@ def columns_of(schema: pa.Schema) -> dict[str, str]:
     return {field.name: str(field.type) for field in schema}
 
 
-class _Lines:
+class _JsonLines:
     """One file. Compressed, each group is a gzip member or zstd frame of its own, to read from."""
 
     def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:

@@ -16,6 +16,8 @@ ENCODE = json.JSONEncoder(
 
 
 class NoJson(Exception):
+    """A value that JSON has none for, by its row (None: the whole column)."""
+
     def __init__(self, row: int | None, why: str) -> None:
         super().__init__(why)
         self.row = row

@@ -247,6 +247,8 @@ def _own_sigterm() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Job:
+    """What all tasks of one job share: its function and state, sent once."""
+
     token: str
     shared: list[Any]
     version: str = __version__
@@ -264,7 +266,7 @@ class Failed:
 
 
 class StopFlag:
-    """That it is there asks the tasks of a job to end."""
+    """An actor: while there is one of a job's name, the tasks of this job end."""
 
 
 def do_task(task: Any, job: Job) -> Any:

@@ -32,8 +32,9 @@ class RunItems(NamedTuple):
 
 
 class Lane:
-    """One thread makes the next run, while another takes the items of the one before. Whoever meets an
-    error opens the lane anew.
+    """The items of one shard, or of one of the lanes that take turns at it, epoch after epoch. One thread
+    makes the next run, while another takes the items of the one before. Whoever meets an error opens
+    the lane anew.
 
     Args:
         cursor: where it begins; at the start of the pass by default.

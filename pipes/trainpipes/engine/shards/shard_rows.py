@@ -11,7 +11,7 @@ import numpy as np
 
 from trainpipes._internal.pool import Pool
 from trainpipes._internal.types import IntArray
-from trainpipes.columns.bad_text import naming_bad_text
+from trainpipes.columns.bad_values import naming_bad_values
 from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.engine.planning.mixture import MixedWindows, RowMixture
 from trainpipes.engine.planning.open_stages import Submitted, open_stages
@@ -80,7 +80,7 @@ class PooledStages(WorkingStage):
     def process(self, run: Run) -> Run:
         for stage in self.stages:
             if len(run):
-                with naming_bad_text(run.block, stage):
+                with naming_bad_values(run.block, stage):
                     run = stage.process(run)
         return run
 

@@ -1,4 +1,4 @@
-"""Names the row with text that is not UTF-8, or a number or time that Python lacks."""
+"""Values that no tensor, array or Python object can be made of, named by their row and column."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from trainpipes.errors import UnreadableError
 SHOWN = 40
 
 
-class naming_bad_text:
-    """Errors in this block, which makes Python values, name the row and column of a bad one."""
+class naming_bad_values:
+    """Errors in a ``with`` block that makes Python objects of Arrow values name the row and column of a
+    bad one: text that is not UTF-8, or a number or time that Python has none for.
+    """
 
     __slots__ = ("_block", "_caller")
 
@@ -99,7 +101,9 @@ def first_bad(rows: int, fails: Callable[[int, int], bool]) -> int:
 
 
 class BadCell(Exception):
-    """A value that a stage cannot take; ``row`` is None for the whole column."""
+    """A value that cannot become a tensor or array, by its row in the block (None: the whole column).
+    Whoever knows the stage catches it, and raises it with the stage's name.
+    """
 
     def __init__(self, row: int | None, problem: str) -> None:
         super().__init__(problem)
