@@ -101,7 +101,7 @@ def first_bad(rows: int, fails: Callable[[int, int], bool]) -> int:
 
 
 class BadCell(Exception):
-    """A value that cannot become a tensor or array, by its row in the block (None: the whole column).
+    """A value that cannot become a tensor, an array or JSON, by its row in the block (None: the column).
     Whoever knows the stage catches it, and raises it with the stage's name.
     """
 

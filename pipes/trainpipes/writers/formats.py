@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import require, whole_number
+from trainpipes.columns.bad_values import BadCell
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.filesystems.output_file import OutputFile
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.interfaces.options import either
 from trainpipes.writers.executor import Executor
-from trainpipes.writers.json_lines import NoJson, lines_of
+from trainpipes.writers.json_lines import lines_of
 from trainpipes.writers.output_folder import Manifest
 from trainpipes.writers.table_groups import compact
 from trainpipes.writers.write import ANY, Format, Output, write
@@ -237,7 +238,7 @@ class _JsonLines:
     def write(self, group: pa.Table, first_row: int) -> None:
         try:
             lines = lines_of(group)
-        except NoJson as error:
+        except BadCell as error:
             row = None if error.row is None else first_row + error.row
             where = "" if row is None else f" (row {row:,} of those written)"
             raise DataError(f"write_json(): column {error}{where}", stage="write_json()") from None

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from trainpipes._internal.checks import flag, need, require
 from trainpipes.errors import ConfigError, UnreachableError, WorkerError
-from trainpipes.filesystems.stopping import Stopped, set_stop_check
+from trainpipes.filesystems.stopping import TaskStopped, set_stop_check
 from trainpipes.version import __version__
 from trainpipes.writers.executor import feed, portable, refuse_memory, use_threads
 
@@ -280,14 +280,14 @@ def do_task(task: Any, job: Job) -> Any:
             next_look = time.monotonic() + LOOK_FOR_END
             with suppress(Exception):  # there is no such actor
                 ray.get_actor(job.flag)
-                raise Stopped
+                raise TaskStopped
 
     set_stop_check(look)
     try:
         look()
         fn, state = _opened(job)
         return fn(task, state)
-    except Stopped:
+    except TaskStopped:
         return Failed(RuntimeError("the task was asked to end"))
     except (Exception, SystemExit) as error:  # by sys.exit() Ray would run it again
         return Failed(portable(error, task))
