@@ -62,3 +62,12 @@ def test_an_epoch_that_gives_something_ends_a_drought(name: str) -> None:
         else:
             with pytest.raises(tp.DataError, match=said):
                 next(items)
+
+
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+def test_documents_without_tokens_after_others_of_their_epoch_are_passed_over(method: str) -> None:
+    column = [[1, 2, 3, 4]] + [[]] * 9
+    documents = tp.from_arrow(pa.table({"input_ids": pa.array(column, pa.list_(pa.int64()))}))
+    sizes = {} if method == "concat" else {"buffer_size": 2}
+    pipe = documents.pack(2, method=method, **sizes).batch(1)  # type: ignore[arg-type]
+    assert sum(len(batch) for batch in pipe) == 2

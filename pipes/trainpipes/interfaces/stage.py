@@ -281,7 +281,8 @@ def with_hints(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def __init__(self: Stage, *args: Any, **options: Any) -> None:
         known = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        refuse_unknown(options, known, type(self), self.name)
+        if options.keys() - set(known):  # a name may depend on options
+            refuse_unknown(options, known, type(self), self.name)
         try:
             signature.bind(self, *args, **options)
         except TypeError as error:
