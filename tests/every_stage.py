@@ -583,6 +583,8 @@ FINITE: dict[str, Make] = {
     "flat_map / packed": lambda f: (
         sharded(f, 4).flat_map(words).tokenize("bytes", "word").pack(40, buffer_size=32).batch(2)
     ),
+    "deduplicate": lambda f: sharded(f, 4).deduplicate("text").batch(4),
+    "deduplicate / epochs": lambda f: sharded(f).deduplicate(["text", "x"]).repeat(2).batch(4),
     "enumerate": lambda f: rows(f).skip(3).enumerate(2).sharding_filter(4).shuffle(9).batch(4),
     "enumerate / from_dataset": lambda f: tp.from_dataset(SQUARES).enumerate().sharding_filter(4).batch(4),
     "truncate": lambda f: sharded(f).truncate(3, columns="tokens", truncation_side="left").batch(4),
@@ -782,7 +784,7 @@ def public_stages() -> set[str]:
 def needed(stage: type[Stage]) -> dict[str, Any]:
     """Options without which a stage cannot be made."""
     return {
-        "EncodeLabels": {"classes": 2},
+        "EncodeLabels": {"classes": 2}, "Deduplicate": {"columns": "x"},
         "ListFiles": {"urls": "x"}, "FromArrow": {"table": pa.table({"x": [1]})},
         "FromHf": {"dataset": SavedRows(pa.table({"x": [1]}))},
         "FromDataset": {"dataset": [1]}, "FromTensors": {"tensors": ([1],)},

@@ -38,6 +38,7 @@ WITH_OWN_STATES = (
     "skip",
     "take",
     "flat_map",
+    "deduplicate",
 )
 #: What stands in the place of something else.
 VALUES: tuple[Any, ...] = (

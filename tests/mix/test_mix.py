@@ -343,7 +343,6 @@ A, B = rows("a", 5), rows("b", 5)
         ({"sources": {}}, "must be a dict of pipelines by name, one or more"),
         ({"sources": {"a": A, 3: B}}, "a dict whose keys are strings, got 3"),
         ({"sources": {"a": A, "b": [1]}}, r"'b' must be a pipeline, such as .*, got \[1\]"),
-        ({"sources": {"a": A.batch(2)}}, r"'a' has batch\(2\): put it after mix"),
         ({"sources": {"a": A.sharding_filter(2)}}, r"'a' has sharding_filter\(2\): put it after mix"),
         ({"sources": {"a": A.repeat()}}, r"'a' has repeat\(\): leave it out"),
         ({"sources": {"a": A.pin()}}, r"'a' has pin\(\): put it at the end"),

@@ -157,11 +157,10 @@ def test_lengths_are_known_where_they_were() -> None:
         rows().shuffle(20).shuffle(6).batch(4),
         rows().shuffle(20).batch(4).shuffle(6),
         rows().shuffle(20).batch(4, drop_last=True).shuffle(6),
+        rows().shuffle(20).batch(4).batch(3),
     ):
         assert len(pipe) == len(list(pipe))
         assert len(tp.Loader(pipe)) == len(pipe)
-    with pytest.raises(TypeError, match=r"how many items batch\(3\) makes"):
-        len(rows().batch(2).batch(3))
 
 
 def test_explain_says_how_many_are_mixed_and_counts_their_memory() -> None:
@@ -294,3 +293,40 @@ def test_any_chain_gives_the_rows_of_plain_python_also_over_a_resume(
     again.load_state_dict(json.loads(json.dumps(first.state_dict())))
     if stop < len(whole_epoch):
         assert begun + list(again) == whole_epoch
+
+
+@given(
+    st.integers(0, 60), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.booleans(), st.booleans(),
+    st.sampled_from(["once", "epochs", "shuffled", "again"]),
+)  # fmt: skip
+@examples(60)
+@pytest.mark.filterwarnings("ignore:an epoch of this pipeline gives nothing")
+def test_how_many_lists_of_batches_there_are_is_known_in_advance(
+    n: int, shards: int, size: int, many: int, drop: bool, drop_lists: bool, kind: str
+) -> None:
+    pipe = tp.from_dataset(range(n)).sharding_filter(shards).shuffle(9).batch(size, drop_last=drop)
+    pipe = pipe.shuffle(3) if kind == "shuffled" else pipe
+    pipe = pipe.batch(many, drop_last=drop_lists)
+    pipe = {"epochs": lambda: pipe.repeat(3), "again": lambda: pipe.batch(2)}.get(
+        kind, lambda: pipe
+    )()
+    found = list(pipe)
+    assert len(pipe) == len(found)
+    if not drop and not drop_lists and kind in ("once", "shuffled"):
+        assert sorted(row for lists in found for batch in lists for row in batch) == [*range(n)]
+
+
+@pytest.mark.filterwarnings("ignore:.*do not divide num_shards")
+@pytest.mark.parametrize("repeated", [False, True])
+def test_lists_of_batches_are_the_same_on_any_number_of_ranks(repeated: bool) -> None:
+    def make() -> tp.Pipeline:
+        pipe = rows(6).shuffle(20).batch(3).batch(2)
+        return pipe.repeat(2) if repeated else pipe
+
+    wanted = list(make())
+    for ranks in (2, 3, 4):
+        parts = [list(make().distributed(rank=r, world_size=ranks)) for r in range(ranks)]
+        found = [part[step] for step in range(min(map(len, parts))) for part in parts]
+        assert found == wanted[: len(found)]
+        assert len(wanted) - len(found) < ranks
+    check_resume(make, points=30)

@@ -66,6 +66,8 @@ ELSEWHERE = {
     "shard": ".sharding_filter",
     "split_by_node": ".sharding_filter",
     "cycle": ".repeat",
+    "unique": ".deduplicate",
+    "drop_duplicates": ".deduplicate",
     "with_epoch": ".repeat, and a loop that counts steps",
     "mux": "tp.mix",
     "resampled": ".repeat",

@@ -24,6 +24,10 @@ class Positions(Protocol):
 
     def at(self, row: int) -> dict[str, Any]: ...
 
+    def place(self, row: int) -> dict[str, Any]:
+        """The ``innermost`` part of it."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Cursors:
@@ -48,6 +52,11 @@ class Cursors:
         base, row = self.bases[self.which[k]], int(self.rows[k])
         state = {**base, "row": row} if isinstance(base, dict) else base.at(row)
         return state if self.before is None else {**state, "at": self.before + k}
+
+    def place(self, k: int) -> dict[str, Any]:
+        """Where the rows at the bottom stand, without what stages above keep."""
+        base, row = self.bases[self.which[k]], int(self.rows[k])
+        return innermost({**base, "row": row}) if isinstance(base, dict) else base.place(row)
 
     def after(self, items: int) -> Cursors:
         """The same positions, with how many items of the shard's epoch come before each."""
@@ -175,9 +184,8 @@ def unplaced(block: Block) -> Run:
     return Run(block, Cursors.counting({}, np.zeros(len(block) + 1, dtype=np.int64)))
 
 
-def round_of(state: dict[str, Any]) -> tuple[int, int]:
+def round_of(place: dict[str, Any]) -> tuple[int, int]:
     """Counts passes over all rows: the epoch, and in a mix that of the source behind."""
-    place = innermost(state)
     cursors = [c for c in place.get("sources", {}).values() if not c.get("gone")]
     return place.get("epoch", 0), min((innermost(c)["epoch"] for c in cursors), default=0)
 

@@ -36,7 +36,7 @@ class EmptyRounds:
     def check(self, stage: object) -> None:
         """Raise DataError if there are so many that nothing ever may come out."""
         first, last = (
-            0 if c is None else sum(round_of(c.state(0))) for c in (self._first, self._last)
+            0 if c is None else sum(round_of(c.place(0))) for c in (self._first, self._last)
         )
         if last - first > MOST_EMPTY_EPOCHS:
             raise kept_nothing(stage)

@@ -244,6 +244,8 @@ class BatchingStage(RegroupStage):
     """A stage that cuts rows into batches."""
 
     drop_last = False
+    #: Whether it groups batches that another one made.
+    nested: ClassVar[bool] = False
 
     @property
     def batch_size(self) -> int | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.block import Block
-from trainpipes.columns.run import Cursors, Run, innermost, unplaced
+from trainpipes.columns.run import Cursors, Run, unplaced
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.interfaces.blame import blame
 from trainpipes.interfaces.empty_epoch_guard import not_empty
@@ -172,7 +172,7 @@ class _Rows:
         for run in below:
             if not len(run):
                 continue
-            epoch = innermost(run.cursors.state(0)).get("epoch", 0)
+            epoch = run.cursors.place(0).get("epoch", 0)
             if epoch != self._epoch:
                 yield from self._finished()
                 self._begin(run, epoch)

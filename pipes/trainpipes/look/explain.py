@@ -198,7 +198,8 @@ def _column_lines(plan: Plan) -> Lines:
 
 def _epoch(plan: Plan, batches: int | None, world_size: int) -> str:
     chain = plan.chain
-    what = "rows" if chain.batch is None else "batches"
+    rows = chain.batch is None and not chain.opener.traits.makes_batches
+    what = "rows" if rows else "batches"
     if chain.endless:
         return "no end: repeat()" if chain.repeat is not None else 'no end: mix(stop="repeat")'
     if batches is not None:

@@ -95,9 +95,9 @@ class Mixing:
     """How much each source of a mix gave, by its name.
 
     Attributes:
-        unit: what is counted, "rows" or "tokens".
+        unit: what is counted, "rows", "batches" or "tokens".
         rows: its rows.
-        amounts: its rows, or tokens where the mix counts these.
+        amounts: its rows or batches, or tokens where the mix counts these.
         shares: its part of all, 0 to 1.
         targets: what the weights say, on average over these rows, 0 to 1.
     """
@@ -208,26 +208,27 @@ def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
     shard: list[Stage] = [] if chain.shard is None else [chain.shard._fresh()]
     size = chain.batch_size if chain.batch_size > 1 else BATCH_SIZE
     lengths: list[Any] = []
-    plan = Plan.of([chain.opener._fresh(), *shard, Batch(size), Numbered(lengths)], quiet=True)
+    batch = [] if chain.opener.traits.makes_batches else [Batch(size)]
+    plan = Plan.of([chain.opener._fresh(), *shard, *batch, Numbered(lengths)], quiet=True)
     mixture = plan.inputs.source
     assert isinstance(mixture, Mixture)
     names = list(chain.opener.options["sources"])
-    if mixture.lengths is not None:
-        lengths.append(mixture.lengths)
+    if mixture.by_tokens:
+        lengths.append(mixture.tokens)
     rows, amounts = np.zeros(len(names), np.int64), np.zeros(len(names))
     drawn = counted(islice(walk(plan), batches), "looking at the mix", batches, "batches")
     for ids, weighed in drawn:
         for path, places, _ in mixture.ids.split(ids):
             number = names.index(path[0])
             rows[number] += len(ids[places])
-            amounts[number] += weighed[places].sum()
+            amounts[number] += 1 if mixture.unit == "batches" else weighed[places].sum()
     total = max(1.0, float(amounts.sum()))
     parts = np.diff(np.minimum([*mixture.starts, np.inf], total))
     order = [mixture.names.index(name) for name in names]
     weights = np.array(mixture.steps)[:, order]
     targets = parts @ (weights / weights.sum(axis=1, keepdims=True)) / parts.sum()
     return Mixing(
-        "rows" if mixture.lengths is None else "tokens",
+        mixture.unit,
         dict(zip(names, rows.tolist(), strict=True)),
         dict(zip(names, amounts.round().astype(int).tolist(), strict=True)),
         dict(zip(names, (amounts / total).tolist(), strict=True)),

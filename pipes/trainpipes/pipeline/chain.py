@@ -51,6 +51,7 @@ from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import DropColumns, Enumerate, Rename, Select
 from trainpipes.stages.decode_image import DecodeImage
+from trainpipes.stages.deduplicate import Deduplicate
 from trainpipes.stages.device import Pin, To
 from trainpipes.stages.filter import Filter, Sample, Split, checked_parts
 from trainpipes.stages.flat_map import FlatMap
@@ -247,6 +248,7 @@ class Pipeline(IterableDataset[Any]):
     filter = Method(Filter)
     sample = Method(Sample)
     flat_map = Method(FlatMap)
+    deduplicate = Method(Deduplicate)
     enumerate = Method(Enumerate)
     rename = Method(Rename)
     tokenize = Method(Tokenize)

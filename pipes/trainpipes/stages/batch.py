@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -98,7 +98,7 @@ class Batch(Budgeted):
             a batch.
 
     After another ``batch``, as in ``.batch(8).pad_collate().batch(4)``, items are lists of ``batch_size``
-    batches, such as those of one step of the optimizer. How many an epoch has is then known only at its end.
+    batches, such as those of one step of the optimizer. Each shard may have one short list in an epoch.
 
     Raises:
         DataError: a row is longer than ``max_tokens``.
@@ -124,11 +124,8 @@ class Batch(Budgeted):
         good = self.max_tokens is not None or self.column is None
         self._require(good, "column", "given with max_tokens")
 
-    #: Whether it groups batches.
-    _nested: ClassVar[bool] = False
-
     def _traits(self) -> dict[str, Any]:
-        return {"keeps_rows": self.max_tokens is None and not self._nested}
+        return {"keeps_rows": self.max_tokens is None and not self.nested}
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         return not_empty(self._cut(Held(self, below(at))), self)

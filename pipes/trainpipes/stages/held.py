@@ -13,7 +13,7 @@ import numpy as np
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.block import SOURCE_BIT, Block
-from trainpipes.columns.run import Cursors, Run, innermost
+from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import StateError
 from trainpipes.interfaces.empty_epoch_guard import EmptyRounds
 from trainpipes.order.layout import permutation
@@ -23,7 +23,7 @@ CursorsOf = Callable[[int, int], Cursors]
 
 
 def _epoch(run: Run) -> int:
-    found: int = innermost(run.cursors.state(0)).get("epoch", 0)
+    found: int = run.cursors.place(0).get("epoch", 0)
     return found
 
 
@@ -141,7 +141,7 @@ class Held:
         """
         self.check_used(used, items)
         run = self.waiting()
-        epoch = innermost(run.cursors.state(0)).get("epoch", 0) if reorders else 0
+        epoch = run.cursors.place(0).get("epoch", 0) if reorders else 0
         order = permutation(items, self._stage.seed, salt, epoch, int(run.block.ids[0]))
         ends: list[dict[str, Any]] = [{"below": run.cursors.state(k)} for k in (0, count)]
         if number is not None:

@@ -196,7 +196,7 @@ class _Counted(stage_kinds.CountingStage, asks_inputs=True):
         given = epoch if passed + skip else epoch - 1  # the last epoch that gave something
         runs = below(state)
         while (rolls or passed + skip < high) and (run := next(runs, None)) is not None:
-            its_epoch = innermost(run.cursors.state(0))["epoch"]
+            its_epoch = run.cursors.place(0)["epoch"]
             if its_epoch != epoch:
                 if epoch - given >= most_empty():
                     raise kept_nothing("take() or skip()")

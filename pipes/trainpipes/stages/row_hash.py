@@ -26,6 +26,7 @@ HashArray = npt.NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
+_NO_SALT = np.uint64(0)
 BYTES = (*TEXTS, pa.string_view(), pa.binary_view())
 #: Values of which each may be a single number.
 ONE = (torch.Tensor, np.generic)
@@ -79,14 +80,16 @@ class _Shifted(RowNames):
         return self._names.hashes(ids + self._skipped)
 
 
-def hash_keys(block: Block, names: Sequence[str], caller: Stage) -> HashArray:
+def hash_keys(block: Block, names: Sequence[str], caller: Stage, salt: int = 0) -> HashArray:
+    """The hash of each row's values, uint64 ``[rows]``; another one for each ``salt``."""
     hashes: list[HashArray] = []
     for name in names:
         values = cells(block, name, caller)
         if isinstance(values, torch.Tensor):
             values = table_of(block.data, caller).column(name)
         with naming(name, caller, block.ids):
-            hashes.append(_hash_values(values) if isinstance(values, list) else hash_column(values))
+            hash_of = _hash_values if isinstance(values, list) else hash_column
+            hashes.append(hash_of(values, np.uint64(salt)))
     return reduce(lambda found, own: mix(found * _GOLDEN + own), hashes)
 
 
@@ -95,7 +98,7 @@ def _null(row: int) -> BadCell:
     return BadCell(row, f"is null, so there is nothing to choose the row by: {way}")
 
 
-def _hash_values(values: list[Any]) -> HashArray:
+def _hash_values(values: list[Any], salt: np.uint64) -> HashArray:
     """The hash of each Python value."""
     if any(value is None for value in values):
         raise _null(next(k for k, value in enumerate(values) if value is None))
@@ -105,13 +108,13 @@ def _hash_values(values: list[Any]) -> HashArray:
         types = np.array([hash(type(value)) for value in values])
         for kind in np.unique(types):
             same = np.flatnonzero(types == kind)
-            found[same] = hash_column(pa.array([values[k] for k in same.tolist()]))
+            found[same] = hash_column(pa.array([values[k] for k in same.tolist()]), salt)
     except (pa.ArrowException, RuntimeError, TypeError, ValueError, OverflowError) as error:
         raise BadCell(None, f"has no hash: {error}") from error
     return found
 
 
-def hash_column(column: Any) -> HashArray:
+def hash_column(column: Any, salt: np.uint64 = _NO_SALT) -> HashArray:
     """The hash of each value of an Arrow column, uint64: numbers of any width by value."""
     array = one_chunk(column)
     if pa.types.is_dictionary(array.type):
@@ -121,20 +124,20 @@ def hash_column(column: Any) -> HashArray:
     kind = array.type
     if pa.types.is_floating(kind):
         floats = to_numpy(array).astype(np.float64) + 0.0  # -0.0 is 0.0
-        return mix(floats.view(np.uint64) ^ _SECOND)
+        return mix((floats.view(np.uint64) ^ _SECOND) + salt)
     if pa.types.is_temporal(kind):
         array = array.view({32: pa.int32(), 64: pa.int64()}[kind.bit_width])
         kind = array.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return mix(to_numpy(array).astype(np.uint64) + _GOLDEN)
+        return mix(to_numpy(array).astype(np.uint64) + _GOLDEN + salt)
     if pa.types.is_decimal(kind):
         array, kind = array.cast(pa.string()), pa.string()
     if kind in BYTES or pa.types.is_fixed_size_binary(kind):
-        return _hash_bytes(array.cast(pa.large_binary()))
+        return _hash_bytes(array.cast(pa.large_binary()), salt)
     raise BadCell(None, f"is {kind}, and a key is text, bytes, a number or a time")
 
 
-def _hash_bytes(array: Any) -> HashArray:
+def _hash_bytes(array: Any, salt: np.uint64) -> HashArray:
     """The sum of each value's mixed 8-byte words, and its length, mixed."""
     if not len(array):
         return np.empty(0, dtype=np.uint64)
@@ -147,7 +150,7 @@ def _hash_bytes(array: Any) -> HashArray:
     place = np.arange(int(before[-1])) - np.repeat(before[:-1], words)
     found = at[np.repeat(offsets[:-1], words) + place * 8]
     found = found & _MASKS[np.minimum(np.repeat(lengths, words) - place * 8, 8)]
-    mixed = mix(found ^ mix((place.astype(np.uint64) + np.uint64(1)) * _GOLDEN))
+    mixed = mix(found ^ mix((place.astype(np.uint64) + np.uint64(1)) * _GOLDEN + salt))
     sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(mixed, dtype=np.uint64)])
     total = sums[before[1:]] - sums[before[:-1]]
     return mix(total ^ mix(lengths.astype(np.uint64) * _GOLDEN))

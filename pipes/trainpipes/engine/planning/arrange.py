@@ -96,13 +96,14 @@ def _check(chain: Chain) -> None:
 def _above(chain: Chain, stage: Stage, later: Sequence[Stage]) -> Chain:
     """The chain with a stage above it; ``later``: those that come after that."""
     after = (*chain.after, stage)
+    over_batches = chain.batch is not None or (chain.mixes and chain.opener.traits.makes_batches)
     if isinstance(stage, kinds.ShuffleStage):
         return _shuffled(chain, stage)
     if isinstance(stage, kinds.ShardStage):
         return replace(chain, shard=_once(chain.shard, stage))
     if isinstance(stage, kinds.BatchingStage):
-        if chain.batch is not None and stage.traits.keeps_rows:
-            return replace(chain, after=(*chain.after, stage._resolved(_nested=True)))
+        if over_batches and stage.traits.keeps_rows:
+            return replace(chain, after=(*chain.after, stage._resolved(nested=True)))
         rolling, batch = chain.repeat is not None, _once(chain.batch, stage)
         return replace(chain, batch=batch, rolling=rolling, after=after)
     if isinstance(stage, kinds.RepeatStage):
@@ -112,8 +113,9 @@ def _above(chain: Chain, stage: Stage, later: Sequence[Stage]) -> Chain:
             raise ConfigError(f"{stage} pins memory of this machine: put it once, and before to()")
         return replace(chain, device_stages=(*chain.device_stages, stage))
     if isinstance(stage, kinds.PackingStage):
-        if chain.batch is not None:
-            raise ConfigError(f"{stage} works on rows: put it before {chain.batch.name}()")
+        if over_batches:
+            where = "into each source, before batch()" if chain.batch is None else "before batch()"
+            raise ConfigError(f"{stage} works on rows: put it {where}")
         return replace(chain, rolling=chain.repeat is not None, after=after)
     if isinstance(stage, kinds.CacheStage):
         return _cached(chain, stage)
@@ -188,8 +190,12 @@ def _counted(chain: Chain, stage: kinds.CountingStage, later: Sequence[Stage]) -
     # What comes out at the end is counted: the same items, if none is dropped, made or moved after it.
     moving = kinds.BatchingStage | kinds.PackingStage | kinds.ShuffleStage
     moved = any(isinstance(s, moving) or not s.traits.keeps_rows for s in later)
-    counted = chain.batch is not None or chain.shuffle is not None
-    if counted and not moved and all(s.traits.keeps_rows for s in items):
+    batches = chain.batch is not None or chain.opener.traits.makes_batches
+    if (
+        (batches or chain.shuffle is not None)
+        and not moved
+        and all(s.traits.keeps_rows for s in items)
+    ):
         if stage.skips:
             return replace(chain, skip_batches=chain.skip_batches + count)
         return replace(chain, stop_batches=_least(chain.stop_batches, chain.skip_batches + count))

@@ -66,6 +66,11 @@ class Chain:
         return isinstance(self.opener, MixingSource)
 
     @property
+    def groups(self) -> tuple[kinds.BatchingStage, ...]:
+        """Stages that group batches."""
+        return tuple(s for s in self.after if isinstance(s, kinds.BatchingStage) and s.nested)
+
+    @property
     def keeps_rows(self) -> bool:
         rows = self.before + self.after_on_rows
         rows = rows if self.batch is None else (*rows, self.batch)

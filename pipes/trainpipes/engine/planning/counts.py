@@ -49,7 +49,7 @@ class Counts:
         if layouts.inputs.epoch_rows is None or not layouts.whole:
             return False
         ragged = chain.rolling and not chain.endless and layouts.usual.num_spans > 1
-        return not ragged and all(stage.traits.keeps_rows for stage in chain.after)
+        return not ragged and all(s.traits.keeps_rows or s in chain.groups for s in chain.after)
 
     @cached_property
     def counted(self) -> bool:
@@ -58,8 +58,8 @@ class Counts:
 
         Then a state needs only m; in all other pipelines it keeps each shard's position.
         """
-        again = first_of(self.chain.after, ShuffleStage)
-        return self.known and isinstance(self.layouts.usual, Layout) and again is None
+        moved = self.chain.groups or first_of(self.chain.after, ShuffleStage)
+        return self.known and isinstance(self.layouts.usual, Layout) and not moved
 
     @property
     def ends_unevenly(self) -> bool:
@@ -78,7 +78,19 @@ class Counts:
 
     def _delivered(self, total: int) -> int:
         stop = self.chain.stop_batches
-        return max(0, (total if stop is None else min(total, stop)) - self.chain.skip_batches)
+        return self._grouped(
+            max(0, (total if stop is None else min(total, stop)) - self.chain.skip_batches)
+        )
+
+    def _grouped(self, batches: int) -> int:
+        """How many lists of batches the shards make, each of its own batches."""
+        for stage in self.chain.groups:
+            own, more = divmod(batches, self.num_shards)  # so many shards have one more
+            each = [
+                count_batches(n, stage.batch_size or 1, stage.drop_last) for n in (own, own + 1)
+            ]
+            batches = each[0] * (self.num_shards - more) + each[1] * more
+        return batches
 
     @cached_property
     def batches_in_pass(self) -> float:
@@ -91,7 +103,7 @@ class Counts:
             layout = Layout(rows, chain.batch_size, 1, 1)
             if sizes is not None:
                 layout = replace(layout, batch_size=sizes.sizes[0][1], changes=sizes.sizes[1:])
-            return layout.count(chain.drop_last)
+            return self._grouped(layout.count(chain.drop_last))
         first_epoch = 0 if sizes is None else sizes.epoch // chain.times * chain.times
         return self.epoch_start(first_epoch + chain.times, first_epoch)
 

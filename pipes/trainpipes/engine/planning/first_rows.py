@@ -25,7 +25,13 @@ from trainpipes.engine.planning.open_stages import open_stages
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.interfaces.source import RowStream, read_full, read_rows
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import BatchingStage, RunStage
+from trainpipes.interfaces.stage_kinds import (
+    BatchingStage,
+    FinishingStage,
+    RunStage,
+    first_of,
+    without,
+)
 
 #: Rows that a schema is found from; where some columns hold only None in them, more are read, up to
 #: ``SAMPLE_ROWS``, or so many bytes.
@@ -115,7 +121,7 @@ def _parts_of_mix(
     inputs: Inputs, mixture: RowMixture, below: Sequence[Stage]
 ) -> Iterator[tuple[str, Inputs, Sequence[Stage]]]:
     for name, part in inputs.mixed.items():
-        yield name, part, (*part.chain.steps, mixture.naming(name), *below)
+        yield name, part, (*_on_rows(part.chain.steps), mixture.naming(name), *below)
 
 
 def _no_type(schema: pa.Schema, rows: int, caller: str, cure: str) -> SchemaError:
@@ -144,11 +150,16 @@ def _add(
 
 
 def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
-    # Functions on batches are not called for rows.
-    cut = next((n for n, stage in enumerate(below) if isinstance(stage, BatchingStage)), len(below))
-    stages = [*below[:cut], *(stage for stage in below[cut + 1 :] if stage.traits.takes != "rows")]
-    runs, _ = open_stages(stages, lambda _: rows, dict(START))
+    runs, _ = open_stages(_on_rows(below), lambda _: rows, dict(START))
     return runs
+
+
+def _on_rows(stages: Sequence[Stage]) -> list[Stage]:
+    """Without what is on batches: functions on batches are not called for rows."""
+    batch = first_of(stages, BatchingStage)
+    cut = len(stages) if batch is None else stages.index(batch)
+    later = without(stages[cut:], FinishingStage | BatchingStage)
+    return [*stages[:cut], *(stage for stage in later if stage.traits.takes != "rows")]
 
 
 def _run_of(data: Payload, first: int) -> Run:

@@ -31,7 +31,7 @@ from trainpipes.sources.mixed.mix_weights import (
     is_number,
     steps_of,
 )
-from trainpipes.sources.mixed.mixture import Mixture, rows_of
+from trainpipes.sources.mixed.mixture import Gives, Mixture, rows_of
 from trainpipes.stages.order import Repeat
 from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import Position
@@ -43,8 +43,6 @@ Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
 #: What a stage that cannot stand in a source is to do instead.
 _ELSEWHERE: dict[type[Stage], str] = {
     kinds.ShardStage: "put it after mix(): it deals all sources",
-    kinds.BatchingStage: "put it after mix(): batches are of mixed rows",
-    kinds.FinishingStage: "put it after mix() and batch()",
     kinds.RepeatStage: 'leave it out: sources start again by themselves; see mix(stop="repeat")',
     kinds.DeviceStage: "put it at the end of the chain, after mix()",
 }
@@ -54,13 +52,17 @@ class Mix(MixingSource):
     """Mixes the rows of several pipelines by weights. The choice is not random: among the first n rows of a
     shard, a source has its share of n to within one row (with ``weight_by="tokens"``, the longest row).
 
-    Filters, shuffles and caches belong to the pipelines; ``sharding_filter``, ``batch`` and later stages come
-    after the mix. All sources must have the same columns.
+    Filters, shuffles and caches belong to the pipelines; ``sharding_filter`` comes after the mix. All sources
+    must have the same columns.
+
+    With ``batch`` in each source whole batches are mixed, each with rows of one source, and rows are read as
+    batches below. Sources that also collate may have other columns each.
 
     Args:
         sources: pipelines by name; errors and checkpoints use the names.
         weights: a number for each source; 0 leaves it out. By default, the sources' numbers of rows.
-        weight_by: "rows" or "tokens": what shares are counted in.
+        weight_by: "rows" or "tokens": what shares are counted in. A batch's tokens are those of its rows,
+            without padding.
         column: with ``weight_by="tokens"``, a column of lists or of token counts.
         temperature: T, instead of ``weights``: shares are in proportion to ``size ** (1 / T)``.
         max_epochs: how often a source may be read in an epoch of the mix, by name or for all. Its share then
@@ -73,7 +75,7 @@ class Mix(MixingSource):
         schedule: a list of ``(draws, weights)``: new weights after so many rows (or tokens) of an epoch, over
             all shards. ``weights`` hold until the first.
         interpolation: of the schedule: "constant", or "linear" in 64 small steps.
-        output_column: a column to add: the source's name.
+        output_column: a column to add, or a key of a collated batch: the source's name.
 
     Raises:
         ConfigError: a weight is missing, negative or no number; a stage belongs after the mix.
@@ -108,7 +110,7 @@ class Mix(MixingSource):
             is_name = isinstance(name, str) and name
             require(is_name, "mix(sources)", "a dict whose keys are strings", name)
             _check_source(name, pipeline, self.stop)
-        weights, schedule, limits = self._weights, self._schedule, self.limits
+        weights, schedule, limits, _ = self._weights, self._schedule, self.limits, self.gives
         good: Any = not schedule or (schedule[0][0] == 0) == (weights is None)
         self._require(good, "schedule", "a list that starts at 0, or later where weights are given")
         good = schedule or self.interpolation == "constant"
@@ -138,7 +140,21 @@ class Mix(MixingSource):
         return _limits(self.max_epochs, list(self.sources))
 
     def _traits(self) -> dict[str, Any]:
-        return super()._traits() | {"endless": self.stop == "repeat"}
+        batches = self.gives is not Gives.ROWS
+        return super()._traits() | {"endless": self.stop == "repeat", "makes_batches": batches}
+
+    @cached_property
+    def gives(self) -> Gives:
+        """What is mixed. Raises ConfigError where it is not the same of all sources."""
+        found = {name: _gives(pipeline.stages) for name, pipeline in self.sources.items()}
+        (first, gives), *others = found.items()
+        for name, other in others:
+            if other is not gives:
+                raise ConfigError(
+                    f"mix(sources): {first!r} gives {gives.value} and {name!r} {other.value}: batch() and "
+                    "collate in all sources, or in none and after mix()"
+                )
+        return gives
 
     @property
     def chains(self) -> Sequence[Sequence[Stage]]:
@@ -171,18 +187,19 @@ class Mix(MixingSource):
         found: dict[str, Inputs] = {}
         columns = CommonColumns(self)
         for name, pipeline in sorted(self.sources.items()):
-            alike = Alike(columns, name)
+            alike = [] if self.gives is Gives.FINISHED else [Alike(columns, name)]
             with _named(name):
-                stages = [alike, *above, Repeat()]
-                stages = [stage._fresh() for stage in (*pipeline.stages, *stages)]
+                stages = [*pipeline.stages, *alike, *above, Repeat()]
+                stages = [stage._fresh() for stage in stages]
                 found[name] = part = Inputs(arrange(stages), mixture.plans[name].inputs.source)
-            steps = part.chain.steps
-            below = next(n for n, stage in enumerate(steps) if isinstance(stage, Alike))
-            columns.parts[name] = part, steps[:below]
+            if alike:
+                steps = part.chain.steps
+                below = next(n for n, stage in enumerate(steps) if isinstance(stage, Alike))
+                columns.parts[name] = part, kinds.without(steps[:below], kinds.BatchingStage)
             size = mixture.sizes[name]
             if self.stop == "first_exhausted" and (size or math.inf) < shards:
                 raise DataError(
-                    f"{self}: source {name!r} has {size} rows, so that some of {shards} shards "
+                    f"{self}: source {name!r} has {size} {self.gives.unit}, so that some of {shards} shards "
                     'have none: lower num_shards in sharding_filter(), or take mix(stop="all_exhausted")'
                 )
         return found
@@ -232,10 +249,11 @@ class Mix(MixingSource):
         counted = {name: size for name, size in sizes.items() if size is not None}
         unknown = [name for name in sizes if name not in counted]
         if self.weight_by == "tokens" or unknown:
-            what = f"rows {unknown[0]!r} has" if unknown else "tokens the sources have"
+            unit = self.gives.unit
+            what = f"{unit} {unknown[0]!r} has" if unknown else "tokens the sources have"
             raise ConfigError(
-                f"mix() without weights takes the sources' numbers of rows, and how many {what} is not known "
-                f"in advance: give weights={{{', '.join(f'{name!r}: ...' for name in sizes)}}}"
+                f"mix() without weights takes the sources' numbers of {unit}, and how many {what} is "
+                f"not known in advance: give weights={{{', '.join(f'{name!r}: ...' for name in sizes)}}}"
             )
         return by_size(counted, self.temperature)
 
@@ -273,6 +291,18 @@ def _limits(max_epochs: Any, names: Sequence[str]) -> dict[str, int | None]:
     return {name: max_epochs.get(name) for name in names}
 
 
+def _gives(stages: Sequence[Stage]) -> Gives:
+    opener, *later = stages
+    found = opener.gives if isinstance(opener, Mix) else Gives.ROWS
+    for stage in later:
+        batches = isinstance(stage, kinds.BatchingStage)
+        if found is Gives.ROWS:
+            found = Gives.BATCHES if batches else found
+        elif batches or isinstance(stage, kinds.FinishingStage) or stage.traits.per_row:
+            found = Gives.FINISHED
+    return found
+
+
 def _check_source(name: str, pipeline: Any, stop: str) -> None:
     option = f"mix(sources): {name!r}"
     good, rule = is_pipeline(pipeline), "a pipeline, such as list_files(...).read_parquet()"
@@ -284,9 +314,10 @@ def _check_source(name: str, pipeline: Any, stop: str) -> None:
         for kind, way in _ELSEWHERE.items():
             if isinstance(stage, kind):
                 raise ConfigError(f"{option} has {stage}: {way}")
-    if opener.traits.makes_batches:
+    if opener.traits.makes_batches and not isinstance(opener, Mix):
         raise ConfigError(
-            f"{option} gives batches ({opener}): mix rows, and batch() them after mix()"
+            f"{option} gives batches that are Python objects ({opener}): mix rows, and batch() them in "
+            "each source or after mix()"
         )
     if opener.traits.endless and stop != "repeat":
         raise ConfigError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ import numpy as np
 
 from trainpipes._internal.messages import warn_once
 from trainpipes._internal.types import IntArray
-from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.shards.lane import Lane
 from trainpipes.errors import DataError, TrainpipesError
@@ -34,7 +32,7 @@ CursorAfter = Callable[[int], "dict[str, Any] | None"]
 
 
 class SourceRows:
-    """One source's ready rows in one shard, and where the next stands. Whoever takes some updates
+    """One source's ready items in one shard, and where the next stands. Whoever takes some updates
     ``left``.
     """
 
@@ -48,29 +46,25 @@ class SourceRows:
         self._first_epoch = opener.plan.chain.first_epoch(epoch)
         self._lane = None if self.gone else Lane(opener, shard, epoch, cursor)
         self._made: tuple[Cursors, int] | None = None  # of the run, and where it ends
-        self._block: Block | None = None
+        self._run: Run | None = None
         self._lengths: list[int] = []
-        self._begin = 0  # of those rows of the block that are taken and not given away yet
-        self._pieces: list[Block] = []  # taken from blocks before
+        self._begin = 0  # of those items of the run that are taken and not given away yet
+        self._pieces: list[Run] = []  # taken from runs before
 
     def fill(self) -> None:
         assert self._lane is not None
         self._put_by()
-        lengths, ids = self._mixture.lengths, partial(self._mixture.ids.of, self._name)
         try:
             found = self._lane.next_run()
             assert found is not None
+            run, first, last = found
+            own = run.part(first, last)
         except Exception as error:
             self._tell_source(error)
             raise
-        run, first, last = found
         self._made = run.cursors, last
-        block = self._block = run.block.slice(first, last)
-        block.ids = ids(block.ids)
-        if block.made_of is not None:
-            block.made_of = block.made_of._replace(ids=ids(block.made_of.ids))
-        self._lengths = [] if lengths is None else lengths(block).tolist()
-        self.left, self._begin = len(block), 0
+        self._run, self._lengths = self._mixture.drawn_from(self._name, own)
+        self.left, self._begin = last - first, 0
         self.passes = self._lane.epoch - self._first_epoch
 
     def _tell_source(self, error: Exception) -> None:
@@ -89,16 +83,16 @@ class SourceRows:
     def lengths(self) -> list[int]:
         return self._lengths[len(self._lengths) - self.left :]
 
-    def taken(self) -> list[Block]:
+    def taken(self) -> list[Run]:
         self._put_by()
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def _put_by(self) -> None:
-        if self._block is not None:
-            end = len(self._block) - self.left
+        if self._run is not None:
+            end = len(self._run) - self.left
             if end > self._begin:
-                self._pieces.append(self._block.slice(self._begin, end))
+                self._pieces.append(self._run.part(self._begin, end))
             self._begin = end
 
     def cursor_after(self) -> CursorAfter:
@@ -135,6 +129,8 @@ class Stretch:
         found = ((name, after(count)) for name, after, count in each)
         state["sources"] = {name: cursor for name, cursor in found if cursor is not None}
         return state
+
+    place = at
 
 
 def moved_on(ahead: tuple[int, ...], weights: tuple[int, ...], units: list[int]) -> tuple[int, ...]:
@@ -175,7 +171,7 @@ class MixRuns(Iterator[Run]):
         # Where the steps of the schedule begin, in this shard's own rows or tokens.
         shards, starts = self._chain.num_shards, self._mixture.starts
         self._starts = [slots_before(start, shard, shards) for start in starts]
-        if self._mixture.lengths is not None:
+        if self._mixture.by_tokens:
             self._starts = [-(-start // shards) for start in starts]
         self._enter(int(state["epoch"]), state)
 
@@ -224,7 +220,7 @@ class MixRuns(Iterator[Run]):
         which = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
         rows = np.concatenate([*map(np.arange, map(len, orders)), [len(orders[-1])]])
         cursors = Cursors(tuple(stretches), np.append(which, len(orders) - 1), rows)
-        return Run(self._gather(np.concatenate(orders)), cursors)
+        return self._gather(np.concatenate(orders), cursors)
 
     def _stretch(self, weights: tuple[int, ...], rows: int) -> Stretch:
         """Draws until a source has no row ready, or the schedule's next step."""
@@ -232,7 +228,7 @@ class MixRuns(Iterator[Run]):
         ahead, cursors = self._ahead, [part.cursor_after() for part in parts]
         later = self._starts[self._step() + 1 :]
         lengths: IntArray | None = None
-        if self._mixture.lengths is None:
+        if not self._mixture.by_tokens:
             most = min([rows, *(start - self._row for start in later[:1])])
             if self._order is None or self._order.of != weights:
                 self._order = RowOrder(weights, ahead, self._phases)
@@ -259,16 +255,16 @@ class MixRuns(Iterator[Run]):
         place = phases_of(self._shard, 2)[0] * sum(weights) // PLACES
         return bisect_right(list(accumulate(weights)), place)
 
-    def _gather(self, order: IntArray) -> Block:
-        joined = Block.join([piece for part in self._parts for piece in part.taken()])
+    def _gather(self, order: IntArray, cursors: Cursors) -> Run:
+        joined = Run.join([piece for part in self._parts for piece in part.taken()])
         by_source = np.argsort(order, kind="stable")
         joined = self._mixture.with_names(joined, order[by_source])
-        return joined.take(np.argsort(by_source, kind="stable"))
+        return joined.moved(np.argsort(by_source, kind="stable"), cursors)
 
     # What is drawn from
 
     def _step(self) -> int:
-        drawn = self._row if self._mixture.lengths is None else self._tokens
+        drawn = self._tokens if self._mixture.by_tokens else self._row
         return bisect_right(self._starts, drawn) - 1
 
     def _settle(self) -> tuple[int, ...] | None:

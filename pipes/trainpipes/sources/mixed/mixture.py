@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from functools import partial
 from typing import Any, cast
 
@@ -43,8 +44,20 @@ _ENDS = {
 }
 
 
+class Gives(Enum):
+    """What the sources of a mix give."""
+
+    ROWS = "rows"
+    BATCHES = "batches of rows"
+    FINISHED = "finished batches"
+
+    @property
+    def unit(self) -> str:
+        return "rows" if self is Gives.ROWS else "batches"
+
+
 def rows_of(plan: Plan) -> int | None:
-    """Rows in an epoch; None where they are not counted."""
+    """Rows or batches in an epoch; None where they are not counted."""
     return plan.counts.batches_in_epoch if plan.counts.known else None
 
 
@@ -59,7 +72,10 @@ class Mixture(RowMixture):
         self.sizes = {name: rows_of(plan) for name, plan in plans.items()}
         steps: tuple[list[int], list[tuple[int, ...]]] = mix.steps(self.sizes)
         self.starts, self.steps = steps
-        self.lengths = partial(_lengths, mix) if mix.weight_by == "tokens" else None
+        #: Whether shares are counted in tokens.
+        self.by_tokens = mix.weight_by == "tokens"
+        #: What they are counted in.
+        self.unit: str = "tokens" if self.by_tokens else mix.gives.unit
         self.max_epochs: list[int | None] = [mix.limits[name] for name in self.names]
         streams = [plans[name].inputs.source for name in self.names]
         self.may_be_endless = [
@@ -85,7 +101,8 @@ class Mixture(RowMixture):
             i, size = self.names.index(name), self.sizes[name]
             shares = [step[i] / sum(step) for step in self.steps]
             text = f"{shares[0]:.1%}" + (f" to {shares[-1]:.1%}" if len(shares) > 1 else "")
-            text += " with an unknown number of rows" if size is None else f", {size:,} rows"
+            unit = mix.gives.unit
+            text += f" with an unknown number of {unit}" if size is None else f", {size:,} {unit}"
             if rows is not None and size:
                 times = min(rows * shares[0] / size, self.max_epochs[i] or math.inf)
                 text += f", gone through {times:.2f} times in an epoch of the mix"
@@ -96,17 +113,59 @@ class Mixture(RowMixture):
     def _epoch_rows(self) -> float | None:
         """About how many rows an epoch has, where that is known."""
         first, counted = self.mix.stop == "first_exhausted", [self.sizes[n] for n in self.names]
-        if self.mix.traits.endless or self.lengths or len(self.steps) > 1 or None in counted:
+        if self.mix.traits.endless or self.by_tokens or len(self.steps) > 1 or None in counted:
             return None
         total = sum(self.steps[0])
         parts = zip(counted, self.steps[0], self.max_epochs, strict=True)
         ends = [(n or 0) * total / w * (limit or 1 if first else 1) for n, w, limit in parts if w]
         return min(ends) if first else max(ends)
 
-    def with_names(self, block: Block, source: IntArray) -> Block:
+    def drawn_from(self, name: str, run: Run) -> tuple[Run, list[int]]:
+        """A source's items with the mixture's numbers, and the tokens of each if these are counted."""
+        block, ids = run.block, partial(self.ids.of, name)
+        tokens = _tokens(self.mix, block) if self.by_tokens else np.zeros(len(block), np.int64)
+        if self.mix.gives is Gives.FINISHED:  # sources may have other columns: only tokens are left
+            bounds = np.arange(len(block) + 1) if run.bounds is None else run.bounds
+            items, block = run.unroll(), block.with_data(tokens.tolist())
+            run = Run(block, run.cursors, bounds, items)
+        block.ids = ids(block.ids)
+        if block.made_of is not None:
+            block.made_of = block.made_of._replace(ids=ids(block.made_of.ids))
+        if not self.by_tokens:
+            return run, []
+        each = tokens if run.bounds is None else np.add.reduceat(tokens, run.bounds[:-1])
+        return run, each.tolist()
+
+    def tokens(self, block: Block) -> IntArray:
+        """Of each row that was drawn, int64 ``[rows]``."""
+        if self.mix.gives is Gives.FINISHED:
+            return np.array(block.data, dtype=np.int64)
+        return _tokens(self.mix, block)
+
+    def with_names(self, run: Run, source: IntArray) -> Run:
+        """The items of sources, with the sources' names if these are asked for."""
+        if self.mix.output_column is None:
+            return run
+        if run.items is not None:
+            names = [self.names[i] for i in source.tolist()]
+            return run.with_items([*map(self._with_name, run.items, names)])
+        if run.bounds is not None:
+            source = np.repeat(source, np.diff(run.bounds))
+        return run.with_block(self._named(run.block, source))
+
+    def _with_name(self, batch: Any, name: str) -> Any:
+        column = self.mix.output_column
+        if isinstance(batch, Mapping) and column not in batch:
+            return {**batch, column: name}
+        keys = isinstance(batch, Mapping)
+        got = f"one with the keys {list(batch)}" if keys else type(batch).__name__
+        raise refused(
+            self.mix,
+            f": output_column={column!r} needs batches that are dicts without it, got {got}",
+        )
+
+    def _named(self, block: Block, source: IntArray) -> Block:
         column, data = self.mix.output_column, cast(Any, block.data)
-        if column is None:
-            return block
         table = isinstance(data, pa.Table)
         if not table and not (isinstance(data, list) and all(isinstance(r, Mapping) for r in data)):
             raise refused(
@@ -142,7 +201,7 @@ class Mixture(RowMixture):
         return inputs, int(own), "/".join(path)
 
 
-def _lengths(mix: Any, block: Block) -> IntArray:
+def _tokens(mix: Any, block: Block) -> IntArray:
     return np.maximum(1, lengths_of(block, mix.column, mix))
 
 
@@ -152,10 +211,10 @@ class _Named(RunStage, holds_data=True):
 
     def process(self, run: Run) -> Run:
         mixture, ids = self.mixture, self.mixture.ids
-        number = np.full(len(run.block), mixture.names.index(self.source), dtype=np.int64)
-        block = mixture.with_names(run.block.of_epoch(run.block.epoch), number)
-        block.ids = ids.of(self.source, block.ids)
-        return run.with_block(block)
+        number = np.full(len(run), mixture.names.index(self.source), dtype=np.int64)
+        run = mixture.with_names(run.with_block(run.block.of_epoch(run.block.epoch)), number)
+        run.block.ids = ids.of(self.source, run.block.ids)
+        return run
 
 
 class MixWindows(MixedWindows):
@@ -186,9 +245,9 @@ class MixWindows(MixedWindows):
         self, shard: int, state: dict[str, Any], rows: tuple[int, int], shards: int, first: int
     ) -> MixRuns:
         self._open(shards)
-        if _calls_rows(self.plan):
-            few = max(8, self.plan.chain.batch_size)
-            rows = min(few, rows[0]), min(few, rows[1])
+        most = max(8, self.plan.chain.batch_size) if _calls_rows(self.plan) else rows[0]
+        of_each = max(plan.chain.batch_size for plan in self.plan.mixed.values())
+        rows = min(rows[0], max(1, most // of_each)), min(rows[1], max(1, most // of_each))
         return MixRuns(self, shard, state, rows, first)
 
     def close(self) -> None:

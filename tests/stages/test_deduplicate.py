@@ -1,0 +1,168 @@
+"""``deduplicate``: of rows with equal values the first one of each shard and epoch."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainpipes as tp
+from drawn import examples
+from mutants import resealed
+from trainpipes.state.cursor import sealed, unsealed
+from trainpipes.testing import check_resume
+
+TABLE = pa.table(
+    {
+        "x": [n * n % 23 for n in range(150)],
+        "s": [f"t{n % 11}" * (n % 3) for n in range(150)],
+        "n": range(150),
+    }
+)
+
+
+def rows(shards: int = 1) -> tp.Pipeline:
+    return tp.from_arrow(TABLE).sharding_filter(shards)
+
+
+CHAINS: dict[str, Callable[[], tp.Pipeline]] = {
+    "rows": lambda: rows().deduplicate("x"),
+    "batches": lambda: rows(3).shuffle(20).deduplicate(["x", "s"]).batch(4),
+    "epochs": lambda: rows(2).shuffle(20).deduplicate("x").repeat(3).batch(4),
+    "endless": lambda: rows(2).shuffle(20).repeat().deduplicate("s").batch(4),
+    "twice": lambda: rows(2).deduplicate("x").deduplicate("s").batch(2),
+    "objects": lambda: rows(2).map(dict).deduplicate("s").shuffle(5).batch(4),
+    "before packing": lambda: rows(2).deduplicate("s").tokenize("bytes", "s").pack(16).batch(2),
+    "a mix": lambda: (
+        tp.mix({"a": rows_alone().deduplicate("x"), "b": rows_alone()}, weights={"a": 1, "b": 2})
+        .sharding_filter(2)
+        .deduplicate("n")
+    ),
+    "batches of a mix": lambda: tp.mix(
+        {"a": rows_alone().deduplicate("x").batch(4)}, weights={"a": 1}
+    ).sharding_filter(2),
+    "taken": lambda: rows().deduplicate("x").take(5),
+}
+
+
+def rows_alone() -> tp.Pipeline:
+    return tp.from_arrow(TABLE).shuffle(30)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_resume_goes_on_exactly(name: str) -> None:
+    check_resume(CHAINS[name], points=40, limit=80 if name == "endless" else None)
+
+
+@pytest.mark.parametrize("name", ["batches", "before packing", "a mix"])
+def test_workers_and_threads_give_the_same_rows(name: str) -> None:
+    wanted = [str(item) for item in CHAINS[name]()]
+    for options in ({"num_workers": 2}, {"threads": 2}, {"threads": 0}):
+        assert [str(item) for item in tp.Loader(CHAINS[name](), **options)] == wanted
+
+
+VALUES = st.one_of(
+    st.integers(-3, 3), st.text("ab", max_size=3), st.booleans(), st.sampled_from([0.0, -0.0, 0.5, 2.5]),
+    st.binary(max_size=2), st.dates(datetime.date(2020, 1, 1), datetime.date(2020, 1, 3)),
+)  # fmt: skip
+
+
+@given(st.data())
+@examples(60)
+def test_the_first_of_each_is_kept_as_a_set_would(data: st.DataObject) -> None:
+    kind = data.draw(
+        st.sampled_from(
+            [st.integers(-3, 3), st.text("ab", max_size=3), st.booleans(), st.binary(max_size=2)]
+        )
+    )
+    pairs = data.draw(st.lists(st.tuples(kind, st.text("xy", max_size=2)), min_size=1, max_size=60))
+    table = pa.table(
+        {"a": [a for a, _ in pairs], "b": [b for _, b in pairs], "n": range(len(pairs))}
+    )
+    first = {pair: n for n, pair in reversed([*enumerate(pairs)])}
+    for pipe in (tp.from_arrow(table), tp.from_arrow(table).map(dict)):
+        assert [row["n"] for row in pipe.deduplicate(["a", "b"])] == sorted(first.values())
+    cut = data.draw(st.integers(0, len(first) - 1))
+    loader = tp.Loader(tp.from_arrow(table).deduplicate(["a", "b"]))
+    before = [row["n"] for row in islice(loader, cut)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    other = tp.Loader(tp.from_arrow(table).deduplicate(["a", "b"]))
+    other.load_state_dict(state)
+    assert before + [row["n"] for row in other] == sorted(first.values())
+
+
+def test_each_epoch_and_each_shard_keeps_its_own_first_rows() -> None:
+    pipe = rows(3).shuffle(20).deduplicate("x")
+    for _ in range(2):
+        found = [row["x"] for row in pipe]
+        assert max(found.count(x) for x in set(found)) <= 3
+        assert set(found) == set(TABLE["x"].to_pylist())
+    joined = list(rows(1).deduplicate("x").repeat(2))
+    assert [row["n"] for row in joined] == 2 * [row["n"] for row in rows(1).deduplicate("x")]
+
+
+def test_equal_hashes_of_one_kind_are_told_apart_by_the_other() -> None:
+    """Many values, none of which is taken for another."""
+    many = pa.table({"x": np.arange(40_000), "s": pa.array(range(40_000)).cast(pa.string())})
+    for column in ("x", "s"):
+        assert sum(1 for _ in tp.from_arrow(many).deduplicate(column).batch(1000)) == 40
+
+
+def test_a_large_state_is_warned_of() -> None:
+    loader = tp.Loader(
+        tp.from_arrow(pa.table({"x": np.arange(60_000)})).deduplicate("x").batch(59_000)
+    )
+    next(iter(loader))
+    with pytest.warns(
+        UserWarning, match=r"deduplicate\('x'\): its state has 1,2\d\d,\d\d\d bytes for a shard"
+    ):
+        loader.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: list(rows().deduplicate("y")), "no column 'y'"),
+        (
+            lambda: list(tp.from_arrow(pa.table({"x": [1, None]})).deduplicate("x")),
+            "column 'x' is null.*row 1",
+        ),
+        (
+            lambda: list(tp.from_arrow(pa.table({"x": [[1], [2]]})).deduplicate("x")),
+            "column 'x' is list",
+        ),
+        (lambda: rows().deduplicate([]), r"deduplicate\(columns\)"),
+        (lambda: rows().batch(4).deduplicate("x").explain(), r"works on rows: put it before batch"),
+        (lambda: rows().unique("x"), "did you mean|deduplicate"),
+        (lambda: rows().drop_duplicates("x"), "deduplicate"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises((tp.TrainpipesError, AttributeError), match=message):
+        make()
+
+
+@pytest.mark.parametrize("seen", ["?", "AAAA", 5, None])
+def test_a_state_that_was_edited_is_refused(seen: Any) -> None:
+    loader = tp.Loader(rows().deduplicate("x"))
+    list(islice(loader, 5))
+    state = loader.state_dict()
+    text, _ = unsealed(state["shard-0000"])
+    cursor = json.dumps({**json.loads(text), "seen": seen})
+    edited = resealed({**state, "shard-0000": sealed(cursor, "0" * 8)})
+    with pytest.raises(tp.StateError):
+        first_after(edited)
+
+
+def first_after(state: dict[str, Any]) -> Any:
+    loader = tp.Loader(rows().deduplicate("x"))
+    loader.load_state_dict(state)
+    return next(iter(loader))
