@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import count, islice
 
 import pyarrow as pa
+import pytest
 
 import trainpipes as tp
 from trainpipes.interfaces.empty_epoch_guard import (
     MOST_EMPTY_EPOCHS,
     MOST_EMPTY_ROWS,
-    EmptyEpochGuard,
+    most_empty,
 )
 from trainpipes.order.layout import Layout
 
@@ -36,14 +37,37 @@ def test_a_finite_repeat_ends_whatever_its_epochs_give() -> None:
 
 
 def test_large_data_is_looked_through_for_nothing_only_once() -> None:
-    assert EmptyEpochGuard(True).next_epoch(layout(MOST_EMPTY_ROWS))
-    small = EmptyEpochGuard(True)
-    assert [small.next_epoch(layout(9)) for _ in range(MOST_EMPTY_EPOCHS)] == [False] * 15 + [True]
+    assert most_empty(layout(MOST_EMPTY_ROWS)) == 1
+    assert most_empty(layout(9)) == MOST_EMPTY_EPOCHS
 
 
-def test_an_epoch_that_gives_something_ends_a_drought() -> None:
-    drought = EmptyEpochGuard(True)
-    for epoch in range(5 * MOST_EMPTY_EPOCHS):
-        if epoch % 5 == 0:
-            drought.gave()
-        assert not drought.next_epoch(layout(9))
+EPOCHS = {
+    "epochs of a shard": (lambda p: p.repeat().batch(1), MOST_EMPTY_EPOCHS + 1, "kept no row"),
+    "passes": (lambda p: p.batch(1).repeat(), MOST_EMPTY_EPOCHS - 1, "would wait forever"),
+}
+
+
+@pytest.mark.parametrize("name", EPOCHS)
+def test_an_epoch_that_gives_something_ends_a_drought(name: str) -> None:
+    make, most, said = EPOCHS[name]
+    for empty in (most, most + 1):
+        calls = count()
+        row = tp.from_dataset([7]).filter(
+            lambda _, calls=calls, empty=empty: next(calls) % (empty + 1) == 0, version="1"
+        )
+        items = iter(make(row))
+        assert next(items) == [7]
+        if empty == most:
+            assert list(islice(items, 5)) == [[7]] * 5
+        else:
+            with pytest.raises(tp.DataError, match=said):
+                next(items)
+
+
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+def test_documents_without_tokens_after_others_of_their_epoch_are_passed_over(method: str) -> None:
+    column = [[1, 2, 3, 4]] + [[]] * 9
+    documents = tp.from_arrow(pa.table({"input_ids": pa.array(column, pa.list_(pa.int64()))}))
+    sizes = {} if method == "concat" else {"buffer_size": 2}
+    pipe = documents.pack(2, method=method, **sizes).batch(1)  # type: ignore[arg-type]
+    assert sum(len(batch) for batch in pipe) == 2

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from trainpipes._internal.messages import ELSEWHERE as NAMES
-from trainpipes.loader import ELSEWHERE
+from trainpipes.interfaces.hints import ELSEWHERE
 
 DOCS = Path(__file__).parent.parent / "docs"
 ERRORS, RESUME = DOCS / "errors.md", DOCS / "resume.md"
@@ -53,7 +53,7 @@ def test_one_sentence_says_what_to_write(ask: Callable[[], Any], answer: str) ->
 
 
 def test_options_of_other_loaders_are_none_of_ours() -> None:
-    assert not set(ELSEWHERE) & set(inspect.signature(tp.Loader).parameters)
+    assert not set(ELSEWHERE["Loader"]) & set(inspect.signature(tp.Loader).parameters)
 
 
 def test_two_pipelines_are_added_as_their_rows() -> None:

@@ -16,13 +16,13 @@ from trainpipes._internal.callers import (
 )
 from trainpipes._internal.checks import copied, flag, whole_number
 from trainpipes._internal.instead import instead
-from trainpipes._internal.messages import nearest
 from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import MOST_EPOCHS, IterationState
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
+from trainpipes.interfaces.hints import refuse_unknown
 from trainpipes.interfaces.options import show
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import stages_within
@@ -35,34 +35,15 @@ if TYPE_CHECKING:
     from trainpipes.look.explain import Explanation
     from trainpipes.look.show import Preview
 
-#: What to write instead of options that torch's ``DataLoader`` has, by their names.
-ELSEWHERE = {
-    "batch_sampler": "give it to trainpipes.from_dataset(dataset, batch_sampler=...)",
-    "batch_size": "the pipeline makes the batches: pipe.batch(batch_size)",
-    "collate_fn": "a stage after batch() makes the batch: pipe.batch(n).collate(fn), or pad_collate()",
-    "dataset": "the pipeline is its first argument; trainpipes.from_dataset(dataset) makes one",
-    "drop_last": "pipe.batch(n, drop_last=True)",
-    "generator": "orders are drawn with the seed of a stage: pipe.shuffle(n, seed=0)",
-    "in_order": "batches always come in order",
-    "pin_memory_device": "pipe.to(device) brings batches to a device",
-    "sampler": "give it to trainpipes.from_dataset(dataset, sampler=...)",
-    "seed": "orders are drawn with the seed of a stage: pipe.shuffle(n, seed=0)",
-    "shuffle": "a stage shuffles: pipe.shuffle(buffer_size, seed=0) before batch()",
-}
-
-
 P = ParamSpec("P")
 
 
 def _with_hints(init: Callable[P, None]) -> Callable[P, None]:
-    known = list(inspect.signature(init).parameters)[2:]
+    known = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
     def hinting(*args: P.args, **options: P.kwargs) -> None:
-        for name in options:
-            if name not in ("pipeline", *known):
-                said = f": {ELSEWHERE[name]}" if name in ELSEWHERE else nearest(name, known)
-                raise TypeError(f"Loader() has no option {name!r}{said}")
+        refuse_unknown(options, known, Loader, "Loader")
         init(*args, **{name: copied(value) for name, value in options.items()})
 
     return hinting

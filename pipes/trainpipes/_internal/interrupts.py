@@ -15,7 +15,9 @@ TICK = 0.1
 
 
 class InterruptibleLock(type(threading.RLock())):  # type: ignore[misc]  # its end is in C
-    """A lock for a ``with`` statement, held once by a thread and never left locked by Ctrl-C."""
+    """A lock for a ``with`` statement that Ctrl-C never leaves locked. Windows and readers of remote files
+    hold it while they read, so the thread that trains may wait for it long.
+    """
 
     def __enter__(self) -> bool:
         try:

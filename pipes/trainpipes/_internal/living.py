@@ -12,7 +12,9 @@ T = TypeVar("T")
 
 
 class Living(Generic[T]):
-    """In a ``WeakSet``, Ctrl-C during the callback for an object that goes would be lost."""
+    """A set of objects that lets go of those that nobody else holds. In a ``WeakSet``, Ctrl-C during the
+    callback for an object that goes would be lost.
+    """
 
     def __init__(self) -> None:
         self._refs: deque[ref[T]] = deque()

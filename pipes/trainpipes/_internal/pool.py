@@ -43,6 +43,8 @@ def default_threads() -> int:
 
 
 class Priority(IntEnum):
+    """What a pool does first: the lower number."""
+
     MAKING = 0  #: items
     READING_AHEAD = 1  #: windows; one thread stays free for items
 
@@ -87,7 +89,7 @@ class Future:
 
 @dataclass(eq=False)
 class Pool:
-    """Threads, started when there is something to do.
+    """Threads that do tasks by priority, started when there is something to do.
 
     Args:
         shares: whether whoever waits may work too; not where functions are made for one thread.

@@ -39,7 +39,7 @@ _OUR_PART = re.compile(r".+\.\d+\.[0-9a-f]{8}" + re.escape(PART))
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """How much is kept.
+    """How much the cache on disk holds.
 
     Attributes:
         folder: where; None if nothing is to be kept.

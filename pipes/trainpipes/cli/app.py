@@ -27,6 +27,8 @@ MOST = 2000
 
 
 class _InOrder(click.Group):
+    """Lists its commands in the order in which they were added, not by name."""
+
     def list_commands(self, context: click.Context) -> list[str]:
         return list(self.commands)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.types import IntArray
+from trainpipes.columns.arrays import stretches
 from trainpipes.columns.payload import (
     Payload,
     join_payloads,
@@ -47,20 +48,16 @@ class Pieces(NamedTuple):
         if isinstance(rows, slice):
             rows = np.arange(len(self.bounds) - 1, dtype=np.int64)[rows]
         counts = np.diff(self.bounds)[rows]
-        ends = np.cumsum(counts)
-        piece = np.repeat(self.bounds[:-1][rows] - (ends - counts), counts)
-        piece += np.arange(len(piece))
-        return Pieces(
-            self.ids[piece], self.epochs[piece], self.starts[piece], self.lengths[piece],
-            np.concatenate([[0], ends]).astype(np.int64),
-        )  # fmt: skip
+        piece = stretches(self.bounds[:-1][rows], counts)
+        bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return Pieces._make([*(values[piece] for values in self[:-1]), bounds])
 
     @staticmethod
     def join(parts: Sequence[Pieces]) -> Pieces:
         sizes = np.concatenate([np.diff(part.bounds) for part in parts])
         bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        joined = [np.concatenate([part[n] for part in parts]) for n in range(4)]
-        return Pieces(joined[0], joined[1], joined[2], joined[3], bounds)
+        joined = (np.concatenate([part[n] for part in parts]) for n in range(4))
+        return Pieces._make([*joined, bounds])
 
 
 #: A number that all rows share, or one of each row: int64 ``[rows]``.

@@ -12,7 +12,7 @@ import torch
 from trainpipes._internal.checks import repeated
 from trainpipes._internal.messages import no_columns
 from trainpipes.columns.arrays import Array, is_list, is_number, one_chunk, to_arrow, to_numpy
-from trainpipes.columns.bad_text import BadCell, first_bad
+from trainpipes.columns.bad_values import BadCell, first_bad
 from trainpipes.columns.payload import Payload, payload_rows
 from trainpipes.columns.row_types import NoColumn, array_of, as_array, fixed_shape, lists_of
 from trainpipes.columns.tensor_rows import TensorRows

@@ -61,6 +61,8 @@ class Joining:
 
 
 class _Column:
+    """One column of the joined table, in memory that grows."""
+
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
         self._is_ragged = kind in TEXTS or is_list(kind)

@@ -15,7 +15,7 @@ import numpy as np
 
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import stretches
-from trainpipes.columns.bad_text import naming_bad_text
+from trainpipes.columns.bad_values import naming_bad_values
 from trainpipes.columns.block import Block
 
 
@@ -105,7 +105,7 @@ class Run:
         """One Python object an item: outputs, lists of rows, or rows."""
         if self.items is not None:
             return self.items
-        with naming_bad_text(self.block):
+        with naming_bad_values(self.block):
             rows = self.block.rows()
         if self.bounds is None:
             return rows
@@ -126,14 +126,7 @@ class Run:
         """The items at ``index``, ascending; those after the last are used up."""
         ends = np.concatenate([[0], index + 1]).astype(np.int64)
         ends[-1] = len(self) if len(index) else 0
-        cursors = self.cursors.pick(ends)
-        items = None if self.items is None else [self.items[i] for i in index.tolist()]
-        if self.bounds is None:
-            return Run(self.block.take(index), cursors, None, items)
-        sizes = np.diff(self.bounds)
-        rows = np.flatnonzero(np.repeat(np.isin(np.arange(len(sizes)), index), sizes))
-        bounds = np.concatenate([[0], np.cumsum(sizes[index])]).astype(np.int64)
-        return Run(self.block.take(rows), cursors, bounds, items)
+        return self.moved(index, self.cursors.pick(ends))
 
     def part(self, first: int, stop: int) -> Run:
         """The items from one to before another."""
@@ -187,10 +180,8 @@ class Run:
 Unroll: TypeAlias = Callable[[Run], MutableSequence[Any]]
 
 
-def unplaced(block: Block, bounds: IntArray | None = None) -> Run:
-    items = len(block) if bounds is None else len(bounds) - 1
-    none = np.zeros(items + 1, dtype=np.int64)
-    return Run(block, Cursors(({},), none, none), bounds)
+def unplaced(block: Block) -> Run:
+    return Run(block, Cursors.counting({}, np.zeros(len(block) + 1, dtype=np.int64)))
 
 
 def round_of(place: dict[str, Any]) -> tuple[int, int]:

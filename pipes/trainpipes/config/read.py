@@ -26,6 +26,8 @@ _KEYS = ("recipe", "options", "stages")
 
 @dataclass
 class Reader(Document):
+    """Makes the pipeline that a document describes."""
+
     allow_imports: bool = False
     storage_options: Mapping[str, Any] | None = None
     used_storage: bool = False

@@ -83,6 +83,8 @@ class _Block(dict[str, Any]):
 
 @dataclasses.dataclass
 class _Tagged:
+    """A value under a YAML tag, such as ``!import``."""
+
     tag: str
     value: Any
 

@@ -15,6 +15,8 @@ from trainpipes.filesystems.stopping import check_stop
 
 
 class OutputFile:
+    """A local file open for writing, whose bytes are counted and checksummed."""
+
     #: Opens a further file of the same task, by what its name ends with.
     beside: Callable[[str], OutputFile]
     closed = False

@@ -69,6 +69,8 @@ def place_at(
 
 @dataclass(frozen=True)
 class Place:
+    """A folder on this machine or at a URL, and how it is reached."""
+
     root: str
     caller: str
     system: Any = field(repr=False)

@@ -77,6 +77,8 @@ SHOWN = 300
 
 
 class OtherVersionError(Exception):
+    """The object at a URL is not the version that was asked for."""
+
     status = 412
 
 
@@ -141,6 +143,8 @@ def _named(error: BaseException, names: set[str]) -> bool:
 
 
 class _Reply(NamedTuple):
+    """What an HTTP error says: its status, the store's code, and headers."""
+
     status: int
     code: str
     headers: Any

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 
-class Stopped(BaseException):
+class TaskStopped(BaseException):
     """Raised in a task that is to end because another one failed."""
 
 
@@ -14,7 +14,7 @@ _here = threading.local()
 
 
 def check_stop() -> None:
-    """Raise ``Stopped`` in a task that is to end."""
+    """Raise ``TaskStopped`` in a task that is to end."""
     check = getattr(_here, "check", None)
     if check is not None:
         check()

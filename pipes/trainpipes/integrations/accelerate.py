@@ -64,7 +64,7 @@ def loader(
 
 
 class AccelerateLoader(DataLoaderStateMixin):
-    """What ``loader`` makes.
+    """What ``loader`` returns: each rank's batches, with the position in checkpoints of accelerate.
 
     Attributes:
         loader: the ``trainpipes.Loader``.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeGuard
 
 from trainpipes._internal.types import IntArray
-from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.run import Run
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.interfaces.stage import Stage

@@ -93,10 +93,12 @@ def _parts(
 
 
 class _UnknownError(Exception):
-    """What cannot be distinguished from others."""
+    """A value that has no digest, as nothing distinguishes it from others."""
 
 
 class Contents:
+    """Makes digests of values that hold each other; an error names the place in them."""
+
     def __init__(self, caller: str, strict: bool) -> None:
         self._asker = caller
         self._strict = strict

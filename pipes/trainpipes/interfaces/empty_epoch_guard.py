@@ -14,46 +14,31 @@ MOST_EMPTY_EPOCHS = 16
 MOST_EMPTY_ROWS = 2**20
 
 
-class EmptyEpochGuard:
-    """Counts epochs in a row that gave nothing, and raises after too many."""
-
-    def __init__(self, endless: bool = True, gave: bool = False) -> None:
-        self._endless = endless
-        self._gave = gave
-        self._epochs = 0
-
-    def gave(self) -> None:
-        self._gave = True
-
-    def next_epoch(self, layout: Layout | StreamLayout | None = None) -> bool:
-        """The epoch at hand, which ``layout`` cuts, ends."""
-        self._epochs = 0 if self._gave else self._epochs + 1
-        self._gave = False
-        rows = layout.rows if isinstance(layout, Layout) else 0
-        most = max(1, min(MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS // max(1, rows)))
-        return self._endless and self._epochs >= most
+def most_empty(layout: Layout | StreamLayout | None = None) -> int:
+    """Epochs in a row that may give nothing, where each is cut as ``layout`` says."""
+    rows = layout.rows if isinstance(layout, Layout) else 0
+    return max(1, min(MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS // max(1, rows)))
 
 
 class EmptyRounds:
-    """Epochs, and those of a mix's sources, with rows since one was let through."""
+    """The epochs, and those of a mix's sources, that rows came from since one was let through."""
 
     def __init__(self) -> None:
-        #: Whose rounds are not in ``_seen`` yet: most are never asked for.
-        self._taken: list[Cursors] = []
-        self._seen: set[tuple[int, int]] = set()
+        self._first: Cursors | None = None
+        self._last: Cursors | None = None
 
     def saw(self, run: Run) -> None:
-        self._taken.append(run.cursors)
+        self._first, self._last = self._first or run.cursors, run.cursors
 
     def gave(self) -> None:
-        self._taken.clear()
-        self._seen.clear()
+        self._first = self._last = None
 
     def check(self, stage: object) -> None:
         """Raise DataError if there are so many that nothing ever may come out."""
-        self._seen.update(round_of(cursors.place(0)) for cursors in self._taken)
-        self._taken.clear()
-        if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
+        first, last = (
+            0 if c is None else sum(round_of(c.place(0))) for c in (self._first, self._last)
+        )
+        if last - first > MOST_EMPTY_EPOCHS:
             raise kept_nothing(stage)
 
 

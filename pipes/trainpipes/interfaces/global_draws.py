@@ -21,8 +21,9 @@ CALLS, CALLS_ASIDE = 16, 2
 BLOCK = 624
 #: Blocks that are drawn anew, at most, to tell a call that draws many numbers from one that sets a seed.
 BLOCKS = 512
+Block: TypeAlias = "np.ndarray[Any, Any]"
 #: A state: the numbers of a block, where they are known, and what else changes with each draw.
-State: TypeAlias = "tuple[np.ndarray[Any, Any] | None, Any]"
+State: TypeAlias = "tuple[Block | None, Any]"
 Call: TypeAlias = "Callable[..., Any]"
 
 #: Calls of each function that have been looked at in this process.
@@ -50,16 +51,11 @@ class DrawWatch:
         self.reports = True
         self.found = ""
 
-    @property
-    def _over(self) -> bool:
-        return self._calls >= CALLS
-
     def around(self, fn: Call) -> Call:
-        if self._over:
-            return fn
+        """The function, whose first calls are looked at."""
         with suppress(TypeError):  # it has no hash, or no weak references
             self._calls = max(self._calls, _looked.get(self.fn, 0))
-        return fn if self._over else self._watched(fn)
+        return fn if self._calls >= CALLS else self._watched(fn)
 
     def _watched(self, fn: Call) -> Call:
         def watched(*given: Any) -> Any:
@@ -76,12 +72,10 @@ class DrawWatch:
             if modules != len(sys.modules):  # which may draw as they are imported
                 return found
             # A first call may set the seed that was set already: that looks like a draw.
-            moved, self._moved = (
-                [name for name in moved if name in self._moved],
-                {*moved, *self._moved},
-            )
-            if moved:
-                self.hear(f"{' and '.join(moved)} global generator{'s' * (len(moved) > 1)}")
+            again = [name for name in moved if name in self._moved]
+            self._moved.update(moved)
+            if again:
+                self.hear(f"{' and '.join(again)} global generator{'s' * (len(again) > 1)}")
             return found
 
         return watched
@@ -101,14 +95,10 @@ class DrawWatch:
 
 def _states() -> dict[str, State]:
     own = np.random.get_state(legacy=False)
-    block = own["state"].get("key")
-    of_numpy = (
-        own["bit_generator"], None if block is not None else repr(own["state"]),
-        own["state"].get("pos"), own.get("has_gauss"), own.get("gauss"),
-    )  # fmt: skip
+    block = own["state"].pop("key") if own["bit_generator"] == "MT19937" else None
     _, numbers, spare = random.getstate()
     return {
-        "NumPy's": (block, of_numpy),
+        "NumPy's": (block, repr(own)),
         "Python's": (np.array(numbers[:BLOCK], dtype=np.uint32), (numbers[BLOCK], spare)),
         "torch's": (None, (torch.initial_seed(), torch.get_rng_state().numpy().tobytes())),
     }
@@ -120,18 +110,15 @@ def _drew(before: State, after: State) -> bool:
     # torch's, whose seed stands first, or a generator put in by hand
     if block is None or new_block is None:
         return bool(rest[0] == new_rest[0] and rest != new_rest)
-    if np.array_equal(block, new_block):
-        return bool(rest != new_rest)
-    return _follows(block, new_block)
+    return bool(rest != new_rest) if np.array_equal(block, new_block) else _leads(block, new_block)
 
 
-def _follows(block: np.ndarray[Any, Any], later: np.ndarray[Any, Any]) -> bool:
-    numbers = _twister(block, BLOCK).random_raw(BLOCK * BLOCKS).reshape(BLOCKS, BLOCK)
-    wanted = _twister(later, 0).random_raw(BLOCK)
-    return bool((numbers == wanted).all(axis=1).any())
+def _leads(block: Block, later: Block) -> bool:
+    """Whether drawing leads from one block to another."""
+    return bool((_drawn(block, BLOCK, BLOCKS) == _drawn(later, 0, 1)).all(axis=1).any())
 
 
-def _twister(block: np.ndarray[Any, Any], place: int) -> np.random.MT19937:
+def _drawn(block: Block, place: int, blocks: int) -> Block:
     bits = np.random.MT19937(0)
     bits.state = {"bit_generator": "MT19937", "state": {"key": block, "pos": place}}
-    return bits
+    return bits.random_raw(BLOCK * blocks).reshape(blocks, BLOCK)

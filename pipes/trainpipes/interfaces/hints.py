@@ -1,9 +1,11 @@
-"""What messages say of a stage beside its own text, by the name of its class."""
+"""What messages say of a stage, or of ``Loader``, beside its own text, by the name of its class."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
+
+from trainpipes._internal.messages import nearest
 
 T = TypeVar("T")
 #: How a user's function draws at random there.
@@ -22,6 +24,7 @@ DRAWS = {
     "ColumnFunction": "draw in a map(fn, rng=True) before it, or in a TableStage (see docs/extend.md)",
 }
 _COLUMNS = "map() takes a row; map_batches(fn) takes columns of many and replaces them, with_columns(fn) adds"
+_SEED = "orders are drawn with the seed of a stage: pipe.shuffle(n, seed=0)"
 #: What to write instead of other libraries' options.
 ELSEWHERE = {
     "Stage": {},
@@ -32,6 +35,19 @@ ELSEWHERE = {
         "remove_columns": "map() replaces the row; drop_columns() leaves columns out",
         "with_indices": "enumerate() adds the row's number as a column",
     },
+    "Loader": {
+        "batch_sampler": "give it to trainpipes.from_dataset(dataset, batch_sampler=...)",
+        "batch_size": "the pipeline makes the batches: pipe.batch(batch_size)",
+        "collate_fn": "a stage after batch() makes the batch: pipe.batch(n).collate(fn), or pad_collate()",
+        "dataset": "the pipeline is its first argument; trainpipes.from_dataset(dataset) makes one",
+        "drop_last": "pipe.batch(n, drop_last=True)",
+        "generator": _SEED,
+        "in_order": "batches always come in order",
+        "pin_memory_device": "pipe.to(device) brings batches to a device",
+        "sampler": "give it to trainpipes.from_dataset(dataset, sampler=...)",
+        "seed": _SEED,
+        "shuffle": "a stage shuffles: pipe.shuffle(buffer_size, seed=0) before batch()",
+    },
 }
 #: An example call, where other libraries' calls look different.
 EXAMPLES = {"Stage": "", "Mix": 'mix({"a": a, "b": b}, weights={"a": 0.7, "b": 0.3})'}
@@ -41,3 +57,12 @@ def hint(of: Mapping[str, T], kind: type) -> T:
     """What a table says of a class of stages: of the first of its bases here that is in it."""
     ours = (base.__name__ for base in kind.__mro__ if base.__module__.startswith("trainpipes."))
     return next(of[name] for name in ours if name in of)
+
+
+def refuse_unknown(options: Iterable[str], known: Sequence[str], kind: type, name: str) -> None:
+    """Raise TypeError for an option that a class, called ``name``, does not take."""
+    elsewhere = hint(ELSEWHERE, kind)
+    for option in (one for one in options if one not in known):
+        takes = f"{nearest(option, known)}; it takes {', '.join(known) or 'none'}"
+        said = f": {elsewhere[option]}" if option in elsewhere else takes
+        raise TypeError(f"{name}() has no option {option!r}{said}")

@@ -322,8 +322,10 @@ class RandomAccessSource(RowSource):
         """A thread asks for the rows at ``index`` next, in this order."""
 
 
-class RowsInMemory(RandomAccessSource):
-    """Rows by number, in blocks. A subclass defines ``slice`` and ``take``."""
+class NumberedRowsSource(RandomAccessSource):
+    """Rows in even blocks that are cheap to take by number: tables, tensors, the indices of a dataset. A
+    subclass defines ``slice`` and ``take``.
+    """
 
     by_number = True
 

@@ -14,7 +14,7 @@ from trainpipes._internal.fork_lock import ForkLock
 from trainpipes._internal.messages import nearest
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.global_draws import DrawWatch
-from trainpipes.interfaces.hints import DRAWS, ELSEWHERE, EXAMPLES, hint
+from trainpipes.interfaces.hints import DRAWS, EXAMPLES, hint, refuse_unknown
 from trainpipes.interfaces.options import (
     declared_checks,
     identify,
@@ -282,11 +282,8 @@ def with_hints(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def __init__(self: Stage, *args: Any, **options: Any) -> None:
         known = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        elsewhere = hint(ELSEWHERE, type(self))
-        for name in (name for name in options if name not in known):
-            takes = f"{nearest(name, known)}; it takes {', '.join(known) or 'none'}"
-            said = f": {elsewhere[name]}" if name in elsewhere else takes
-            raise TypeError(f"{self.name}() has no option {name!r}{said}")
+        if options.keys() - set(known):  # a name may depend on options
+            refuse_unknown(options, known, type(self), self.name)
         try:
             signature.bind(self, *args, **options)
         except TypeError as error:

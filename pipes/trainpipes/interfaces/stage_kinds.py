@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.types import IntArray
-from trainpipes.columns.bad_text import first_bad, naming_bad_text
+from trainpipes.columns.bad_values import first_bad, naming_bad_values
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run, unplaced
@@ -231,7 +231,9 @@ def _several(row: Any, found: Any) -> str:
 
 
 class RegroupStage(Stage):
-    """A stage with its own position: it cuts runs anew, so a shard's must come in order."""
+    """A stage with its own position: batch, pack, shuffle, take, skip, flat_map. It cuts runs anew, so a
+    shard's must come in order.
+    """
 
     @abstractmethod
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
@@ -451,6 +453,6 @@ def stages_within(stages: Sequence[Stage], kind: type[Any] = CombiningSource) ->
 
 def put_through(stages: Sequence[Any], block: Block) -> Block:
     for stage in stages:
-        with naming_bad_text(block, stage):
+        with naming_bad_values(block, stage):
             block = stage.process(unplaced(block)).block
     return block

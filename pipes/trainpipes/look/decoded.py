@@ -32,7 +32,7 @@ from trainpipes.stages.columns import Rename
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.token_ids import MaskTokens
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.tokenizers.engine import Engine
+from trainpipes.tokenizers.engine import TokenizerEngine
 
 #: Names of columns of token ids and of labels, which may have a prefix such as "chosen_".
 IDS = re.compile(r"(|.*[_.])(?:input_ids|token_ids)")
@@ -52,10 +52,10 @@ ROW, PIECE, SPARED = 400, 120, 16
 class KnownIds:
     """What the stages of a pipeline say of the columns that come out."""
 
-    engines: dict[str, Engine | None] = field(default_factory=dict)
+    engines: dict[str, TokenizerEngine | None] = field(default_factory=dict)
     masked: bool = False
 
-    def engine(self, name: str) -> Engine | None:
+    def engine(self, name: str) -> TokenizerEngine | None:
         """The tokenizer of a column; of a new name, the only one."""
         if name in self.engines:
             return self.engines[name]
@@ -97,7 +97,7 @@ class TokenGrid:
     name: str
     ids: Array
     there: Array
-    engine: Engine | None = None
+    engine: TokenizerEngine | None = None
     layout: str = ""
     labels: str = ""
     in_loss: Array | None = None
@@ -188,7 +188,7 @@ def _starts(begins: Array, there: Array) -> Array:
     return found
 
 
-def _unpadded(ids: Array, engine: Engine | None) -> Array:
+def _unpadded(ids: Array, engine: TokenizerEngine | None) -> Array:
     """All but pad tokens at the ends of rows; where they also end texts, the first stays."""
     pad = None if engine is None else engine.special.pad
     if pad is None or engine is None:
@@ -281,7 +281,7 @@ def pieces_of(grid: TokenGrid, row: int, most: int = ROW) -> list[Piece]:
     return found
 
 
-def _text(engine: Engine | None, ids: Array, start: int, stop: int) -> str:
+def _text(engine: TokenizerEngine | None, ids: Array, start: int, stop: int) -> str:
     """The text of tokens after those before them, so that no space or part is lost."""
     context = max(0, start - 8)
     whole = None if engine is None else engine.decode(ids[context:stop].tolist())

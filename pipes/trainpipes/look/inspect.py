@@ -19,7 +19,7 @@ from trainpipes.errors.text import amount, cut, shown
 from trainpipes.look import inspect_findings as findings
 from trainpipes.look.inspect_reading import NAMES, Found, find_files, read_sample
 from trainpipes.look.inspect_result import Column, Inspection, Lengths
-from trainpipes.tokenizers.engine import Engine
+from trainpipes.tokenizers.engine import TokenizerEngine
 from trainpipes.tokenizers.load import load
 
 #: The rows of the sample, by column.
@@ -190,7 +190,7 @@ def _measured_columns(chunks: Columns, max_length: int | None) -> list[str]:
 
 
 def _lengths(
-    chunks: Columns, names: list[str], engine: Engine | None, max_length: int | None
+    chunks: Columns, names: list[str], engine: TokenizerEngine | None, max_length: int | None
 ) -> Lengths:
     lengths, units = np.zeros(1, dtype=np.int64), []
     for name in names:
@@ -217,7 +217,9 @@ def _lengths(
     )
 
 
-def _measured(chunks: Iterable[pa.Array], engine: Engine | None) -> tuple[IntArray, str] | None:
+def _measured(
+    chunks: Iterable[pa.Array], engine: TokenizerEngine | None
+) -> tuple[IntArray, str] | None:
     """The length of each row and its unit; None if rows have no length."""
     found, unit = [np.empty(0, dtype=np.int64)], "items"
     for chunk in chunks:
@@ -253,7 +255,7 @@ def _texts(array: pa.Array, rows: IntArray) -> Iterator[tuple[pa.Array, IntArray
         yield array.drop_null(), rows[to_numpy(array.is_valid())]
 
 
-def _sizes(texts: pa.Array, engine: Engine | None) -> IntArray:
+def _sizes(texts: pa.Array, engine: TokenizerEngine | None) -> IntArray:
     if engine is None:
         return to_numpy(pc.binary_length(texts))
     return engine.encode(replaced(texts).cast(pa.large_string())).lengths

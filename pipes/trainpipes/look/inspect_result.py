@@ -18,7 +18,7 @@ Rows = list[list[str]]
 
 @dataclass(frozen=True)
 class Column:
-    """A column.
+    """A column of the files.
 
     Attributes:
         name: of the column.

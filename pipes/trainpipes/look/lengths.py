@@ -205,6 +205,8 @@ def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
 
 
 class _Tally(kinds.RunStage, keeps_rows=False):
+    """Counts the items that come to one place of a chain."""
+
     key: tuple[Stage, str]
     counts: Counter[tuple[Stage, str]]
 

@@ -25,12 +25,10 @@ def state_at(iteration: IterationState, batches: int, epoch: int) -> dict[str, A
         raise StateError(f"state_at(epoch) counts from 0, got {shown(epoch)}")
     plan, world = iteration.plan, iteration.ranks()[1]
     m = batches * world
+    beyond = f"batches for each of {world} ranks, got {batches}"
     if plan.counts.known and m > plan.counts.batches_in_pass:
         most = int(plan.counts.batches_in_pass) // world
-        raise StateError(
-            f"state_at(batches_delivered): an epoch has {most} batches for each "
-            f"of {world} ranks, got {batches}"
-        )
+        raise StateError(f"state_at(batches_delivered): an epoch has {most} {beyond}")
     walked = 0 if plan.counted else m
     start = replace(iteration.start_of(epoch), m=m - walked)
     walk = Consumer(plan, Topology(), start, together=world > 1)
@@ -39,10 +37,8 @@ def state_at(iteration: IterationState, batches: int, epoch: int) -> dict[str, A
             next(walk)
         except StopIteration:
             walk.finish()
-            raise StateError(
-                f"state_at(batches_delivered): an epoch has {taken // world} batches for each of {world} "
-                f"ranks, got {batches}"
-            ) from None
+            said = f"state_at(batches_delivered): an epoch has {taken // world} {beyond}"
+            raise StateError(said) from None
     return walk.state()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,11 @@ from trainpipes.stages.batch import Batch
 
 #: Batches that are looked at where nothing says how large they are.
 BATCH_SIZE = 32
-#: Stages that say which rows are read, and in which order.
+#: Stages that say which rows are read, and in which order; and those after which rows are others.
 READING = kinds.Source | kinds.ShardStage | kinds.ShuffleStage
+MAKING = kinds.BatchingStage | kinds.PackingStage
+#: What of a source shapes the order.
+SHAPE = ("holds_numbers", "lengths", "unread", "row_bytes", "block_bytes", "file_of_block")
 
 
 @dataclass(frozen=True)
@@ -63,22 +66,16 @@ class ShuffleQuality:
     first_window_rows: int | None = None
 
     def __str__(self) -> str:
-        n = max(1, self.epoch_rows)
+        n, first, later = max(1, self.epoch_rows), self.first_window_rows, self.window_rows
         of = f"{self.rows:,}" + f" of {n:,}" * (self.rows < self.epoch_rows)
         files = f"{self.files:,} file{'s'[: self.files != 1]}"
-        distance, kept = self.neighbor_distance, self.neighbors_kept
         lines = [
             ("rows", f"{of} of {files}, batches of {self.batch_size}"),
-            ("neighbor distance", f"{distance:<10.3f}random: 0.333"),
-            ("neighbors kept", f"{kept:<10.4f}random: {min(1.0, 2 / n):.4f}"),
+            ("neighbor distance", f"{self.neighbor_distance:<10.3f}random: 0.333"),
+            ("neighbors kept", f"{self.neighbors_kept:<10.4f}random: {min(1.0, 2 / n):.4f}"),
             ("files in a batch", f"{self.files_per_batch:<10.1f}random: {self.random_files_per_batch:.1f}"),
         ]  # fmt: skip
-        if (
-            self.window_rows
-            and self.first_window_rows
-            and self.first_window_rows < self.window_rows
-        ):
-            first, later = self.first_window_rows, self.window_rows
+        if first and later and first < later:
             lines.append(("mixed together", f"{first:,} rows at first, {later:,} later"))
         return table(lines)
 
@@ -127,7 +124,7 @@ def shuffle_quality(
             f"shuffle_quality(order) must be row numbers from 0 to {int(lengths.sum()) - 1}, got shape "
             f"{list(numbers.shape)} up to {most - 1}; give files= the rows of each file"
         )
-    return _measured(numbers, lengths, batch_size or BATCH_SIZE)
+    return _measured(numbers, lengths, batch_size or BATCH_SIZE, len(numbers))
 
 
 def order_quality(
@@ -138,54 +135,44 @@ def order_quality(
     if chain.mixes or not isinstance(source, RowSource):
         return None
     kept: list[Stage] = []
-    for stage in chain.stages:
-        if isinstance(stage, kinds.BatchingStage | kinds.PackingStage):
-            break
+    for stage in takewhile(lambda s: not isinstance(s, MAKING), chain.stages):
         in_file_order = not any(isinstance(s, kinds.ShuffleStage) for s in kept)
         if isinstance(stage, READING) or (isinstance(stage, kinds.CountingStage) and in_file_order):
             kept.append(stage._fresh())
     size = batch_size or (chain.batch_size if chain.batch_size > 1 else BATCH_SIZE)
-    plan = Plan.of([*kept, Batch(size), Numbered()], source, quiet=True)
-    after = (s for s in plan.chain.after if not kinds.is_on_rows(s) or isinstance(s, Numbered))
-    plan = Plan(Inputs(replace(plan.chain, before=(), after=tuple(after)), _Numbers(source)))
-    items = islice(walk(plan, epoch), batches)
-    ids = [own for own, _ in counted(items, "measuring the shuffle", batches, "batches")]
-    numbers = np.concatenate([np.empty(0, dtype=np.int64), *ids])
-    lengths = source.lengths
-    if source.file_of_block is not None:
-        lengths = np.bincount(source.file_of_block, weights=lengths).astype(np.int64)
-    found, layout = (
-        _measured(numbers, lengths, size, plan.inputs.epoch_rows),
-        plan.layouts.of(epoch),
-    )
-    if plan.chain.buffer is None or plan.chain.drawn is not None or not isinstance(layout, Layout):
+    chain = Plan.of([*kept, Batch(size), Numbered()], source, quiet=True).chain
+    after = (s for s in chain.after if not kinds.is_on_rows(s) or isinstance(s, Numbered))
+    plan = Plan(Inputs(replace(chain, before=(), after=tuple(after)), _Numbers(source)))
+    items = counted(islice(walk(plan, epoch), batches), "measuring the shuffle", batches, "batches")
+    numbers = np.concatenate([np.empty(0, dtype=np.int64), *(ids for ids, _ in items)])
+    files, lengths, layout = source.file_of_block, source.lengths, plan.layouts.of(epoch)
+    if files is not None:
+        lengths = np.bincount(files, weights=lengths).astype(np.int64)
+    found = _measured(numbers, lengths, size, plan.inputs.epoch_rows or 0)
+    if chain.buffer is None or chain.drawn is not None or not isinstance(layout, Layout):
         return found
     first = layout.window(0, 0)[1]
     return replace(found, window_rows=layout.mixed_rows(0), first_window_rows=first)
 
 
 def _measured(
-    numbers: IntArray, lengths: IntArray, batch_size: int, epoch_rows: int | None = None
+    numbers: IntArray, lengths: IntArray, batch_size: int, epoch_rows: int
 ) -> ShuffleQuality:
     n = len(numbers)
-    whole = epoch_rows is None or n >= epoch_rows
     file = np.searchsorted(np.cumsum(lengths), numbers, side="right")
-    in_file = np.bincount(file, minlength=len(lengths)) if whole else lengths
-    apart = np.abs(np.diff(numbers))
+    in_file = lengths if n < epoch_rows else np.bincount(file, minlength=len(lengths))
+    apart = np.abs(np.diff(numbers)) if n > 1 else np.zeros(1)
     full, rest = divmod(n, batch_size)
     batches = max(1, full + (rest > 0))
-    files_in_batches = len(np.unique(np.arange(n) // batch_size * len(lengths) + file))
+    touched = np.unique(np.arange(n) // batch_size * len(lengths) + file)
     expected = full * _touched(in_file, batch_size) + _touched(in_file, rest)
     return ShuffleQuality(
-        rows=n,
-        epoch_rows=n if whole else int(epoch_rows or 0),
-        batch_size=batch_size,
-        files=int((in_file > 0).sum()),
-        neighbor_distance=float(apart.mean() / max(1, lengths.sum())) if n > 1 else 0.0,
-        neighbors_kept=float((apart == 1).mean()) if n > 1 else 0.0,
-        files_per_batch=files_in_batches / batches,
+        n, max(n, epoch_rows), batch_size, int((in_file > 0).sum()),
+        neighbor_distance=float(apart.mean() / max(1, lengths.sum())),
+        neighbors_kept=float((apart == 1).mean()),
+        files_per_batch=len(touched) / batches,
         random_files_per_batch=expected / batches,
-    )
+    )  # fmt: skip
 
 
 def _touched(in_file: IntArray, size: int) -> float:
@@ -197,18 +184,12 @@ def _touched(in_file: IntArray, size: int) -> float:
 
 
 class _Numbers(RandomAccessSource):
-    """A source of which nothing is read: its rows are their numbers."""
+    """A source with the blocks of another, of which nothing is read."""
 
     by_number = True
 
     def __init__(self, source: RowSource) -> None:
-        self.holds_numbers = isinstance(source, RandomAccessSource) and source.holds_numbers
-        self.lengths, self.unread = source.lengths, source.unread
-        self.row_bytes, self.block_bytes = source.row_bytes, source.block_bytes
-        self.file_of_block = source.file_of_block
-
-    def read(self, block: int, start: int, stop: int) -> list[Any]:
-        return [None] * (stop - start)
+        vars(self).update({name: getattr(source, name, False) for name in SHAPE})
 
     def take(self, index: IntArray) -> list[Any]:
         return [None] * len(index)

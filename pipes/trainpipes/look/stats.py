@@ -50,10 +50,12 @@ MAKING = kinds.BatchingStage | kinds.PackingStage | kinds.FinishingStage
 
 @dataclass(frozen=True)
 class Padding:
-    """Attributes:
-    cells: B * L of the batches, over all of them.
-    padding: of these, those that hold no token.
-    share: padding as part of all cells, 0 to 1.
+    """How much of the batches is padding.
+
+    Attributes:
+        cells: B * L of the batches, over all of them.
+        padding: of these, those that hold no token.
+        share: padding as part of all cells, 0 to 1.
     """
 
     cells: int
@@ -66,12 +68,14 @@ class Padding:
 
 @dataclass(frozen=True)
 class Packing:
-    """Attributes:
-    rows: packed rows.
-    max_length: tokens of a row.
-    documents: in all of them, where a document cut in two counts as two.
-    empty: tokens that hold none.
-    share: what is empty, as part of all tokens, 0 to 1.
+    """How full the packed rows are.
+
+    Attributes:
+        rows: packed rows.
+        max_length: tokens of a row.
+        documents: in all of them, where a document cut in two counts as two.
+        empty: places for tokens that hold none.
+        share: what is empty, as part of all places, 0 to 1.
     """
 
     rows: int
@@ -88,7 +92,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class Mixing:
-    """Of each source of a mix, by name:
+    """How much each source of a mix gave, by its name.
 
     Attributes:
         unit: what is counted, "rows", "batches" or "tokens".

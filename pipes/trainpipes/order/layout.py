@@ -36,7 +36,7 @@ OCTAVES = 4
 
 
 class WindowKey(NamedTuple):
-    """Earlier windows of a span compare as less."""
+    """Which window: its epoch, span and number. Earlier windows of a span compare as less."""
 
     epoch: int
     span: int

@@ -21,13 +21,15 @@ from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.stages.labels import EncodeLabels
 from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes, makers_of_columns
-from trainpipes.writers.epoch_rows import AsColumns
+from trainpipes.writers.epoch_rows import WrittenColumns
 
 CALLER = "tokenize()"
 
 
 @dataclass(frozen=True)
 class Parts:
+    """The stages of a pipeline that is prepared: done once, or in training."""
+
     ahead: tuple[Stage, ...]  # their rows are written
     training: tuple[Stage, ...]  # on these rows
     makers: tuple[TokenizedBy, ...]  # in training, for each stage that makes ids
@@ -110,7 +112,7 @@ def open_plan(
 ) -> Plan:
     stages = [stage._fresh() for stage in ahead]
     if gives_objects(stages):
-        stages.append(AsColumns(CALLER))
+        stages.append(WrittenColumns(CALLER))
     plan = Plan.of(stages, source, quiet=True)
     odd = next((s for s in plan.chain.steps if not isinstance(s, kinds.RunStage)), None)
     if odd is not None:

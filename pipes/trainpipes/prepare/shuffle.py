@@ -143,6 +143,8 @@ def temporary_place(
 
 @dataclass(frozen=True)
 class Shuffle:
+    """The job of ``shuffle_files``: the passes, and what they write."""
+
     pipeline: Pipeline
     rows: EpochRows
     form: Format

@@ -199,6 +199,8 @@ class BatchSampler(Sampler[list[int]]):
 
 
 class _Batches(Iterator[list[int]]):
+    """The indices of one epoch in batches, with the state of the sampler's ``Draws``."""
+
     def __init__(self, sampler: BatchSampler) -> None:
         self._draws = iter(sampler.sampler)
         self._size, self._drop_last = sampler.batch_size, sampler.drop_last

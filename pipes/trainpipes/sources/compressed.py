@@ -73,6 +73,8 @@ class Stream:
 
 
 class _Gzip:
+    """zlib's decompressor with the methods of those of bzip2 and xz."""
+
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(31)
         self._full = False
@@ -190,6 +192,8 @@ def _full(source: Forward, size: int) -> bytes:
 
 
 class Forward:
+    """A file that can only be read forward, from pieces as they come."""
+
     closed = False
 
     def __init__(self, more: Callable[[], bytes | memoryview], at: int = 0) -> None:

@@ -105,6 +105,8 @@ def _is_table(dataset: Any) -> bool:
 
 
 class HFTable(TableSource):
+    """The rows of a ``datasets.Dataset``, which are a table and perhaps indices into it."""
+
     def __init__(self, dataset: Any, block_rows: int) -> None:
         table, columns, indices = dataset.data.table, dict(dataset.format).get("columns"), None
         if columns is not None:
@@ -173,6 +175,8 @@ def _copied(dataset: Any) -> Any:
 
 
 class HFStream(RowStream):
+    """The rows of a ``datasets.IterableDataset``."""
+
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         features = getattr(dataset, "features", None)
@@ -210,6 +214,8 @@ class HFStream(RowStream):
 
 
 class HFReader(StreamReader):
+    """One pass over a ``datasets.IterableDataset``."""
+
     def __init__(
         self, dataset: Any, schema: pa.Schema | None, state: dict[str, Any] | None
     ) -> None:

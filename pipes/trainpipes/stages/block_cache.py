@@ -81,6 +81,8 @@ class _File:
 
 
 class BlockCache:
+    """The rows that stages below ``cache`` make of blocks, kept in files: see ``CachedBlocks``."""
+
     def __init__(
         self,
         source: RowSource,

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from trainpipes._internal.checks import Function
 from trainpipes.columns.arrays import Array, is_number, one_chunk, to_numpy
-from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.lazy_batches import late_if_small
 from trainpipes.columns.row_types import array_of, fixed_shape, python_rows

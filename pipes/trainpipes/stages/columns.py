@@ -10,7 +10,7 @@ import pyarrow as pa
 from trainpipes._internal.checks import ColumnName, Ge, column_names, repeated, require
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import to_arrow
-from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of, to_columns
 from trainpipes.columns.run import Run
@@ -23,6 +23,8 @@ from trainpipes.interfaces.stage import Stage
 
 
 class ChooseStage(kinds.RunStage, takes="columns", gives="choice"):
+    """A stage that leaves out or renames columns, of tables only."""
+
     def process(self, run: Run) -> Run:
         self._check_rows(run)
         block = columns_of(run.block, self)
@@ -33,6 +35,8 @@ class ChooseStage(kinds.RunStage, takes="columns", gives="choice"):
 
 
 class _ByName(ChooseStage):
+    """Takes the names of columns as its arguments."""
+
     columns: Sequence[str]
 
     def check(self) -> None:

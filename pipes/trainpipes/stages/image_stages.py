@@ -29,6 +29,8 @@ from trainpipes.stages.row_hash import unit
 
 
 class ImageStage(RunStage, per_row=True, gives="objects"):
+    """A stage on one column of images, row by row."""
+
     thread_safe = True
 
     @abstractmethod
@@ -61,6 +63,8 @@ class ImageStage(RunStage, per_row=True, gives="objects"):
 
 
 class RandomImageStage(ImageStage, depends_on={"row", "epoch"}):
+    """One that draws ``draws`` numbers from 0 to 1 for each row and epoch."""
+
     draws: ClassVar[int] = 1
 
     _turn = 0  # which one it is of several with the same name

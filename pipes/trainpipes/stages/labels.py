@@ -14,7 +14,7 @@ from trainpipes._internal import checks
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.types import IntArray
 from trainpipes.columns import arrays
-from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.errors.text import shown

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import Function, Natural, Schema, Seed
 from trainpipes._internal.messages import warn_once
-from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import from_columns, table_of, untyped_columns
 from trainpipes.columns.run import Run
@@ -246,6 +246,8 @@ def joined(waits: list[Callable[[], Answer]]) -> Answer:
 class ColumnFunction(
     RunStage, takes="columns", gives="found types", asks_inputs=True, versioned="fn"
 ):
+    """A stage that calls a user's function with columns."""
+
     free = frozenset({"thread_safe"})
 
     fn: Function

@@ -11,7 +11,7 @@ from trainpipes._internal import checks
 from trainpipes._internal.instead import instead
 from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.interfaces import stage_kinds
-from trainpipes.interfaces.empty_epoch_guard import EmptyEpochGuard, kept_nothing, not_empty
+from trainpipes.interfaces.empty_epoch_guard import kept_nothing, most_empty, not_empty
 from trainpipes.interfaces.options import identify
 from trainpipes.interfaces.stage import made_once
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
@@ -179,6 +179,8 @@ class Repeat(stage_kinds.RepeatStage):
 
 
 class _Counted(stage_kinds.CountingStage, asks_inputs=True):
+    """``take`` and ``skip`` by counting what comes, where the plan cannot leave out blocks."""
+
     count: checks.Natural
 
     def open(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
@@ -192,12 +194,12 @@ class _Counted(stage_kinds.CountingStage, asks_inputs=True):
         low, high = (self.count, checks.LARGEST) if self.skips else (0, self.count)
         rolls = self._inputs.chain.rolling  # into the next epoch
         epoch = innermost(state)["epoch"]
-        guard = EmptyEpochGuard(gave=passed > 0 or skip > 0)
+        given = epoch if passed + skip else epoch - 1  # the last epoch that gave something
         runs = below(state)
         while (rolls or passed + skip < high) and (run := next(runs, None)) is not None:
             its_epoch = run.cursors.place(0)["epoch"]
             if its_epoch != epoch:
-                if guard.next_epoch():
+                if epoch - given >= most_empty():
                     raise kept_nothing("take() or skip()")
                 epoch, passed, state = its_epoch, 0, run.cursors.state(0)
             first, last = max(skip, low - passed), min(len(run), high - passed)
@@ -205,7 +207,7 @@ class _Counted(stage_kinds.CountingStage, asks_inputs=True):
             passed, state = passed + len(run), run.cursors.state(len(run))
             skip = max(0, skip - len(run))
             if first < last:
-                guard.gave()
+                given = epoch
                 kept = run.pick(np.arange(first, last, dtype=np.int64))
                 rows = np.arange(first, last + 1, dtype=np.int64)
                 yield Run(kept.block, Cursors.counting(base, rows), kept.bounds, kept.items)

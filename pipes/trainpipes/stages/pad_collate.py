@@ -15,7 +15,7 @@ import torch
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array, to_arrow
-from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.lazy_batches import late_if_small
 from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.columns.row_types import as_array

@@ -17,7 +17,7 @@ from trainpipes._internal.messages import need_columns, no_columns
 from trainpipes._internal.types import IntArray
 from trainpipes.columns import arrays
 from trainpipes.columns.arrays import Array
-from trainpipes.columns.bad_text import BadCell, first_bad
+from trainpipes.columns.bad_values import BadCell, first_bad
 from trainpipes.columns.block import Block
 from trainpipes.columns.row_types import array_of, as_array, fixed_shape
 from trainpipes.columns.tensor_rows import TensorRows

@@ -14,7 +14,7 @@ import torch
 
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import TEXTS, apart, first_null, one_chunk, to_numpy
-from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.interfaces.blame import naming
@@ -52,6 +52,8 @@ def unit(hashes: HashArray) -> npt.NDArray[np.float64]:
 
 
 class RowNames:
+    """Names rows for ``sample`` and ``split``: by a file's name and the row's number in it."""
+
     def __init__(self, firsts: IntArray, names: Sequence[str]) -> None:
         self._firsts = firsts
         digests = [hashlib.sha256(name.encode(errors="surrogateescape")).digest() for name in names]
@@ -68,6 +70,8 @@ class RowNames:
 
 
 class _Shifted(RowNames):
+    """The names of rows after ``skip``, whose numbers begin with 0 again."""
+
     def __init__(self, names: RowNames, skipped: int) -> None:
         self._names = names
         self._skipped = skipped

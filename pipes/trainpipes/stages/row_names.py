@@ -32,6 +32,8 @@ def row_names(inputs: Inputs) -> RowNames:
 
 
 class _MixedNames(RowNames):
+    """The names of a mix's rows, each by those of its source."""
+
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs
         self._source: Any = inputs.source

@@ -16,7 +16,7 @@ from trainpipes._internal.checks import column_names, require, several
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import first_null, is_text, one_chunk, python_to_arrow, to_numpy
-from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import in_column, naming, refused
@@ -27,6 +27,8 @@ Texts: TypeAlias = "pa.LargeStringArray"
 
 
 class Template:
+    """A text with ``{column}`` in it, which is filled in for each row."""
+
     def __init__(self, text: str) -> None:
         try:
             parts = list(string.Formatter().parse(text))

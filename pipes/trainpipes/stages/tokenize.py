@@ -10,7 +10,7 @@ import numpy as np
 from trainpipes._internal.checks import Count, Text, require, whole_number
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import to_arrow
-from trainpipes.columns.bad_text import first_bad
+from trainpipes.columns.bad_values import first_bad
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError

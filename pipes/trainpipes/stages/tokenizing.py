@@ -17,7 +17,7 @@ from trainpipes.stages.quarantine import OnError
 from trainpipes.stages.read_columns import cells, lists_of, names_of, read
 from trainpipes.stages.targets import TargetStage, have_target
 from trainpipes.tokenizers.adapters import Function
-from trainpipes.tokenizers.engine import Engine
+from trainpipes.tokenizers.engine import TokenizerEngine
 from trainpipes.tokenizers.load import load
 from trainpipes.tokenizers.parallelism import take_turns
 from trainpipes.tokenizers.ragged import Ragged
@@ -27,8 +27,10 @@ LOOKED_AT = 1 << 16
 
 
 class Tokenizes(TargetStage, RunStage):
+    """A stage that makes token ids, or says who made them."""
+
     @made_once
-    def maker(self) -> Engine:
+    def maker(self) -> TokenizerEngine:
         return load(self.options["tokenizer"], self.options.get("engine", "auto"))
 
     @property
@@ -166,6 +168,8 @@ def makers_of_columns(stages: Sequence[Stage]) -> dict[str, Tokenizes]:
 
 
 class TakesTokenizer(Stage):
+    """A stage that asks a tokenizer for its special tokens: one given, or that of a stage before it."""
+
     free = frozenset({"tokenizer"})  # what is taken from it is in the identity
 
     @made_once

@@ -67,9 +67,9 @@ def shard_of(key: str, num_shards: int) -> int:
     return shard
 
 
-def is_count(value: Any, least: int = 0) -> bool:
-    """Whether a value is an integer from ``least`` to 2**62."""
-    return type(value) is int and least <= value < MOST
+def is_count(value: Any) -> bool:
+    """Whether a value is an integer from 0 to 2**62."""
+    return type(value) is int and 0 <= value < MOST
 
 
 def cursor_text(cursor: dict[str, Any], shard: int, tag: str, epoch: int) -> str:

@@ -47,7 +47,7 @@ class ResumeError(TrainpipesError, AssertionError):
 
 @dataclass(frozen=True)
 class ResumeReport:
-    """What was checked.
+    """From how many places a run was resumed.
 
     Attributes:
         items: number of items of each epoch.

@@ -22,7 +22,7 @@ from trainpipes.columns.arrays import apart
 from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError, DataError, UnreadableError
 from trainpipes.interfaces.options import identify, show
-from trainpipes.tokenizers.engine import Affixes, Engine, Special, digest, read, utf8
+from trainpipes.tokenizers.engine import Affixes, Special, TokenizerEngine, digest, read, utf8
 from trainpipes.tokenizers.ragged import Ragged
 
 #: Of bytes, the ids that are none.
@@ -32,7 +32,7 @@ NAMES = {number: name for name, number in SPECIAL.items()}
 VOCABULARY = 258
 
 
-class Bytes(Engine):
+class Bytes(TokenizerEngine):
     """The UTF-8 bytes of a text, 0 to 255; 256 ends a text, 257 pads."""
 
     def __init__(self) -> None:
@@ -64,7 +64,9 @@ class Bytes(Engine):
         return "bytes"
 
 
-class Function(Engine):
+class Function(TokenizerEngine):
+    """A user's function from texts to lists of ids."""
+
     def __init__(self, function: Callable[[list[str]], Sequence[Sequence[int]]]) -> None:
         super().__init__(show(function))
         self._function = function
@@ -87,7 +89,7 @@ class Function(Engine):
         return identify(self._function)
 
 
-class Slow(Engine):
+class Slow(TokenizerEngine):
     """A transformers tokenizer written in Python, used by calling it, one thread at a time."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -169,7 +171,7 @@ def ids_of(rows: Any, count: int, caller: object) -> Ragged:
     return Ragged.of_lengths(values.astype(np.int32).reshape(-1), lengths)
 
 
-class SentencePiece(Engine):
+class SentencePiece(TokenizerEngine):
     """The path of a model, or a ``SentencePieceProcessor``."""
 
     def __init__(self, model: Any) -> None:
@@ -229,7 +231,7 @@ class SentencePiece(Engine):
         return digest(self._content) + "".join(f" +{name}" for name in self._adds)
 
 
-class Tiktoken(Engine):
+class Tiktoken(TokenizerEngine):
     """The name of an encoding, or an ``Encoding``."""
 
     def __init__(self, encoding: Any) -> None:

@@ -42,6 +42,8 @@ class Written:
 
 
 class Chat(Loaded):
+    """A tokenizer's chat template."""
+
     def __init__(self, tokenizer: Any, template: str | None) -> None:
         super().__init__()
         need("transformers", "a chat template")

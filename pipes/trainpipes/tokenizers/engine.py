@@ -76,7 +76,7 @@ class Special:
         return sorted(i for i in known if i is not None)
 
 
-class Engine(Loaded):
+class TokenizerEngine(Loaded):
     """Text to token ids, in one tokenizer's way."""
 
     def __init__(self, name: str) -> None:

@@ -76,6 +76,8 @@ def why_not(content: Mapping[str, Any], splits_special: bool = False) -> str | N
 
 
 class Gigatoken:
+    """gigatoken's tokenizer, made anew from time to time as its cache only grows."""
+
     def __init__(self, text: str) -> None:
         from gigatoken import Tokenizer
 

@@ -18,7 +18,7 @@ from trainpipes._internal.checks import need
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.tokenizers.engine import Affixes, Engine, Pair, Special, digest, read
+from trainpipes.tokenizers.engine import Affixes, Pair, Special, TokenizerEngine, digest, read
 from trainpipes.tokenizers.gigatoken import EVERY, Checked, Gigatoken, why_not
 from trainpipes.tokenizers.parallelism import settle
 from trainpipes.tokenizers.ragged import Ragged, assemble
@@ -42,7 +42,7 @@ class Facts:
     refusal: str | None
 
 
-class HuggingFace(Engine):
+class HuggingFace(TokenizerEngine):
     """The path of a ``tokenizer.json``; or an object as it is now: later changes do not count."""
 
     def __init__(self, tokenizer: Any, engine: str = "auto") -> None:

@@ -11,7 +11,7 @@ from trainpipes._internal.checks import need, pip_install
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.errors.text import shown
 from trainpipes.tokenizers.adapters import Bytes, Function, SentencePiece, Slow, Tiktoken
-from trainpipes.tokenizers.engine import Engine
+from trainpipes.tokenizers.engine import TokenizerEngine
 from trainpipes.tokenizers.hf import HuggingFace
 
 KINDS = (
@@ -21,8 +21,8 @@ KINDS = (
 )
 
 
-def load(tokenizer: Any, engine: str = "auto") -> Engine:
-    if isinstance(tokenizer, Engine):
+def load(tokenizer: Any, engine: str = "auto") -> TokenizerEngine:
+    if isinstance(tokenizer, TokenizerEngine):
         return tokenizer
     if isinstance(tokenizer, str) and tokenizer == "bytes":
         return Bytes()
@@ -45,7 +45,7 @@ def load(tokenizer: Any, engine: str = "auto") -> Engine:
     raise ConfigError(f"{KINDS}; got {shown(tokenizer)}")
 
 
-def _from_path(tokenizer: str | os.PathLike[str], engine: str) -> Engine:
+def _from_path(tokenizer: str | os.PathLike[str], engine: str) -> TokenizerEngine:
     text = os.fspath(tokenizer)
     path = text if "://" in text else os.path.expanduser(text)
     if os.path.isdir(path):

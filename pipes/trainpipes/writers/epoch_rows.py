@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from trainpipes.pipeline.chain import Pipeline
 
 
-class AsColumns(kinds.RunStage, takes="columns"):
-    """Turns rows that are Python objects into columns of one schema, with text in UTF-8."""
+class WrittenColumns(kinds.RunStage, takes="columns"):
+    """The last stage of rows that are written: below it the plan makes columns of one schema, whose text it
+    checks.
+    """
 
     free = frozenset({"caller", "ragged"})
 
@@ -75,7 +77,7 @@ class EpochRows(TableGroups):
             )
         left: Any = kinds.DeviceStage if dealt else kinds.ShardStage | kinds.DeviceStage
         rows = kinds.without(pipeline.stages, left)
-        self._begin([*rows, AsColumns(caller, ragged)], caller, None)
+        self._begin([*rows, WrittenColumns(caller, ragged)], caller, None)
 
     def _begin(self, stages: list[Stage], caller: str, source: RowSource | None) -> None:
         self.caller, self._stages = caller, stages

@@ -25,7 +25,7 @@ from trainpipes._internal.checks import require, whole_number
 from trainpipes.engine.calling.process_map import preload
 from trainpipes.errors import ConfigError, WorkerError
 from trainpipes.errors.text import how_ended
-from trainpipes.filesystems.stopping import Stopped, set_stop_check
+from trainpipes.filesystems.stopping import TaskStopped, set_stop_check
 from trainpipes.tokenizers.parallelism import VARIABLE
 
 T = TypeVar("T")
@@ -66,6 +66,8 @@ class Executor(Protocol):
 
 
 class _OnThisMachine:
+    """What executors without a cluster share: nothing to open, and any path is seen."""
+
     def __enter__(self) -> Any:
         return self
 
@@ -98,7 +100,7 @@ class Threads(_OnThisMachine):
 
         def check() -> None:
             if stop.is_set():
-                raise Stopped
+                raise TaskStopped
 
         def do(task: T) -> R:
             if not hasattr(here, "state"):

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import require, whole_number
+from trainpipes.columns.bad_values import BadCell
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.filesystems.output_file import OutputFile
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.interfaces.options import either
 from trainpipes.writers.executor import Executor
-from trainpipes.writers.json_lines import NoJson, lines_of
+from trainpipes.writers.json_lines import lines_of
 from trainpipes.writers.output_folder import Manifest
 from trainpipes.writers.table_groups import compact
 from trainpipes.writers.write import ANY, Format, Output, write
@@ -149,7 +150,7 @@ def write_json(
     """
     check_codec(compression, JSON_SUFFIXES, "write_json")
     form = Format(
-        "write_json", JSON_SUFFIXES.get(compression or "", ".jsonl"), partial(_Lines, compression),
+        "write_json", JSON_SUFFIXES.get(compression or "", ".jsonl"), partial(_JsonLines, compression),
         {"compression": compression}, GROUP_ROWS, OTHER_GROUP_BYTES, FILE_BYTES,
     )  # fmt: skip
     out = Output(folder, num_files, rows_per_file, overwrite, storage_options, retry)
@@ -183,6 +184,8 @@ def parquet_form(
 
 
 class _Parquet:
+    """Writes one Parquet file: the ``FileWriter`` of ``write_parquet``."""
+
     def __init__(self, how: Any, metadata: Any, file: Any, schema: pa.Schema) -> None:
         self.columns = columns_of(schema)
         try:
@@ -205,6 +208,8 @@ class _Parquet:
 
 
 class _Arrow:
+    """Writes one Arrow file: the ``FileWriter`` of ``write_arrow``."""
+
     def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
         self.columns, options = columns_of(schema), pa.ipc.IpcWriteOptions(compression=compression)
         self._writer = pa.ipc.new_file(file, schema, options=options)
@@ -221,7 +226,7 @@ def columns_of(schema: pa.Schema) -> dict[str, str]:
     return {field.name: str(field.type) for field in schema}
 
 
-class _Lines:
+class _JsonLines:
     """One file. Compressed, each group is a gzip member or zstd frame of its own, to read from."""
 
     def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
@@ -233,7 +238,7 @@ class _Lines:
     def write(self, group: pa.Table, first_row: int) -> None:
         try:
             lines = lines_of(group)
-        except NoJson as error:
+        except BadCell as error:
             row = None if error.row is None else first_row + error.row
             where = "" if row is None else f" (row {row:,} of those written)"
             raise DataError(f"write_json(): column {error}{where}", stage="write_json()") from None

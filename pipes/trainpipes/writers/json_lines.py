@@ -8,17 +8,12 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes.columns.arrays import holds, is_text
+from trainpipes.columns.bad_values import BadCell
 
 is_ = pa.types
 ENCODE = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False
 ).encode
-
-
-class NoJson(Exception):
-    def __init__(self, row: int | None, why: str) -> None:
-        super().__init__(why)
-        self.row = row
 
 
 def lines_of(table: pa.Table) -> bytes:
@@ -35,12 +30,12 @@ def lines_of(table: pa.Table) -> bytes:
         raise next(filter(None, map(_bad_cell, range(len(rows)), rows))) from None
 
 
-def _bad_cell(number: int, row: dict[str, Any]) -> NoJson | None:
+def _bad_cell(number: int, row: dict[str, Any]) -> BadCell | None:
     for name, value in row.items():
         try:
             ENCODE(value)
         except ValueError:
-            return NoJson(
+            return BadCell(
                 number,
                 f"{name!r}: JSON has no NaN and no infinity: fill them, or make them null, in a "
                 "with_columns(), or write Parquet",
@@ -75,7 +70,7 @@ def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
         return kind if is_plain else pa.large_list(value.with_type(own))
     if any(of(kind) for of in PLAIN):
         return kind
-    raise NoJson(
+    raise BadCell(
         None,
         f"{column!r}: JSON has no form for {kind}: leave it out with drop_columns(), make text of it with "
         "with_columns(), or write Parquet",

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.columns.arrays import apart, first_null, one_chunk
-from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.bad_values import BadCell
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.filesystems.output_file import OutputFile
 from trainpipes.sources.memmap.manifest import (
@@ -58,6 +58,8 @@ def arrays_of(column: pa.ChunkedArray, name: str, as_ragged: bool, row: int) -> 
 
 
 class NpyFile:
+    """Writes one ``.npy`` file, whose header is written anew at the end."""
+
     def __init__(self, file: OutputFile, dtype: str, shape: tuple[int, ...]) -> None:
         self.rows = 0
         self._file, self._dtype, self._shape = file, dtype, shape
@@ -113,6 +115,8 @@ class ColumnFile:
 
 
 class PartFile:
+    """Writes one part of a memory map: the ``FileWriter`` of ``write_memmap``."""
+
     def __init__(
         self,
         layout: Layout,

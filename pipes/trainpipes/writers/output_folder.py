@@ -71,6 +71,8 @@ class FileInfo:
 
 
 class Task(Protocol):
+    """What makes one file: all that an ``OutputFolder`` needs to know of it."""
+
     @property
     def name(self) -> str: ...
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from trainpipes._internal.checks import flag, need, require
 from trainpipes.errors import ConfigError, UnreachableError, WorkerError
-from trainpipes.filesystems.stopping import Stopped, set_stop_check
+from trainpipes.filesystems.stopping import TaskStopped, set_stop_check
 from trainpipes.version import __version__
 from trainpipes.writers.executor import feed, portable, refuse_memory, use_threads
 
@@ -247,6 +247,8 @@ def _own_sigterm() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Job:
+    """What all tasks of one job share: its function and state, sent once."""
+
     token: str
     shared: list[Any]
     version: str = __version__
@@ -264,7 +266,7 @@ class Failed:
 
 
 class StopFlag:
-    """That it is there asks the tasks of a job to end."""
+    """An actor: while there is one of a job's name, the tasks of this job end."""
 
 
 def do_task(task: Any, job: Job) -> Any:
@@ -278,14 +280,14 @@ def do_task(task: Any, job: Job) -> Any:
             next_look = time.monotonic() + LOOK_FOR_END
             with suppress(Exception):  # there is no such actor
                 ray.get_actor(job.flag)
-                raise Stopped
+                raise TaskStopped
 
     set_stop_check(look)
     try:
         look()
         fn, state = _opened(job)
         return fn(task, state)
-    except Stopped:
+    except TaskStopped:
         return Failed(RuntimeError("the task was asked to end"))
     except (Exception, SystemExit) as error:  # by sys.exit() Ray would run it again
         return Failed(portable(error, task))

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 
 class FileWriter(Protocol):
+    """Writes one file of a ``Format``, group by group; ``write`` and ``prepare`` open one for each file."""
+
     @property
     def columns(self) -> dict[str, str]:
         """Names and types, as the manifest has them; known when it is closed."""
@@ -72,6 +74,8 @@ class Format:
 
 @dataclass(frozen=True)
 class FileTask:
+    """A file to be written, and which rows go into it."""
+
     name: str
     start: int
     length: int | None

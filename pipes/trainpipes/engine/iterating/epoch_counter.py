@@ -38,10 +38,14 @@ _REMEMBERED = 64
 
 
 class _Claim(Structure):
+    """A pass that a worker has taken, in shared memory."""
+
     _fields_: ClassVar = [("shared", c_int64 * 3), ("number", c_int64), ("load", c_int64)]
 
 
 class _Numbers(Structure):
+    """The numbers that processes share, and the last passes claimed."""
+
     _fields_: ClassVar = [
         *((name, c_int64) for name in ("upcoming", "loaded", "loads", "offset", "named")),
         *((name, c_int64) for name in ("elsewhere", "claims")),

@@ -49,7 +49,9 @@ class _Taken:
 
 
 class Lookahead(Iterator[Any]):
-    """The items of one consumer, which notes what was given.
+    """The items of one consumer, some taken before they are asked for. It is used only where a device
+    stage copies ahead, where ranks must agree on an epoch's end, or once somebody asks whether an item
+    is the last. The state is that of the items given.
 
     Where ranks end together, an error is raised only after they have agreed, and on every later call:
     the other ranks have gone on.

@@ -170,6 +170,8 @@ class WorkerMemory:
 
 
 class _Pickler(ForkingPickler):
+    """Pickles a message, and keeps the values of its tensors out of the pickle's bytes."""
+
     def __init__(self) -> None:
         self.file = io.BytesIO()
         super().__init__(self.file, 5, True, self._beside)

@@ -168,6 +168,8 @@ def _run_of(data: Payload, first: int) -> Run:
 
 
 class _FirstRows:
+    """The first rows of a pipeline, in steps, for ``SchemaFinder``."""
+
     def __init__(self, inputs: Inputs, caller: str, step: int = STEP) -> None:
         chain = inputs.chain
         if chain.opener.traits.read_once:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from trainpipes._internal.activity import each
-from trainpipes.columns.bad_text import naming_bad_text
+from trainpipes.columns.bad_values import naming_bad_values
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage import Stage
@@ -46,7 +46,7 @@ def _open_stage(
 
 def _called(stage: RunStage, function: Callable[[Run], _Made], run: Run) -> _Made:
     try:
-        with naming_bad_text(run.block, stage):
+        with naming_bad_values(run.block, stage):
             return function(run)
     except StopIteration as error:  # the function's own: the rows have not ended
         raise RuntimeError(RAISED_STOP) from error

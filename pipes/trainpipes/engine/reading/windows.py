@@ -137,8 +137,8 @@ class WindowMaker(ABC):
 
 @dataclass(eq=False)
 class Windows:
-    """The windows of all spans and epochs. Each user, a shard, is at one window at a time; a window is
-    dropped once all users of its span are past it.
+    """The windows of a pass, for the shards of one process. Each user, a shard, is at one window at a
+    time; a window is dropped once all users of its span are past it.
 
     Args:
         most_bytes: that all windows may take for one more to be read ahead.

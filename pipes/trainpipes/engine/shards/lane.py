@@ -14,7 +14,6 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.shard_rows import ShardOpener, end_epoch
 from trainpipes.errors import DataError
 from trainpipes.interfaces.blame import is_about_a_row
-from trainpipes.interfaces.empty_epoch_guard import EmptyEpochGuard
 from trainpipes.state.cursor import cursor_text
 
 #: What a lane gives past its last item.
@@ -33,8 +32,9 @@ class RunItems(NamedTuple):
 
 
 class Lane:
-    """One thread makes the next run, while another takes the items of the one before. Whoever meets an
-    error opens the lane anew.
+    """The items of one shard, or of one of the lanes that take turns at it, epoch after epoch. One thread
+    makes the next run, while another takes the items of the one before. Whoever meets an error opens
+    the lane anew.
 
     Args:
         cursor: where it begins; at the start of the pass by default.
@@ -60,10 +60,10 @@ class Lane:
         self.ended = bool(start.pop("ended", False))
         chain = self._plan.chain
         self._first_epoch = first = chain.first_epoch(pass_number)
-        endless = chain.endless and not self._plan.counts.known
-        self._guard = EmptyEpochGuard(endless, gave=bool(start))
+        self._endless = chain.endless and not self._plan.counts.known
         starts = not start or chain.rolling
         self._enter(first if starts else innermost(start)["epoch"], start or None)
+        self._given = self.epoch if start else self.epoch - 1  # the last epoch that gave something
         # Of the run whose items are taken:
         self._items: MutableSequence[Any] = []
         self._cursors: Cursors | None = None
@@ -107,13 +107,13 @@ class Lane:
                 run.cursors = run.cursors.after(before)
                 self._made = run.cursors, last
                 if first < last:
-                    self._guard.gave()
+                    self._given = self.epoch
                     return run, first, last
             elif chain.rolling or not chain.goes_on(self.epoch, self._first_epoch):
                 return None
             else:
-                layout = self._plan.layouts.of(self.epoch)
-                end_epoch(self._guard, layout, self._shard, self.epoch)
+                if self._endless:
+                    end_epoch(self._plan, self._shard, self.epoch, self._given)
                 self._enter(self.epoch + 1)
 
     def begin(self) -> None:

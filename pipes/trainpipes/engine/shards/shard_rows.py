@@ -12,7 +12,7 @@ import numpy as np
 from trainpipes._internal.activity import each
 from trainpipes._internal.pool import Pool
 from trainpipes._internal.types import IntArray
-from trainpipes.columns.bad_text import naming_bad_text
+from trainpipes.columns.bad_values import naming_bad_values
 from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.engine.planning.mixture import MixedWindows, RowMixture
 from trainpipes.engine.planning.open_stages import Submitted, open_stages
@@ -21,11 +21,11 @@ from trainpipes.engine.reading.listed_windows import ListedMaker, NumberedMaker
 from trainpipes.engine.reading.stream_windows import StreamMaker
 from trainpipes.engine.reading.windows import Windows
 from trainpipes.errors import DataError
-from trainpipes.interfaces.empty_epoch_guard import EmptyEpochGuard
+from trainpipes.interfaces.empty_epoch_guard import most_empty
 from trainpipes.interfaces.source import RandomAccessSource, RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage, WorkingStage
-from trainpipes.order.layout import Layout, StreamLayout, WindowKey
+from trainpipes.order.layout import Layout, WindowKey
 
 #: About how many rows and bytes a run has; whole batches where there are any.
 RUN_ROWS, RUN_BYTES = 2048, 4 << 20
@@ -81,7 +81,7 @@ class PooledStages(WorkingStage):
     def process(self, run: Run) -> Run:
         for stage in self.stages:
             if len(run):
-                with naming_bad_text(run.block, stage):
+                with naming_bad_values(run.block, stage):
                     run = stage.process(run)
         return run
 
@@ -178,8 +178,9 @@ class ShardRows(Iterator[Run]):
         self._stream: dict[str, Any] = state.get("stream", {})
         # Sharers take turns at whole batches: one may get none of a small epoch.
         shares_turn = isinstance(layout, Layout) and layout.whole
-        gave = self._key.window > 0 or self._row > 0
-        self._guard = EmptyEpochGuard(plan.chain.endless and not shares_turn, gave)
+        self._endless = plan.chain.endless and not shares_turn
+        begun = self._key.window > 0 or self._row > 0
+        self._given = epoch if begun else epoch - 1  # the last epoch that gave something
         self._ended = False
         self._positions: IntArray | None = None  # of this shard in the window's order
         self._first = 0  # of these, the next one
@@ -188,7 +189,7 @@ class ShardRows(Iterator[Run]):
         while not self._ended:
             run = self._advance()
             if run is not None:
-                self._guard.gave()
+                self._given = self._key.epoch
                 return run
         raise StopIteration
 
@@ -249,15 +250,16 @@ class ShardRows(Iterator[Run]):
         if not chain.rolling or not chain.goes_on(epoch, self._first_epoch):
             self._ended = True
             return
-        end_epoch(self._guard, self._layout, self._shard, epoch)
+        if self._endless:
+            end_epoch(self._plan, self._shard, epoch, self._given)
         self._layout = self._plan.layouts.of(epoch + 1)
         self._go_to(WindowKey(epoch + 1, self._key.span, 0), self._windows.start(epoch + 1))
 
 
-def end_epoch(
-    guard: EmptyEpochGuard, layout: Layout | StreamLayout, shard: int, epoch: int
-) -> None:
-    if guard.next_epoch(layout):
+def end_epoch(plan: Plan, shard: int, epoch: int, given: int) -> None:
+    """Raise if a shard of a pass without an end has got nothing since epoch ``given``."""
+    layout = plan.layouts.of(epoch)
+    if epoch - given >= most_empty(layout):
         raise DataError(
             f"repeat() would wait forever: shard {shard} of {layout.num_shards} got no rows up to epoch "
             f"{epoch}; lower num_shards in sharding_filter(), or check the filter"

@@ -21,6 +21,8 @@ KEPT = 4
 
 
 class TrainingLoader:
+    """What Lightning's training loop iterates: it notes the state after each batch that was trained on."""
+
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
         #: Whether a batch was given or a state loaded.

@@ -154,6 +154,8 @@ class EpochLength(int):
 
 
 class NotePosition(TrainerCallback):
+    """Notes the loader's position after each optimizer step."""
+
     def on_step_end(
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
     ) -> None:

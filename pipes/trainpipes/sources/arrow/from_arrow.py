@@ -13,7 +13,7 @@ from trainpipes.columns.arrays import gathered, take_rows
 from trainpipes.columns.content import table_digest
 from trainpipes.errors import ConfigError
 from trainpipes.errors.text import amount, shown
-from trainpipes.interfaces.source import RowsInMemory
+from trainpipes.interfaces.source import NumberedRowsSource
 from trainpipes.interfaces.stage_kinds import Source
 from trainpipes.sources.files.schema import Rows, fitted
 
@@ -59,7 +59,7 @@ class FromArrow(Source, has_blocks=True, random_access=True):
         return f"from_arrow({self.table.num_rows} rows of {', '.join(self.table.column_names)})"
 
 
-class TableSource(RowsInMemory):
+class TableSource(NumberedRowsSource):
     """Rows of a table, or those at ``indices`` int64 ``[rows]``; with the types of ``schema``, if set."""
 
     by_number = False
@@ -102,6 +102,8 @@ class TableSource(RowsInMemory):
 
 
 class ArrowSource(TableSource):
+    """A user's table, which a state knows by a digest of its content."""
+
     def __init__(self, table: pa.Table) -> None:
         super().__init__(table, BLOCK_ROWS)
 

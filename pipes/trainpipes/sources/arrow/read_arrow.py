@@ -88,6 +88,8 @@ class ReadArrow(FileReader, has_blocks=True, random_access=True):
 
 
 class ArrowFormat(Format):
+    """Arrow files as a format: a block is a record batch."""
+
     name = "Arrow"
     random_access = True
     fit = "Arrow files that are on this machine, not compressed and without dictionaries"

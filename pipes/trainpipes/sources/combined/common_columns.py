@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes.columns.bad_text import first_bad
+from trainpipes.columns.bad_values import first_bad
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.joined import unlike

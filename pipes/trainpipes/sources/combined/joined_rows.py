@@ -159,6 +159,8 @@ class Lane:
 
 
 class JoinedRows(RowSource):
+    """The rows of ``concat`` (one lane) and ``zip`` (lanes side by side)."""
+
     def __init__(self, stage: Any, lanes: Sequence[Lane]) -> None:
         self.stage, self.lanes = stage, lanes
         self.parts = [part for lane in lanes for part in lane.parts]
@@ -306,6 +308,8 @@ class JoinedRows(RowSource):
 
 
 class JoinedByNumber(JoinedRows, RandomAccessSource):
+    """The same where all sources read rows by number."""
+
     def __init__(self, stage: Any, lanes: Sequence[Lane]) -> None:
         super().__init__(stage, lanes)
         sources: list[Any] = [part.source for part in self.parts]
@@ -344,6 +348,8 @@ class _JoinedTaker:
 
 
 class _JoinedReader:
+    """Reads blocks of all lanes, and puts their columns side by side."""
+
     def __init__(self, source: JoinedRows) -> None:
         self._source = source
         self._readers: dict[int, Reader] = {}

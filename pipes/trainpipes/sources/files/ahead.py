@@ -31,7 +31,9 @@ def waiting() -> Pool:
 
 
 class _Readers:
-    """Those of a process. What somebody waits for comes first, then what is needed next."""
+    """All readers of a process that read ahead: what somebody waits for comes first, then what is needed
+    next.
+    """
 
     def __init__(self) -> None:
         self.lock = InterruptibleLock()

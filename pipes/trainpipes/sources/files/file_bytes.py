@@ -124,6 +124,8 @@ class FileBytes(ABC):
 
 
 class LocalBytes(FileBytes):
+    """The bytes of a file of this machine."""
+
     checked = local = True
 
     def __init__(

@@ -25,6 +25,8 @@ MAX_DIGESTS = 16
 
 @dataclass(frozen=True)
 class Listed:
+    """What one path, glob or folder of the user means: where it is, and which files."""
+
     url: str
     system: Any
     wanted: Wanted

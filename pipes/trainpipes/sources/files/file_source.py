@@ -196,6 +196,8 @@ def _spread(blocks: IntArray, layout: Layout) -> npt.NDArray[np.float64]:
 
 
 class NumberedFiles(FileSource, RandomAccessSource):
+    """Files whose rows can be read by number."""
+
     def __init__(self, *store_and_format: Any, **how: Any) -> None:
         super().__init__(*store_and_format, **how)
         self.by_number = self.format.by_number and self._unfit is None

@@ -159,12 +159,16 @@ Found = dict[str, Reported]
 
 
 class Entry(NamedTuple):
+    """A file or folder found in a folder."""
+
     path: str
     is_folder: bool
     info: Mapping[str, Any] = {}
 
 
 class LocalFolders:
+    """Looks into folders of this machine."""
+
     many = 1  # that are looked into at once
 
     def look_up(self, path: str) -> Entry | None:
@@ -192,6 +196,8 @@ class LocalFolders:
 
 
 class StoreFolders:
+    """Looks into folders of an fsspec file system."""
+
     def __init__(self, system: Any, requests: Requests) -> None:
         self._system = system
         self._requests = requests

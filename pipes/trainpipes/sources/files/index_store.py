@@ -55,6 +55,8 @@ COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class Scan:
+    """One file whose blocks are to be found."""
+
     file: int
     data: FileBytes
     known: Layout | None
@@ -63,6 +65,8 @@ class Scan:
 
 
 class IndexStore:
+    """The layouts of all files of a reader: those kept, and those that are found now."""
+
     def __init__(
         self,
         files: FileList,

@@ -225,6 +225,8 @@ def _say_no_etag(server: str) -> None:
 
 
 class PathSource(RowSource):
+    """Names of files as rows: ``list_files`` without a reader."""
+
     def __init__(self, files: FileList) -> None:
         self.files = files
         self.lengths = np.array([len(files)], dtype=np.int64)

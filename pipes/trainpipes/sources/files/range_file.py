@@ -43,6 +43,8 @@ class _Part:
 
 
 class RangeFile(io.RawIOBase):
+    """A file object over ``FileBytes``, for libraries that read files."""
+
     def __init__(self, source: FileBytes, held: int | None = None) -> None:
         super().__init__()
         self.name, self._source = source.name, source

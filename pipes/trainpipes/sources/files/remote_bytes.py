@@ -48,6 +48,8 @@ def open_bytes(
 
 
 class RemoteBytes(FileBytes):
+    """The bytes of a file on a server, by requests of ranges."""
+
     def __init__(self, files: FileList, file: int, requests: Requests, kept: KeptFiles) -> None:
         super().__init__(file, kept)
         self._system, self._path, self._requests = files.system(file), files.paths[file], requests

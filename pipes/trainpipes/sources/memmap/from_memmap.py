@@ -88,6 +88,8 @@ class FromMemmap(Source, random_access=True):
 
 
 class MemmapSource(RandomAccessSource):
+    """Rows of a ``MemmapDataset``, by number."""
+
     by_number = True
     holds_numbers = True
 

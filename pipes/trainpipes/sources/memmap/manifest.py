@@ -41,6 +41,8 @@ Layout = Literal["dict", "tuple"]
 
 @dataclass(frozen=True)
 class Column:
+    """The dtype and shape of one column of a memory map."""
+
     name: str
     dtype: str  # "" as long as it is not known
     shape: tuple[int, ...]  # of a row; of each element of a ragged one
@@ -60,6 +62,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Header:
+    """What a part's file of JSON says of the ``.npy`` files beside it."""
+
     rows: int
     layout: Layout
     columns: tuple[Column, ...]

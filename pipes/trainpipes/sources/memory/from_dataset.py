@@ -18,7 +18,7 @@ from trainpipes.columns.payload import Payload
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import blame
-from trainpipes.interfaces.source import RowsInMemory, RowSource, RowStream
+from trainpipes.interfaces.source import NumberedRowsSource, RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage, Source
 from trainpipes.samplers import BatchSampler, RowSampler
@@ -121,6 +121,8 @@ class FromDataset(Source, gives="objects", holds_data=True):
 
 
 class Fetch(RunStage, holds_data=True):
+    """Makes of indices the rows of a map-style dataset."""
+
     dataset: Any
     batched: bool = False
 
@@ -154,7 +156,9 @@ class Fetch(RunStage, holds_data=True):
         return f"{type(self.dataset).__name__}[…]"
 
 
-class IndexSource(RowsInMemory):
+class IndexSource(NumberedRowsSource):
+    """The indices of a map-style dataset; ``Fetch`` makes rows of them."""
+
     row_bytes = 8.0
 
     def __init__(self, dataset: Any) -> None:
@@ -175,6 +179,8 @@ class IndexSource(RowsInMemory):
 
 
 class SamplerStream(RowStream):
+    """A torch sampler's indices as a stream."""
+
     def __init__(self, sampler: Iterable[Any], dataset: Any) -> None:
         self._sampler = sampler
         self._name = _named(dataset)

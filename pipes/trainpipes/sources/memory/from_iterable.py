@@ -66,6 +66,8 @@ class FromIterable(Source, gives="objects", holds_data=True):
 
 @dataclass(eq=False)
 class IterableStream(RowStream):
+    """The items of an iterable as a stream; a later epoch needs a function that makes it anew."""
+
     factory: Callable[[], Iterable[Any]] | Iterable[Any]
     version: str | None
     _items: Iterator[Any] | None = None  # the last ones that were opened
@@ -109,6 +111,8 @@ class IterableStream(RowStream):
 
 @dataclass(eq=False)
 class IterableReader(StreamReader):
+    """One pass over an iterable."""
+
     items: Iterator[Any]
 
     def read(self, rows: int) -> Payload | None:

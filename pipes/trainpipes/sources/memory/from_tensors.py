@@ -10,7 +10,7 @@ from trainpipes._internal.checks import column_names, require, wrong
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.content import tensor_digest
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.interfaces.source import RowsInMemory
+from trainpipes.interfaces.source import NumberedRowsSource
 from trainpipes.interfaces.stage_kinds import Source
 
 
@@ -73,7 +73,9 @@ class FromTensors(Source, random_access=True):
         return f"from_tensors({', '.join(shapes)})"
 
 
-class TensorSource(RowsInMemory):
+class TensorSource(NumberedRowsSource):
+    """Rows of tensors in memory."""
+
     def __init__(self, rows: TensorRows) -> None:
         super().__init__(len(rows))
         self._rows = rows

@@ -86,6 +86,8 @@ class ReadNumpy(FileReader, random_access=True):
 
 @dataclass(eq=False)
 class NumpyFormat(Format):
+    """Files of NumPy as a format: a block is a range of rows."""
+
     name = "NumPy"
     random_access = by_number = True
     fit = "NumPy files that are on this machine and not compressed"

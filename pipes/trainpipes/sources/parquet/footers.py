@@ -94,6 +94,8 @@ class ParsedFooters:
 
 @dataclass(frozen=True)
 class Footers:
+    """What the footers of all files of ``read_parquet`` say."""
+
     store: IndexStore
     layouts: list[RowGroupLayout]
     schema: pa.Schema

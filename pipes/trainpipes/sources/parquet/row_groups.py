@@ -36,6 +36,8 @@ CHANGED = "it changed while it was read"
 
 @dataclass(eq=False)
 class RowGroups(Format):
+    """Parquet files as a format: a block is a row group."""
+
     columns: Sequence[str] | None
     schema: pa.Schema
     replace: bool = False
@@ -110,6 +112,8 @@ class RowGroups(Format):
 
 
 class ParquetFile:
+    """One Parquet file that is open for reading."""
+
     def __init__(
         self, format: RowGroups, data: FileBytes, layout: RowGroupLayout, held: int | None = None
     ) -> None:

@@ -167,6 +167,8 @@ class Members(Layout):
 
 
 class TarSamples(Format):
+    """Tar archives as a format: a row is a sample."""
+
     name = "tar archives"
     random_access = True
     fit = "archives that are on this machine and not compressed"

@@ -51,12 +51,16 @@ class Cutter(ABC):
 
 
 class LineCutter(Cutter):
+    """Each line is a row."""
+
     def ends(self, data: bytes, feeds: IntArray) -> IntArray:
         self.before = b"" if data.endswith(b"\n") else b"x"
         return feeds
 
 
 class FilledLineCutter(Cutter):
+    """Each line that is not blank is a row."""
+
     def ends(self, data: bytes, feeds: IntArray) -> IntArray:
         filled = _filled(data, feeds)
         self.before = b"x" if filled[-1] else b""
@@ -65,6 +69,8 @@ class FilledLineCutter(Cutter):
 
 
 class ParagraphCutter(Cutter):
+    """Rows are paragraphs, which blank lines end."""
+
     def ends(self, data: bytes, feeds: IntArray) -> IntArray:
         filled = _filled(data, feeds)
         follows = np.append(False, filled[:-1])  # lines that are filled

@@ -101,6 +101,8 @@ def delimiter_of(path: str) -> str:
 
 
 class Csv(TextFormat):
+    """CSV files as a format."""
+
     name = "CSV"
     rule: ClassVar[str] = (
         "a row has a cell for each column, and quotes around cells with delimiters"

@@ -96,6 +96,8 @@ class ReadJson(TextReader):
 
 
 class Json(TextFormat):
+    """JSON files as a format."""
+
     name = "JSON"
     rule: ClassVar[str] = "a row is one object, whole on its line or in the file's one array"
     reader: ClassVar[str] = "read_json"

@@ -73,6 +73,8 @@ class ReadText(TextReader):
 
 
 class PlainText(TextFormat):
+    """Text files as a format: lines, paragraphs or whole files."""
+
     name = "text"
     reader: ClassVar[str] = "read_text"
 

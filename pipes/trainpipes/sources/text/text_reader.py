@@ -33,6 +33,8 @@ SHAPE = ("unit", "delimiter", "quote", "column_names", "null_values", "block_row
 
 
 class TextReader(FileReader, has_blocks=True):
+    """A stage that reads files of a ``TextFormat``: ``read_csv``, ``read_json`` or ``read_text``."""
+
     free = FileReader.free | {"max_row_bytes"}
 
     @property

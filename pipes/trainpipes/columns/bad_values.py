@@ -1,4 +1,4 @@
-"""Names the row with text that is not UTF-8, or a number or time that Python lacks."""
+"""Values that no tensor, array or Python object can be made of, named by their row and column."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from trainpipes.errors import UnreadableError
 SHOWN = 40
 
 
-class naming_bad_text(doing):
-    """Around a stage's work, or where Python values are made: errors name the row and column of a bad one.
-    Nothing is looked at before something is raised.
+class naming_bad_values(doing):
+    """Around a stage's work, or where Python objects are made of Arrow values: errors name the row and
+    column of a bad one, text that is not UTF-8, or a number or time that Python has none for. Nothing is
+    looked at before something is raised.
     """
 
     __slots__ = ("_block", "_caller")
@@ -102,7 +103,9 @@ def first_bad(rows: int, fails: Callable[[int, int], bool]) -> int:
 
 
 class BadCell(Exception):
-    """A value that a stage cannot take; ``row`` is None for the whole column."""
+    """A value that cannot become a tensor, an array or JSON, by its row in the block (None: the column).
+    Whoever knows the stage catches it, and raises it with the stage's name.
+    """
 
     def __init__(self, row: int | None, problem: str) -> None:
         super().__init__(problem)
