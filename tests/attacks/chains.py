@@ -1,0 +1,136 @@
+"""Chains of any stages in any order, against plain Python, and over resumes on other ranks, workers and
+threads."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import trainpipes as tp
+from attacks.rounds import Round
+from chains import Chain, build, draw_chain, tp_plain
+from elastic.laws import Whole, given_by
+from elastic.ranks import Leg, Reads
+from plain_chains import Differs, atoms, bounds_of, check_stages
+from trainpipes.testing import digest
+
+__all__ = ["any_chains", "came_of"]
+
+#: Seconds of a chain, after which it hangs.
+HANGS = 120
+#: What is said of chains that cannot be; each names a way out.
+REFUSED = re.compile(
+    r"each shard would count for itself|put them directly after the source|would wait forever: .*; |"
+    r"has no rows: leave it out of the mix|would wait forever: check its options|"
+    r"collated them already: leave one of the two out|give the stage that makes the rows schema="
+)
+RANKS = 1, 7, 5, 8, 3
+
+
+@contextmanager
+def no_hang() -> Iterator[None]:
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"no end within {HANGS} seconds")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(HANGS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def came_of(chain: Chain, folder: Path, draw: random.Random) -> str:
+    """ "exact", "named" for one that is refused, or what is wrong."""
+    try:
+        with no_hang():
+            if chain.shards == 1 and draw.random() < 0.5:
+                check_stages(chain, folder)
+            check_rows(chain, folder)
+            check_runs(chain, folder, draw)
+    except tp.TrainpipesError as error:
+        return (
+            "named" if REFUSED.search(str(error)) else f"{chain}: {type(error).__name__}: {error}"
+        )
+    except Differs as error:
+        return f"{chain}: {error}"
+    except BaseException as error:
+        error.add_note(str(chain))
+        raise
+    return "exact"
+
+
+def check_rows(chain: Chain, folder: Path) -> None:
+    """Every row of an epoch comes as often as it is to come."""
+    low, high, slack = bounds_of(chain)
+    if chain.endless or (low is None and high is None):
+        return
+    pipe = build(chain, folder)
+    for _ in range(2):
+        found = Counter(atom for item in pipe for atom in atoms(tp_plain(item)))
+        if high is not None and found - high:
+            raise Differs(f"too often: {found - high}")
+        if low is not None and (low - found).total() > slack:
+            raise Differs(f"lost, and {slack} may be: {low - found}")
+
+
+def check_runs(chain: Chain, folder: Path, draw: random.Random) -> None:
+    """Threads, workers and ranks give one sequence, and a run goes on with it wherever it was saved."""
+    pipe = build(chain, folder)
+    whole = Whole(pipe)
+    items = list(whole.items.values())
+    options: dict[str, Any] = draw.choice([{"threads": 0}, {"threads": 2}])
+    if draw.random() < 0.15:
+        options = {"num_workers": 2}
+    loader = tp.Loader(build(chain, folder), **options)
+    found = [digest(item) for item in islice(loader, len(items))]
+    if found != items:
+        raise Differs(f"{options}: other items")
+    state, m, seen = None, 0, []
+    dealt = any(stage[0] == "sharding_filter" for stage in chain.stages)
+    for ranks in draw.sample(RANKS if dealt else [1, 1, 1], 3):
+        reads: Reads = draw.choice(["pipe", "loader"])
+        workers = draw.randint(1, 3)
+        steps = min(draw.randint(0, 4), whole.steps(ranks, m))
+        seen.append((ranks, reads, workers, steps))
+        leg = Leg(build(chain, folder), ranks, workers, reads, None if m == 0 else [state] * ranks)
+        for at, item in given_by(leg, whole, m, steps):
+            if item != whole.items[at]:
+                raise Differs(f"{seen}: item {at} is another one")
+        state = json.loads(json.dumps(tp.merge_states(leg.states())))
+        leg.close()
+        if state["epoch"]:
+            return
+        m = state["batches"]
+    check_end(chain, folder, state, m, whole, draw)
+
+
+def check_end(
+    chain: Chain, folder: Path, state: Any, m: int, whole: Whole, draw: random.Random
+) -> None:
+    """From a state on, one process gives all that is left."""
+    options = draw.choice([{}, {"threads": 0}, {"threads": 2}])
+    loader = tp.Loader(build(chain, folder), **options)
+    loader.load_state_dict(state)
+    left = [item for at, item in whole.items.items() if at >= m]
+    found = [digest(item) for item in islice(loader, len(left))]
+    if left and found != left:
+        raise Differs(f"the rest from {m} on is another one, {len(found)} items for {len(left)}")
+
+
+def any_chains(folder: Path, draw: random.Random) -> Iterator[Round]:
+    def some() -> Iterator[str]:
+        for _ in range(10):
+            yield came_of(draw_chain(draw), folder, draw)
+
+    while True:
+        yield some
