@@ -323,8 +323,8 @@ class Drawing:
     def _mix(self, batches: str, deep: int) -> Stage:
         draw = self._draw
         chains = []
-        for _ in range(draw.choice([1, 2, 2, 2, 3])):
-            inner = deep < 2 and self._odds(0.15)
+        for _ in range(draw.choice([1, 2, 2, 2, 3 - deep])):
+            inner = deep < 1 and self._odds(0.2)
             source = self._source(2 if inner else int(self._odds(0.15)), batches, deep + 1)
             made = inner and batches
             stages = [] if made else self._rows(source, short=True, alike=True)
