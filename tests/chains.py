@@ -279,7 +279,7 @@ class Drawing:
         draw = self._draw
         level = 2 if self._odds(0.35) else 1 if self._odds(0.3) else 0
         batches = draw.choice(["", "", "rows", "tensors"]) if level == 2 else ""
-        self._shards = shards = draw.choice([1, 1, 1, 1, 1, 2, 3, 4, 6, draw.randint(2, 24)])
+        self._shards = shards = draw.choice([1, 1, 1, 1, 1, 2, 3, 4, 6, draw.randint(2, 8), 12, 24])
         source, batched = self._source(level, batches), bool(batches)
         split = "stride" if self._odds(0.1) and source[0] not in ("mix", "iterable") else "spans"
         stages: list[Stage] = []
@@ -316,9 +316,9 @@ class Drawing:
         self._sources += 1
         kind = draw.choice(kinds)
         if kind == "parquet":
-            groups = tuple(draw.randint(0, 20) for _ in range(draw.randint(1, 4)))
+            groups = tuple(draw.randint(0, 12) for _ in range(draw.randint(1, 3)))
             return kind, first, (*groups, draw.randint(24, 30))
-        return kind, first, draw.choice([24, 40, 60, draw.randint(24, 100)])
+        return kind, first, draw.choice([24, 40, draw.randint(24, 60)])
 
     def _mix(self, batches: str, deep: int) -> Stage:
         draw = self._draw

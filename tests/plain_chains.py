@@ -173,14 +173,18 @@ def exactly(stage: Stage, own: list[Any], below: Epochs, endless: bool) -> Epoch
     """Law of a stage whose items follow from those below."""
     name, *given = stage
     if name == "map rng":
-        wanted = below
-        own = [{key: value for key, value in item.items() if key != "r"} for item in own]
-    elif name == "stateful":
+        compare(*([without_draws(item) for item in part] for part in (own, flat(below))), stage, endless)
+        return divided(own, below)
+    if name == "stateful":
         wanted = [list(changes(e)) if given[0] == "changes" else e for e in below]
     else:
         wanted = [list(PER_EPOCH[name](epoch, *given)) for epoch in below]
     compare(own, flat(wanted), stage, endless)
-    return [[item for item in own]] if name == "map rng" and len(below) == 1 else wanted
+    return wanted
+
+
+def without_draws(item: Any) -> Any:
+    return {key: value for key, value in item.items() if key != "r"}
 
 
 def compare(own: list[Any], wanted: list[Any], stage: Stage, endless: bool) -> None:
