@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import random
 import tarfile
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -74,6 +73,14 @@ def tokens_in(items: list[Any]) -> list[int]:
 
 def rows() -> tp.Pipeline:
     return tp.from_arrow(TABLE)
+
+
+def from_parquet(folder: Path) -> tp.Pipeline:
+    return tp.list_files(parquet(folder)).read_parquet()
+
+
+def from_tars(folder: Path) -> tp.Pipeline:
+    return tp.list_files(shards(folder)).read_webdataset()
 
 
 # What files hold
@@ -257,8 +264,8 @@ TOKENS = list(joined.from_iterable(row["ids"] for row in ROWS))
 HALF = ROWS[:30], ROWS[30:60]
 
 
-def halves() -> tuple[tp.Pipeline, tp.Pipeline]:
-    return tp.from_arrow(TABLE.slice(0, 30)), tp.from_arrow(TABLE.slice(30, 30))
+def halves() -> dict[str, tp.Pipeline]:
+    return {"a": tp.from_arrow(TABLE.slice(0, 30)), "b": tp.from_arrow(TABLE.slice(30, 30))}
 
 
 CHAINS: dict[str, Everyday] = {
@@ -288,7 +295,7 @@ CHAINS: dict[str, Everyday] = {
         lambda: [{"x": n, "y": 2 * n} for n in range(COUNT)],
     ),
     "torchdata: concat": Everyday(
-        lambda _: tp.concat(*halves()).select("x"), lambda: columns(ROWS[:60], "x")
+        lambda _: tp.concat(*halves().values()).select("x"), lambda: columns(ROWS[:60], "x")
     ),
     "torchdata: cycle": Everyday(
         lambda _: tp.from_dataset(range(10)).repeat(3), lambda: 3 * list(range(10))
@@ -340,14 +347,14 @@ CHAINS: dict[str, Everyday] = {
     ),
     "torchdata nodes: MultiNodeWeightedSampler": Everyday(
         lambda _: tp.mix(
-            dict(zip("ab", halves(), strict=True)), weights={"a": 1, "b": 1}, stop="first_exhausted"
+            halves(), weights={"a": 1, "b": 1}, stop="first_exhausted"
         ).select("x"),
         lambda: columns([row for pair in zip(*HALF, strict=True) for row in pair], "x"),
         lambda items: [sorted(row["x"] for row in items if row["x"] // 30 == half)[:29] for half in (0, 1)],
     ),
     # Hugging Face datasets
     "datasets: map batched, remove_columns": Everyday(
-        lambda folder: tp.list_files(parquet(folder)).read_parquet().with_columns(doubled).drop_columns("text", "ids"),
+        lambda folder: from_parquet(folder).with_columns(doubled).drop_columns("text", "ids"),
         lambda: [{"x": n, "label": n % 3, "twice": 2 * n} for n in range(COUNT)],
     ),
     "datasets: rename_column, select_columns": Everyday(
@@ -355,7 +362,7 @@ CHAINS: dict[str, Everyday] = {
         lambda: [{"n": n, "label": n % 3} for n in range(COUNT)],
     ),
     "datasets: filter, shuffle, batch": Everyday(
-        lambda folder: tp.list_files(parquet(folder)).read_parquet().filter(pc.field("label") > 0).shuffle(20).batch(4),
+        lambda folder: from_parquet(folder).filter(pc.field("label") > 0).shuffle(20).batch(4),
         lambda: [row for row in ROWS if row["label"]], rows_in,
     ),
     "datasets: skip, take": Everyday(
@@ -366,11 +373,12 @@ CHAINS: dict[str, Everyday] = {
         lambda: [[0] * 4] * 4, lambda items: [len(batch) for batch in items],
     ),
     "datasets: concatenate, shuffle": Everyday(
-        lambda folder: tp.concat(rows(), tp.list_files(text_files(folder)["jsonl"]).read_json()).shuffle(30).batch(8),
+        lambda folder: tp.concat(rows(), tp.list_files(text_files(folder)["jsonl"]).read_json())
+        .shuffle(30).batch(8),
         lambda: ROWS + ROWS, rows_in,
     ),
     "datasets: interleave, all_exhausted": Everyday(
-        lambda _: tp.mix(dict(zip("ab", halves(), strict=True))).batch(4),
+        lambda _: tp.mix(halves()).batch(4),
         lambda: ROWS[:60], rows_in,
     ),
     "datasets: unique": Everyday(
@@ -407,7 +415,7 @@ CHAINS: dict[str, Everyday] = {
     ),
     "Grain: mix of batches": Everyday(
         lambda _: tp.mix(
-            {name: half.select("x").batch(5).collate(stacked) for name, half in zip("ab", halves(), strict=True)}
+            {name: half.select("x").batch(5).collate(stacked) for name, half in halves().items()}
         ),
         lambda: [{"x": [r["x"] for r in b]} for b in chunks(ROWS[:60], 5)], any_order,
     ),
@@ -426,18 +434,18 @@ CHAINS: dict[str, Everyday] = {
     # MosaicML streaming
     "streaming: streams by proportion": Everyday(
         lambda _: tp.mix(
-            dict(zip("ab", halves(), strict=True)), weights={"a": 2, "b": 1}, stop="repeat", output_column="stream"
+            halves(), weights={"a": 2, "b": 1}, stop="repeat", output_column="stream"
         ).sharding_filter(6).batch(6).map(lambda batch: [row["stream"] for row in batch]).take(12),
         lambda: [["a", "b", "a"] * 2] * 12,
         lambda items: [len(items), *(round(sum(b.count(name) for b in items) / 12) for name in "ab")],
     ),
     "streaming: per_stream batches": Everyday(
-        lambda _: tp.mix({name: half.shuffle(9).batch(6) for name, half in zip("ab", halves(), strict=True)})
+        lambda _: tp.mix({name: half.shuffle(9).batch(6) for name, half in halves().items()})
         .sharding_filter(2).map(totals),
         lambda: list(map(totals, chunks(ROWS[:60], 6))), lambda items: sum(b["total"] for b in items),
     ),
     "streaming: device batches of microbatches": Everyday(
-        lambda folder: tp.list_files(parquet(folder)).read_parquet().sharding_filter(2).shuffle(20)
+        lambda folder: from_parquet(folder).sharding_filter(2).shuffle(20)
         .select("x").batch(4).collate(stacked).batch(2),
         lambda: columns(ROWS, "x"), rows_in,
     ),
@@ -447,21 +455,23 @@ CHAINS: dict[str, Everyday] = {
     ),
     # webdataset
     "webdataset: to_tuple, map, batched": Everyday(
-        lambda folder: tp.list_files(shards(folder)).read_webdataset().map(decoded).batch(5),
+        lambda folder: from_tars(folder).map(decoded).batch(5),
         lambda: chunks([[f"text {n}", n % 3] for n in in_shards()], 5),
     ),
     "webdataset: shardshuffle, shuffle, batched": Everyday(
-        lambda folder: tp.list_files(shards(folder)).shuffle().read_webdataset().shuffle(20).map(decoded).batch(8),
+        lambda folder: tp.list_files(shards(folder)).shuffle().read_webdataset().shuffle(20)
+        .map(decoded).batch(8),
         lambda: [[f"text {n}", n % 3] for n in range(COUNT)], rows_in,
     ),
     "webdataset: select, slice": Everyday(
-        lambda folder: tp.list_files(shards(folder)).read_webdataset().filter(lambda row: row["cls"] != b"0")
+        lambda folder: from_tars(folder).filter(lambda row: row["cls"] != b"0")
         .map(decoded).take(12),
         lambda: [[f"text {n}", n % 3] for n in in_shards() if n % 3][:12],
     ),
     "webdataset: batched, shuffled, batched again": Everyday(
-        lambda folder: tp.list_files(shards(folder)).read_webdataset().map(decoded).batch(2).shuffle(8).batch(4),
-        lambda: chunks([[f"text {n}", n % 3] for n in in_shards()], 2), lambda items: any_order([pair for four in items for pair in (four if isinstance(four[0][0], list) else [four])]),
+        lambda folder: from_tars(folder).map(decoded).batch(2).shuffle(8).batch(4),
+        lambda: [chunks([[f"text {n}", n % 3] for n in in_shards()], 2)],
+        lambda items: any_order([two for four in items for two in four]),
     ),
     "webdataset: pairs of neighbours": Everyday(
         lambda _: rows().then(Pairs()).batch(4),

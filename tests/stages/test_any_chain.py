@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attacks.chains import came_of
-from chains import draw_chain
 from drawn import examples
+from drawn_chains import draw_chain
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*do not divide num_shards", "ignore:.*columns that", "ignore:mix.*never ends"
