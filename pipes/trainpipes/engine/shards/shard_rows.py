@@ -255,9 +255,12 @@ def end_epoch(
     guard: EmptyEpochGuard, layout: Layout | StreamLayout, shard: int, epoch: int
 ) -> None:
     if guard.next_epoch(layout):
+        shards = layout.num_shards
+        way = "check filter(), take() and skip()"
+        way = f"lower num_shards in sharding_filter(), or {way}" if shards > 1 else way
         raise DataError(
-            f"repeat() would wait forever: shard {shard} of {layout.num_shards} got no rows up to epoch "
-            f"{epoch}; lower num_shards in sharding_filter(), or check the filter"
+            f"repeat() or mix() would wait forever: shard {shard} of {shards} got no rows up to epoch {epoch}; "
+            f"{way}"
         )
 
 
