@@ -22,12 +22,15 @@ from plain_stages import (
     exactly,
     flat,
     same,
+    windows,
 )
 
 __all__ = ["bounds_of", "check_stages"]
 
 #: Rows that are looked at where there is no end, and batches.
 MOST_ROWS, MOST_BATCHES = 160, 12
+#: After these a shuffle has a buffer in each shard.
+MAKE = {*GROUPS, "shuffle", "flat_map", "deduplicate", "stateful", "pack"}
 
 
 def items_of(chain: Chain, folder: Path, passes: int, most: int) -> list[list[Any]]:
@@ -58,9 +61,13 @@ def check_stages(chain: Chain, folder: Path) -> list[Epochs]:
                 compare(own, flat(below), stage, endless)
             continue
         crosses = crosses or (name in (*GROUPS, "pack") and repeats and not crosses_not(prefix))
+        names = {stage[0] for stage in chain.stages[: number - 1]}
+        again = chain.source[0] == "mix" or names & MAKE
         after = []
         for own, below in zip(given_now, found, strict=False):
             below = [flat(below)] if crosses else below
+            if name == "shuffle" and again and not crosses:
+                windows(stage, own, below, endless)
             after.append(LAWS.get(name, exactly)(stage, own, below, endless))
         found = after
     return found

@@ -25,6 +25,7 @@ __all__ = [
     "exactly",
     "flat",
     "same",
+    "windows",
 ]
 
 Epochs = list[list[Any]]
@@ -187,6 +188,21 @@ def shuffled(stage: Stage, own: list[Any], below: Epochs, endless: bool) -> Epoc
     if not endless and len(own) != sum(map(len, below)):
         raise Differs(f"{stage}: {len(own)} items for {sum(map(len, below))}")
     return found
+
+
+def windows(stage: Stage, own: list[Any], below: Epochs, endless: bool) -> None:
+    """A shuffle after others mixes items of an epoch that come one after the other, fewer of the first."""
+    start = 0
+    for epoch in below:
+        number = 0
+        while True:
+            size = max(1, stage[1] // dict(enumerate((16, 16, 8, 4, 2))).get(number, 1))
+            mixed, epoch = epoch[:size], epoch[size:]
+            if not mixed or (endless and (len(mixed) < size or start + size > len(own))):
+                break
+            if bag(own[start : start + len(mixed)]) != bag(mixed):
+                raise Differs(f"{stage}: buffer {number} holds other items")
+            start, number = start + len(mixed), number + 1
 
 
 def bucketed(stage: Stage, own: list[Any], below: Epochs, endless: bool) -> Epochs:

@@ -259,8 +259,8 @@ def end_epoch(
         way = "check filter(), take() and skip()"
         way = f"lower num_shards in sharding_filter(), or {way}" if shards > 1 else way
         raise DataError(
-            f"repeat() or mix() would wait forever: shard {shard} of {shards} got no rows up to epoch {epoch}; "
-            f"{way}"
+            f"repeat() or mix() would wait forever: shard {shard} of {shards} got no rows up to epoch "
+            f"{epoch}; {way}"
         )
 
 
