@@ -67,7 +67,7 @@ class Drawing:
         if kind == "parquet":
             groups = tuple(draw.randint(0, 12) for _ in range(draw.randint(1, 3)))
             return kind, first, (*groups, draw.randint(24, 30))
-        return kind, first, draw.choice([24, 40, draw.randint(24, 60)])
+        return kind, first, draw.choice([24, 40, draw.randint(24, 48)])
 
     def _mix(self, batches: str, deep: int) -> Stage:
         draw = self._draw
