@@ -220,7 +220,7 @@ def build(chain: Chain, folder: Path) -> tp.Pipeline:
     """The pipeline that a chain names."""
     pipe = source_of(chain.source, folder)
     for name, *given in chain.stages:
-        pipe = ADD[name](pipe, *given)
+        pipe = pipe.cache(folder / "kept") if name == "cache" else ADD[name](pipe, *given)
     return pipe
 
 
@@ -234,6 +234,8 @@ ADD: dict[str, Any] = {
     "deduplicate": lambda p, *columns: p.deduplicate(list(columns)),
     "stateful": lambda p, name: p.then(STATEFUL[name]()),
     "shuffle": lambda p, size, seed: p.shuffle(size, seed=seed),
+    "shuffle all": lambda p, seed: p.shuffle(scope="global", seed=seed),
+    "sample": lambda p, share, seed: p.sample(share, seed=seed),
     "select": lambda p: p.select(["x", "p", "g", "ids"]),
     "take": lambda p, n: p.take(n),
     "skip": lambda p, n: p.skip(n),

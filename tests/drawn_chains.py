@@ -35,6 +35,10 @@ class Drawing:
         stages: list[Stage] = []
         if source[0] != "mix" and self._odds(0.2):
             stages += self._counting(60)
+        if not stages and source[0] in ("arrow", "parquet") and self._odds(0.1):
+            stages += [*self._kept(), ("cache",)]
+        if not stages and source[0] in ("arrow", "dataset") and self._odds(0.15):
+            stages.append(("shuffle all", draw.randint(0, 9)))
         stages += [] if batched else self._rows(source)
         if batched or self._odds(0.75):
             stages += self._batches(batches, stages)
@@ -86,7 +90,18 @@ class Drawing:
             chains.append((f"s{self._mixed}", Chain(source, tuple(stages))))
         weights = {name: draw.choice([1, 1, 2, 3, 0.5]) for name, _ in chains}
         stops = ["all_exhausted", "all_exhausted", "first_exhausted", *["repeat"] * (not deep)]
-        return "mix", tuple(chains), (("weights", weights), ("stop", draw.choice(stops)))
+        options = {"weights": weights, "stop": draw.choice(stops)}
+        if self._odds(0.15) and options["stop"] == "all_exhausted":
+            options["max_epochs"] = draw.randint(1, 3)
+        if self._odds(0.15):
+            options |= {"weight_by": "tokens", "column": "ids"}
+        if self._odds(0.2) and not deep and batches != "tensors":
+            options |= {"output_column": "from"} if not batches else {}
+        return "mix", tuple(chains), tuple(options.items())
+
+    def _kept(self) -> list[Stage]:
+        """Stages on rows whose work a cache keeps."""
+        return self._draw.sample([("filter columns", 2), ("filter", 5)], self._draw.randint(0, 2))
 
     def _counting(self, most: int) -> list[Stage]:
         draw = self._draw
@@ -98,9 +113,17 @@ class Drawing:
         draw = self._draw
         objects = source[0] in ("dataset", "iterable") or source[0] == "mix"
         stages: list[Stage] = []
-        packed = False
+        packed = regroups = False
         for _ in range(draw.choice([0, 1, 1, 2, 3] if short else [0, 1, 2, 2, 3, 4, 5])):
-            kinds = ["shuffle", "shuffle", "filter", "flat_map", "deduplicate", "stateful"]
+            kinds = [
+                "shuffle",
+                "shuffle",
+                "filter",
+                "flat_map",
+                "deduplicate",
+                "stateful",
+                "sample",
+            ]
             if packed:
                 kinds = ["shuffle"]
             elif not alike:
@@ -119,6 +142,7 @@ class Drawing:
                 kind = "filter columns"
             stages.append(self._stage(kind))
             packed = packed or kind == "pack"
+            regroups = regroups or kind in ("deduplicate", "stateful", "flat_map", "pack")
             objects = objects or kind in ("map", "map rng", "flat_map", "stateful")
         return stages
 
@@ -145,6 +169,7 @@ class Drawing:
         options: dict[str, Any] = {
             "filter": lambda: (draw.choice([2, 3, 5]),),
             "filter columns": lambda: (draw.choice([0, 2, 5]),),
+            "sample": lambda: (draw.choice([0.5, 0.8]), draw.randrange(1000)),
             "deduplicate": lambda: draw.choice([("g",), ("x",), ("g", "s"), ("s", "p")]),
             "stateful": lambda: (draw.choice(["keeps back", "changes"]),),
             "shuffle": lambda: (draw.choice([1, 3, 5, 9, 20, 40, 100]), draw.randint(0, 9)),

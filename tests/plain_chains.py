@@ -23,14 +23,17 @@ from plain_stages import (
     flat,
     same,
     windows,
+    without,
 )
 
 __all__ = ["bounds_of", "check_stages"]
 
 #: Rows that are looked at where there is no end, and batches.
 MOST_ROWS, MOST_BATCHES = 160, 12
+#: Stages that leave out rows, and which is not told from the row alone.
+LEAVES_OUT = {"deduplicate", "take", "skip", "filter batch", "sample"}
 #: After these a shuffle has a buffer in each shard.
-MAKE = {*GROUPS, "shuffle", "flat_map", "deduplicate", "stateful", "pack"}
+MAKE = {*GROUPS, "shuffle", "shuffle all", "flat_map", "deduplicate", "stateful", "pack"}
 
 
 def items_of(chain: Chain, folder: Path, passes: int, most: int) -> list[list[Any]]:
@@ -129,29 +132,44 @@ def check_mix(source: Stage, folder: Path, passes: int) -> tuple[list[Epochs], b
         whose |= dict.fromkeys(firsts(chain), name)
     most = (MOST_BATCHES if batches_of(source) else MOST_ROWS) if endless else 10**6
     found = items_of(Chain(source), folder, 1 if endless else passes, most)
-    total = sum(weights.values())
     for number, own in enumerate(found):
         by_source: dict[str, list[Any]] = {name: [] for name in weights}
-        for drawn, item in enumerate(own, 1):
-            atom = atoms(item)[0]
-            by_source[whose[atom[0] // 1000]].append(item)
-            for name, items in by_source.items():
-                if abs(len(items) * total - weights[name] * drawn) >= total:
-                    raise Differs(f"{source}: {name} gave {len(items)} of {drawn}")
+        for item in own:
+            name = whose[atoms(item)[0][0] // 1000]
+            if isinstance(item, dict) and item.get("from", name) != name:
+                raise Differs(f"{source}: {item} is of {name}")
+            by_source[name].append(without(item, "from"))
+        if "max_epochs" not in dict(options):
+            check_shares(source, [(whose[atoms(item)[0][0] // 1000], item) for item in own])
         sizes = {name: len(flat(sources[name][0])) for name in weights}
-        for name, items in by_source.items():
-            if number == 0:
+        if number == 0:
+            for name, items in by_source.items():
                 wanted = flat([flat(epochs) for epochs in sources[name]])
                 same(items[: len(wanted)], wanted[: len(items)], ("source", name))
         if not number and not endless:
             done = [len(by_source[name]) >= sizes[name] for name in weights]
-            ends = all(done) if stop == "all_exhausted" else any(done)
-            if not ends:
+            if not (all(done) if stop == "all_exhausted" else any(done)):
                 raise Differs(f"{source}: ended after {by_source} of {sizes}")
-            over = [len(by_source[n]) > sizes[n] for n in weights]
-            if any(over) and stop == "first_exhausted":
+            if any(len(by_source[n]) > sizes[n] for n in weights) and stop == "first_exhausted":
                 raise Differs(f"{source}: a row came twice")
     return [[own] for own in found], endless
+
+
+def check_shares(source: Stage, drawn: list[tuple[str, Any]]) -> None:
+    """No source is a whole item off its share, or the longest row's tokens."""
+    options = dict(source[2])
+    weights = options["weights"]
+    total, given, longest = sum(weights.values()), dict.fromkeys(weights, 0), 1
+    by_tokens = "weight_by" in options
+    if by_tokens and batches_of(source):
+        return
+    for name, item in drawn:
+        units = max(1, len(item["ids"])) if by_tokens else 1
+        given[name], longest = given[name] + units, max(longest, units)
+        for one, count in given.items():
+            off = abs(count * total - weights[one] * sum(given.values()))
+            if off > longest * total or (not by_tokens and off == total):
+                raise Differs(f"{source}: {one} gave {count} of {sum(given.values())}")
 
 
 def firsts(chain: Chain) -> list[int]:
@@ -185,15 +203,7 @@ def bounds_of(chain: Chain) -> tuple[Counter[Any] | None, Counter[Any] | None, i
             low, high = (None if one is None else times_of(one, times) for one in (low, high))
         elif name == "batch" and given[1] and not batched and low is not None and not packs(chain):
             slack += chain.shards * (given[0] - 1) * (1 if rolls else 4)
-        elif (
-            name in ("deduplicate", "take", "skip", "filter batch")
-            or (name, given)
-            == (
-                "stateful",
-                ["changes"],
-            )
-            or (name in GROUPS and given[1] is True)
-        ):
+        elif name in LEAVES_OUT or given == ["changes"] or (name in GROUPS and given[1] is True):
             low = None
         batched = batched or name in GROUPS
     return low, high, slack

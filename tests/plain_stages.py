@@ -26,6 +26,7 @@ __all__ = [
     "flat",
     "same",
     "windows",
+    "without",
 ]
 
 Epochs = list[list[Any]]
@@ -117,6 +118,7 @@ PER_EPOCH: dict[str, Callable[..., Any]] = {
     "map batch": lambda items: items,
     "filter batch": lambda items, k: [item for item in items if first_number(item) % k != 1],
     "sharding_filter": lambda items, *_: items,
+    "cache": lambda items: items,
 }  # fmt: skip
 GROUPS = "batch", "batch tokens", "buckets"
 
@@ -130,7 +132,7 @@ def exactly(stage: Stage, own: list[Any], below: Epochs, endless: bool) -> Epoch
     name, *given = stage
     if name == "map rng":
         compare(
-            *([without_draws(item) for item in part] for part in (own, flat(below))), stage, endless
+            *([without(item, "r") for item in part] for part in (own, flat(below))), stage, endless
         )
         return divided(own, below)
     if name == "stateful":
@@ -141,8 +143,11 @@ def exactly(stage: Stage, own: list[Any], below: Epochs, endless: bool) -> Epoch
     return wanted
 
 
-def without_draws(item: Any) -> Any:
-    return {key: value for key, value in item.items() if key != "r"}
+def without(item: Any, name: str) -> Any:
+    """A row without one column."""
+    if not isinstance(item, dict):
+        return item
+    return {key: value for key, value in item.items() if key != name}
 
 
 def compare(own: list[Any], wanted: list[Any], stage: Stage, endless: bool) -> None:
@@ -190,18 +195,35 @@ def shuffled(stage: Stage, own: list[Any], below: Epochs, endless: bool) -> Epoc
     return found
 
 
+def sampled(stage: Stage, own: list[Any], below: Epochs, endless: bool) -> Epochs:
+    """Some of the items, in their order; the same in each epoch."""
+    found, rest = [], iter(own)
+    following = next(rest, None)
+    for epoch in below:
+        kept = []
+        for item in epoch:
+            if item == following:
+                kept.append(item)
+                following = next(rest, None)
+        found.append(kept)
+    if following is not None and not endless:
+        raise Differs(f"{stage}: {following} is not of those below, or out of order")
+    return found
+
+
 def windows(stage: Stage, own: list[Any], below: Epochs, endless: bool) -> None:
     """A shuffle after others mixes items of an epoch that come one after the other, fewer of the first."""
     start = 0
-    for epoch in below:
-        number = 0
-        while True:
+    for place, epoch in enumerate(below, 1):
+        number, rest = 0, epoch
+        while rest:
             size = max(1, stage[1] // dict(enumerate((16, 16, 8, 4, 2))).get(number, 1))
-            mixed, epoch = epoch[:size], epoch[size:]
-            if not mixed or (endless and (len(mixed) < size or start + size > len(own))):
-                break
+            mixed, rest = rest[:size], rest[size:]
+            is_cut = place == len(below) and len(mixed) < size
+            if endless and (is_cut or start + len(mixed) > len(own)):
+                return
             if bag(own[start : start + len(mixed)]) != bag(mixed):
-                raise Differs(f"{stage}: buffer {number} holds other items")
+                raise Differs(f"{stage}: buffer {number} of an epoch holds other items")
             start, number = start + len(mixed), number + 1
 
 
@@ -245,6 +267,8 @@ LAWS: dict[str, Callable[..., Epochs]] = {
     "pad_collate": tensors,
     "collate": tensors,
     "shuffle": shuffled,
+    "shuffle all": shuffled,
+    "sample": sampled,
     "buckets": bucketed,
     "pack": packed,
 }
