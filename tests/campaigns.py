@@ -31,7 +31,7 @@ from tempfile import TemporaryDirectory
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS))  # attacks use the tests that they extend
 
-from attacks import files, kills, lasting, storage  # noqa: E402
+from attacks import chains, files, kills, lasting, storage  # noqa: E402
 from attacks.rounds import Attack  # noqa: E402
 
 PAGE = TESTS.parent / "CONTRIBUTING.md"
@@ -57,6 +57,7 @@ ATTACKS: dict[str, tuple[str, Attack]] = {
     "workers": ("workers killed, and the run resumed", kills.killed_workers),
     "writers": ("writers killed, and started again", kills.killed_writers),
     "states": ("changed states", lasting.changed_states),
+    "chains": ("chains of any stages in any order, over resumes and ranks", chains.any_chains),
     "soak": ("epochs over a store that fails: memory, files and threads flat", lasting.soak),
 }
 

@@ -415,6 +415,10 @@ def test_sources_without_rows_are_refused_and_never_waited_for() -> None:
     above = tp.mix({"a": A, "b": B}, stop="repeat").filter(pc.field("who") == "c")
     with pytest.raises(tp.DataError, match="kept no row of a shard in 16 epochs"):
         next(iter(above))
+    taken = rows("b", 50, seed=1).filter(pc.field("who") != "c").skip(60)
+    said = r"shard 0 of 1 got no rows .*; check filter\(\), take\(\) and skip\(\) \(in source 'b'"
+    with pytest.raises(tp.DataError, match=said):
+        list(tp.mix({"a": A, "b": taken}, weights={"a": 1, "b": 1}))
 
 
 def test_sizes_that_are_not_known_are_asked_for() -> None:

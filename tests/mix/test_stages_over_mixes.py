@@ -84,3 +84,14 @@ def test_a_row_that_makes_no_columns_is_named_with_its_source() -> None:
     pipe = tp.mix({"a": table(0), "b": table(100)}).map(odd).rename({"id": "i"})
     with pytest.raises(tp.SchemaError, match=r"a row is int.*row 3.*source 'b'|source 'b'.*row 3"):
         list(pipe)
+
+
+@pytest.mark.parametrize(("levels", "epochs"), [(3, 10), (5, 3)])
+def test_mixes_of_mixes_have_any_number_of_epochs(levels: int, epochs: int) -> None:
+    pipe = table(0, 3).shuffle(3)
+    for number in range(levels):
+        sources = {"inner": pipe, "beside": table(100 * number + 100, 7)}
+        pipe = tp.mix(sources, weights={"inner": 1, "beside": 1}, stop="first_exhausted")
+    found = [[row["id"] for row in pipe] for _ in range(epochs)]
+    assert all(len(set(epoch)) == len(epoch) >= 12 for epoch in found)
+    check_resume(pipe, epochs=epochs, processes=0, points=10)

@@ -133,6 +133,17 @@ def test_rows_of_two_epochs_are_not_mixed() -> None:
         assert sorted(row for (row,) in found[25 * epoch : 25 * epoch + 25]) == [*range(25)]
 
 
+def test_an_epoch_has_one_order_whatever_stands_above_repeat() -> None:
+    def twice() -> tp.Pipeline:
+        return tp.from_dataset(range(200)).map(int).shuffle(20).shuffle(64, seed=2)
+
+    pipe = twice()
+    wanted = [row for _ in range(3) for row in pipe]
+    assert list(twice().repeat(3)) == wanted
+    assert [row for batch in twice().repeat(3).batch(7) for row in batch] == wanted
+    check_resume(twice().repeat(3).batch(7).shuffle(5), points=60, processes=0)
+
+
 def test_two_shuffles_of_one_seed_do_not_draw_the_same() -> None:
     once = list(tp.from_dataset(range(64)).flat_map(lambda n: [n]).shuffle(1024, seed=3))
     twice = list(

@@ -61,8 +61,8 @@ def not_empty(runs: Iterator[Run], stage: object) -> Iterator[Run]:
 
 def kept_nothing(stage: object) -> DataError:
     return DataError(
-        f"{stage} kept no row of a shard in {MOST_EMPTY_EPOCHS} epochs, so that repeat() would wait forever: "
-        "check its options, and whether the rows that it keeps stand together in the files: then "
+        f"{stage} kept no row of a shard in {MOST_EMPTY_EPOCHS} epochs, so that repeat() or mix() would wait "
+        "forever: check its options, and whether the rows that it keeps stand together in the files: then "
         'sharding_filter(split="stride") deals them to all shards',
         stage=str(stage),
     )

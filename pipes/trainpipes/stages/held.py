@@ -94,6 +94,11 @@ class Held:
             self._take(run)
         return self.rows > 0
 
+    @property
+    def epoch(self) -> int:
+        """That of the first row."""
+        return _epoch(self._runs[0])
+
     def _take(self, run: Run) -> None:
         self._rounds.saw(run)
         self._runs.append(run)
@@ -134,18 +139,19 @@ class Held:
         used: int,
         salt: str,
         reorders: bool,
-        number: int | None = None,
+        numbers: tuple[int, int] | None = None,
     ) -> tuple[IntArray, CursorsOf]:
         """Items that the first ``count`` rows make, in the order drawn, and their positions. The
-        rows are let go; ``used`` items were given before. ``number``: of the window, if positions keep it.
+        rows are let go; ``used`` items were given before. ``numbers``: of the window and the next
+        one, if positions keep them.
         """
         self.check_used(used, items)
         run = self.waiting()
         epoch = run.cursors.place(0).get("epoch", 0) if reorders else 0
         order = permutation(items, self._stage.seed, salt, epoch, int(run.block.ids[0]))
         ends: list[dict[str, Any]] = [{"below": run.cursors.state(k)} for k in (0, count)]
-        if number is not None:
-            ends = [{**end, "buffer": number + n} for n, end in enumerate(ends)]
+        if numbers is not None:
+            ends = [{**end, "buffer": n} for n, end in zip(numbers, ends, strict=True)]
         self.drop(count, items > 0)
         return order, partial(_within, tuple(ends), items)
 

@@ -32,7 +32,7 @@ class Shuffle(stage_kinds.ShuffleStage):
 
     After another shuffle, ``mix``, ``pack``, ``flat_map`` or ``batch``, it shuffles what they give: each
     shard has a buffer of ``buffer_size`` rows or batches, all of one epoch, and gives it in a random
-    order before it fills the next one. The first buffers are smaller.
+    order before it fills the next one. The first buffers of an epoch are smaller.
 
     ``scope="global"`` and ``sampler`` need a source that can be read by row number: ``from_dataset``,
     ``from_arrow``, ``from_tensors``, ``from_memmap``, ``from_hf`` of a ``Dataset``, ``read_numpy``,
@@ -95,18 +95,24 @@ class Shuffle(stage_kinds.ShuffleStage):
         return {"reorders": self.sampler is None or reorders(self.sampler)}
 
     def open(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
-        number, (at, used) = at.get("buffer", 0), opened(at)
-        return not_empty(self._shuffled(Held(self, below(at), alone=True), used, number), self)
+        number, epoch, (at, used) = at.get("buffer", 0), innermost(at)["epoch"], opened(at)
+        held = Held(self, below(at), alone=True)
+        return not_empty(self._shuffled(held, used, number, epoch), self)
 
-    def _shuffled(self, held: Held, used: int, number: int) -> Iterator[Run]:
-        while held.fill(size := max(1, self.buffer_size // dict(enumerate(GROWTH)).get(number, 1))):
+    def _shuffled(self, held: Held, used: int, number: int, epoch: int) -> Iterator[Run]:
+        while held.fill(1):
+            if held.epoch != epoch:  # its first buffers are small, too
+                epoch, number = held.epoch, 0
+            size = max(1, self.buffer_size // dict(enumerate(GROWTH)).get(number, 1))
+            held.fill(size)
             run, count = held.waiting(), min(size, held.rows)
-            salt = f"shuffle {self._again}"
-            order, cursors = held.window(count, count, used, salt, True, number)
+            stands, salt = run.cursors.place(count)["epoch"], f"shuffle {self._again}"
+            numbers = number, number + 1 if stands == epoch else 0
+            order, cursors = held.window(count, count, used, salt, True, numbers)
             for first in range(used, count, RUN_ITEMS):
                 stop = min(first + RUN_ITEMS, count)
                 yield run.moved(order[first:stop], cursors(first, stop))
-            used, number = 0, number + 1
+            used, number, epoch = 0, numbers[1], stands
 
     @property
     def _runs_user_code(self) -> bool:

@@ -11,6 +11,9 @@ from trainpipes.interfaces.stage import Stage
 
 #: Epochs between the passes of an endless pipeline, so that no two passes share an order.
 PASS_EPOCHS = 1 << 20
+#: Numbers of epochs stay below, so that int64 holds them in mixes of mixes, whose epochs are passes: a prime,
+#: so that few of them share an order.
+LARGEST_EPOCH = 6 * 10**18 + 23
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,4 +163,4 @@ class Chain:
         return self.times is None or epoch + 1 < first_epoch + self.times
 
     def first_epoch(self, pass_number: int) -> int:
-        return pass_number * (PASS_EPOCHS if self.times is None else self.times)
+        return pass_number * (PASS_EPOCHS if self.times is None else self.times) % LARGEST_EPOCH

@@ -260,9 +260,12 @@ def end_epoch(plan: Plan, shard: int, epoch: int, given: int) -> None:
     """Raise if a shard of a pass without an end has got nothing since epoch ``given``."""
     layout = plan.layouts.of(epoch)
     if epoch - given >= most_empty(layout):
+        shards = layout.num_shards
+        way = "check filter(), take() and skip()"
+        way = f"lower num_shards in sharding_filter(), or {way}" if shards > 1 else way
         raise DataError(
-            f"repeat() would wait forever: shard {shard} of {layout.num_shards} got no rows up to epoch "
-            f"{epoch}; lower num_shards in sharding_filter(), or check the filter"
+            f"repeat() or mix() would wait forever: shard {shard} of {shards} got no rows up to epoch "
+            f"{epoch}; {way}"
         )
 
 
