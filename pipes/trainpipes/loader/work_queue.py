@@ -26,10 +26,11 @@ from trainpipes.state.work import ClassWork, WorkKey, WorkState, read_work, rend
 
 log = logging.getLogger("trainpipes")
 
-#: How many places, for each item that may be in flight, lie between the oldest of them and the newest.
-REACH = 4
-#: Items between two positions of an uncounted pipeline that are kept, at least.
-BETWEEN = 64
+#: Items that may be read after the oldest that is in flight: so many, or 4 for each that may be in flight.
+#: With 100,000 in flight, anywhere among 500,000, a state takes less than 64 KB.
+REACH = 500_000
+#: Items between two states of the loader that are kept, and how many of these.
+BETWEEN, MOST_STARTS = 64, 256
 #: Seconds after which a thread that waits says what for.
 PATIENCE = 60.0
 
@@ -51,6 +52,7 @@ class Work:
 class _InFlight:
     work: Work
     since: float
+    number: int  # of the items that were read
     waits: bool = False  # to be handed out again
 
 
@@ -64,8 +66,8 @@ class WorkQueue:
     Args:
         loader: a ``Loader`` of rows or batches, which the queue alone iterates. On several ranks its
             pipeline needs ``.sharding_filter(tail="ragged")``, so that no rank leaves items out.
-        max_in_flight: items that are handed out and not done, at most. The newest of them lies at most
-            4 times as many places after the oldest: then the queue waits for that one.
+        max_in_flight: items that are handed out and not done, at most. The queue also waits for an item
+            after which 500,000 were read, or 4 times ``max_in_flight``.
         epochs: after which it ends; None for no end.
         by: a column that names a row in all epochs, for ``retire``. Without it all values of the
             item do.
@@ -104,7 +106,7 @@ class WorkQueue:
         _check(loader, epochs)
         self.loader = loader
         self._epochs, self._by = epochs, by
-        self._between = max(BETWEEN, REACH * self._most // 256)
+        self._reach = max(REACH, 4 * self._most)
         #: Guards all below; waiting threads are woken when any of it changes.
         self._changed = threading.Condition(threading.Lock())
         position = read(loader.state_dict()).position
@@ -124,8 +126,9 @@ class WorkQueue:
         self._newest = WorkKey(start.epoch, start.place - 1)  # all up to it was read
         self._flight: dict[WorkKey, _InFlight] = {}
         self._again: deque[WorkKey] = deque()
-        #: What was read, from the oldest that is in flight on.
+        #: What is in flight in order, the oldest first, and some that are done.
         self._order: deque[WorkKey] = deque()
+        self._reads = 0
         #: Where a loader can begin to read, the last at or before the oldest in flight first.
         self._starts: deque[tuple[WorkKey, dict[str, Any]]] = deque([(start, state)])
         self._items: EpochIterator | None = None
@@ -349,6 +352,8 @@ class WorkQueue:
     def _finish(self, method: str, key: Any) -> None:
         del self._flight[self._known(method, key)]
         order, flight, starts = self._order, self._flight, self._starts
+        if len(order) > 2 * len(flight) + 64:
+            self._order = order = deque(key for key in order if key in flight)
         while order and order[0] not in flight:
             order.popleft()
         oldest = order[0] if order else WorkKey(self._newest.epoch, self._newest.place + 1)
@@ -357,12 +362,14 @@ class WorkQueue:
         self._wake()
 
     def _has_room(self) -> bool:
-        return len(self._flight) < self._most and len(self._order) < REACH * self._most
+        if len(self._flight) >= self._most:
+            return False
+        return not self._order or self._reads - self._flight[self._order[0]].number < self._reach
 
     def _waits_for(self, now: float) -> str:
         if not self._flight:
             return "another thread reads"
-        key = next(key for key in self._order if key in self._flight)
+        key = self._order[0]
         state = "all was handed out" if self._ended else "no more may be handed out"
         return (
             f"{state} until items are marked by done(): {len(self._flight)} of {self._most} are in flight, "
@@ -418,7 +425,7 @@ class WorkQueue:
             self._items = None
             return WorkKey(epoch, -1), None, self.loader.pipeline.state_at(0, epoch=epoch)
         self._since_start += 1
-        state = items.state_dict() if self._since_start >= self._between else None
+        state = items.state_dict() if self._since_start >= BETWEEN else None
         return WorkKey(*items.last_item()), item, state
 
     def _took(self, key: WorkKey, item: Any, state: dict[str, Any] | None) -> Work | None:
@@ -441,15 +448,18 @@ class WorkQueue:
         if state is not None:
             self._starts.append((WorkKey(state["epoch"], state["batches"]), state))
             self._since_start = 0
+            if len(self._starts) > MOST_STARTS:
+                self._starts = deque(one for n, one in enumerate(self._starts) if n % 2 == 0)
         if key.place < 0:
             return None
         self._lives = self._lives or not retired
-        handed = not (done or retired)
-        if handed:
-            self._flight[key] = _InFlight(Work(key, item), monotonic())
-        if handed or self._order:
-            self._order.append(key)
-        return self._flight[key].work if handed else None
+        self._reads += 1
+        if done or retired:
+            return None
+        work = Work(key, item)
+        self._flight[key] = _InFlight(work, monotonic(), self._reads)
+        self._order.append(key)
+        return work
 
     def _keep_start(self) -> None:
         """Where nothing is in flight, a loader begins after all that was read."""
