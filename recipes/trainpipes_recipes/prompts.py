@@ -96,7 +96,9 @@ def prompts(
             keep_text=True,
         )  # fmt: skip
         if max_length is not None and cut is None:
-            rows = checked(rows, ShortPrompts("input_ids", on_error=on_error, max_length=max_length))
+            rows = checked(
+                rows, ShortPrompts("input_ids", on_error=on_error, max_length=max_length)
+            )
         if output == "text":
             rows = rows.drop_columns("input_ids")
     if batch_size is None:
@@ -153,10 +155,15 @@ class PromptRows(CheckedRows):
     def _looked_at(self, row: Any) -> tuple[Any, str | None]:
         found = row[self.column]
         if isinstance(found, str | None):
-            return row, None if (found or "").strip() else f"column {self.column!r}: an empty prompt"
+            return row, None if (
+                found or ""
+            ).strip() else f"column {self.column!r}: an empty prompt"
         messages = to_messages(found, {**ROLES, **(self.roles or {})}, self.column)
         if not messages or messages[-1]["content"] in (None, "", []):
-            return row, f"column {self.column!r}: the prompt has no message, or an empty one at its end"
+            return (
+                row,
+                f"column {self.column!r}: the prompt has no message, or an empty one at its end",
+            )
         if self.tokenizer is None:
             return {**row, self.column: messages}, None
         tools = row[self.tools] if self.tools is not None else None

@@ -87,6 +87,8 @@ def train(
     **options: Any,
 ) -> int:
     """Train on batches of a recipe, a checkpoint every few steps, and note each batch; returns the steps."""
+    if kind in ("grpo", "rloo"):
+        return generate(folder, log, kind, steps, resume, stand_at, **options)
     warnings.simplefilter("ignore")
     import trl
 
@@ -220,7 +222,9 @@ def prompts(generations: int = 2, batch_size: int = 4) -> tp.Pipeline:
 
 
 def rewards(completions: list[str], answer: list[int], **_: Any) -> list[float]:
-    return [float(len(text) % 3 + number % 2) for text, number in zip(completions, answer, strict=True)]
+    return [
+        float(len(text) % 3 + number % 2) for text, number in zip(completions, answer, strict=True)
+    ]
 
 
 def generate(
@@ -238,7 +242,9 @@ def generate(
 
     from trainpipes.integrations.trl import GRPOTrainer, RLOOTrainer
 
-    base, config = (GRPOTrainer, trl.GRPOConfig) if kind == "grpo" else (RLOOTrainer, trl.RLOOConfig)
+    base, config = (
+        (GRPOTrainer, trl.GRPOConfig) if kind == "grpo" else (RLOOTrainer, trl.RLOOConfig)
+    )
 
     class Noting(base):  # type: ignore[misc, valid-type]
         def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -258,7 +264,7 @@ def generate(
         "output_dir": folder, "max_steps": steps, "per_device_train_batch_size": 2, "use_cpu": True,
         "bf16": False, "save_steps": 3, "report_to": [], "disable_tqdm": True, "num_generations": 2,
         "gradient_checkpointing": False, "logging_steps": 1000, "max_completion_length": 3,
-        "steps_per_generation": 2, "temperature": 1.0,
+        "steps_per_generation": 2, "beta": 0.0,
     }  # fmt: skip
     arguments = config(**usual | options)
     noted, made = Steps(Path(log), arguments.process_index), []
@@ -268,3 +274,33 @@ def generate(
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=resume or None)
     return int(trainer.state.global_step)
+
+
+def other_prompts(folder: str) -> list[str]:
+    """What is said to pipelines that do not fit."""
+    import trl
+    from datasets import Dataset
+
+    from trainpipes.integrations.trl import GRPOTrainer
+
+    usual: dict[str, Any] = {
+        "output_dir": folder, "max_steps": 1, "per_device_train_batch_size": 2, "use_cpu": True,
+        "bf16": False, "report_to": [], "disable_tqdm": True, "num_generations": 2,
+        "gradient_checkpointing": False, "max_completion_length": 3, "steps_per_generation": 2, "beta": 0.0,
+    }  # fmt: skip
+    said = []
+    rows = tp.from_dataset(prompt_rows())
+    held_out = {"eval_dataset": prompts()}
+    for data, more in [
+        (rows, {}), (prompts(4), {}), (prompts(2, 8), {}), (batches("sft"), {}), (prompts(), held_out),
+        (Dataset.from_list(prompt_rows()), {}),
+    ]:  # fmt: skip
+        try:
+            GRPOTrainer(
+                model=model(), reward_funcs=rewards, args=trl.GRPOConfig(**usual),
+                processing_class=tokenizer(), train_dataset=data, **more,
+            ).train()  # fmt: skip
+            said.append("trained")
+        except tp.TrainpipesError as error:
+            said.append(str(error))
+    return said

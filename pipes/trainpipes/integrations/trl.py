@@ -164,7 +164,9 @@ class PromptsMixin(PipelineTrainerMixin):
         held_out = options.get("eval_dataset")
         for one in held_out.values() if isinstance(held_out, dict) else [held_out]:
             if isinstance(one, Pipeline):
-                raise wrong("eval_dataset", "a datasets.Dataset", one, "write Dataset.from_list(list(rows))")
+                raise wrong(
+                    "eval_dataset", "a datasets.Dataset", one, "write Dataset.from_list(list(rows))"
+                )
         shown: Any = train_dataset
         if isinstance(train_dataset, Pipeline):
             way = 'write train_dataset=tp.recipe("prompts", pipe, batch_size=..., num_generations=...)'
@@ -185,20 +187,28 @@ class PromptsMixin(PipelineTrainerMixin):
 
     def _accepted(self, batch: Any) -> Any:
         rows = self.args.per_device_train_batch_size * self.args.steps_per_generation
-        way = f'tp.recipe("prompts", pipe, batch_size={rows}, num_generations={self.num_generations})'
-        if not isinstance(batch, list) or not all(isinstance(r, Mapping) and "prompt" in r for r in batch):
+        way = (
+            f'tp.recipe("prompts", pipe, batch_size={rows}, num_generations={self.num_generations})'
+        )
+        if not isinstance(batch, list) or not all(
+            isinstance(r, Mapping) and "prompt" in r for r in batch
+        ):
             found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
             raise ConfigError(
                 f"{type(self).__name__} trains on lists of rows with a 'prompt', got {found}; write {way}, "
                 "without a tokenizer"
             )
-        groups = [batch[n : n + self.num_generations] for n in range(0, len(batch), self.num_generations)]
-        times = {len(group) for group in groups if all(r["prompt"] == group[0]["prompt"] for r in group)}
+        groups = [
+            batch[n : n + self.num_generations] for n in range(0, len(batch), self.num_generations)
+        ]
+        times = {
+            len(group) for group in groups if all(r["prompt"] == group[0]["prompt"] for r in group)
+        }
         if len(batch) != rows or times != {self.num_generations}:
             raise ConfigError(
                 f"a batch must have per_device_train_batch_size * steps_per_generation = {rows} rows, each "
-                f"prompt {self.num_generations} times side by side, got {len(batch)} rows; write {way}, where "
-                "the number of rows is a multiple of num_generations"
+                f"prompt {self.num_generations} times side by side, got {len(batch)} rows; write {way}, "
+                "where the number of rows is a multiple of num_generations"
             )
         return batch
 
