@@ -1,18 +1,12 @@
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from dataclasses import KW_ONLY
 from typing import Any, Literal
 
-import torch
-
-import trainpipes as tp
-from trainpipes import Pipeline
-from trainpipes.interfaces.stage import made_once
-from trainpipes.tokenizers.chat import Chat
-from trainpipes_recipes.chats import ROLES, CheckedRows, checked, to_messages
+from trainpipes import ConfigError, Pipeline
+from trainpipes_recipes.chats import checked
 from trainpipes_recipes.inputs import CONVERSATIONS, PROMPTS, Input, OnError, documented
+from trainpipes_recipes.prompt_rows import Groups, PromptRows, ShortPrompts
 
 __all__ = ["prompts"]
 
@@ -112,94 +106,23 @@ def _check(
     tokenizer: Any, max_length: int | None, generations: int, size: int | None, output: str
 ) -> None:
     if tokenizer is None and max_length is not None:
-        raise tp.ConfigError(
+        raise ConfigError(
             f"prompts(max_length) counts tokens, got {max_length} and no tokenizer; give it one, and "
             'output="text" for prompts as text'
         )
     if output not in ("ids", "text"):
-        raise tp.ConfigError(f'prompts(output) must be "ids" or "text", got {output!r}')
+        raise ConfigError(f'prompts(output) must be "ids" or "text", got {output!r}')
     if type(generations) is not int or generations < 1:
-        raise tp.ConfigError(
+        raise ConfigError(
             f"prompts(num_generations) must be an integer of 1 or more, got {generations!r}"
         )
     if size is None and generations > 1:
-        raise tp.ConfigError(
+        raise ConfigError(
             f"prompts(num_generations) must be 1 for single rows, got {generations}; give a batch_size, or "
             "generate several times for each prompt"
         )
     if size is not None and (type(size) is not int or size < 1 or size % generations):
-        raise tp.ConfigError(
+        raise ConfigError(
             f"prompts(batch_size) must be a multiple of num_generations={generations}, so that no prompt is "
             f"in two batches, got {size!r}"
         )
-
-
-class PromptRows(CheckedRows):
-    """Prompts that are not empty; messages in OpenAI's layout, or as the chat template writes them."""
-
-    _: KW_ONLY
-    tools: str | None = None
-    tokenizer: Any = None
-    template: str | None = None
-
-    def identity(self) -> dict[str, Any]:
-        found = super().identity()
-        if self.tokenizer is not None:
-            found |= {"tokenizer": None, "template": self._chat.fingerprint()}
-        return found
-
-    @made_once
-    def _chat(self) -> Chat:
-        return Chat(self.tokenizer, self.template)
-
-    def _looked_at(self, row: Any) -> tuple[Any, str | None]:
-        found = row[self.column]
-        if isinstance(found, str | None):
-            return row, None if (
-                found or ""
-            ).strip() else f"column {self.column!r}: an empty prompt"
-        messages = to_messages(found, {**ROLES, **(self.roles or {})}, self.column)
-        if not messages or messages[-1]["content"] in (None, "", []):
-            return (
-                row,
-                f"column {self.column!r}: the prompt has no message, or an empty one at its end",
-            )
-        if self.tokenizer is None:
-            return {**row, self.column: messages}, None
-        tools = row[self.tools] if self.tools is not None else None
-        return {**row, self.column: self._chat.prompt(messages, tools)}, None
-
-
-class ShortPrompts(CheckedRows):
-    """Rows whose ids are not too many."""
-
-    _: KW_ONLY
-    max_length: int = 1
-
-    def _looked_at(self, row: Any) -> tuple[Any, str | None]:
-        count = len(row[self.column])
-        wrong = f"a prompt of {count} tokens, and max_length is {self.max_length}"
-        return row, wrong if count > self.max_length else None
-
-
-class Groups(tp.BatchStage):
-    """Batches with each row several times: lists of rows, or ids padded on the left and lists."""
-
-    thread_safe = True
-
-    num_generations: int
-    ids: bool
-
-    def apply(self, batch: Any) -> Any:
-        rows = [copy.deepcopy(row) for row in batch for _ in range(self.num_generations)]
-        if not self.ids:
-            return rows
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        ids = [list(one) for one in columns.pop("input_ids")]
-        most = max(map(len, ids))
-        padded = torch.zeros((len(ids), most), dtype=torch.int64)
-        mask = torch.zeros_like(padded)
-        for number, one in enumerate(ids):
-            padded[number, most - len(one) :] = torch.tensor(one, dtype=torch.int64)
-            mask[number, most - len(one) :] = 1
-        return {"input_ids": padded, "attention_mask": mask, **columns}

@@ -3,9 +3,9 @@
     python -m trainpipes_recipes.train_grpo --model samples/model --scratch --tokenizer samples/tokenizer \\
         --files sums.parquet --steps 100
 
-Rows have a prompt and an answer. Rollouts take as long as they take, and finish in any order; a group of
-answers without variance teaches nothing, and another one takes its place. Kill it at any time, and start it
-again: it goes on from its last checkpoint, and each prompt is trained on once an epoch.
+Rows have a prompt, and an answer or a response. Rollouts take as long as they take, and finish in any
+order; a group of answers without variance teaches nothing, and another one takes its place. Kill it at
+any time, and start it again: it goes on from its last checkpoint, and each prompt comes once an epoch.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import trainpipes as tp
-from trainpipes_recipes.prompts import prompts
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CLIP, LOG_EVERY, KEPT = 1.0, 10, 2  # norm of gradients; steps; checkpoints
@@ -45,7 +45,7 @@ def main(
     add("--files", nargs="+", required=True, help="paths, folders, globs or URLs")
     add("--output", type=Path, default=Path("runs/grpo"), help="for checkpoints")
     add("--steps", type=int, default=100, help="optimizer steps, before and after resumes")
-    add("--prompts", type=int, default=4, help="in a step")
+    add("--batch-size", type=int, default=4, help="prompts in a step")
     add("--generations", type=int, default=8, help="answers to each prompt")
     add("--max-length", type=int, default=256, help="the most tokens of a prompt")
     add("--max-tokens", type=int, default=16, help="of an answer")
@@ -69,17 +69,16 @@ def main(
     model.to(DEVICE).eval()  # no dropout, so that the policy is the one that answered
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer or args.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    rows = prompts(
-        args.files, tokenizer, max_length=args.max_length, on_error="skip", batch_size=None
-    )
+    shape = {"max_length": args.max_length, "batch_size": None}  # single prompts
+    rows = tp.recipe("prompts", args.files, tokenizer, on_error="skip", **shape)
     queue = tp.WorkQueue(
-        tp.Loader(rows), max_in_flight=4 * args.prompts + args.threads, epochs=None
+        tp.Loader(rows), max_in_flight=4 * args.batch_size + args.threads, epochs=None
     )
     parts = {"model": model, "optimizer": optimizer, "queue": queue}
     step = resume(args.output, parts)
 
     weights = threading.Lock()  # held while the model answers, or changes
-    groups: queues.Queue[Any] = queues.Queue(2 * args.prompts)  # so that rollouts are not stale
+    groups: queues.Queue[Any] = queues.Queue(2 * args.batch_size)  # so that rollouts are not stale
 
     def roll_out() -> None:
         for work in queue:
@@ -88,7 +87,7 @@ def main(
                 with weights:
                     ids = answers(model, work.item["input_ids"], args)
                 texts = tokenizer.batch_decode(ids[:, len(work.item["input_ids"]) :])
-                judged = [(reward or contains_answer)(text, work.item) for text in texts]
+                judged = [(reward or likeness)(text, work.item) for text in texts]
                 groups.put((work, ids, torch.tensor(judged)))
             except Exception as error:
                 groups.put((work, error, None))
@@ -99,7 +98,7 @@ def main(
     try:
         while step < args.steps:
             chosen: list[Any] = []
-            while len(chosen) < args.prompts:
+            while len(chosen) < args.batch_size:
                 try:
                     work, ids, rewards = groups.get(timeout=1)
                 except queues.Empty:
@@ -150,8 +149,10 @@ def answers(model: Any, prompt: Sequence[int], args: argparse.Namespace) -> Tens
     )  # fmt: skip
 
 
-def contains_answer(text: str, row: Any) -> float:
-    return float(str(row["answer"]) in text)
+def likeness(text: str, row: Any) -> float:
+    """The rule: 1 if an answer contains that of the row; else how much of it is alike."""
+    wanted = str(row["answer"] if "answer" in row else row["response"])
+    return 1.0 if wanted in text else 0.9 * SequenceMatcher(None, text, wanted[:200]).ratio()
 
 
 def loss(model: Any, ids: Tensor, rewards: Tensor, start: int) -> Tensor:

@@ -292,7 +292,7 @@ def other_prompts(folder: str) -> list[str]:
     rows = tp.from_dataset(prompt_rows())
     held_out = {"eval_dataset": prompts()}
     for data, more in [
-        (rows, {}), (prompts(4), {}), (prompts(2, 8), {}), (batches("sft"), {}), (prompts(), held_out),
+        (rows, {}), (prompts(1), {}), (prompts(2, 8), {}), (batches("sft"), {}), (prompts(), held_out),
         (Dataset.from_list(prompt_rows()), {}),
     ]:  # fmt: skip
         try:
