@@ -33,7 +33,7 @@ from trainpipes_recipes.prompts import prompts
 
 __all__ = ["ask", "generate", "main"]
 
-STATE = "_state.json"
+STATE = ".state.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -97,7 +97,7 @@ def generate(
     Args:
         rows: in the order in which they are to be written; of one shard, without a shuffle.
         answer: makes a row's answer; is called by ``in_flight`` threads.
-        output: folder; holds "part-00000.parquet" and so on, and "_state.json".
+        output: folder; holds "part-00000.parquet" and so on, and ".state.json".
         column: for the answers.
         in_flight: calls at a time.
         rows_per_file: rows in each file; files written last may have fewer.
@@ -167,12 +167,12 @@ def generate(
 
 def save(output: Path, number: int, rows: list[dict[str, Any]]) -> None:
     """A file, whole or not there."""
-    pq.write_table(pa.Table.from_pylist(rows), output / "_new.parquet")
-    os.replace(output / "_new.parquet", output / f"part-{number:05d}.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), output / ".new")
+    os.replace(output / ".new", output / f"part-{number:05d}.parquet")
 
 
 def write(path: Path, value: Any) -> None:
-    new = path.with_name("_new.json")
+    new = path.with_suffix(".new")
     new.write_text(json.dumps(value))
     os.replace(new, path)
 
