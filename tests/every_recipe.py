@@ -135,10 +135,9 @@ EVERY: dict[str, Make] = {
     "preference / dropped": lambda f, **o: preference(
         preferences(), "bytes", **SMALL | {"on_error": "skip"} | o
     ),
-    "prompts": lambda f, **o: prompts(
-        text_files(f),
-        "bytes",
-        **SMALL | {"num_generations": 2, "max_length": 20, "on_error": "keep"} | o,
+    "prompts": lambda f, **o: prompts(text_files(f), "bytes", **SMALL | o),
+    "prompts / groups": lambda f, **o: prompts(
+        text_files(f), "bytes", **KEEP | {"num_generations": 2, "max_length": 9} | o
     ),
     "prompts / dropped": lambda f, **o: prompts(
         PAIRS, "bytes", **SMALL | {"max_length": 12, "on_error": "skip"} | o
