@@ -23,6 +23,7 @@ from trainpipes_recipes import (
     masked_lm,
     preference,
     pretrain,
+    prompts,
     seq2seq,
     sft,
     tokens,
@@ -134,6 +135,14 @@ EVERY: dict[str, Make] = {
     "preference / dropped": lambda f, **o: preference(
         preferences(), "bytes", **SMALL | {"on_error": "skip"} | o
     ),
+    "prompts": lambda f, **o: prompts(text_files(f), "bytes", **SMALL | o),
+    "prompts / groups": lambda f, **o: prompts(
+        text_files(f), "bytes", **KEEP | {"num_generations": 2, "max_length": 9} | o
+    ),
+    "prompts / dropped": lambda f, **o: prompts(
+        PAIRS, "bytes", **SMALL | {"max_length": 12, "on_error": "skip"} | o
+    ),
+    "prompts / messages": lambda f, **o: prompts(chats(), **SMALL | o),
     "tokens": lambda f, **o: tokens(token_rows(), **PACKED | {"max_length": 16, "epochs": 1} | o),
     "tokens / mapped": lambda f, **o: tokens(
         token_file(f), dtype="uint16", **SMALL | {"max_length": 16, "epochs": 2} | o

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from trainpipes.interfaces.stage_kinds import TableStage as TableStage
     from trainpipes.interfaces.stateful_stage import StatefulStage as StatefulStage
     from trainpipes.loader import Loader as Loader
+    from trainpipes.loader.work_queue import Work as Work
+    from trainpipes.loader.work_queue import WorkQueue as WorkQueue
     from trainpipes.look.locate import locate as locate
     from trainpipes.look.profile import profile as profile
     from trainpipes.look.show import show as show
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from trainpipes.sources.files.format import Layout as Layout
     from trainpipes.stages.quarantine import Quarantine as Quarantine
     from trainpipes.state.merge import merge_states as merge_states
+    from trainpipes.state.work import WorkKey as WorkKey
     from trainpipes.writers.memmap import read_memmap as read_memmap
     from trainpipes.writers.memmap import write_memmap as write_memmap
 
@@ -84,6 +87,7 @@ _NAMES = {
     "interfaces.stage_kinds": "BatchStage RowStage Rows Source TableStage",
     "interfaces.stateful_stage": "StatefulStage",
     "loader": "Loader",
+    "loader.work_queue": "Work WorkQueue",
     "look.locate": "locate",
     "look.profile": "profile",
     "look.show": "show",
@@ -98,6 +102,7 @@ _NAMES = {
         "read_webdataset zip"
     ),
     "state.merge": "merge_states",
+    "state.work": "WorkKey",
     "writers.memmap": "read_memmap write_memmap",
     "stages.quarantine": "Quarantine",
     "config": "load",

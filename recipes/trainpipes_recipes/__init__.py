@@ -6,10 +6,12 @@ from trainpipes_recipes.images import images
 from trainpipes_recipes.masked_lm import masked_lm
 from trainpipes_recipes.preference import preference
 from trainpipes_recipes.pretrain import pretrain
+from trainpipes_recipes.prompts import prompts
 from trainpipes_recipes.seq2seq import seq2seq
 from trainpipes_recipes.sft import sft
 from trainpipes_recipes.tokens import tokens
 
 __all__ = [
-    "chat", "classification", "images", "masked_lm", "preference", "pretrain", "seq2seq", "sft", "tokens",
+    "chat", "classification", "images", "masked_lm", "preference", "pretrain", "prompts",
+    "seq2seq", "sft", "tokens",
 ]  # fmt: skip

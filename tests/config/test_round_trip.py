@@ -108,6 +108,9 @@ RECIPES: dict[str, Make] = {
         "masked_lm", text_files(f), tokenizer=saved(f, words(), "words.json"), **SMALL
     ),
     "pretrain": lambda f: tp.recipe("pretrain", text_files(f), "bytes", max_length=64, **SMALL),
+    "prompts": lambda f: tp.recipe(
+        "prompts", text_files(f), "bytes", num_generations=2, on_error="skip", max_length=64, **SMALL
+    ),
     "seq2seq": lambda f: tp.recipe("seq2seq", text_files(f), "bytes", **SMALL),
     "tokens": lambda f: tp.recipe(
         "tokens", rows(f, "ids", [{"input_ids": list(range(k % 40))} for k in range(200)]),

@@ -26,7 +26,7 @@ PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tim
 AREAS = {
     "order": (["order/*.py", "samplers/**/*.py"], 18),
     "state": (["state/**/*.py"], 16),
-    "engine": (["engine/**/*.py", "loader.py", "pipeline/*.py"], 24),
+    "engine": (["engine/**/*.py", "loader/*.py", "pipeline/*.py"], 24),
     "stages": (["stages/**/*.py", "columns/**/*.py"], 26),
     "sources": (["sources/**/*.py"], 24),
     "writers": (["writers/**/*.py", "filesystems/*.py", "prepare/**/*.py"], 12),

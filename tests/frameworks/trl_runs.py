@@ -87,6 +87,8 @@ def train(
     **options: Any,
 ) -> int:
     """Train on batches of a recipe, a checkpoint every few steps, and note each batch; returns the steps."""
+    if kind in ("grpo", "rloo"):
+        return generate(folder, log, kind, steps, resume, stand_at, **options)
     warnings.simplefilter("ignore")
     import trl
 
@@ -204,3 +206,101 @@ def script(arguments: list[str]) -> list[tuple[int, float]]:
     warnings.simplefilter("ignore")
     history = example("trl_sft").main(arguments).state.log_history
     return [(line["step"], line["loss"]) for line in history if "loss" in line]
+
+
+def prompt_rows(count: int = 24) -> list[dict[str, Any]]:
+    return [{"prompt": f"{n} = ", "answer": n} for n in range(count)]
+
+
+def prompts(generations: int = 2, batch_size: int = 4) -> tp.Pipeline:
+    from trainpipes_recipes.prompts import prompts as recipe
+
+    return recipe(
+        tp.from_dataset(prompt_rows()), batch_size=batch_size, num_generations=generations,
+        num_shards=4, seed=3, buffer_size=5,
+    )  # fmt: skip
+
+
+def rewards(completions: list[str], answer: list[int], **_: Any) -> list[float]:
+    return [
+        float(len(text) % 3 + number % 2) for text, number in zip(completions, answer, strict=True)
+    ]
+
+
+def generate(
+    folder: str,
+    log: str,
+    kind: str,
+    steps: int,
+    resume: bool | str = False,
+    stand_at: int | None = None,
+    **options: Any,
+) -> int:
+    """Train on prompts, and note those of each optimizer step, in their order; returns the steps."""
+    warnings.simplefilter("ignore")
+    import trl
+
+    from trainpipes.integrations.trl import GRPOTrainer, RLOOTrainer
+
+    base, config = (
+        (GRPOTrainer, trl.GRPOConfig) if kind == "grpo" else (RLOOTrainer, trl.RLOOConfig)
+    )
+
+    class Noting(base):  # type: ignore[misc, valid-type]
+        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.state.global_step == stand_at:
+                time.sleep(1000)
+            ids = torch.tensor([row["answer"] for row in inputs])
+            noted.trained_on(0, self.state.global_step, {"input_ids": ids})
+            return super().training_step(model, inputs, *args, **kwargs)
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            made.append((self.state.global_step, [row["answer"] for row in inputs]))
+            with open(f"{log}-generated-{arguments.process_index}", "a") as file:
+                file.write(json.dumps(made[-1]) + "\n")
+            return super()._generate_and_score_completions(inputs)
+
+    usual: dict[str, Any] = {
+        "output_dir": folder, "max_steps": steps, "per_device_train_batch_size": 2, "use_cpu": True,
+        "bf16": False, "save_steps": 3, "report_to": [], "disable_tqdm": True, "num_generations": 2,
+        "gradient_checkpointing": False, "logging_steps": 1000, "max_completion_length": 3,
+        "steps_per_generation": 2, "beta": 0.0,
+    }  # fmt: skip
+    arguments = config(**usual | options)
+    noted, made = Steps(Path(log), arguments.process_index), []
+    trainer = Noting(
+        model=model(), reward_funcs=rewards, args=arguments, processing_class=tokenizer(),
+        train_dataset=prompts(batch_size=2 * arguments.steps_per_generation),
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=resume or None)
+    return int(trainer.state.global_step)
+
+
+def other_prompts(folder: str) -> list[str]:
+    """What is said to pipelines that do not fit."""
+    import trl
+    from datasets import Dataset
+
+    from trainpipes.integrations.trl import GRPOTrainer
+
+    usual: dict[str, Any] = {
+        "output_dir": folder, "max_steps": 1, "per_device_train_batch_size": 2, "use_cpu": True,
+        "bf16": False, "report_to": [], "disable_tqdm": True, "num_generations": 2,
+        "gradient_checkpointing": False, "max_completion_length": 3, "steps_per_generation": 2, "beta": 0.0,
+    }  # fmt: skip
+    said = []
+    rows = tp.from_dataset(prompt_rows())
+    held_out = {"eval_dataset": prompts()}
+    for data, more in [
+        (rows, {}), (prompts(1), {}), (prompts(2, 8), {}), (batches("sft"), {}), (prompts(), held_out),
+        (Dataset.from_list(prompt_rows()), {}),
+    ]:  # fmt: skip
+        try:
+            GRPOTrainer(
+                model=model(), reward_funcs=rewards, args=trl.GRPOConfig(**usual),
+                processing_class=tokenizer(), train_dataset=data, **more,
+            ).train()  # fmt: skip
+            said.append("trained")
+        except tp.TrainpipesError as error:
+            said.append(str(error))
+    return said

@@ -36,6 +36,7 @@ def rows(given: list[dict[str, Any]] = ROWS) -> tp.Pipeline:
 PACKED = ("pretrain", "tokens", "chat / packed", "sft / packed")
 PADDED = (
     "sft / rows", "seq2seq", "chat", "preference", "masked_lm", "classification / rows", "images / rows",
+    "prompts",
 )  # fmt: skip
 
 

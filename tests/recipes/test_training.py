@@ -19,7 +19,12 @@ from torch_settings import torch_as_before
 from trainpipes.testing import digest
 from trainpipes_recipes import samples
 
-SCRIPTS = sorted(Path(trainpipes_recipes.__file__).parent.glob("train_*.py"))
+#: Those that train on the batches of a recipe.
+SCRIPTS = sorted(
+    path
+    for path in Path(trainpipes_recipes.__file__).parent.glob("train_*.py")
+    if path.stem != "train_grpo"
+)
 Steps = list[tuple[int, str, float]]
 Train = Callable[..., Steps]
 

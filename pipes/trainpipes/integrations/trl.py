@@ -1,4 +1,5 @@
-"""TRL's trainers on pipelines that make batches, such as the recipes ``sft``, ``chat`` and ``preference``.
+"""TRL's trainers on pipelines that make batches, such as those of the recipes ``sft``, ``chat``,
+``preference`` and ``prompts``.
 
 TRL looks at a row before it asks for batches: it is shown one of its own format.
 """
@@ -24,7 +25,10 @@ from datasets import Dataset, IterableDataset  # noqa: E402
 
 from trainpipes.integrations.datasets import pipeline_of  # noqa: E402
 
-__all__ = ["DPOTrainer", "PipelineDatasetsMixin", "SFTTrainer", "preference_batch"]
+__all__ = [
+    "DPOTrainer", "GRPOTrainer", "PipelineDatasetsMixin", "PromptsMixin", "RLOOTrainer", "SFTTrainer",
+    "preference_batch",
+]  # fmt: skip
 
 #: Arguments that say what a pipeline of batches says itself, and what to write in their place.
 PACKS = "let the pipeline pack: packed=True of the recipes sft and chat, or .pack(...)"
@@ -141,6 +145,80 @@ class DPOTrainer(PipelineDatasetsMixin, trl.DPOTrainer):
         if "chosen_input_ids" in inputs:
             inputs = preference_batch(inputs)
         return super()._prepare_inputs(inputs)
+
+
+class PromptsMixin(PipelineTrainerMixin):
+    """Makes a trainer of TRL that generates take pipelines of prompts as ``train_dataset``, and resume them
+    exactly, as ``PipelineTrainerMixin`` says: also between two steps that use the same generations.
+
+    A batch is a list of rows with a "prompt", as the recipe ``prompts`` makes without a tokenizer. It is
+    what one rank generates for at a time: ``per_device_train_batch_size * steps_per_generation`` rows, each
+    prompt ``num_generations`` times. The order is that of TRL's ``RepeatSampler``.
+
+    Raises:
+        ConfigError: batches are of another kind or size, or an evaluation is to be on a pipeline.
+        StateError: on a resume, if the checkpoint has no position, or one that does not fit.
+    """
+
+    def __init__(self, *arguments: Any, train_dataset: Any = None, **options: Any) -> None:
+        held_out = options.get("eval_dataset")
+        for one in held_out.values() if isinstance(held_out, dict) else [held_out]:
+            if isinstance(one, Pipeline):
+                raise wrong(
+                    "eval_dataset", "a datasets.Dataset", one, "write Dataset.from_list(list(rows))"
+                )
+        shown: Any = train_dataset
+        if isinstance(train_dataset, Pipeline):
+            way = 'write train_dataset=tp.recipe("prompts", pipe, batch_size=..., num_generations=...)'
+            train_dataset._need_batches("train_dataset", way)
+            shown = Dataset.from_list([{"prompt": ""}])
+            shown.pipeline = train_dataset
+        trainer: Any = super()
+        trainer.__init__(*arguments, train_dataset=shown, **options)
+        if isinstance(train_dataset, Pipeline):
+            self.train_dataset = train_dataset
+
+    def _times(self) -> int:
+        return int(self.num_iterations * self.args.steps_per_generation)
+
+    def _resume(self, loader: Any) -> None:
+        super()._resume(loader)
+        self._step = loader.given  # of the steps that use the same generations
+
+    def _accepted(self, batch: Any) -> Any:
+        rows = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        way = (
+            f'tp.recipe("prompts", pipe, batch_size={rows}, num_generations={self.num_generations})'
+        )
+        if not isinstance(batch, list) or not all(
+            isinstance(r, Mapping) and "prompt" in r for r in batch
+        ):
+            found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+            raise ConfigError(
+                f"{type(self).__name__} trains on lists of rows with a 'prompt', got {found}; write {way}, "
+                "without a tokenizer"
+            )
+        groups = [
+            batch[n : n + self.num_generations] for n in range(0, len(batch), self.num_generations)
+        ]
+        times = {
+            len(group) for group in groups if all(r["prompt"] == group[0]["prompt"] for r in group)
+        }
+        if len(batch) != rows or times != {self.num_generations}:
+            raise ConfigError(
+                f"a batch must have per_device_train_batch_size * steps_per_generation = {rows} rows, each "
+                f"prompt {self.num_generations} times side by side, got {len(batch)} rows; write {way}, "
+                "where the number of rows is a multiple of num_generations"
+            )
+        return batch
+
+
+class GRPOTrainer(PromptsMixin, trl.GRPOTrainer):
+    """A ``trl.GRPOTrainer`` that takes pipelines of prompts. See ``PromptsMixin``."""
+
+
+class RLOOTrainer(PromptsMixin, trl.RLOOTrainer):
+    """A ``trl.RLOOTrainer`` that takes pipelines of prompts. See ``PromptsMixin``."""
 
 
 SIDES = ("chosen", "rejected")

@@ -18,6 +18,7 @@ from trainpipes.errors.text import cut, shown
 from trainpipes.state.cursor import check_delivered, shard_key
 from trainpipes.state.format import Position, Saved, read, render
 from trainpipes.state.identity import named_difference
+from trainpipes.state.work import is_work, merge_work
 
 #: Most missing shards whose ranks are named.
 MOST_NAMED = 4096
@@ -30,7 +31,8 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     whole.
 
     Args:
-        states: of ``Loader``s or pipelines in any order, one of each rank, saved after the same step.
+        states: of ``Loader``s or pipelines in any order, one of each rank, saved after the same step; or
+            of ``WorkQueue``s, saved at any time.
 
     Returns:
         One state with the cursors of all shards.
@@ -46,6 +48,9 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     if not isinstance(states, Iterable) or isinstance(states, str | Mapping):
         got = type(states).__name__
         raise StateError(f"merge_states(states) takes a list of the states of all ranks, got {got}")
+    states = list(states)
+    if any(map(is_work, states)):
+        return merge_work(states)
     parts = []
     for number, state in enumerate(states):
         try:

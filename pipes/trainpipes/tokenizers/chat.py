@@ -102,6 +102,11 @@ class Chat(Loaded):
             )
         return Written(text, [span for span in spans if span[0] >= len(before)])
 
+    def prompt(self, messages: Messages, tools: Tools = None) -> str:
+        """The text of messages, and what the template writes before a response."""
+        with _lock:
+            return self._render(messages, tools, add_generation_prompt=True)[0]
+
     def encode(self, written: Sequence[Written]) -> tuple[Ragged, npt.NDArray[np.bool_]]:
         """Ids, and which of all of them are the assistant's."""
         ids: list[npt.NDArray[np.int32]] = []

@@ -226,6 +226,13 @@ class Consumer:
         self._cursors.update(made.moved)
         return made
 
+    @property
+    def last_number(self) -> int:
+        """The number of the item given last; before the first, one less than where it starts."""
+        if self.given is not None and self.m is not None:
+            return self.given.upcoming - self._stride
+        return self.position.m - 1 if self.m is None else self.m
+
     def state(self, turn: bool = False, ends: bool = False) -> dict[str, Any]:
         """The state after the last item given; of an uncounted pipeline with this consumer's cursors.
 

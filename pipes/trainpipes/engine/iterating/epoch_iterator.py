@@ -148,6 +148,21 @@ class EpochIterator:
                 self._rest = Lookahead(self._current)
             return self._rest.is_last()
 
+    def last_item(self) -> tuple[int, int]:
+        """The pass of the item given last, and its number in it over all ranks; before the first item, one
+        less than where it starts.
+
+        >>> import trainpipes as tp
+        >>> batches = iter(tp.Loader(tp.from_dataset(range(6)).batch(2)))
+        >>> [(batch, batches.last_item()) for batch in batches]
+        [([0, 1], (0, 0)), ([2, 3], (0, 1)), ([4, 5], (0, 2))]
+        """
+        current = self._current
+        if current is None:
+            with self._iterator_lock.between_items():
+                current = self._begin()
+        return current.pass_number, current.last_number
+
     def state_dict(self) -> dict[str, Any]:
         """The state after the last item given: a flat dict of integers and strings."""
         with self._iterator_lock.between_items():

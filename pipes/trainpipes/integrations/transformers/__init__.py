@@ -89,7 +89,11 @@ class PipelineTrainerMixin(Base):
             return super().get_train_dataloader()
         self._check(self.train_dataset)
         loader = self._loader(self.train_dataset, self.args.dataloader_persistent_workers)
-        return loaders.TrainingLoader(loader, self._accepted)
+        return loaders.TrainingLoader(loader, self._accepted, self._times())
+
+    def _times(self) -> int:
+        """How often training takes each batch, one time after the other."""
+        return 1
 
     def _loader(self, pipe: Pipeline, persistent: bool = False) -> Loader:
         args, device = self.args, self.args.device

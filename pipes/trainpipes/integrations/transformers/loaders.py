@@ -30,14 +30,17 @@ FILE = "trainpipes.json"
 TRAINER_STATE = "trainer_state.json"
 
 
-def saved_position(folder: Path) -> tuple[int, dict[str, Any]] | None:
-    """The pipeline's epoch when training began, and the loader's state; None if there is no such file."""
+def saved_position(folder: Path) -> tuple[int, dict[str, Any], int] | None:
+    """The pipeline's epoch when training began, the loader's state, and how often its next batch was given;
+    None if there is no such file.
+    """
     path = folder / FILE
     try:
         saved = json.loads(path.read_text())
-        first, state = saved["first_epoch"], saved["loader"]
-        if saved["step"] == trained(folder)[0] and is_count(first) and first <= state["epoch"]:
-            return first, state
+        first, state, given = saved["first_epoch"], saved["loader"], saved.get("given", 0)
+        good = is_count(first) and first <= state["epoch"] and is_count(given)
+        if saved["step"] == trained(folder)[0] and good:
+            return first, state, given
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError, OSError, TypeError, KeyError):
@@ -56,14 +59,22 @@ def trained(folder: Path) -> tuple[int, int]:
 
 
 class TrainingLoader:
-    """Gives the batches of one ``train()``, epoch after epoch, and knows its place."""
+    """Gives the batches of one ``train()``, epoch after epoch, and knows its place.
 
-    def __init__(self, loader: Loader, prepare: Callable[[Any], Any]) -> None:
+    Args:
+        times: how often each batch is given, one time after the other.
+    """
+
+    def __init__(self, loader: Loader, prepare: Callable[[Any], Any], times: int = 1) -> None:
         self.loader = loader
+        self.times = times
+        #: How often the batch after ``_before`` was given; 0 if as often as it is to be.
+        self.given = 0
+        self._before: dict[str, Any] = {}
         self._prepare = prepare
         self._first_epoch = self.step = self.epoch = 0
         self._resumed = False
-        self._noted = loader.state_dict()
+        self._noted = loader.state_dict(), 0
         self.left: int | None = None
         self.epochs: int | None = None
         self.length = 1
@@ -71,13 +82,22 @@ class TrainingLoader:
         self.last: int | None = None
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return len(self.loader) * self.times
 
     def __iter__(self) -> Iterator[Any]:
         self.last, taken = None, 0
-        for batch in self.loader:
-            taken += 1
-            yield self._prepare(batch)
+        if self.times == 1:
+            for batch in self.loader:
+                taken += 1
+                yield self._prepare(batch)
+        else:
+            self._before = self.loader.state_dict()
+            for batch in self.loader:
+                for number in range(self.given + 1, self.times + 1):
+                    self.given = number % self.times
+                    taken += 1
+                    yield self._prepare(batch)
+                self._before = self.loader.state_dict()
         self.last = taken
 
     def start(self, folder: Path | None) -> bool:
@@ -89,14 +109,16 @@ class TrainingLoader:
             loader.set_epoch(self.epoch)
         else:
             loader.load_state_dict(saved[1])
-        self._noted = state = loader.state_dict()
+            self.given = saved[2] % self.times
+        state = loader.state_dict()
+        self._noted = state, self.given
         self._first_epoch = state["epoch"] - self.epoch if saved is None else saved[0]
         self.epoch = state["epoch"] - self._first_epoch
         self._resumed = saved is not None or state["batches"] > 0
-        self.left = self._left(state)
+        self.left = self._left(state, self.given)
         if self.left == 0 and state["batches"]:  # the loader goes on with the next epoch
             self.epoch += 1
-            self.left = len(loader)
+            self.left = len(self)
         if self.left == 0:
             ranks = iteration_of(loader).ranks()[1]
             raise ConfigError(
@@ -105,10 +127,12 @@ class TrainingLoader:
             )
         return saved is not None
 
-    def _left(self, state: dict[str, Any]) -> int | None:
+    def _left(self, state: dict[str, Any], given: int) -> int | None:
         """Batches that this rank has yet to get in the epoch of a state."""
         left = batches_left(plan_of(self.loader), state["batches"])
-        return None if left is None else left // iteration_of(self.loader).ranks()[1]
+        if left is None:
+            return None
+        return left // iteration_of(self.loader).ranks()[1] * self.times - given
 
     def steps_and_epochs(
         self, max_steps: int, updates: int, accumulation: int, by_epochs: bool
@@ -127,16 +151,20 @@ class TrainingLoader:
 
     def note(self) -> float:
         """Note that the batches taken until now were trained on; return how many epochs that makes."""
-        self._noted = state = self.loader.state_dict()
-        left = self._left(state)
+        state = self._before if self.given else self.loader.state_dict()
+        self._noted = state, self.given
+        left = self._left(state, self.given)
         world = iteration_of(self.loader).ranks()[1]
-        done = state["batches"] // world if left is None else self.length - left
+        taken = state["batches"] // world * self.times + self.given
+        done = taken if left is None else self.length - left
         return float(state["epoch"] - self._first_epoch + done / self.length)
 
     def position(self, step: int, timeout: float) -> dict[str, Any]:
         """The state after so many whole optimizer steps. If batches are not counted, all ranks call it."""
-        state = self.loader._whole(self._noted, None, timeout)
-        return {"step": step, "first_epoch": self._first_epoch, "loader": state}
+        state, given = self._noted
+        state = self.loader._whole(state, None, timeout)
+        found = {"step": step, "first_epoch": self._first_epoch, "loader": state}
+        return found if self.times == 1 else {**found, "given": given}
 
 
 class EpochLength(int):

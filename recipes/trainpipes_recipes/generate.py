@@ -1,0 +1,181 @@
+"""Run a model over a dataset: hundreds of requests under way, each row once in the output.
+
+    python -m trainpipes_recipes.generate --files 'rows/*.parquet' --output answers \\
+        --url http://localhost:8000/v1 --model my-model
+    python -m trainpipes_recipes.generate --files rows.jsonl --output labels --function mymodule:label
+
+Each row is written with its answer to the folder --output, as Parquet: in the order of the input, or
+with --unordered as answers come. Kill it at any time, and start it again with the same options: it
+goes on, and no row is left out or written twice. Requests under way at the kill are made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import os
+import queue as queues
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import trainpipes as tp
+from trainpipes_recipes.inputs import Input
+from trainpipes_recipes.prompts import prompts
+
+__all__ = ["ask", "generate", "main"]
+
+STATE = ".state.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add("--files", nargs="+", required=True, help="paths, folders, globs or URLs")
+    add("--output", type=Path, required=True, help="folder for Parquet files")
+    add("--url", help="of an endpoint like OpenAI's, up to /v1; the key is in OPENAI_API_KEY")
+    add("--model", default="default", help="as the endpoint calls it")
+    add("--max-tokens", type=int, default=1024, help="of an answer")
+    add("--function", help="module:name of a function of a row, instead of an endpoint")
+    add("--prompt", help="column of the prompt; found by common names if left out")
+    add("--column", default="response", help="for the answers")
+    add("--in-flight", type=int, default=256, help="requests at a time")
+    add("--rows-per-file", type=int, default=1000)
+    add("--unordered", action="store_true", help="write answers as they come")
+    args = parser.parse_args(arguments)
+    if (args.url is None) == (args.function is None):
+        parser.error("give --url or --function")
+    if args.url is not None:
+        answer = functools.partial(ask, args.url, args.model, args.max_tokens)
+        rows = prompts(args.files, prompt=args.prompt, train=False, num_shards=1, batch_size=None)
+    else:
+        module, _, name = args.function.partition(":")
+        answer = getattr(importlib.import_module(module), name)
+        rows = Input("generate", args.files).rows()
+    written = generate(
+        rows, answer, args.output, column=args.column, in_flight=args.in_flight,
+        rows_per_file=args.rows_per_file, ordered=not args.unordered,
+    )  # fmt: skip
+    print(f"{written} rows in {args.output}")
+
+
+def ask(url: str, model: str, max_tokens: int, row: Mapping[str, Any]) -> str:
+    """The answer of an endpoint to a row's prompt."""
+    given = row["prompt"]
+    messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    body = {"model": model, "messages": messages, "max_tokens": max_tokens}
+    headers = {"Content-Type": "application/json"}
+    if key := os.environ.get("OPENAI_API_KEY"):
+        headers["Authorization"] = f"Bearer {key}"
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(f"{url.rstrip('/')}/chat/completions", data, headers)
+    with urllib.request.urlopen(request, timeout=3600) as response:
+        return str(json.load(response)["choices"][0]["message"]["content"])
+
+
+def generate(
+    rows: tp.Pipeline,
+    answer: Callable[[Any], Any],
+    output: Path,
+    *,
+    column: str = "response",
+    in_flight: int = 256,
+    rows_per_file: int = 1000,
+    ordered: bool = True,
+    tries: int = 3,
+) -> int:
+    """Write each row with its answer. Goes on where an earlier call was killed.
+
+    Args:
+        rows: in the order in which they are to be written; of one shard, without a shuffle.
+        answer: makes a row's answer; is called by ``in_flight`` threads.
+        output: folder; holds "part-00000.parquet" and so on, and ".state.json".
+        column: for the answers.
+        in_flight: calls at a time.
+        rows_per_file: rows in each file; files written last may have fewer.
+        ordered: whether answers wait for those of rows before them.
+        tries: calls for a row, the first included, before its error ends all.
+
+    Returns:
+        How many rows are in the folder.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    queue = tp.WorkQueue(tp.Loader(rows), max_in_flight=in_flight + 4 * rows_per_file)
+    parts = count = 0
+    if (output / STATE).exists():
+        saved = json.loads((output / STATE).read_text())
+        queue.load_state_dict(saved["queue"])
+        parts, count = saved["parts"], saved["rows"]
+    for path in output.glob("part-*.parquet"):
+        if int(path.stem.removeprefix("part-")) >= parts:  # written, and not noted as done
+            path.unlink()
+
+    answers: queues.SimpleQueue[tuple[tp.Work, Any]] = queues.SimpleQueue()
+
+    def work_on() -> None:
+        for work in queue:
+            try:
+                answers.put((work, answer(work.item)))
+            except Exception as error:
+                answers.put((work, error))
+
+    threads = [threading.Thread(target=work_on, daemon=True) for _ in range(in_flight)]
+    for thread in threads:
+        thread.start()
+    held: dict[tp.WorkKey, dict[str, Any]] = {}  # rows with their answers, not written
+    ready: list[tp.WorkKey] = []  # of them those whose turn it is
+    failed: Counter[tp.WorkKey] = Counter()
+    try:
+        while True:
+            waits = False
+            try:
+                work, found = answers.get(timeout=0.2)
+            except queues.Empty:
+                waits = True
+            else:
+                if isinstance(found, Exception):
+                    failed[work.key] += 1
+                    if failed[work.key] >= tries:
+                        raise found
+                    queue.again(work.key)
+                    continue
+                held[work.key] = {**work.item, column: found}
+                if not ordered:
+                    ready.append(work.key)
+                while ordered and (0, count + len(ready)) in held:
+                    ready.append(tp.WorkKey(0, count + len(ready)))
+            if len(ready) >= rows_per_file or (waits and ready and len(held) == queue.in_flight):
+                save(output, parts, [held.pop(key) for key in ready])
+                for key in ready:
+                    queue.done(key)
+                parts, count = parts + 1, count + len(ready)
+                ready.clear()
+                write(output / STATE, {"queue": queue.state_dict(), "parts": parts, "rows": count})
+            elif waits and not any(thread.is_alive() for thread in threads) and not held:
+                return count
+    finally:
+        queue.close()
+
+
+def save(output: Path, number: int, rows: list[dict[str, Any]]) -> None:
+    """A file, whole or not there."""
+    pq.write_table(pa.Table.from_pylist(rows), output / ".new")
+    os.replace(output / ".new", output / f"part-{number:05d}.parquet")
+
+
+def write(path: Path, value: Any) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(value))
+    os.replace(new, path)
+
+
+if __name__ == "__main__":
+    main()

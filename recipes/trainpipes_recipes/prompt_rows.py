@@ -1,0 +1,87 @@
+"""Stages of the recipe ``prompts``: messages as text, long prompts found, groups of one prompt."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import KW_ONLY
+from typing import Any
+
+import torch
+
+import trainpipes as tp
+from trainpipes.interfaces.stage import made_once
+from trainpipes.tokenizers.chat import Chat
+from trainpipes_recipes.chats import ROLES, CheckedRows, to_messages
+
+__all__ = ["Groups", "PromptRows", "ShortPrompts"]
+
+
+class PromptRows(CheckedRows):
+    """Prompts that are not empty; messages in OpenAI's layout, or as the chat template writes them."""
+
+    _: KW_ONLY
+    tools: str | None = None
+    tokenizer: Any = None
+    template: str | None = None
+
+    def identity(self) -> dict[str, Any]:
+        found = super().identity()
+        if self.tokenizer is not None:
+            found |= {"tokenizer": None, "template": self._chat.fingerprint()}
+        return found
+
+    @made_once
+    def _chat(self) -> Chat:
+        return Chat(self.tokenizer, self.template)
+
+    def _looked_at(self, row: Any) -> tuple[Any, str | None]:
+        found = row[self.column]
+        if isinstance(found, str | None):
+            return row, None if (
+                found or ""
+            ).strip() else f"column {self.column!r}: an empty prompt"
+        messages = to_messages(found, {**ROLES, **(self.roles or {})}, self.column)
+        if not messages or messages[-1]["content"] in (None, "", []):
+            return (
+                row,
+                f"column {self.column!r}: the prompt has no message, or an empty one at its end",
+            )
+        if self.tokenizer is None:
+            return {**row, self.column: messages}, None
+        tools = row[self.tools] if self.tools is not None else None
+        return {**row, self.column: self._chat.prompt(messages, tools)}, None
+
+
+class ShortPrompts(CheckedRows):
+    """Rows whose ids are not too many."""
+
+    _: KW_ONLY
+    max_length: int = 1
+
+    def _looked_at(self, row: Any) -> tuple[Any, str | None]:
+        count = len(row[self.column])
+        wrong = f"a prompt of {count} tokens, and max_length is {self.max_length}"
+        return row, wrong if count > self.max_length else None
+
+
+class Groups(tp.BatchStage):
+    """Batches with each row several times: lists of rows, or ids padded on the left and lists."""
+
+    thread_safe = True
+
+    num_generations: int
+    ids: bool
+
+    def apply(self, batch: Any) -> Any:
+        rows = [copy.deepcopy(row) for row in batch for _ in range(self.num_generations)]
+        if not self.ids:
+            return rows
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        ids = [list(one) for one in columns.pop("input_ids")]
+        most = max(map(len, ids))
+        padded = torch.zeros((len(ids), most), dtype=torch.int64)
+        mask = torch.zeros_like(padded)
+        for number, one in enumerate(ids):
+            padded[number, most - len(one) :] = torch.tensor(one, dtype=torch.int64)
+            mask[number, most - len(one) :] = 1
+        return {"input_ids": padded, "attention_mask": mask, **columns}

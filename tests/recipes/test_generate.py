@@ -1,0 +1,94 @@
+"""``generate``: each row once in the output, over kills."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from recipes.generate_runs import ROWS, run
+from trainpipes_recipes.generate import generate, main
+
+
+@pytest.mark.parametrize("order", ["ordered", "as they come"])
+def test_each_row_is_written_once_over_kills(tmp_path: Path, order: str) -> None:
+    draw, kills = random.Random(order), 0
+    folder = tmp_path / "out"
+    for _ in range(5):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "recipes.generate_runs", str(folder), order],
+            cwd=Path(__file__).parent.parent,
+        )
+        before = len(list(folder.glob("part-*")))
+        more = draw.randrange(1, 5)
+        while process.poll() is None and len(list(folder.glob("part-*"))) < before + more:
+            time.sleep(0.002)
+        time.sleep(draw.random() * 0.03)
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+    assert kills
+    assert run(str(folder), order == "ordered") == ROWS
+    parts = [pq.read_table(path) for path in sorted(folder.glob("part-*.parquet"))]
+    rows = pa.concat_tables(parts).to_pylist()
+    ids = [row["id"] for row in rows]
+    assert sorted(ids) == [*range(ROWS)]
+    assert all(row["response"] == f"answer {row['id']}" for row in rows)
+    if order == "ordered":
+        assert ids == [*range(ROWS)]
+    assert list(tp.read_parquet(str(folder)).select("id")) == [{"id": n} for n in ids]
+
+
+def test_an_error_that_stays_ends_all_and_loses_nothing(tmp_path: Path) -> None:
+    rows = tp.from_dataset([{"id": n} for n in range(40)])
+
+    def fails(row: dict[str, int]) -> int:
+        if row["id"] == 20:
+            raise ValueError("no answer to 20")
+        return -row["id"]
+
+    with pytest.raises(ValueError, match="no answer to 20"):
+        generate(rows, fails, tmp_path, in_flight=4, rows_per_file=5)
+    assert generate(rows, lambda row: -row["id"], tmp_path, in_flight=4, rows_per_file=5) == 40
+    found = pq.read_table(tmp_path, filters=None).to_pylist()
+    assert found == [{"id": n, "response": -n} for n in range(40)]
+
+
+def test_an_endpoint_answers(tmp_path: Path) -> None:
+    class Echo(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            said = f"{asked['model']}: {asked['messages'][-1]['content']}"
+            body = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    pq.write_table(pa.table({"question": ["a", "b", "c"], "n": [1, 2, 3]}), tmp_path / "in.parquet")
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    main([
+        "--files", str(tmp_path / "in.parquet"), "--output", str(tmp_path / "out"), "--url", url,
+        "--model", "small", "--in-flight", "2",
+    ])  # fmt: skip
+    server.shutdown()
+    server.server_close()
+    found = pq.read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
+    assert found == [
+        {"prompt": q, "n": n, "response": f"small: {q}"} for q, n in (("a", 1), ("b", 2), ("c", 3))
+    ]

@@ -1,0 +1,98 @@
+"""The recipe ``prompts``: what rows hold stays, groups are whole, long prompts are found."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import trainpipes as tp
+from recipes.chats import small_tokenizer
+from trainpipes_recipes.prompts import prompts
+
+WHEN = datetime.datetime(2026, 1, 2)
+ROWS = [
+    {"question": f"{n} + {n}" * (1 + n % 3), "answer": n, "when": WHEN, "tests": [{"in": "a"}] * (n % 3)}
+    for n in range(20)
+]  # fmt: skip
+SMALL: dict[str, Any] = {"num_shards": 1, "train": False}
+
+
+def test_columns_stay_python_values_and_groups_are_whole() -> None:
+    rows = tp.from_arrow(pa.Table.from_pylist(ROWS))
+    pipe = prompts(rows, batch_size=6, num_generations=3, num_shards=4, seed=1)
+    assert len(pipe) == 10
+    seen = []
+    for batch in pipe:
+        assert [row["answer"] for row in batch[::3]] == [row["answer"] for row in batch[2::3]]
+        assert batch[0] is not batch[1]
+        assert batch[0]["tests"] is not batch[1]["tests"]
+        for row in batch:
+            wanted = dict(ROWS[row["answer"]])
+            assert row == {"prompt": wanted.pop("question"), **wanted}
+        seen += [row["answer"] for row in batch[::3]]
+    assert sorted(seen) == [*range(20)]
+
+
+def test_ids_are_padded_on_the_left() -> None:
+    batch = next(iter(prompts(tp.from_dataset(ROWS), "bytes", batch_size=4, **SMALL)))
+    assert batch["input_ids"].shape == (4, 15)
+    for ids, mask, text in zip(
+        batch["input_ids"], batch["attention_mask"], batch["prompt"], strict=True
+    ):
+        assert bytes(ids[mask == 1].tolist()).decode() == text
+        assert mask.tolist() == sorted(mask.tolist())
+    assert batch["when"] == [WHEN] * 4
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_messages_get_the_template_up_to_the_response(turns: int) -> None:
+    tokenizer = small_tokenizer()
+    said = [{"role": "user", "content": "hm"}, {"role": "assistant", "content": "2"}] * 2
+    rows = tp.from_dataset([{"messages": said[:turns], "n": n} for n in range(3)])
+    wanted = tokenizer.apply_chat_template(said[:turns], add_generation_prompt=True, tokenize=False)
+    texts = list(prompts(rows, tokenizer, output="text", batch_size=None, **SMALL))
+    assert [row["prompt"] for row in texts] == [wanted] * 3
+    ids = list(prompts(rows, tokenizer, batch_size=None, **SMALL))
+    own = tokenizer(wanted, add_special_tokens=False)["input_ids"]
+    assert [list(row["input_ids"]) for row in ids] == [own] * 3
+    plain = list(prompts(rows, batch_size=None, **SMALL))
+    assert [row["prompt"] for row in plain] == [said[:turns]] * 3
+
+
+def test_long_and_empty_prompts(tmp_path: Path) -> None:
+    rows = tp.from_dataset([{"prompt": "a" * n, "n": n} for n in (3, 0, 9, 4)])
+    make: Any = lambda **o: list(prompts(rows, "bytes", batch_size=None, **SMALL | o))  # noqa: E731
+    with pytest.raises(tp.DataError, match="an empty prompt"):
+        make(max_length=5)
+    assert [row["n"] for row in make(max_length=5, on_error="skip")] == [3, 4]
+    quarantine = tp.Quarantine(tmp_path / "bad")
+    assert [row["n"] for row in make(max_length=5, on_error=quarantine)] == [3, 4]
+    told = "".join(path.read_text() for path in (tmp_path / "bad").iterdir())
+    assert "an empty prompt" in told
+    assert "a prompt of 9 tokens, and max_length is 5" in told
+    kept = make(max_length=5, on_error="keep")
+    assert [len(row["input_ids"]) for row in kept] == [3, 0, 5, 4]
+    full = tp.from_dataset([{"prompt": "abcdefg"}])
+    cut = list(prompts(full, "bytes", batch_size=None, max_length=3, on_error="keep", **SMALL))
+    assert bytes(cut[0]["input_ids"].tolist()) == b"efg"
+    with pytest.raises(tp.DataError, match="a prompt of 7 tokens, and max_length is 3"):
+        list(prompts(full, "bytes", batch_size=None, max_length=3, **SMALL))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_generations": 3}, "multiple of num_generations=3, so that no prompt"),
+        ({"num_generations": 0}, "num_generations"),
+        ({"num_generations": 2, "batch_size": None}, "must be 1 for single rows"),
+        ({"max_length": 5}, "counts tokens"),
+        ({"output": "tensor"}, 'must be "ids" or "text"'),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(tp.ConfigError, match=said):
+        prompts(tp.from_dataset(ROWS), **options)

@@ -1,0 +1,103 @@
+"""``train_grpo``: each prompt is trained on once an epoch, over stops and kills."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from torch_settings import torch_as_before
+from trainpipes_recipes import samples, train_grpo
+
+ROWS = 40
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    pairs = list(samples.function_pairs(every=60))
+    samples.write_tokenizer(folder / "tokenizer", pairs)
+    samples.write_configs(folder)
+    sums = {"prompt": [f"{k} + {k} =" for k in range(ROWS)], "answer": [2 * k for k in range(ROWS)]}
+    pq.write_table(pa.table(sums), folder / "sums.parquet")
+    return folder
+
+
+def options(data: Path, output: Path, steps: int) -> list[str]:
+    return [
+        "--model", f"{data}/model", "--scratch", "--tokenizer", f"{data}/tokenizer", "--files",
+        f"{data}/sums.parquet", "--output", str(output), "--steps", str(steps), "--batch-size", "4",
+        "--generations", "4", "--max-tokens", "4", "--save-every", "2", "--latency", "0.02",
+    ]  # fmt: skip
+
+
+def letters(text: str, row: Any) -> float:
+    return text.count("e") + 0.01 * len(text)
+
+
+def train(data: Path, output: Path, steps: int, **more: Any) -> list[tuple[int, list[Any]]]:
+    """The keys of each step."""
+    found: list[tuple[int, list[Any]]] = []
+
+    def note(step: int, groups: Any, _: float) -> None:
+        found.append((step, [work.key for work, *_ in groups]))
+
+    with torch_as_before():
+        torch.set_num_threads(1)
+        train_grpo.main(options(data, output, steps), on_step=note, **more)
+    return found
+
+
+def test_a_stopped_run_goes_on_with_prompts_that_were_not_trained_on(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    every = train(data, output, 4, reward=letters)
+    every += train(data, output, 7, reward=letters)  # 7 steps of 4 prompts of 40
+    assert "goes on after step 4" in capsys.readouterr().out
+    keys = [key for _, keys in every for key in keys]
+    assert [step for step, _ in every] == [*range(1, 8)]
+    assert len(keys) == len(set(keys)) == 28
+    assert sorted(path.name for path in output.iterdir()) == [
+        "model", "step-00000006.pt", "step-00000007.pt",
+    ]  # fmt: skip
+
+
+def test_prompts_that_are_always_answered_do_not_come_again(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: Counter[int] = Counter()
+
+    def solved(text: str, row: Any) -> float:
+        seen[row["answer"]] += 1
+        return 1.0
+
+    with torch_as_before():
+        torch.set_num_threads(1)
+        train_grpo.main([*options(data, tmp_path / "run", 3), "--retire"], reward=solved)
+    assert "nothing is left to train on" in capsys.readouterr().out
+    assert len(seen) == ROWS
+    assert set(seen.values()) <= {4, 8}  # the few that were under way when the next epoch began
+
+
+def test_a_killed_run_goes_on(data: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    command = [sys.executable, "-m", "trainpipes_recipes.train_grpo", *options(data, output, 1000)]
+    process = subprocess.Popen(command)
+    while process.poll() is None and not list(output.glob("step-*.pt")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    newest = max(output.glob("step-*.pt"))
+    step = torch.load(newest, weights_only=True)["step"]
+    every = train(data, output, step + 3)
+    assert [number for number, _ in every] == [step + 1, step + 2, step + 3]

@@ -1,0 +1,384 @@
+"""Items handed out and done in any order are each done once an epoch, over kills and ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch.distributed.checkpoint as dcp
+
+import trainpipes as tp
+from trainpipes.loader import work_queue
+from trainpipes.testing import digest
+from work_runs import PIPELINES, ROWS, Run, dealt, plain, rows
+
+
+def queue_of(pipe: tp.Pipeline, **options: Any) -> tp.WorkQueue:
+    return tp.WorkQueue(tp.Loader(pipe, threads=0), **options)
+
+
+def taken(queue: tp.WorkQueue, count: int) -> list[tp.Work]:
+    found = [queue.get(timeout=0) for _ in range(count)]
+    return [work for work in found if work is not None]
+
+
+def rest(queue: tp.WorkQueue) -> list[Any]:
+    found = []
+    for work in queue:
+        found.append(work.item["id"])
+        queue.done(work.key)
+    return found
+
+
+# Random runs
+
+
+@pytest.mark.filterwarnings("ignore:5 ranks do not divide")
+@pytest.mark.parametrize(
+    "part", [pytest.param(n, marks=[pytest.mark.slow] * (n > 1)) for n in range(20)]
+)
+def test_each_item_is_done_once(part: int) -> None:
+    for seed in range(part * 100, part * 100 + 100):
+        run = Run(seed)
+        try:
+            run.go()
+            run.check()
+        except Exception as error:
+            error.add_note(f"of Run({seed})")
+            raise
+
+
+def work_until_killed(folder: Path, name: str) -> None:
+    """A process: threads that take random times, and a checkpoint of what is done with the state."""
+    queue = queue_of(PIPELINES[name](), max_in_flight=40, epochs=2)
+    done: list[Any] = []
+    if (folder / "saved").exists():
+        done, state = pickle.loads((folder / "saved").read_bytes())
+        queue.load_state_dict(state)
+    lock = threading.Lock()  # what is trained, and that it is done, change together
+
+    def work() -> None:
+        for one in queue:
+            time.sleep(random.random() * 0.004)
+            if random.random() < 0.1:
+                queue.again(one.key)
+                continue
+            with lock:
+                done.append((*one.key, digest(one.item)))
+                queue.done(one.key)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    while over := any(thread.is_alive() for thread in threads) or not (folder / "over").exists():
+        with lock:
+            saved = pickle.dumps((done, queue.state_dict()))
+            over = not any(thread.is_alive() for thread in threads)
+        (folder / "new").write_bytes(saved)
+        os.replace(folder / "new", folder / "saved")
+        if over:
+            (folder / "over").touch()
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("name", ["shuffled", "filtered", "mixed", "packed", "batches"])
+def test_each_item_is_done_once_by_processes_that_are_killed(name: str, tmp_path: Path) -> None:
+    kills = 0
+    while not (tmp_path / "over").exists():
+        process = multiprocessing.get_context("fork").Process(
+            target=work_until_killed, args=(tmp_path, name)
+        )
+        process.start()
+        process.join(random.random() * 0.12 + 0.02 if kills < 10 else 60)
+        if process.is_alive():
+            os.kill(process.pid or 0, signal.SIGKILL)
+            kills += 1
+        process.join()
+    assert kills
+    done, _ = pickle.loads((tmp_path / "saved").read_bytes())
+    for epoch, wanted in enumerate(plain(name, 2)):
+        assert Counter(item for e, _, item in done if e == epoch) == wanted
+
+
+# One queue
+
+
+def test_what_is_open_comes_first_in_its_order() -> None:
+    queue = queue_of(rows())
+    works = taken(queue, 10)
+    for n in (9, 1, 5, 0, 3):
+        queue.done(works[n].key)
+    again = queue_of(rows())
+    again.load_state_dict(json.loads(json.dumps(queue.state_dict())))
+    assert rest(again) == [2, 4, 6, 7, 8, *range(10, ROWS)]
+    assert again.get() is None
+    finished = queue_of(rows())
+    finished.load_state_dict(again.state_dict())
+    assert finished.get() is None
+
+
+def test_keys_are_alike_in_every_run_and_on_any_number_of_ranks() -> None:
+    pipe = dealt(rows()).shuffle(20, seed=1)
+    alone = {work.key: work.item["id"] for work in taken(queue_of(pipe), ROWS)}
+    assert [*alone] == [(0, n) for n in range(ROWS)]
+    found = {}
+    for rank in range(3):
+        queue = queue_of(pipe.distributed(rank=rank, world_size=3))
+        found |= {w.key: w.item["id"] for w in taken(queue, len(range(rank, ROWS, 3)))}
+    assert found == alone
+
+
+def test_what_failed_comes_next_and_what_is_done_meanwhile_does_not() -> None:
+    queue = queue_of(rows(), max_in_flight=5)
+    works = taken(queue, 5)
+    queue.again(works[3].key)
+    queue.again(works[1].key)
+    queue.again(works[2].key)
+    queue.done(works[1].key)
+    assert [work.item["id"] for work in taken(queue, 3)] == [3, 2, 5]
+    assert queue.in_flight == 5
+
+
+@pytest.mark.parametrize("by", [None, "id"])
+def test_a_retired_row_is_in_no_later_epoch(by: str | None) -> None:
+    def make() -> tp.WorkQueue:
+        return queue_of(rows(slice(0, 12)).shuffle(12, seed=1), epochs=None, by=by)
+
+    queue, seen = make(), []
+    for number, work in enumerate(queue):
+        seen.append((work.key.epoch, work.item["id"]))
+        queue.retire(work.key) if work.item["id"] % 3 == work.key.epoch else queue.done(work.key)
+        if number == 14:
+            state, queue_before = queue.state_dict(), queue
+            queue = make()
+            queue.load_state_dict(state)
+            queue_before.close()
+    for work in queue:
+        seen.append((work.key.epoch, work.item["id"]))
+        queue.retire(work.key) if work.item["id"] % 3 == work.key.epoch else queue.done(work.key)
+    # All are retired after three epochs: there is nothing for a fourth.
+    assert Counter(epoch for epoch, _ in seen) == {0: 12, 1: 8, 2: 4}
+    assert all(number % 3 >= epoch for epoch, number in seen)
+
+
+def test_a_full_queue_waits_and_says_for_what(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(work_queue, "PATIENCE", 0.05)
+    queue = queue_of(rows(), max_in_flight=2)
+    first, _ = taken(queue, 2)
+    with pytest.raises(TimeoutError, match=r"2 of 2 are in flight, the oldest is \(0, 0\)"):
+        queue.get(timeout=0)
+    threading.Timer(0.2, queue.done, [first.key]).start()
+    with caplog.at_level(logging.WARNING, "trainpipes"):
+        assert (queue.get() or first).item["id"] == 2
+    assert "no more may be handed out until items are marked by done()" in caplog.text
+    assert "the oldest is (0, 0)" in caplog.text
+
+
+def test_the_queue_waits_for_an_item_that_lags_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_queue, "REACH", 20)
+    queue = queue_of(rows(), max_in_flight=5)
+    first = taken(queue, 1)[0]
+    for _ in range(20):
+        queue.done(taken(queue, 1)[0].key)
+    with pytest.raises(TimeoutError, match=r"the oldest is \(0, 0\)"):
+        queue.get(timeout=0)
+    assert len(queue.state_dict()["work-0000"]) < 500
+    queue.done(first.key)
+    assert rest(queue)[-1] == ROWS - 1
+
+
+def test_keys_that_are_not_in_flight_are_refused_by_name() -> None:
+    queue = queue_of(rows())
+    works = taken(queue, 3)
+    queue.done(list(works[0].key))  # type: ignore[arg-type]  # from JSON
+    for method in (queue.done, queue.again, queue.retire):
+        with pytest.raises(tp.ConfigError, match=r"in flight, got .*; it is done already"):
+            method(works[0].key)
+        with pytest.raises(tp.ConfigError, match=r"\(key\) must be the key of an item in flight"):
+            method(tp.WorkKey(0, 50))
+        with pytest.raises(tp.ConfigError, match="give the key of a Work"):
+            method(works[1])  # type: ignore[arg-type]
+    queue.again(works[1].key)
+    with pytest.raises(tp.ConfigError, match="it waits already"):
+        queue.again(works[1].key)
+    assert queue.in_flight == 2
+
+
+def test_an_error_of_the_loader_loses_nothing() -> None:
+    fails = [True]
+
+    def sometimes(row: dict[str, Any]) -> dict[str, Any]:
+        if row["id"] == 90 and fails[0]:
+            raise OSError("away")
+        return row
+
+    queue = queue_of(dealt(rows()).map(sometimes))
+    found = [work.item["id"] for work in taken(queue, 5)]
+    for _ in range(2):
+        with pytest.raises(OSError, match="away"):
+            found.extend(work.item["id"] for work in queue)
+    fails[0] = False
+    found += [work.item["id"] for work in taken(queue, ROWS - len(found))]
+    assert sorted(found) == [*range(ROWS)]
+
+
+def test_many_threads_and_an_event_loop_take_each_item_once() -> None:
+    queue, seen = queue_of(rows(), max_in_flight=7), []
+
+    def work() -> None:
+        for one in queue:
+            time.sleep(0.0005)
+            seen.append(one.item["id"])
+            queue.done(one.key)
+
+    threads = [threading.Thread(target=work) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(seen) == [*range(ROWS)]
+
+    queue, found = queue_of(rows(), max_in_flight=7), []
+
+    async def loop() -> None:
+        async for one in queue:
+            await asyncio.sleep(0.0005)
+            found.append(one.item["id"])
+            queue.done(one.key)
+
+    async def cancelled_and_more() -> None:
+        first = asyncio.create_task(loop())
+        await asyncio.sleep(0.02)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        for work in list(queue._flight.values()):
+            if not work.waits:  # it was cancelled with its item
+                queue.again(work.work.key)
+        await asyncio.gather(*(loop() for _ in range(5)))
+
+    asyncio.run(cancelled_and_more())
+    assert sorted(found) == [*range(ROWS)]
+
+
+def test_close_ends_those_that_wait() -> None:
+    queue = queue_of(rows(), max_in_flight=1)
+    taken(queue, 1)
+    threading.Timer(0.1, queue.close).start()
+    assert queue.get() is None
+
+
+def test_weights_of_a_mix_change_where_nothing_is_in_flight() -> None:
+    def make(a: float) -> tp.WorkQueue:
+        parts = {"a": rows(slice(0, 40)), "b": rows(slice(40, 97))}
+        return queue_of(tp.mix(parts, weights={"a": a, "b": 1}).repeat())
+
+    queue = make(1)
+    works = taken(queue, 30)
+    with pytest.raises(tp.StateError, match="nothing is in flight, got one with 30 items"):
+        make(9).load_state_dict(queue.state_dict(), allow_changes=["mix"])
+    for work in works:
+        queue.done(work.key)
+    other = make(9)
+    with pytest.raises(tp.StateError, match="weights"):
+        other.load_state_dict(queue.state_dict())
+    other.load_state_dict(queue.state_dict(), allow_changes=["mix"])
+    before, after = works, taken(other, 100)
+    assert sum(work.item["id"] < 40 for work in before) == 15
+    assert sum(work.item["id"] < 40 for work in after) == 90
+
+
+# Ranks
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_checkpoint_of_two_ranks_loads_on_four(tmp_path: Path) -> None:
+    pipe = dealt(rows()).shuffle(20, seed=1)
+
+    def ranks(world: int) -> Iterator[tp.WorkQueue]:
+        return (queue_of(pipe.distributed(rank=r, world_size=world)) for r in range(world))
+
+    done, states = [], []
+    for rank, queue in enumerate(ranks(2)):
+        for number, work in enumerate(taken(queue, 20 + 5 * rank)):
+            if number % 3:
+                queue.done(work.key)
+                done.append(work.item["id"])
+        states.append(queue.state_dict())
+    dcp.save({"queue": tp.merge_states(states)}, checkpoint_id=tmp_path, no_dist=True)
+    for queue in ranks(4):
+        held = {"queue": queue}
+        dcp.load(held, checkpoint_id=tmp_path, no_dist=True)
+        done += rest(queue)
+    assert sorted(done) == [*range(ROWS)]
+
+
+def test_states_of_other_runs_and_missing_ranks_are_refused() -> None:
+    pipe = dealt(rows())
+    two = [queue_of(pipe.distributed(rank=r, world_size=2)).state_dict() for r in (0, 1)]
+    with pytest.raises(tp.StateError, match="the work of classes"):
+        tp.merge_states(two[:1])
+    with pytest.raises(tp.StateError, match="merge one state of each rank"):
+        tp.merge_states([two[0], two[0]])
+    with pytest.raises(tp.StateError, match="merge the states of all ranks"):
+        queue_of(pipe).load_state_dict(two[0])
+    with pytest.raises(tp.StateError, match="that of a loader"):
+        queue_of(pipe).load_state_dict(tp.Loader(pipe).state_dict())
+    with pytest.raises(tp.StateError, match="build the pipeline as it was"):
+        queue_of(dealt(rows()).shuffle(20)).load_state_dict(tp.merge_states(two))
+
+
+@pytest.mark.parametrize("key", ["first_epoch", "num_classes", "pipeline", "work-0003", "retired"])
+def test_a_damaged_state_is_refused(key: str) -> None:
+    state = queue_of(dealt(rows())).state_dict()
+    state[key] = state[key] + (1 if isinstance(state[key], int) else "x")
+    with pytest.raises(tp.StateError, match="edited or is damaged"):
+        queue_of(dealt(rows())).load_state_dict(state)
+
+
+def test_loaders_that_leave_items_out_are_refused() -> None:
+    even = rows().sharding_filter(12).distributed(rank=0, world_size=2)
+    with pytest.raises(tp.ConfigError, match=r"sharding_filter\(tail\) must be \"ragged\""):
+        queue_of(even)
+    with pytest.raises(tp.ConfigError, match="a trainpipes Loader"):
+        tp.WorkQueue(rows())  # type: ignore[arg-type]
+    with pytest.raises(tp.ConfigError, match="max_in_flight"):
+        queue_of(rows(), max_in_flight=0)
+    with pytest.raises(tp.ConfigError, match="epochs"):
+        tp.WorkQueue(tp.Loader(rows(), epoch=0), epochs=2)
+
+
+# Bounds
+
+
+def test_a_state_of_100_000_in_flight_is_below_64_kilobytes() -> None:
+    table = pa.table({"id": range(500_000)})
+    queue = queue_of(tp.from_arrow(table).sharding_filter(24), max_in_flight=100_000)
+    draw, flight = random.Random(0), []
+    for _ in range(499_000):
+        flight += [work.key for work in taken(queue, 1)]
+        if len(flight) == 100_000:
+            place = draw.randrange(1, 100_000)
+            flight[place], flight[-1] = flight[-1], flight[place]
+            queue.done(flight.pop())
+    assert queue.in_flight > 99_000
+    state = queue.state_dict()
+    assert len(json.dumps(state)) < 64 * 1024
+    again = queue_of(tp.from_arrow(table).sharding_filter(24), max_in_flight=100_000)
+    again.load_state_dict(state)
+    assert {w.key for w in taken(again, 1000)} == set(sorted(flight)[:1000])
