@@ -40,6 +40,11 @@ class NoPicture(ValueError):
 
 def by_pillow(content: bytes, mode: Mode, least: int | None = None) -> Pixels:
     """An image file's pixels, upright, uint8 ``[C, H, W]``; of several frames the first."""
+    return planes(np.asarray(picture_of(content, mode, least)))
+
+
+def picture_of(content: bytes, mode: Mode, least: int | None = None) -> Any:
+    """The same as an image of Pillow's."""
     from PIL import Image, ImageOps
 
     try:
@@ -59,7 +64,7 @@ def by_pillow(content: bytes, mode: Mode, least: int | None = None) -> Pixels:
     except Exception as error:  # of damaged files, plugins raise what they come across
         said = " ".join(str(error).split()).replace(" <_io.BytesIO object", "").split(" at 0x")[0]
         raise NoPicture(f"{said or type(error).__name__} ({len(content):,} bytes)") from error
-    return planes(np.asarray(found))
+    return found
 
 
 def eight_bits(image: Any) -> Any:
