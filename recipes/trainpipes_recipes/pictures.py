@@ -73,7 +73,9 @@ def size_of(picture: Any) -> tuple[int, int]:
     with _file(picture) as file:
         try:
             with Image.open(file, formats=FORMATS) as image:
-                turned = image.getexif().get(ORIENTATION) in ON_SIDE
+                # Of a PNG without it Pillow would look behind the pixels.
+                known = image.format != "PNG" or "exif" in image.info
+                turned = known and image.getexif().get(ORIENTATION) in ON_SIDE
                 width, height = image.size
         except Exception as error:  # of damaged files, plugins raise what they come across
             raise NoPicture(f"{type(error).__name__}: no picture that can be read") from error

@@ -92,12 +92,15 @@ def vision_chat(
     if images is None:
         images = next((name for name in PICTURES if name in given.columns), None)
     own = Processor(processor, template)
-    rows = given.rows([*texts] if images is None else [*texts, images])
+    columns = [*texts] if images is None else [*texts, images]
+    # Python's rows stay as they are: contents of text and of parts make no column.
+    rows = given.rows(None if isinstance(files, Pipeline) else columns)
     rows = given.arrange(rows, train, buffer_size, seed, num_shards)
     longest = max_length if max_tokens is None or packed else min(max_length, max_tokens)
-    columns = texts[0] if len(texts) == 1 else texts
-    written = VisionRows(own, columns, images, roles=roles, max_length=longest, on_error=on_error)
-    rows = rows.then(written)
+    talk = texts[0] if len(texts) == 1 else texts
+    rows = rows.then(
+        VisionRows(own, talk, images, roles=roles, max_length=longest, on_error=on_error)
+    )
     if packed:
         rows = rows.then(PackBatches(max_length, rows=batch_size, seed=seed))
         return rows.then(VisionBatches(own, max_length=max_length, on_error=on_error))
