@@ -56,6 +56,13 @@ class Processor(Loaded):
         super().__setstate__(state)
         self._copies = threading.local()
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Processor):
+            return NotImplemented
+        return (self._given, self._template) == (other._given, other._template)
+
+    __hash__ = None  # type: ignore[assignment]
+
     def __repr__(self) -> str:
         given = self._given
         return repr(given) if isinstance(given, str) else f"{type(given).__name__}()"

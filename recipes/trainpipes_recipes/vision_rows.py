@@ -179,21 +179,21 @@ def conversation(
             speaks = [_role(message, roles) for message in talk]
             first = speaks.index("user") if "user" in speaks else 0
             parts[first] = [{"type": "image"}] * pictures + parts[first]
-    told = to_messages(
+    read = to_messages(
         [
             {**one, "content": _text(some)} if isinstance(one, Mapping) else one
             for one, some in zip(talk, parts, strict=True)
         ],
         roles, column,
     )  # fmt: skip
-    if (wrong := problem(told)) is not None:
+    if (wrong := problem(read)) is not None:
         raise tp.DataError(f"column {column!r}: {wrong}")
     held = sum(part["type"] == "image" for some in parts for part in some)
     if held != pictures:
         rule = "a conversation has a place for each picture"
         raise tp.DataError(f"column {column!r}: {rule}, got {held} places and {pictures} pictures")
-    told = [{**one, "content": some} for one, some in zip(told, parts, strict=True)]
-    return messages_of(told)
+    read = [{**one, "content": some} for one, some in zip(read, parts, strict=True)]
+    return messages_of(read)
 
 
 def _asked(prompt: Any, response: Any) -> list[dict[str, Any]]:

@@ -88,15 +88,21 @@ def test_it_is_the_recipe(name: str, data: Path) -> None:
     path = CONFIGS / f"{name}.yaml"
     assert path.read_text().startswith("# ")
     files = str(data) if name == "images" else f"{data}/*.parquet"
-    options = {"chat": {"packed": True, "on_error": "skip"}}
+    packed = {"packed": True, "on_error": "skip"}
+    options = {"chat": packed, "vision_chat": packed}
     given: dict[str, Any] = {**options.get(name, {}), "batch_size": 3}
     if name == "images":
         given["size"] = 8
     else:
-        given["max_length"] = 64
+        given["max_length"] = 256 if name == "vision_chat" else 64
     if name not in ("images", "tokens"):
-        saved = {"chat": f"{data}/tokenizer", "masked_lm": f"{data}/tokenizer.json"}
-        given["tokenizer"] = saved.get(name, "bytes")
+        saved = {
+            "vision_chat": f"{data}/processor",
+            "chat": f"{data}/tokenizer",
+            "masked_lm": f"{data}/tokenizer.json",
+        }
+        option = "processor" if name == "vision_chat" else "tokenizer"
+        given[option] = saved.get(name, "bytes")
     assert tp.load(path, changes={"options.batch_size": 3}) == tp.recipe(name, files, **given)
 
 
