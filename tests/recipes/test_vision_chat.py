@@ -442,3 +442,20 @@ def test_what_is_no_picture_is_said() -> None:
     rows = tp.from_dataset([{"prompt": "a", "response": "b", "image": 7}])
     with pytest.raises(tp.DataError, match=r"a picture is bytes, a path, .* got 7"):
         list(vision_chat(rows, processor_of("llava"), **ONE))
+
+
+def test_lists_of_pictures_are_changed_one_by_one_and_the_same_again() -> None:
+    rows = tp.from_dataset([{"images": [jpeg(n + k) for k in range(n % 3)]} for n in range(6)])
+    alone = tp.from_dataset([{"images": jpeg(n)} for n in range(6)])
+
+    def changed(pipe: tp.Pipeline) -> list[Any]:
+        pipe = pipe.decode_image("images", output_column="images", on_error="skip")
+        return [row["images"] for row in pipe.random_crop(9, column="images").flip(column="images")]
+
+    found, again, ones = changed(rows), changed(rows), changed(alone)
+    assert [len(images) for images in found] == [0, 1, 2, 0, 1, 2]
+    for row in range(6):
+        assert [one.tolist() for one in found[row]] == [one.tolist() for one in again[row]]
+        if found[row]:  # the first draws what the only one would
+            assert np.array_equal(found[row][0], ones[row])
+    assert not np.array_equal(found[2][0], found[2][1])
