@@ -17,7 +17,7 @@ from trainpipes import ConfigError
 from trainpipes._internal.checks import need, require
 from trainpipes.stages.targets import IGNORED
 from trainpipes.tokenizers.chat import Chat, Written
-from trainpipes.tokenizers.engine import Loaded, digest
+from trainpipes.tokenizers.engine import Engine, Loaded, digest
 from trainpipes.tokenizers.load import load
 
 __all__ = ["Processor"]
@@ -100,6 +100,10 @@ class Processor(Loaded):
         return getattr(self.loaded.processor, "image_token", None)
 
     @property
+    def engine(self) -> Engine:
+        return load(self.loaded.processor.tokenizer)
+
+    @property
     def pad_id(self) -> int:
         found = self.loaded.processor.tokenizer.pad_token_id
         require(found is not None, "vision_chat(processor)", "one with a pad token", self.family)
@@ -119,7 +123,7 @@ class Processor(Loaded):
             "backend": str(getattr(pictures, "backend", "")),
             "transformers": __version__,
             "content": digest(content.encode()),
-            "tokenizer": load(processor.tokenizer).fingerprint(),
+            "tokenizer": self.engine.fingerprint(),
             "template": chat.fingerprint(),
         }
 

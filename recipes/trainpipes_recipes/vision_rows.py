@@ -20,6 +20,7 @@ from trainpipes.interfaces.tally import Tally
 from trainpipes.stages.columns import refuse_collated
 from trainpipes.stages.quarantine import LeftOut, OnBadRow, leaves_out
 from trainpipes.tokenizers.chat import Written, messages_of
+from trainpipes.tokenizers.engine import Engine
 from trainpipes_recipes.chats import ROLES, problem, to_messages
 from trainpipes_recipes.pictures import NoPicture, decoded, pictures_of, size_of
 from trainpipes_recipes.vision import Processor
@@ -268,6 +269,16 @@ class VisionBatches(OfPictures, FinishingStage):
         self._set(processor=Processor.of(self.processor))
         if self.max_length is not None:
             check_packs(self.processor)
+
+    @property
+    def maker(self) -> Engine:
+        """The tokenizer, for ``show()``."""
+        found: Engine = self.processor.engine
+        return found
+
+    @property
+    def id_columns(self) -> list[str]:
+        return ["input_ids"]
 
     def process(self, run: Run) -> Run:
         refuse_collated(run, self)

@@ -459,3 +459,14 @@ def test_lists_of_pictures_are_changed_one_by_one_and_the_same_again() -> None:
         if found[row]:  # the first draws what the only one would
             assert np.array_equal(found[row][0], ones[row])
     assert not np.array_equal(found[2][0], found[2][1])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_show_prints_the_conversations(packed: bool) -> None:
+    pipe = vision_chat(
+        tp.from_arrow(TABLE), processor_of("llava"), packed=packed, max_length=300, **ONE
+    )
+    shown = " ".join(str(pipe.show()).split())
+    assert "<|im_start|>user\\n<image>" in shown
+    assert "⟦It is" in shown
+    assert "pixel_values" in shown
