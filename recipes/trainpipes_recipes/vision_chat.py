@@ -76,8 +76,8 @@ def vision_chat(
             and "max_seqlen" (see ``pad_collate``). The number of batches is not known.
         max_tokens: instead of ``batch_size``: the most tokens in a batch, rows x longest row. Rows
             of about one length come together.
-        buffer_size: the fewest rows that the shuffle mixes with each other; their pictures wait as
-            bytes or paths.
+        buffer_size: the fewest rows that the shuffle mixes with each other, and the most that are
+            packed or sorted by length together; their pictures wait as bytes or paths.
 
     Raises:
         UnreadableError: a picture is missing or damaged.
@@ -102,12 +102,16 @@ def vision_chat(
         VisionRows(own, talk, images, roles=roles, max_length=longest, on_error=on_error)
     )
     if packed:
-        rows = rows.then(PackBatches(max_length, rows=batch_size, seed=seed))
+        rows = rows.then(
+            PackBatches(max_length, rows=batch_size, buffer_size=buffer_size, seed=seed)
+        )
         return rows.then(VisionBatches(own, max_length=max_length, on_error=on_error))
     if max_tokens is None:
         rows = rows.batch(batch_size, drop_last=train and drop_last)
     else:
-        rows = rows.bucket_by_length(max_tokens=max_tokens, column="length", seed=seed)
+        rows = rows.bucket_by_length(
+            max_tokens=max_tokens, column="length", buffer_size=buffer_size, seed=seed
+        )
     return rows.then(VisionBatches(own, on_error=on_error))
 
 
