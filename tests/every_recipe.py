@@ -27,6 +27,7 @@ from trainpipes_recipes import (
     seq2seq,
     sft,
     tokens,
+    vision_chat,
 )
 
 Make = Callable[..., tp.Pipeline]
@@ -102,6 +103,14 @@ def small_pictures() -> tp.Pipeline:
     return tp.from_tensors(image=pixels, label=np.arange(97) % 7)
 
 
+def seen(**options: Any) -> tp.Pipeline:
+    """Conversations with pictures, for a processor made on the spot."""
+    from recipes import visions  # which imports much of transformers
+
+    rows = tp.from_dataset(visions.talks(61))
+    return vision_chat(rows, visions.processor_of("qwen2_vl"), **SMALL | options)
+
+
 #: With a folder for files, and other options.
 EVERY: dict[str, Make] = {
     "images": lambda f, **o: images(pictures(f), size=8, **SMALL | o),
@@ -150,4 +159,7 @@ EVERY: dict[str, Make] = {
     "tokens / endless": lambda f, **o: tokens(
         token_file(f), dtype="uint16", max_length=16, **SMALL | o
     ),
+    "vision_chat": lambda f, **o: seen(**o),
+    "vision_chat / tokens": lambda f, **o: seen(max_tokens=400, **o),
+    "vision_chat / packed": lambda f, **o: seen(packed=True, max_length=300, **o),
 }

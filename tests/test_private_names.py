@@ -668,6 +668,20 @@ def test_accelerate_knows_the_loader_at_work() -> None:
 
 @private(
     "transformers",
+    "_get_num_multimodal_tokens",
+    "vision.py",
+    why="the length of a row is known from the sizes of its pictures",
+    without="the processor is called for each row to know it, which decodes pictures twice",
+)
+def test_processors_count_the_tokens_of_pictures() -> None:
+    for name in ("llava:Llava", "idefics3:Idefics3", "qwen2_vl:Qwen2VL"):
+        module, _, family = name.partition(":")
+        kind = resolve_name(f"transformers.models.{module}:{family}Processor")
+        assert "image_sizes" in inspect.signature(kind._get_num_multimodal_tokens).parameters
+
+
+@private(
+    "transformers",
     "TRAINER",
     "callers.py",
     why="the error of a pipeline in the HF Trainer says which Trainer takes it",

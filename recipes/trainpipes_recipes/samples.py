@@ -11,9 +11,12 @@ All of it is made of the source of Python's standard library; the pictures are d
     topics.parquet         text: a function; label: the part of the library that it is from
     ids/train.bin          the texts as token ids, uint16, one after the other
     pictures/              JPEGs of triangles, squares and hexagons, a folder each (needs Pillow)
+    scenes.jsonl           messages: questions about the pictures, and answers; images: their paths
+    processor/             a processor for these, as transformers loads one
     tokenizer/             a byte-level BPE tokenizer with a chat template, as transformers loads it
     model/config.json      of a small causal language model
     vision/config.json     of a small network for pictures
+    sight/config.json      of a small model of pictures and text
 """
 
 from __future__ import annotations
@@ -34,9 +37,10 @@ import pyarrow.parquet as pq
 
 __all__ = [
     "function_pairs", "main", "train_tokenizer", "write_configs", "write_functions", "write_samples",
-    "write_tokenizer",
+    "write_scenes", "write_tokenizer",
 ]  # fmt: skip
 
+IMAGE = "<image>"
 END, PAD, MASK, START, STOP = "<eos>", "<pad>", "<mask>", "<|im_start|>", "<|im_end|>"
 #: Folders of the standard library that hold no library code, or packages of others.
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages"})
@@ -49,6 +53,12 @@ TEMPLATE = (
     "{% generation %}{{ message.content }}<|im_end|>\n{% endgeneration %}"
     "{% else %}{{ message.content }}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+#: The same of messages whose content has parts, some of them pictures.
+SEEN = TEMPLATE.replace(
+    "{{ message.content }}",
+    "{% for part in message.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}"
+    "{% endif %}{% endfor %}",
 )
 #: What a function is about, by a word in it; the first that is there counts.
 TOPICS = ("socket", "thread", "path", "date", "xml", "email", "test", "parse", "read")
@@ -95,6 +105,7 @@ def write_samples(folder: Path, every: int = 1) -> None:
     write_ids(folder, texts)
     if find_spec("PIL"):
         draw_pictures(folder / "pictures")
+        write_scenes(folder)
     write_configs(folder)
 
 
@@ -112,11 +123,16 @@ def write_functions(pairs: Sequence[tuple[str, str]], folder: Path) -> list[Path
 
 
 def write_configs(folder: Path) -> None:
-    """Models that train in seconds: a causal one and one of pictures."""
+    """Models that train in seconds: a causal one, one of pictures, and one of both."""
     llama = {"model_type": "llama", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 192}
     llama |= {"num_hidden_layers": 2, "num_attention_heads": 4, "tie_word_embeddings": True}
     resnet = {"model_type": "resnet", "embedding_size": 16, "layer_type": "basic"}
     resnet |= {"hidden_sizes": [16, 32, 64], "depths": [1, 1, 1]}
+    sight = {"model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 128}
+    sight |= {"num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 56, "patch_size": 14}
+    both = {"model_type": "llava", "vision_config": sight, "image_token_id": 2048}
+    both |= {"text_config": {**llama, "vocab_size": 2049}, "vision_feature_layer": -1}
+    write_json(folder / "sight" / "config.json", both)
     write_json(folder / "model" / "config.json", llama)
     write_json(folder / "vision" / "config.json", resnet)
 
@@ -181,6 +197,34 @@ def draw_pictures(folder: Path) -> None:
             picture = Image.new("RGB", (SIDE, SIDE), ground)
             ImageDraw.Draw(picture).regular_polygon((x, y, radius), sides, fill=ink)
             picture.save(folder / name / f"{number}.jpg", quality=90)
+
+
+def write_scenes(folder: Path) -> None:
+    """Conversations about the pictures, none, one or two in each, and a processor."""
+    from tokenizers import Tokenizer
+
+    with open(folder / "scenes.jsonl", "w", encoding="utf-8") as file:
+        for number in range(3 * PICTURES):
+            names = [*SHAPES][number % 3 :][: number % 4]
+            asked = [{"type": "image"}] * len(names)
+            asked += [{"type": "text", "text": "Which shapes are these?"}]
+            answer = [{"type": "text", "text": ", ".join(names) or "There is none."}]
+            talk = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+            paths = [f"pictures/{name}/{number // 3}.jpg" for name in names]
+            file.write(json.dumps({"messages": talk, "images": paths}) + "\n")
+    size = {"height": 56, "width": 56}
+    pictures = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 56}}
+    processor = {"processor_class": "LlavaProcessor", "patch_size": 14, "image_token": IMAGE}
+    processor |= {"num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
+    processor |= {"image_processor": {**pictures, "crop_size": size}}
+    write_json(folder / "processor" / "processor_config.json", processor)
+    (folder / "processor" / "chat_template.jinja").write_text(SEEN)
+    named = {"eos_token": END, "pad_token": PAD, "extra_special_tokens": [IMAGE]}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+    write_json(folder / "processor" / "tokenizer_config.json", config)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
+    tokenizer.add_special_tokens([IMAGE])
+    tokenizer.save(str(folder / "processor" / "tokenizer.json"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -16,6 +16,7 @@ import trainpipes_recipes
 from config.same import assert_same
 from every_recipe import words
 from recipes.chats import conversations_of, small_tokenizer
+from recipes.visions import processor_of, talks
 from trainpipes.config import loads
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -33,6 +34,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
         "masked_lm": texts,
         "pretrain": texts,
         "preference": [{"prompt": a, "chosen": b, "rejected": b[::-1]} for a, b in PAIRS],
+        "vision_chat": talks(48),
         "tokens": [{"input_ids": list(range(k % 40))} for k in range(400)],
     }.get(name, pairs)
 
@@ -59,6 +61,10 @@ def data(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     if name == "chat":
         small_tokenizer().save_pretrained(tmp_path / "tokenizer")
         monkeypatch.setenv("TOKENIZER", str(tmp_path / "tokenizer"))
+    if name == "vision_chat":
+        monkeypatch.setenv("MAX_LENGTH", "256")
+        processor_of("llava").save_pretrained(tmp_path / "processor")
+        monkeypatch.setenv("PROCESSOR", str(tmp_path / "processor"))
     if name == "masked_lm":
         words().save(str(tmp_path / "tokenizer.json"))
         monkeypatch.setenv("TOKENIZER", str(tmp_path / "tokenizer.json"))
@@ -82,15 +88,21 @@ def test_it_is_the_recipe(name: str, data: Path) -> None:
     path = CONFIGS / f"{name}.yaml"
     assert path.read_text().startswith("# ")
     files = str(data) if name == "images" else f"{data}/*.parquet"
-    options = {"chat": {"packed": True, "on_error": "skip"}}
+    packed = {"packed": True, "on_error": "skip"}
+    options = {"chat": packed, "vision_chat": packed}
     given: dict[str, Any] = {**options.get(name, {}), "batch_size": 3}
     if name == "images":
         given["size"] = 8
     else:
-        given["max_length"] = 64
+        given["max_length"] = 256 if name == "vision_chat" else 64
     if name not in ("images", "tokens"):
-        saved = {"chat": f"{data}/tokenizer", "masked_lm": f"{data}/tokenizer.json"}
-        given["tokenizer"] = saved.get(name, "bytes")
+        saved = {
+            "vision_chat": f"{data}/processor",
+            "chat": f"{data}/tokenizer",
+            "masked_lm": f"{data}/tokenizer.json",
+        }
+        option = "processor" if name == "vision_chat" else "tokenizer"
+        given[option] = saved.get(name, "bytes")
     assert tp.load(path, changes={"options.batch_size": 3}) == tp.recipe(name, files, **given)
 
 

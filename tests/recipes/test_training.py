@@ -50,10 +50,14 @@ def train(data: Path, tmp_path: Path) -> Train:
         given = {
             "train_sft": ["--scratch", "--files", f"{data}/functions", "--max-length", "64"],
             "train_pretrain": ["--files", f"{data}/texts", "--max-length", "128"],
+            "train_vision": ["--scratch", "--files", f"{data}/scenes.jsonl", "--packed"],
             "train_images": ["--files", f"{data}/colors", "--classes", "3", "--size", "16"],
         }[script]
         if script == "train_images":
             given += ["--model", f"{data}/vision"]
+        elif script == "train_vision":
+            given += ["--model", f"{data}/sight", "--processor", f"{data}/processor"]
+            given += ["--max-length", "128"]
         else:
             given += ["--model", f"{data}/model", "--tokenizer", f"{data}/tokenizer"]
         given += ["--batch-size", "4", "--lr", "0.005", "--output", str(tmp_path / "run"), *options]
@@ -193,7 +197,8 @@ def test_a_batch_without_targets_has_no_loss() -> None:
 def test_a_script_stands_alone_and_says_what_it_trains(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert path.stem.removeprefix("train_") in trainpipes_recipes.__all__
+    recipe = {"train_vision": "vision_chat"}.get(path.stem, path.stem.removeprefix("train_"))
+    assert recipe in trainpipes_recipes.__all__
     tree = ast.parse(path.read_text())
     found = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     found |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}

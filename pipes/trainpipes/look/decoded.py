@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -31,7 +31,6 @@ from trainpipes.look.values import MASKS, Array, head
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.token_ids import MaskTokens
-from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.engine import TokenizerEngine
 
 #: Names of columns of token ids and of labels, which may have a prefix such as "chosen_".
@@ -46,6 +45,17 @@ ROW, PIECE, SPARED = 400, 120, 16
 
 
 # What the pipeline knows
+
+
+@runtime_checkable
+class MakesIds(Protocol):
+    """A stage that makes columns of token ids, and the tokenizer of these."""
+
+    @property
+    def maker(self) -> TokenizerEngine: ...
+
+    @property
+    def id_columns(self) -> list[str]: ...
 
 
 @dataclass
@@ -67,7 +77,7 @@ def known_ids(plan: Plan) -> KnownIds:
     found = KnownIds()
     engines = found.engines
     for stage in _stages(plan.inputs):
-        if isinstance(stage, Tokenizes):
+        if isinstance(stage, MakesIds):
             for name in stage.id_columns:
                 other = engines.get(name, stage.maker)
                 same = other is not None and other.fingerprint() == stage.maker.fingerprint()

@@ -41,6 +41,11 @@ class NoPicture(ValueError):
 
 def by_pillow(content: bytes, mode: Mode, least: int | None = None) -> Pixels:
     """An image file's pixels, upright, uint8 ``[C, H, W]``; of several frames the first."""
+    return planes(np.asarray(picture_of(content, mode, least)))
+
+
+def picture_of(content: bytes, mode: Mode, least: int | None = None) -> Any:
+    """The same as an image of Pillow's."""
     from PIL import Image, ImageOps
 
     try:
@@ -60,7 +65,7 @@ def by_pillow(content: bytes, mode: Mode, least: int | None = None) -> Pixels:
     except Exception as error:  # of damaged files, plugins raise what they come across
         said = " ".join(str(error).split()).replace(" <_io.BytesIO object", "").split(" at 0x")[0]
         raise NoPicture(f"{said or type(error).__name__} ({len(content):,} bytes)") from error
-    return planes(np.asarray(found))
+    return found
 
 
 def eight_bits(image: Any) -> Any:
@@ -104,9 +109,10 @@ class DecodeImage(RowFunction, asks_inputs=True):
     """Decode images: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF and JPEG 2000.
 
     The column holds the files' bytes, or structs with ``bytes``; rows become dicts with an array,
-    uint8 ``[C, H, W]``. Put it after ``shuffle``, whose buffer then holds no pixels. An image is
-    turned upright by its EXIF orientation; transparency is dropped unless ``mode="RGBA"``; of 16
-    bits a channel the upper 8 are kept, of several frames the first.
+    uint8 ``[C, H, W]``. A list of these becomes a list of arrays. Put it after ``shuffle``, whose
+    buffer then holds no pixels. An image is turned upright by its EXIF orientation; transparency is
+    dropped unless ``mode="RGBA"``; of 16 bits a channel the upper 8 are kept, of several frames the
+    first.
 
     Args:
         column: the column of bytes.
@@ -188,18 +194,23 @@ class DecodeImage(RowFunction, asks_inputs=True):
         return run if kept.all() else run.pick(np.flatnonzero(kept))
 
     def _decoded(self, row: Any) -> dict[str, Any]:
-        content = bytes_of(cell(row, self.column, self))
+        given = cell(row, self.column, self)
         if self.output_column != self.column and self.output_column in row:
             raise taken(self.output_column, self)
+        several = isinstance(given, list | tuple)
+        image = [*map(self._pixels, given)] if several else self._pixels(given)
+        names = {self.column: self.output_column}
+        return {names.get(k, k): image if k == self.column else v for k, v in row.items()}
+
+    def _pixels(self, value: Any) -> Pixels:
+        content = bytes_of(value)
         if content is None:
             raise NoPicture("it is null")
         if not isinstance(content, bytes):
             got = f"{shown(content, 60)} ({type(content).__name__})"
             rule = f": column {self.column!r} holds the bytes of image files, got {got}"
             raise refused(self, f"{rule}; read_images() and read_webdataset() read files whole")
-        image = by_pillow(content, self.mode, self.min_size)
-        names = {self.column: self.output_column}
-        return {names.get(k, k): image if k == self.column else v for k, v in row.items()}
+        return by_pillow(content, self.mode, self.min_size)
 
     @made_once
     def _left_out(self) -> LeftOut:

@@ -45,12 +45,12 @@ class ImageStage(RunStage, per_row=True, gives="objects"):
         block = run.block
         self._check_rows(run)
         column = self.options["column"]
-        drawn = self._drawn(block)
+        rows = block.rows()
+        drawn = self._drawn(block, [_count(row, column) for row in rows])
         found: list[dict[str, Any]] = []
         try:
-            for row, numbers in zip(block.rows(), drawn, strict=True):
-                image = image_of(row, column, self)
-                found.append({**row, column: self.changed(image, numbers)})
+            for row, numbers in zip(rows, drawn, strict=True):
+                found.append({**row, column: self._changed(row, column, numbers)})
         except Exception as error:
             if isinstance(error, NoPicture):
                 error = refused(self, f": the image {error}", DataError)
@@ -58,8 +58,16 @@ class ImageStage(RunStage, per_row=True, gives="objects"):
             raise error from None
         return run.with_block(block.with_data(found))
 
-    def _drawn(self, block: Block) -> Sequence[Sequence[float]]:
-        return [()] * len(block)
+    def _changed(self, row: Any, column: str, drawn: Sequence[Sequence[float]]) -> Any:
+        images = cell(row, column, self)
+        if not isinstance(images, list | tuple):
+            return self.changed(image_of(images, column, self), drawn[0])
+        pairs = zip(images, drawn, strict=True)
+        return [self.changed(image_of(image, column, self), numbers) for image, numbers in pairs]
+
+    def _drawn(self, block: Block, counts: Sequence[int]) -> Sequence[Sequence[Sequence[float]]]:
+        """Random numbers for each image of each row."""
+        return [[()] * count for count in counts]
 
 
 class RandomImageStage(ImageStage, depends_on={"row", "epoch"}):
@@ -76,16 +84,22 @@ class RandomImageStage(ImageStage, depends_on={"row", "epoch"}):
     def _key(self) -> RowKey:
         return RowKey(random_key(self.options["seed"], self.name, self._turn))
 
-    def _drawn(self, block: Block) -> Sequence[Sequence[float]]:
+    def _drawn(self, block: Block, counts: Sequence[int]) -> Sequence[Sequence[Sequence[float]]]:
         # Raw bits, of which NumPy promises that they stay the same.
-        words = row_words(block).tolist()
-        raw = [self._key.generator(w).bit_generator.random_raw(self.draws) for w in words]
-        drawn = unit(np.array(raw, dtype=np.uint64)).reshape(len(block), self.draws)
-        return drawn.tolist()
+        bits = [self._key.generator(words).bit_generator for words in row_words(block).tolist()]
+        raw = [one.random_raw(self.draws * count) for one, count in zip(bits, counts, strict=True)]
+        return [
+            unit(np.array(one, dtype=np.uint64)).reshape(-1, self.draws).tolist() for one in raw
+        ]
 
 
-def image_of(row: Any, column: str, caller: object) -> Pixels:
-    image = cell(row, column, caller)
+def _count(row: Any, column: str) -> int:
+    """How many images a row has: one, or those of a list."""
+    images = row.get(column) if isinstance(row, Mapping) else None
+    return len(images) if isinstance(images, list | tuple) else 1
+
+
+def image_of(image: Any, column: str, caller: object) -> Pixels:
     if isinstance(image, torch.Tensor):
         image = image.numpy(force=True)
     is_array = isinstance(image, np.ndarray)
@@ -444,7 +458,9 @@ class ImageTransform(
         )
 
     def _seeded(self, row: Any, rng: np.random.Generator) -> dict[str, Any]:
-        image = torch.from_numpy(np.array(image_of(row, self.column, self)))
+        image = torch.from_numpy(
+            np.array(image_of(cell(row, self.column, self), self.column, self))
+        )
         generator = torch.default_generator
         before = generator.get_state()
         # Not torch.manual_seed, which seeds the devices' generators, too.

@@ -1,0 +1,209 @@
+"""A processor of transformers that is called for whole batches, and what it is known by."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from trainpipes import ConfigError
+from trainpipes._internal.checks import need, require
+from trainpipes.stages.targets import IGNORED
+from trainpipes.tokenizers.chat import Chat, Written
+from trainpipes.tokenizers.engine import Loaded, TokenizerEngine, digest
+from trainpipes.tokenizers.load import load
+
+__all__ = ["Processor"]
+
+#: The version of transformers from which on processors tell where they put pictures into texts.
+OLDEST = "5.18"
+
+
+class _Parts(NamedTuple):
+    processor: Any
+    chat: Chat
+
+
+class Processor(Loaded):
+    """A processor with a chat template and an image processor, by name, folder or object."""
+
+    def __init__(self, given: Any, template: str | None = None) -> None:
+        for package, oldest in (("transformers", OLDEST), ("PIL", "")):
+            need(package, "vision_chat()", oldest)
+        named = isinstance(given, str | os.PathLike)
+        good = named or all(hasattr(given, name) for name in ("image_processor", "tokenizer"))
+        rule = "a processor of transformers with an image processor, or the name or folder of one"
+        require(good, "vision_chat(processor)", rule, given)
+        self._given, self._template = os.fspath(given) if named else given, template
+        super().__init__()
+
+    @classmethod
+    def of(cls, given: Any) -> Processor:
+        """One of these, or one made of it."""
+        return given if isinstance(given, cls) else cls(given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in super().__getstate__().items() if k != "_copies"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._copies = threading.local()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Processor):
+            return NotImplemented
+        return (self._given, self._template) == (other._given, other._template)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        given = self._given
+        return repr(given) if isinstance(given, str) else f"{type(given).__name__}()"
+
+    def _load(self) -> _Parts:
+        found = self._given
+        if isinstance(found, str):
+            found = _by_name(found)
+        own = getattr(found, "chat_template", None) or getattr(
+            getattr(found, "tokenizer", None), "chat_template", None
+        )
+        if isinstance(own, Mapping):
+            own = own.get("default")
+        template = self._template or own
+        if getattr(found, "image_processor", None) is None or template is None:
+            lacks = "a chat template" if template is None else "an image processor"
+            way = "give template=..." if template is None else "take one of a vision-language model"
+            raise ConfigError(
+                f"vision_chat(processor): {type(found).__name__} lacks {lacks}: {way}"
+            )
+        return _Parts(found, Chat(found.tokenizer, template))
+
+    @property
+    def family(self) -> str:
+        """The processor's class."""
+        return type(self.loaded.processor).__name__
+
+    @property
+    def families(self) -> list[str]:
+        """The processor's class, and those that it is derived from."""
+        return [one.__name__ for one in type(self.loaded.processor).__mro__]
+
+    @property
+    def image_token(self) -> str | None:
+        return getattr(self.loaded.processor, "image_token", None)
+
+    @property
+    def engine(self) -> TokenizerEngine:
+        return load(self.loaded.processor.tokenizer)
+
+    @property
+    def pad_id(self) -> int:
+        found = self.loaded.processor.tokenizer.pad_token_id
+        require(found is not None, "vision_chat(processor)", "one with a pad token", self.family)
+        return int(found)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What shapes batches: class, backend and content, and the version of transformers."""
+        from transformers import __version__
+
+        processor, chat = self.loaded
+        pictures = processor.image_processor
+        said = {"processor": processor.to_dict(), "pictures": pictures.to_dict()}
+        content = json.dumps(said, sort_keys=True, default=str)
+        return {
+            "class": self.family,
+            "pictures": type(pictures).__name__,
+            "backend": str(getattr(pictures, "backend", "")),
+            "transformers": __version__,
+            "content": digest(content.encode()),
+            "tokenizer": self.engine.fingerprint(),
+            "template": chat.fingerprint(),
+        }
+
+    @property
+    def _own(self) -> Any:
+        """A copy for this thread: calls set options of the tokenizer."""
+        found = getattr(self._copies, "found", None)
+        if found is None or found[0] != os.getpid():
+            parts = self.loaded
+            with self.turn:
+                found = self._copies.found = os.getpid(), copy.deepcopy(parts.processor)
+        return found[1]
+
+    def write(self, messages: Sequence[Mapping[str, Any]]) -> Written:
+        """A conversation's text, with a placeholder for each picture, and the assistant's spans."""
+        found: Written = self.loaded.chat.write(messages)
+        return found
+
+    @property
+    def counts(self) -> bool:
+        """Whether the processor knows how many tokens a picture of a size has."""
+        return hasattr(self.loaded.processor, "_get_num_multimodal_tokens")
+
+    def length(self, written: Written, sizes: Sequence[tuple[int, int]]) -> int:
+        """Tokens of a row whose pictures have these heights and widths, if the processor counts."""
+        ids, _ = self.loaded.chat.encode([written])
+        own = int(ids.lengths[0])
+        if not sizes:
+            return own
+        found = self._own._get_num_multimodal_tokens(image_sizes=[list(size) for size in sizes])
+        return own - len(sizes) + int(sum(found.num_image_tokens))
+
+    def batch(
+        self, written: Sequence[Written], pictures: Sequence[Sequence[Any]]
+    ) -> dict[str, Any]:
+        """What the processor makes of texts and their pictures, and labels."""
+        made = self._own(
+            images=[list(some) for some in pictures] if any(pictures) else None,
+            text=[one.text for one in written],
+            padding=True, padding_side="right", add_special_tokens=False,
+            return_offsets_mapping=True, return_text_replacement_offsets=True,
+        )  # fmt: skip
+        offsets = made.pop("offset_mapping")
+        moved = made.pop("text_replacement_offsets", None) or [[]] * len(written)
+        made.convert_to_tensors("pt")
+        found = dict(made)
+        labels = torch.full_like(found["input_ids"], IGNORED)
+        for row, one in enumerate(written):
+            edges = np.asarray(offsets[row], dtype=np.int64)
+            mask = torch.from_numpy(_said(edges, one.spans, moved[row]))
+            labels[row, mask] = found["input_ids"][row, mask]
+        return {**found, "labels": labels}
+
+
+def _said(edges: Any, spans: Sequence[tuple[int, int]], moved: Sequence[Mapping[str, Any]]) -> Any:
+    """Which tokens are the assistant's, bool ``[L]``, where pictures were put into the text."""
+    ends = [one["span"][1] for one in moved]
+    gained = [0, *(one["new_span"][1] - one["span"][1] for one in moved)]
+
+    def held(first: int, stop: int) -> Any:
+        return (edges[:, 0] < stop) & (edges[:, 1] > first)
+
+    found = np.zeros(len(edges), dtype=np.bool_)
+    for span in spans:
+        first, stop = (place + gained[bisect_right(ends, place)] for place in span)
+        found |= held(first, stop)
+    for one in moved:
+        found &= ~held(*one["new_span"])
+    return found
+
+
+def _by_name(name: str) -> Any:
+    from transformers import AutoProcessor
+
+    folder = os.path.isdir(name)
+    try:
+        return AutoProcessor.from_pretrained(name, local_files_only=folder, trust_remote_code=False)
+    except Exception as error:
+        why = (str(error) or repr(error)).splitlines()[0]
+        way = "give the folder of one, or the object"
+        raise ConfigError(
+            f"vision_chat(processor): AutoProcessor makes none of {name!r}: {why}; {way}"
+        ) from error

@@ -1,0 +1,321 @@
+"""Stages on conversations with pictures: rows written and measured, batches made by a processor."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY
+from typing import Any
+
+import numpy as np
+
+import trainpipes as tp
+from trainpipes._internal.checks import Count
+from trainpipes.columns.run import Run
+from trainpipes.interfaces.blame import at_row
+from trainpipes.interfaces.stage import made_once
+from trainpipes.interfaces.stage_kinds import FinishingStage, RunStage
+from trainpipes.interfaces.tally import Tally
+from trainpipes.stages.columns import refuse_collated
+from trainpipes.stages.left_out import LeftOut
+from trainpipes.stages.quarantine import OnBadRow, leaves_out
+from trainpipes.tokenizers.chat import Written, messages_of
+from trainpipes.tokenizers.engine import TokenizerEngine
+from trainpipes_recipes.chats import ROLES, problem, to_messages
+from trainpipes_recipes.pictures import NoPicture, decoded, pictures_of, size_of
+from trainpipes_recipes.vision import Processor
+from trainpipes_recipes.vision_pack import check_packs, packed, rows_of
+
+__all__ = ["VisionBatches", "VisionRows"]
+
+#: How LLaVA's files mark a picture in a text.
+MARK = "<image>"
+WAY = 'fix it, or leave such rows out with on_error="skip"'
+
+
+class OfPictures(RunStage):
+    """A stage that leaves out rows that it cannot use, or raises for the first."""
+
+    thread_safe = True
+
+    def _traits(self) -> dict[str, Any]:
+        return {"keeps_rows": not leaves_out(self.options["on_error"])}
+
+    @made_once
+    def _left_out(self) -> LeftOut:
+        return LeftOut(self, "they are bad", "row", unit="", on_error=self.options["on_error"])
+
+    def _tallies(self) -> Sequence[Tally]:
+        return (self._left_out,)
+
+    def _refused(self, error: Exception, row: int) -> tp.TrainpipesError:
+        kind = tp.errors.UnreadableError if isinstance(error, NoPicture) else tp.DataError
+        said = getattr(error, "message", str(error))
+        return at_row(f"{self}: {said}; {WAY}", self, row, kind)
+
+
+class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
+    """Write each conversation with the processor's chat template, and measure it.
+
+    A row becomes a dict with "text" (a placeholder for each picture), "spans" (where the assistant
+    speaks in it), "images" (bytes, paths or arrays, not decoded), and "length", in tokens with
+    those of its pictures. Sizes are read from the pictures' first bytes.
+
+    Args:
+        processor: a processor of transformers, or the name or folder of one.
+        messages: the column of conversations; or two, of prompts and responses.
+        images: the column of pictures; None if there are none.
+        roles: other names of roles.
+        max_length: the most tokens of a row; longer ones are bad.
+        on_error: for bad rows: "raise"; or "skip" and log how many.
+
+    Raises:
+        UnreadableError: a picture is missing, or is none.
+        DataError: roles are not in order, the number of pictures is not that of their places, or a
+            row is too long.
+    """
+
+    processor: Any
+    messages: str | Sequence[str]
+    images: str | None = None
+    _: KW_ONLY
+    roles: Mapping[str, str] | None = None
+    max_length: Count | None = None
+    on_error: OnBadRow = "raise"
+
+    def check(self) -> None:
+        self._set(processor=Processor.of(self.processor))
+
+    def process(self, run: Run) -> Run:
+        self._check_rows(run, single=True)
+        block = run.block
+        found: list[Any] = []
+        bad: dict[int, Exception] = {}
+        for number, row in enumerate(block.rows()):
+            try:
+                found.append(self._made(row, int(block.ids[number])))
+            except (NoPicture, tp.DataError) as error:
+                if isinstance(error, tp.SchemaError):
+                    raise
+                if self.traits.keeps_rows:
+                    raise self._refused(error, int(block.ids[number])) from error
+                bad[number] = error
+                found.append(None)
+        run = run.with_block(block.with_data(found))
+        if self.traits.keeps_rows:
+            return run
+        gone = np.array([number in bad for number in range(len(found))], dtype=np.bool_)
+        self._left_out.drop(block, gone.astype(np.int64), lambda number: bad[number])
+        return run.pick(np.flatnonzero(~gone)) if bad else run
+
+    def _made(self, row: Any, number: int) -> dict[str, Any]:
+        names = [self.messages] if isinstance(self.messages, str) else [*self.messages]
+        columns = [*names, *([] if self.images is None else [self.images])]
+        if not isinstance(row, Mapping) or not {*columns} <= {*row}:
+            there = list(row) if isinstance(row, Mapping) else type(row).__name__
+            raise tp.SchemaError(f"{self} needs the columns {columns}, and there are {there}")
+        try:
+            given = None if self.images is None else row[self.images]
+            pictures = pictures_of(given, self._folder(number))
+        except NoPicture as error:
+            raise NoPicture(f"column {self.images!r}: {error}") from None
+        values = [row[name] for name in names]
+        messages = conversation(values, len(pictures), {**ROLES, **(self.roles or {})}, names[0])
+        written = self.processor.write(messages)
+        token = self.processor.image_token
+        if token is not None and written.text.count(token) != len(pictures):
+            got = f"{written.text.count(token)} times {token} and {len(pictures)} pictures"
+            raise tp.DataError(f"the text has one place for each picture, got {got}")
+        found = {"text": written.text, "spans": written.spans, "images": pictures}
+        length = found["length"] = self._length(written, pictures)
+        if self.max_length is not None and length > self.max_length:
+            rule = f"a row has at most max_length={self.max_length:,} tokens"
+            raise tp.DataError(f"{rule}, got {length:,} with those of {len(pictures)} pictures")
+        return found
+
+    def _length(self, written: Written, pictures: Sequence[Any]) -> int:
+        sizes = []
+        for place, picture in enumerate(pictures):
+            try:
+                sizes.append(size_of(picture))
+            except NoPicture as error:
+                raise NoPicture(f"picture {place} of column {self.images!r}: {error}") from None
+        if self.processor.counts or not pictures:
+            found: int = self.processor.length(written, sizes)
+            return found
+        batch = self.processor.batch([written], [[*map(decoded, pictures)]])
+        return int(batch["attention_mask"].sum())
+
+    def _folder(self, number: int) -> str:
+        """Where the row's file is."""
+        place = None if self._inputs is None else self._inputs.place_of(number).path
+        return "" if place is None else os.path.dirname(place)
+
+
+def conversation(
+    values: Sequence[Any], pictures: int, roles: Mapping[str, str], column: str
+) -> list[dict[str, Any]]:
+    """Messages whose content is a list of parts, with as many pictures as there are.
+
+    Where no part is a picture, they stand where a text says ``<image>``, or else before the first
+    text of the user.
+
+    >>> talk = [{"from": "human", "value": "<image>\\nA cat?"}, {"from": "gpt", "value": "Yes."}]
+    >>> [user, _] = conversation([talk], 1, ROLES, "conversations")
+    >>> user
+    {'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': '\\nA cat?'}]}
+    """
+    given = values[0] if len(values) == 1 else _asked(*values)
+    if isinstance(given, str | bytes):
+        given = json.loads(given)
+    if isinstance(given, Mapping):  # of a sample in a tar
+        given = next((given[name] for name in ("messages", "conversations") if name in given), None)
+    talk = given if isinstance(given, list | tuple) else [given]
+    parts = [_parts(_content(message)) for message in talk]
+    if not any(part["type"] == "image" for some in parts for part in some):
+        marks = sum(part.get("text", "").count(MARK) for some in parts for part in some)
+        if pictures and marks == pictures:
+            parts = [[new for part in some for new in _split(part)] for some in parts]
+        elif pictures and parts:
+            speaks = [_role(message, roles) for message in talk]
+            first = speaks.index("user") if "user" in speaks else 0
+            parts[first] = [{"type": "image"}] * pictures + parts[first]
+    read = to_messages(
+        [
+            {**one, "content": _text(some)} if isinstance(one, Mapping) else one
+            for one, some in zip(talk, parts, strict=True)
+        ],
+        roles, column,
+    )  # fmt: skip
+    if (wrong := problem(read)) is not None:
+        raise tp.DataError(f"column {column!r}: {wrong}")
+    held = sum(part["type"] == "image" for some in parts for part in some)
+    if held != pictures:
+        rule = "a conversation has a place for each picture"
+        raise tp.DataError(f"column {column!r}: {rule}, got {held} places and {pictures} pictures")
+    read = [{**one, "content": some} for one, some in zip(read, parts, strict=True)]
+    return messages_of(read)
+
+
+def _asked(prompt: Any, response: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+
+
+def _role(message: Any, roles: Mapping[str, str]) -> Any:
+    role = message.get("role") or message.get("from") if isinstance(message, Mapping) else None
+    return roles.get(role, role) if isinstance(role, str) else role
+
+
+def _content(message: Any) -> Any:
+    if not isinstance(message, Mapping):
+        return None
+    return message.get("value") if message.get("content") is None else message["content"]
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    found = []
+    for part in content if isinstance(content, list | tuple) else [content]:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "image":
+            found.append({"type": "image"})
+        elif kind == "text" and isinstance(part.get("text"), str):
+            found.append({"type": "text", "text": part["text"]})
+        else:
+            rule = (
+                'a content is text or a list of {"type": "image"} and {"type": "text", "text": ...}'
+            )
+            raise tp.DataError(f"{rule}, got {part!r:.80}")
+    return found
+
+
+def _split(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for number, text in enumerate(part["text"].split(MARK)):
+        if number:
+            yield {"type": "image"}
+        if text:
+            yield {"type": "text", "text": text}
+
+
+def _text(parts: Sequence[Mapping[str, Any]]) -> str | None:
+    return "".join(part.get("text", MARK) for part in parts) if parts else None
+
+
+class VisionBatches(OfPictures, FinishingStage):
+    """Call the processor once for the rows of each batch.
+
+    A batch is a dict with all that the processor gives, and "labels", int64 ``[B, L]``: the ids of
+    what the assistant says, -100 elsewhere.
+
+    Args:
+        processor: as in ``VisionRows``, whose rows it takes.
+        max_length: let the rows share rows of so many tokens, as ``PackBatches`` has put them.
+        on_error: for pictures that cannot be decoded: "raise"; or "skip" their rows, and log how
+            many. A batch without a row is left out.
+
+    Raises:
+        UnreadableError: a picture cannot be decoded.
+    """
+
+    processor: Any
+    _: KW_ONLY
+    max_length: Count | None = None
+    on_error: OnBadRow = "raise"
+
+    def check(self) -> None:
+        self._set(processor=Processor.of(self.processor))
+        if self.max_length is not None:
+            check_packs(self.processor)
+
+    @property
+    def maker(self) -> TokenizerEngine:
+        """The tokenizer, for ``show()``."""
+        found: TokenizerEngine = self.processor.engine
+        return found
+
+    @property
+    def id_columns(self) -> list[str]:
+        return ["input_ids"]
+
+    def process(self, run: Run) -> Run:
+        refuse_collated(run, self)
+        bad: dict[int, Exception] = {}
+        items: list[Any] = []
+        for number, rows in enumerate(run.unroll()):
+            first = 0 if run.bounds is None else int(run.bounds[number])
+            kept, pictures = [], []
+            for place, row in enumerate(rows):
+                try:
+                    pictures.append([*map(decoded, row["images"])])
+                    kept.append(row)
+                except NoPicture as error:
+                    if self.traits.keeps_rows:
+                        raise self._refused(error, int(run.block.ids[first + place])) from error
+                    bad[first + place] = error
+            items.append(self._batch(kept, pictures) if kept else None)
+        run = run.with_items(items)
+        if self.traits.keeps_rows:
+            return run
+        gone = np.zeros(len(run.block), dtype=np.int64)
+        gone[[*bad]] = 1
+        self._left_out.drop(run.block, gone, lambda place: bad[place])
+        there = [number for number, item in enumerate(items) if item is not None]
+        return run.pick(np.array(there, dtype=np.int64)) if len(there) < len(items) else run
+
+    def _batch(self, rows: Sequence[Any], pictures: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        written = [Written(row["text"], [*map(tuple, row["spans"])]) for row in rows]
+        found: dict[str, Any] = self.processor.batch(written, pictures)
+        if self.max_length is None:
+            return found
+        lengths = [row["length"] for row in rows]
+        made = found["attention_mask"].sum(1).tolist()
+        if lengths != made:
+            said = (
+                f"{self.processor.family} counts {lengths} tokens of rows, and makes {made} of them"
+            )
+            raise tp.DataError(f"{self}: {said}: leave packed out")
+        return packed(found, self.processor, rows_of(lengths, self.max_length), self.max_length)

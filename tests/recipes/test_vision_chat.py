@@ -1,0 +1,472 @@
+"""The recipe vision_chat: the processor's own batches, labels, bad rows, packing; on small random models."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+import trainpipes as tp
+from recipes.visions import FAMILIES, jpeg, model_of, processor_of, talks
+from trainpipes.testing import digest
+from trainpipes.tokenizers.chat import messages_of
+from trainpipes_recipes import vision_chat
+from trainpipes_recipes.pictures import NoPicture, decoded, size_of
+from trainpipes_recipes.vision import Processor
+
+ROWS = talks(23)
+TABLE = pa.Table.from_pylist(ROWS)
+ONE: dict[str, Any] = {"num_shards": 1, "train": False}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(torch_as_before: None) -> None:
+    torch.set_num_threads(1)
+
+
+def opened(row: dict[str, Any]) -> list[Any]:
+    return [Image.open(io.BytesIO(one["bytes"])).convert("RGB") for one in row["images"]]
+
+
+def own_batch(family: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the processor makes by itself."""
+    processor = processor_of(family)
+    texts = [processor.apply_chat_template(messages_of(row["messages"])) for row in rows]
+    pictures = [opened(row) for row in rows]
+    return dict(
+        processor(
+            images=pictures if any(pictures) else None, text=texts, padding=True,
+            padding_side="right", return_tensors="pt",
+        )
+    )  # fmt: skip
+
+
+def said(family: str, batch: dict[str, Any], row: int) -> str:
+    labels = batch["labels"][row]
+    return str(processor_of(family).tokenizer.decode(labels[labels != -100]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_is_the_processors_own_and_what_the_assistant_says(family: str) -> None:
+    batches = list(vision_chat(tp.from_arrow(TABLE), processor_of(family), batch_size=5, **ONE))
+    assert [len(batch["labels"]) for batch in batches] == [5, 5, 5, 5, 3]
+    for number, batch in enumerate(batches):
+        rows = ROWS[5 * number : 5 * number + 5]
+        labels = batch.pop("labels")
+        own = own_batch(family, rows)
+        assert batch.keys() == own.keys()
+        for name, value in own.items():
+            assert batch[name].dtype == value.dtype
+            assert torch.equal(batch[name], value), name
+        kept = labels != -100
+        assert torch.equal(labels[kept], own["input_ids"][kept])
+        for place, row in enumerate(rows):
+            words = [
+                part["text"] + "<|im_end|>\n"
+                for message in row["messages"]
+                if message["role"] == "assistant"
+                for part in message["content"]
+            ]
+            assert said(family, {"labels": labels}, place) == "".join(words)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_template_without_marks_gives_the_same_labels_but_for_the_line_end(family: str) -> None:
+    marked, plain = (
+        next(
+            iter(vision_chat(tp.from_arrow(TABLE), processor_of(family, own), batch_size=9, **ONE))
+        )
+        for own in (True, False)
+    )
+    assert torch.equal(marked["input_ids"], plain["input_ids"])
+    for row in range(9):
+        assert said(family, plain, row) == said(family, marked, row).replace(
+            "<|im_end|>\n", "<|im_end|>"
+        )
+
+
+def test_rows_without_any_picture_need_no_column_of_them() -> None:
+    rows = [{"prompt": "One?", "response": "Two."}] * 3
+    (batch,) = vision_chat(tp.from_dataset(rows), processor_of("llava"), batch_size=3, **ONE)
+    assert set(batch) == {"input_ids", "attention_mask", "labels"}
+    assert said("llava", batch, 2) == "Two.<|im_end|>\n"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_length_of_a_row_is_known_before_its_pixels(family: str) -> None:
+    pipe = vision_chat(tp.from_arrow(TABLE), processor_of(family), batch_size=1, **ONE)
+    rows = list(tp.Pipeline(pipe.stages[:-2]))
+    lengths = [batch["input_ids"].shape[1] for batch in pipe]
+    assert [row["length"] for row in rows] == lengths
+    assert all(isinstance(one, bytes) for row in rows for one in row["images"])
+
+
+class Uncounted:
+    """A processor that does not count the tokens of pictures."""
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_processor", "_get_num_multimodal_tokens") or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._processor, name)
+
+    def __call__(self, **options: Any) -> Any:
+        return self._processor(**options)
+
+
+def test_a_processor_that_does_not_count_is_called_for_each_row() -> None:
+    by_calls = vision_chat(tp.from_arrow(TABLE), Uncounted(processor_of("idefics3")), **ONE)
+    counted = vision_chat(tp.from_arrow(TABLE), processor_of("idefics3"), **ONE)
+    rows = [list(tp.Pipeline(pipe.stages[:-2])) for pipe in (by_calls, counted)]
+    assert rows[0] == rows[1]
+
+
+def test_batches_of_a_budget_of_tokens_hold_all_rows() -> None:
+    pipe = vision_chat(
+        tp.from_arrow(TABLE), processor_of("qwen2_vl"), max_tokens=400, num_shards=2, seed=1
+    )
+    sizes = [tuple(batch["input_ids"].shape) for batch in pipe]
+    assert sum(rows for rows, _ in sizes) == len(ROWS)
+    assert max(rows * length for rows, length in sizes) <= 400
+
+
+# Packed
+
+
+def loss_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    given = {
+        name: value.double() if torch.is_tensor(value) and value.is_floating_point() else value
+        for name, value in batch.items()
+    }
+    labels = given.pop("labels")[:, 1:]
+    logits = model(**given).logits[:, :-1]
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+
+
+def loss_and_gradients(model: Any, batches: Iterator[Any]) -> tuple[float, list[torch.Tensor]]:
+    model.zero_grad()
+    total = 0.0
+    for batch in batches:
+        loss = loss_of(model, batch)
+        loss.backward()
+        total += loss.item()
+    found = [one.grad.clone() for one in model.parameters() if one.grad is not None]
+    return total, found
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_rows_have_the_loss_and_gradients_that_they_have_one_by_one(
+    family: str, attention: str
+) -> None:
+    rows, model = tp.from_arrow(TABLE.slice(0, 12)), model_of(family, attention)
+    packed = vision_chat(
+        rows, processor_of(family), packed=True, max_length=300, batch_size=2, num_shards=1
+    )
+    singly = vision_chat(rows, processor_of(family), batch_size=1, **ONE)
+    assert all("attention_mask" not in batch for batch in packed)
+    loss, gradients = loss_and_gradients(model, iter(packed))
+    expected, others = loss_and_gradients(model, iter(singly))
+    assert loss == pytest.approx(expected, rel=1e-9)
+    assert len(gradients) == len(others) > 40
+    for one, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-8)
+
+
+def test_a_packed_batch_says_where_its_rows_begin() -> None:
+    pipe = vision_chat(
+        tp.from_arrow(TABLE), processor_of("llava"), packed=True, max_length=300, batch_size=2,
+        num_shards=1,
+    )  # fmt: skip
+    seen = 0
+    for batch in pipe:
+        rows, length = batch["input_ids"].shape
+        assert length == 300
+        assert rows <= 2
+        edges = batch["cu_seqlens"]
+        assert edges.dtype == torch.int32
+        assert edges[[0, -1]].tolist() == [0, rows * length]
+        begins = batch["position_ids"].flatten()[edges[:-1].long()]
+        assert begins.tolist() == [0] * len(begins)
+        assert batch["max_seqlen"] == int(edges.diff().max())
+        filled = batch["input_ids"].flatten() != processor_of("llava").tokenizer.pad_token_id
+        seen += int(filled[edges[:-1].long()].sum())
+    assert seen == len(ROWS)
+
+
+def test_packing_is_refused_for_a_family_of_which_it_is_not_known() -> None:
+    class OtherProcessor(Uncounted):
+        pass
+
+    with pytest.raises(
+        tp.ConfigError, match=r"packs for .* Qwen2VL, got OtherProcessor.*max_tokens"
+    ):
+        vision_chat(tp.from_arrow(TABLE), OtherProcessor(processor_of("llava")), packed=True)
+
+
+# Where pictures come from
+
+
+def with_paths(folder: Path) -> list[dict[str, Any]]:
+    rows = []
+    for number, row in enumerate(ROWS):
+        names = []
+        for place, one in enumerate(row["images"]):
+            names.append(f"pictures/{number}-{place}.png")
+            (folder / "pictures").mkdir(exist_ok=True)
+            (folder / names[-1]).write_bytes(one["bytes"])
+        rows.append({"messages": row["messages"], "images": names})
+    return rows
+
+
+def digests(pipe: tp.Pipeline) -> list[str]:
+    return [digest(batch) for batch in pipe]
+
+
+def test_files_of_every_kind_give_the_same_batches(tmp_path: Path) -> None:
+    processor = processor_of("qwen2_vl")
+    expected = digests(vision_chat(tp.from_arrow(TABLE), processor, batch_size=4, **ONE))
+
+    def found(files: Any) -> list[str]:
+        return digests(vision_chat(str(files), processor, batch_size=4, **ONE))
+
+    pq.write_table(TABLE, tmp_path / "bytes.parquet", row_group_size=5)
+    assert found(tmp_path / "bytes.parquet") == expected
+    plain = [[one["bytes"] for one in row["images"]] for row in ROWS]
+    column = pa.array(plain, pa.list_(pa.binary()))
+    pq.write_table(TABLE.set_column(1, "images", column), tmp_path / "plain.parquet")
+    assert found(tmp_path / "plain.parquet") == expected
+    lines = [json.dumps(row) for row in with_paths(tmp_path)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    assert found(tmp_path / "rows.jsonl") == expected
+
+
+def test_a_tar_has_a_conversation_and_a_picture_for_each_sample(tmp_path: Path) -> None:
+    rows = [row for row in ROWS if len(row["images"]) == 1]
+    with tarfile.open(tmp_path / "rows.tar", "w") as archive:
+        for number, row in enumerate(rows):
+            talk = json.dumps({"messages": row["messages"]}).encode()
+            for kind, content in (("json", talk), ("jpg", row["images"][0]["bytes"])):
+                member = tarfile.TarInfo(f"{number:03}.{kind}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    processor = processor_of("llava")
+    expected = digests(vision_chat(tp.from_dataset(rows), processor, batch_size=4, **ONE))
+    assert (
+        digests(vision_chat(str(tmp_path / "rows.tar"), processor, batch_size=4, **ONE)) == expected
+    )
+
+
+def test_pairs_with_one_picture_and_marks_in_texts_are_conversations_too() -> None:
+    content = jpeg(3)
+    asked = [{"type": "image"}, {"type": "text", "text": "What?"}]
+    talk = [{"role": "user", "content": asked}, {"role": "assistant", "content": "A cat."}]
+    marked = [{"from": "human", "value": "<image>What?"}, {"from": "gpt", "value": "A cat."}]
+    expected, *others = (
+        digests(vision_chat(tp.from_dataset([row]), processor_of("idefics3"), batch_size=1, **ONE))
+        for row in (
+            {"messages": talk, "images": [content]},
+            {"prompt": "What?", "response": "A cat.", "image": content},
+            {"conversations": marked, "image": {"bytes": content, "path": "a.png"}},
+        )
+    )
+    assert others == [expected] * 2
+
+
+def test_pictures_that_stages_before_it_changed_are_taken_as_arrays() -> None:
+    rows = [{"prompt": f"{n}?", "response": "Yes.", "image": jpeg(n, 60, 60)} for n in range(8)]
+    changed = tp.from_dataset(rows).decode_image("image", output_column="image")
+    changed = changed.random_crop(40, seed=1).flip(seed=2)
+    pipe = vision_chat(changed, processor_of("qwen2_vl"), batch_size=4, num_shards=2)
+    first, second = digests(pipe), digests(pipe)
+    assert first != second  # of another epoch
+    pipe.load_state_dict(pipe.state_at(0, epoch=0))
+    assert digests(pipe) == first
+
+
+def test_lines_of_json_may_mix_contents_of_text_and_of_parts(tmp_path: Path) -> None:
+    row = with_paths(tmp_path)[0]
+    system = {"role": "system", "content": "You see."}
+    said_too = {"role": "assistant", "content": "A cat."}
+    talk = [system, *row["messages"][:1], said_too]
+    lines = [{"messages": talk, "images": row["images"]}, {"messages": talk[2:0:-1], "images": []}]
+    lines[1]["messages"] = [{"role": "user", "content": "Hm?"}, said_too]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    rows = tp.read_text(tmp_path / "rows.jsonl").map(lambda row: json.loads(row["text"]))
+    (batch,) = vision_chat(rows, processor_of("llava"), batch_size=2, **ONE)
+    assert [said("llava", batch, n) for n in range(2)] == ["A cat.<|im_end|>\n"] * 2
+
+
+# Bad rows
+
+
+def bad_rows(folder: Path) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    rows = [dict(row) for row in with_paths(folder)]
+    several = [number for number, row in enumerate(rows) if row["images"]]
+    cut, missing, fewer, text, long, turns = several[:6]
+    path = folder / rows[cut]["images"][0]
+    path.write_bytes(path.read_bytes()[:-60])
+    rows[missing]["images"] = ["pictures/none.png", *rows[missing]["images"][1:]]
+    rows[fewer]["images"] = []
+    (folder / "pictures" / "text.png").write_text("no picture")
+    rows[text]["images"] = ["pictures/text.png", *rows[text]["images"][1:]]
+    more = [{"type": "text", "text": "so " * 400}]
+    rows[long]["messages"] = [*rows[long]["messages"][:-1], {"role": "assistant", "content": more}]
+    rows[turns]["messages"] = rows[turns]["messages"][1:]
+    return rows, {
+        cut: "truncated", missing: "none.png cannot be read", fewer: "places and 0 pictures",
+        text: "no picture that can be read", long: "at most max_length=500 tokens, got 1,",
+        turns: "where 'system' or 'user' comes",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_bad_rows_are_named_or_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, packed: bool
+) -> None:
+    rows, bad = bad_rows(tmp_path)
+    options: dict[str, Any] = {"max_length": 500, "num_shards": 1, "train": False, "packed": packed}
+    for number, said_of in bad.items():
+        path = tmp_path / f"bad-{number}.jsonl"
+        path.write_text(json.dumps(rows[number]))
+        with pytest.raises(tp.DataError, match=said_of) as caught:
+            list(vision_chat(path, processor_of("qwen2_vl"), **options))
+        assert f"bad-{number}.jsonl" in str(caught.value)
+        assert "row 0" in str(caught.value)
+    lines = [json.dumps(row) for row in rows]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    with caplog.at_level(logging.WARNING, "trainpipes"):
+        pipe = vision_chat(
+            tmp_path / "rows.jsonl", processor_of("qwen2_vl"), on_error="skip", **options
+        )
+        batches = list(pipe)
+    good = [row for number, row in enumerate(ROWS) if number not in bad]
+    others = vision_chat(tp.from_dataset(good), processor_of("qwen2_vl"), **options)
+    labels = [sum(int((b["labels"] >= 0).sum()) for b in some) for some in (batches, others)]
+    assert labels[0] == labels[1]
+    assert "left out" in caplog.text
+
+
+def test_a_batch_whose_rows_are_all_damaged_is_left_out() -> None:
+    rows = [{"prompt": f"{n}?", "response": "Yes.", "image": jpeg(0)} for n in range(6)]
+    for row in rows[2:4]:
+        row["image"] = row["image"][:-60]
+    pipe = vision_chat(
+        tp.from_dataset(rows), processor_of("llava"), batch_size=2, on_error="skip", **ONE
+    )
+    assert [len(batch["labels"]) for batch in pipe] == [2, 2]
+
+
+def test_a_quarantine_lists_damaged_pictures(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}?", "response": "Yes.", "image": jpeg(0)} for n in range(6)]
+    rows[3]["image"] = rows[3]["image"][:-60]
+    quarantine = tp.Quarantine(tmp_path / "bad", max_share=1)
+    pipe = vision_chat(
+        tp.from_dataset(rows), processor_of("llava"), batch_size=2, on_error=quarantine, **ONE
+    )
+    assert [len(batch["labels"]) for batch in pipe] == [2, 1, 2]
+    (file,) = (tmp_path / "bad").iterdir()
+    (line,) = map(json.loads, file.read_text().splitlines())
+    assert (line["row"], line["stage"]) == (3, "vision_batches")
+
+
+# What a state knows
+
+
+def test_a_state_of_another_processor_is_refused_by_name() -> None:
+    def made(family: str, **options: Any) -> tp.Pipeline:
+        return vision_chat(tp.from_arrow(TABLE), processor_of(family), num_shards=2, **options)
+
+    pipe = made("llava")
+    next(iter(pipe))
+    with pytest.raises(
+        tp.StateError, match=r"vision_rows/processor.*LlavaProcessor.*Qwen2VLImages"
+    ):
+        made("qwen2_vl").load_state_dict(pipe.state_dict() or {})
+    made("llava").load_state_dict(pipe.state_dict() or {})
+
+
+def test_a_processor_is_known_by_content_backend_and_version() -> None:
+    known = Processor(processor_of("idefics3")).fingerprint()
+    assert known["backend"] == "pil"
+    assert known["transformers"].startswith("5.")
+    assert known["pictures"] == "Idefics3ImageProcessorPil"
+    assert known == Processor(processor_of("idefics3")).fingerprint()
+
+
+def test_a_folder_is_the_same_processor_as_the_object(tmp_path: Path) -> None:
+    processor = processor_of("llava")
+    processor.save_pretrained(tmp_path / "processor")
+    rows = tp.from_arrow(TABLE)
+    by_folder = vision_chat(rows, str(tmp_path / "processor"), batch_size=4, **ONE)
+    assert digests(by_folder) == digests(vision_chat(rows, processor, batch_size=4, **ONE))
+
+
+def test_other_processors_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(tp.ConfigError, match=r"processor. must be a processor of transformers"):
+        vision_chat(tp.from_arrow(TABLE), 7)
+    with pytest.raises(tp.ConfigError, match="AutoProcessor makes none of"):
+        list(vision_chat(tp.from_arrow(TABLE), str(tmp_path)))
+
+
+# Pictures
+
+
+def test_a_picture_on_its_side_is_measured_upright() -> None:
+    out = io.BytesIO()
+    picture = Image.fromarray(np.zeros((20, 50, 3), np.uint8))
+    exif = picture.getexif()
+    exif[0x0112] = 6
+    picture.save(out, "JPEG", exif=exif)
+    assert size_of(out.getvalue()) == (50, 20)
+    assert decoded(out.getvalue()).size == (20, 50)
+
+
+def test_what_is_no_picture_is_said() -> None:
+    with pytest.raises(NoPicture, match="no picture that can be read"):
+        size_of(b"text")
+    rows = tp.from_dataset([{"prompt": "a", "response": "b", "image": 7}])
+    with pytest.raises(tp.DataError, match=r"a picture is bytes, a path, .* got 7"):
+        list(vision_chat(rows, processor_of("llava"), **ONE))
+
+
+def test_lists_of_pictures_are_changed_one_by_one_and_the_same_again() -> None:
+    rows = tp.from_dataset([{"images": [jpeg(n + k) for k in range(n % 3)]} for n in range(6)])
+    alone = tp.from_dataset([{"images": jpeg(n)} for n in range(6)])
+
+    def changed(pipe: tp.Pipeline) -> list[Any]:
+        pipe = pipe.decode_image("images", output_column="images", on_error="skip")
+        return [row["images"] for row in pipe.random_crop(9, column="images").flip(column="images")]
+
+    found, again, ones = changed(rows), changed(rows), changed(alone)
+    assert [len(images) for images in found] == [0, 1, 2, 0, 1, 2]
+    for row in range(6):
+        assert [one.tolist() for one in found[row]] == [one.tolist() for one in again[row]]
+        if found[row]:  # the first draws what the only one would
+            assert np.array_equal(found[row][0], ones[row])
+    assert not np.array_equal(found[2][0], found[2][1])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_show_prints_the_conversations(packed: bool) -> None:
+    pipe = vision_chat(
+        tp.from_arrow(TABLE), processor_of("llava"), packed=packed, max_length=300, **ONE
+    )
+    shown = " ".join(str(pipe.show()).split())
+    assert "<|im_start|>user\\n<image>" in shown
+    assert "⟦It is" in shown
+    assert "pixel_values" in shown

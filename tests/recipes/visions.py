@@ -1,0 +1,178 @@
+"""Small processors and models of vision-language families, made on the spot: nothing is downloaded."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    Idefics3Processor,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLProcessor,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.processing_utils import ProcessorMixin
+
+__all__ = ["FAMILIES", "TEMPLATE", "Qwen2VLImages", "jpeg", "model_of", "processor_of", "talks"]
+
+#: Turns as ChatML writes them, with marks around what the assistant says.
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.role == 'assistant' %}{% generation %}"
+    "{% for part in message.content %}{{ part.text }}{% endfor %}<|im_end|>\n{% endgeneration %}"
+    "{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+#: The same without the marks.
+PLAIN = TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+SPECIAL = {
+    "llava": ["<image>"],
+    "idefics3": [
+        "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
+        *(f"<row_{i}_col_{j}>" for i in range(1, 7) for j in range(1, 7)),
+    ],
+    "qwen2_vl": ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"],
+}  # fmt: skip
+PLACEHOLDERS = {
+    "llava": "<image>",
+    "idefics3": "<image>",
+    "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+}
+FAMILIES = tuple(SPECIAL)
+
+
+class Qwen2VLImages(Qwen2VLProcessor):
+    """Without the part for videos, which needs torchvision."""
+
+    def __init__(
+        self,
+        image_processor: Any = None,
+        tokenizer: Any = None,
+        chat_template: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        for kind in ("image", "video"):
+            token = f"<|{kind}_pad|>"
+            setattr(self, f"{kind}_token", token)
+            setattr(self, f"{kind}_token_id", tokenizer.convert_tokens_to_ids(token))
+        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+
+
+def tokenizer_of(family: str) -> Any:
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    vocab = {letter: number for number, letter in enumerate(sorted(letters))}
+    own = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder = decoders.ByteLevel()
+    found = PreTrainedTokenizerFast(tokenizer_object=own, pad_token="<pad>", eos_token="<eos>")
+    special = ["<|im_start|>", "<|im_end|>", *SPECIAL[family]]
+    found.add_special_tokens({"additional_special_tokens": special})
+    return found
+
+
+@cache
+def processor_of(family: str, marked: bool = True) -> Any:
+    """A processor of the family, with Pillow's image processor."""
+    tokenizer = tokenizer_of(family)
+    template = (TEMPLATE if marked else PLAIN).replace("IMAGE", PLACEHOLDERS[family])
+    if family == "llava":
+        size = {"height": 28, "width": 28}
+        pictures = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=size)
+        return LlavaProcessor(
+            pictures, tokenizer, patch_size=14, vision_feature_select_strategy="full",
+            num_additional_image_tokens=1, chat_template=template,
+        )  # fmt: skip
+    if family == "idefics3":
+        pictures = Idefics3ImageProcessorPil(
+            size={"longest_edge": 56}, max_image_size={"longest_edge": 28}
+        )
+        return Idefics3Processor(pictures, tokenizer, image_seq_len=4, chat_template=template)
+    pictures = Qwen2VLImageProcessorPil(
+        size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}, patch_size=14, merge_size=2
+    )
+    return Qwen2VLImages(pictures, tokenizer, chat_template=template)
+
+
+def model_of(family: str, attention: str = "eager") -> Any:
+    """A random model of the family, in float64 so that sums may be compared."""
+    torch.manual_seed(0)
+    tokenizer = processor_of(family).tokenizer
+    text = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    text |= {"max_position_embeddings": 4096, "use_cache": False, "pad_token_id": None}
+    text |= {"bos_token_id": None, "eos_token_id": None}
+    sight = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sight |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config: Any
+    if family == "llava":
+        config = LlavaConfig(
+            text_config={"model_type": "llama", **text},
+            vision_config={"model_type": "clip_vision_model", **sight, "projection_dim": 32},
+            image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+            vision_feature_select_strategy="full", vision_feature_layer=-1,
+        )  # fmt: skip
+        made: Any = LlavaForConditionalGeneration
+    elif family == "idefics3":
+        sight["patch_size"] = 7
+        config = Idefics3Config(
+            text_config={"model_type": "llama", **text}, vision_config=sight, scale_factor=2,
+            image_token_id=tokenizer.convert_tokens_to_ids("<image>"), use_cache=False,
+        )  # fmt: skip
+        made = Idefics3ForConditionalGeneration
+    else:
+        text["rope_parameters"] = {"rope_type": "default", "mrope_section": [2, 3, 3]}
+        config = Qwen2VLConfig(
+            text_config=text,
+            vision_config={
+                "depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2,
+                "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
+            },
+            image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+            video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+        )  # fmt: skip
+        made = Qwen2VLForConditionalGeneration
+    config._attn_implementation = attention
+    return made(config).double().eval()
+
+
+def jpeg(number: int, width: int = 40, height: int = 30) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "JPEG" if number % 2 else "PNG")
+    return out.getvalue()
+
+
+def talks(
+    count: int, pictures: Callable[[int], Sequence[Any]] | None = None
+) -> list[dict[str, Any]]:
+    """Rows with none, one or two pictures of several sizes."""
+    rows = []
+    for n in range(count):
+        sizes = [(40 + 9 * (n % 7), 30 + 11 * (n % 5)), (64, 20)][: (1, 2, 0, 1)[n % 4]]
+        images = [{"bytes": jpeg(n + k, *size), "path": None} for k, size in enumerate(sizes)]
+        asked = [{"type": "image", "text": None} for _ in images]
+        asked.append({"type": "text", "text": f"What is number {n}?" + " Hm." * (n % 6)})
+        said = [{"type": "text", "text": f"It is {n}." + " So it is." * (n % 3)}]
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+        if n % 5 == 0:
+            more = [{"type": "text", "text": "Sure?"}]
+            messages += [{"role": "user", "content": more}, {"role": "assistant", "content": said}]
+        rows.append({"messages": messages, "images": images})
+    return rows
