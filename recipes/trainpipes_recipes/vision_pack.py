@@ -58,7 +58,7 @@ class PackBatches(BatchingStage, keeps_rows=False):
 
     >>> lengths = tp.from_dataset([{"length": n} for n in (3, 6, 5, 4, 7)])
     >>> [[row["length"] for row in rows] for rows in lengths.then(PackBatches(10))]
-    [[3, 7], [6, 4], [5]]
+    [[3, 7], [5], [6, 4]]
     """
 
     max_length: Count
