@@ -20,7 +20,7 @@ WITHOUT = {
     "an example needs several processes": {"Loader.gather_state", "Loader.whole_state"},
     "its kinds show examples": {"Stage", "Source", "StreamReader"},
     "a value that others give or take, with no use alone": {
-        "Layout", "Rows", "Pipeline.stages", "cache.CacheInfo", "cache.folder",
+        "Layout", "Rows", "Pipeline.stages", "Work", "WorkKey", "cache.CacheInfo", "cache.folder",
     },
     "the same as of the pipeline, or as the class shows": {
         "Loader.explain", "Loader.show", "Loader.set_epoch", "Loader.state_dict",
