@@ -46,7 +46,8 @@ class Drawing:
         if self._odds(0.35):
             # After take and skip, which do not count over epochs.
             first = max(
-                (n + 1 for n, s in enumerate(stages) if s[0] in ("take", "skip")), default=0
+                (n + 1 for n, s in enumerate(stages) if s[0] in ("take", "skip", "cache")),
+                default=0,
             )
             times = None if mixes_forever else draw.choice([1, 2, 2, 3, None])
             stages.insert(draw.randint(first, len(stages)), ("repeat", times))
