@@ -46,7 +46,8 @@ class Drawing:
         if self._odds(0.35):
             # After take and skip, which do not count over epochs.
             first = max(
-                (n + 1 for n, s in enumerate(stages) if s[0] in ("take", "skip")), default=0
+                (n + 1 for n, s in enumerate(stages) if s[0] in ("take", "skip", "cache")),
+                default=0,
             )
             times = None if mixes_forever else draw.choice([1, 2, 2, 3, None])
             stages.insert(draw.randint(first, len(stages)), ("repeat", times))
@@ -75,11 +76,12 @@ class Drawing:
 
     def _mix(self, batches: str, deep: int) -> Stage:
         draw = self._draw
-        chains = []
+        chains, inner_batches = [], False
         for _ in range(draw.choice([1, 2, 2, 2, 3 - deep])):
             inner = deep < 1 and self._odds(0.2)
             source = self._source(2 if inner else int(self._odds(0.15)), batches, deep + 1)
             made = inner and batches
+            inner_batches = inner_batches or made
             stages = [] if made else self._rows(source, short=True, alike=True)
             if batches and not made:
                 stages.append(("batch", draw.randint(1, 5), self._odds(0.2)))
@@ -93,7 +95,7 @@ class Drawing:
         options = {"weights": weights, "stop": draw.choice(stops)}
         if self._odds(0.15) and options["stop"] == "all_exhausted":
             options["max_epochs"] = draw.randint(1, 3)
-        if self._odds(0.15):
+        if self._odds(0.15) and not (inner_batches and batches == "tensors"):
             options |= {"weight_by": "tokens", "column": "ids"}
         if self._odds(0.2) and not deep and batches != "tensors":
             options |= {"output_column": "from"} if not batches else {}
@@ -122,8 +124,8 @@ class Drawing:
                 "flat_map",
                 "deduplicate",
                 "stateful",
-                "sample",
             ]
+            kinds += [] if regroups else ["sample"]
             if packed:
                 kinds = ["shuffle"]
             elif not alike:

@@ -213,13 +213,13 @@ def sampled(stage: Stage, own: list[Any], below: Epochs, endless: bool) -> Epoch
 
 def windows(stage: Stage, own: list[Any], below: Epochs, endless: bool) -> None:
     """A shuffle after others mixes items of an epoch that come one after the other, fewer of the first."""
-    start = 0
-    for place, epoch in enumerate(below, 1):
+    start, last = 0, sum(map(len, below))
+    for epoch in below:
         number, rest = 0, epoch
         while rest:
             size = max(1, stage[1] // dict(enumerate((16, 16, 8, 4, 2))).get(number, 1))
             mixed, rest = rest[:size], rest[size:]
-            is_cut = place == len(below) and len(mixed) < size
+            is_cut = start + len(mixed) == last and len(mixed) < size
             if endless and (is_cut or start + len(mixed) > len(own)):
                 return
             if bag(own[start : start + len(mixed)]) != bag(mixed):

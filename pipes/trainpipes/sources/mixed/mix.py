@@ -110,6 +110,12 @@ class Mix(MixingSource):
             is_name = isinstance(name, str) and name
             require(is_name, "mix(sources)", "a dict whose keys are strings", name)
             _check_source(name, pipeline, self.stop)
+            inner, by_tokens = pipeline.stages[0], self.weight_by == "tokens"
+            if by_tokens and isinstance(inner, Mix) and inner.gives is Gives.FINISHED:
+                raise ConfigError(
+                    f"mix(weight_by): {name!r} is a mix of finished batches, whose tokens are not "
+                    'counted any more: name its sources in this mix, or leave out weight_by="tokens"'
+                )
         weights, schedule, limits, _ = self._weights, self._schedule, self.limits, self.gives
         good: Any = not schedule or (schedule[0][0] == 0) == (weights is None)
         self._require(good, "schedule", "a list that starts at 0, or later where weights are given")

@@ -58,12 +58,12 @@ class SourceRows:
             found = self._lane.next_run()
             assert found is not None
             run, first, last = found
-            own = run.part(first, last)
+            drawn, lengths = self._mixture.drawn_from(self._name, run.part(first, last))
         except Exception as error:
             self._tell_source(error)
             raise
         self._made = run.cursors, last
-        self._run, self._lengths = self._mixture.drawn_from(self._name, own)
+        self._run, self._lengths = drawn, lengths
         self.left, self._begin = last - first, 0
         self.passes = self._lane.epoch - self._first_epoch
 
