@@ -30,7 +30,7 @@ __all__ = ["any_chains", "came_of"]
 HANGS = 120
 #: What is said of chains that cannot be; each names a way out.
 REFUSED = re.compile(
-    r"each shard would count for itself|put them directly after the source|would wait forever: .*; |"
+    r"directly after the source|would wait forever: .*; |"
     r"has no rows: leave it out of the mix|would wait forever: check its options|"
     r"so that some of \d+ shards have none: lower num_shards|"
     r"must hold a list of numbers a row, got list<item: null>|"

@@ -20,6 +20,7 @@ from PIL import Image
 
 import trainpipes as tp
 from recipes.visions import FAMILIES, jpeg, model_of, processor_of, talks
+from trainpipes.config import loads
 from trainpipes.testing import digest
 from trainpipes.tokenizers.chat import messages_of
 from trainpipes_recipes import vision_chat
@@ -470,3 +471,22 @@ def test_show_prints_the_conversations(packed: bool) -> None:
     assert "<|im_start|>user\\n<image>" in shown
     assert "⟦It is" in shown
     assert "pixel_values" in shown
+
+
+def test_the_recipe_is_written_and_read_as_yaml(tmp_path: Path) -> None:
+    processor_of("llava").save_pretrained(tmp_path / "processor")
+    pq.write_table(TABLE, tmp_path / "rows.parquet")
+    named = {"files": str(tmp_path / "rows.parquet"), "processor": str(tmp_path / "processor")}
+    pipe = tp.recipe("vision_chat", **named, batch_size=3, num_shards=2)
+    text = pipe.to_yaml()
+    assert text.split("\n")[1] == "recipe: vision_chat"
+    assert digests(loads(text)) == digests(pipe)
+
+
+def test_all_rows_come_once_where_it_evaluates() -> None:
+    found = [
+        row
+        for batch in vision_chat(tp.from_dataset(ROWS), processor_of("llava"), batch_size=4, **ONE)
+        for row in batch["labels"]
+    ]
+    assert len(found) == len(ROWS)

@@ -99,17 +99,19 @@ class doing:
             self._slot.to(self._before)
 
 
-def each(what: Any, runs: Iterator[T]) -> Iterator[T]:
-    """Runs, each made at ``what``."""
-    while True:
-        if is_on:
-            with doing(what):
-                run = next(runs, None)
-        else:
-            run = next(runs, None)
-        if run is None:
-            return
-        yield run
+class each(Iterator[T]):
+    """Runs, each made at ``what``. None that was given is held: its memory is free for the next one."""
+
+    __slots__ = ("_runs", "_what")
+
+    def __init__(self, what: Any, runs: Iterator[T]) -> None:
+        self._what, self._runs = what, runs
+
+    def __next__(self) -> T:
+        if not is_on:
+            return next(self._runs)
+        with doing(self._what):
+            return next(self._runs)
 
 
 def within(make: Callable[[int], T]) -> Callable[[int], T]:

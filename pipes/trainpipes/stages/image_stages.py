@@ -50,7 +50,8 @@ class ImageStage(RunStage, per_row=True, gives="objects"):
         found: list[dict[str, Any]] = []
         try:
             for row, numbers in zip(rows, drawn, strict=True):
-                found.append({**row, column: self._changed(row, column, numbers)})
+                changed = self._changed(row, column, numbers)
+                found.append({**row, column: changed})
         except Exception as error:
             if isinstance(error, NoPicture):
                 error = refused(self, f": the image {error}", DataError)
