@@ -26,6 +26,7 @@ from trainpipes.look.facts import busy_seconds, cpu_of, facts_of, parts_of
 from trainpipes.look.measured import Facts, Measured
 from trainpipes.look.profile_page import page
 from trainpipes.look.profile_text import CALLED, lines
+from trainpipes.look.show import html_of
 from trainpipes.look.shuffle_quality import order_quality
 from trainpipes.look.values import masks_of
 from trainpipes.look.verdict import Verdict, verdict
@@ -301,7 +302,7 @@ class Profile:
             order_quality(self._pipeline) if self._pipeline._iteration.plan.chain.shuffle else None
         )
         try:
-            rows = self._pipeline.show().html(r"<mark>\g<0></mark>")
+            rows = html_of(self._pipeline.show(), r"<mark>\g<0></mark>")
         except TrainpipesError as error:
             rows = html.escape(f"cannot be shown: {error}")
         text = page(self.lines(), self.series, CALLED, self._lengths, str(order or ""), rows)

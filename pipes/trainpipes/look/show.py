@@ -89,12 +89,13 @@ class Preview:
         text = self.text(width=terminal_width() if at_terminal else WIDTH)
         return COLORED.sub(ON_TERMINAL, text) if at_terminal and in_color(sys.stdout) else text
 
-    def html(self, colored: str = IN_NOTEBOOK) -> str:
-        """The text as HTML, to stand within ``pre``."""
-        return COLORED.sub(colored, html.escape(self.text()))
-
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": f"<pre>{self.html()}</pre>"}
+        return {"text/plain": repr(self), "text/html": f"<pre>{html_of(self)}</pre>"}
+
+
+def html_of(preview: Preview, colored: str = IN_NOTEBOOK) -> str:
+    """The text of a preview as HTML, to stand within ``pre``."""
+    return COLORED.sub(colored, html.escape(preview.text()))
 
 
 def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
