@@ -71,3 +71,14 @@ def test_documents_without_tokens_after_others_of_their_epoch_are_passed_over(me
     sizes = {} if method == "concat" else {"buffer_size": 2}
     pipe = documents.pack(2, method=method, **sizes).batch(1)  # type: ignore[arg-type]
     assert sum(len(batch) for batch in pipe) == 2
+
+
+def test_the_end_of_a_mix_s_epoch_is_one_round_whatever_its_sources_count() -> None:
+    """An epoch of the mix ends between two rows that are kept, and its sources' epochs go on a million
+    later."""
+    parts = {
+        "a": tp.from_arrow(pa.table({"x": range(5000)})),
+        "b": tp.from_arrow(pa.table({"x": range(5000, 10_000)})),
+    }
+    pipe = tp.mix(parts).repeat().filter(lambda row: row["x"] == 2500).batch(1)
+    assert [row["x"] for (row,) in islice(pipe, 4)] == [2500] * 4

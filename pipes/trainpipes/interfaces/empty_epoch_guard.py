@@ -24,21 +24,24 @@ class EmptyRounds:
     """The epochs, and those of a mix's sources, that rows came from since one was let through."""
 
     def __init__(self) -> None:
-        self._first: Cursors | None = None
-        self._last: Cursors | None = None
+        #: Whose rounds are not in ``_seen`` yet: most are never asked for.
+        self._taken: list[Cursors] = []
+        self._seen: set[tuple[int, int]] = set()
 
     def saw(self, run: Run) -> None:
-        self._first, self._last = self._first or run.cursors, run.cursors
+        self._taken.append(run.cursors)
 
     def gave(self) -> None:
-        self._first = self._last = None
+        self._taken.clear()
+        self._seen.clear()
 
     def check(self, stage: object) -> None:
-        """Raise DataError if there are so many that nothing ever may come out."""
-        first, last = (
-            0 if c is None else sum(round_of(c.place(0))) for c in (self._first, self._last)
-        )
-        if last - first > MOST_EMPTY_EPOCHS:
+        """Raise DataError if there are so many that nothing ever may come out. They are counted: of a mix
+        whose epoch ends, those of its sources go on a million later.
+        """
+        self._seen.update(round_of(cursors.place(0)) for cursors in self._taken)
+        self._taken.clear()
+        if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
             raise kept_nothing(stage)
 
 
