@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -87,11 +88,11 @@ class RandomImageStage(ImageStage, depends_on={"row", "epoch"}):
 
     def _drawn(self, block: Block, counts: Sequence[int]) -> Sequence[Sequence[Sequence[float]]]:
         # Raw bits, of which NumPy promises that they stay the same.
-        bits = [self._key.generator(words).bit_generator for words in row_words(block).tolist()]
-        raw = [one.random_raw(self.draws * count) for one, count in zip(bits, counts, strict=True)]
-        return [
-            unit(np.array(one, dtype=np.uint64)).reshape(-1, self.draws).tolist() for one in raw
-        ]
+        words = zip(row_words(block).tolist(), counts, strict=True)
+        raw = [self._key.generator(w).bit_generator.random_raw(self.draws * n) for w, n in words]
+        drawn = unit(np.concatenate([*raw, np.empty(0, dtype=np.uint64)]).astype(np.uint64))
+        each = iter(drawn.reshape(-1, self.draws).tolist())
+        return [list(islice(each, count)) for count in counts]
 
 
 def _count(row: Any, column: str) -> int:
