@@ -77,11 +77,7 @@ class Groups(tp.BatchStage):
         if not self.ids:
             return rows
         columns = {name: [row[name] for row in rows] for name in rows[0]}
-        ids = [list(one) for one in columns.pop("input_ids")]
-        most = max(map(len, ids))
-        padded = torch.zeros((len(ids), most), dtype=torch.int64)
-        mask = torch.zeros_like(padded)
-        for number, one in enumerate(ids):
-            padded[number, most - len(one) :] = torch.tensor(one, dtype=torch.int64)
-            mask[number, most - len(one) :] = 1
-        return {"input_ids": padded, "attention_mask": mask, **columns}
+        ids = columns.pop("input_ids")
+        found = {"input_ids": ids, "attention_mask": [[1] * len(one) for one in ids]}
+        padded = {k: torch.from_numpy(tp.pad_sequences(v, dtype="int64")) for k, v in found.items()}
+        return {**padded, **columns}

@@ -22,6 +22,7 @@ from trainpipes._internal.sampler import ITERATES, SYSTEM, Counts, Sampler
 from trainpipes._internal.table import table
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.errors import ConfigError, TrainpipesError
+from trainpipes.filesystems.output_file import writing
 from trainpipes.look.facts import busy_seconds, cpu_of, facts_of, parts_of
 from trainpipes.look.measured import Facts, Measured
 from trainpipes.look.profile_page import page
@@ -295,6 +296,9 @@ class Profile:
 
         Args:
             path: a file of this machine, which is written anew.
+
+        Raises:
+            ConfigError: the file cannot be written, or nothing was run yet.
         """
         if not self._began:
             raise ConfigError("save(path) shows a run: call it in or after `with profile(loader)`")
@@ -308,11 +312,12 @@ class Profile:
         text = page(self.lines(), self.series, CALLED, self._lengths, str(order or ""), rows)
         place = Path(path)
         beside = place.with_name(f".{place.name}.part")
-        try:
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(place)
-        finally:
-            beside.unlink(missing_ok=True)
+        with writing(place, "save"):
+            try:
+                beside.write_text(text, encoding="utf-8")
+                beside.replace(place)
+            finally:
+                beside.unlink(missing_ok=True)
 
     def __str__(self) -> str:
         return table(self.lines()) if self._began else "profile: nothing was run yet"

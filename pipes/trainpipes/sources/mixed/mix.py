@@ -116,7 +116,8 @@ class Mix(MixingSource):
                     f"mix(weight_by): {name!r} is a mix of finished batches, whose tokens are not "
                     'counted any more: name its sources in this mix, or leave out weight_by="tokens"'
                 )
-        weights, schedule, limits, _ = self._weights, self._schedule, self.limits, self.gives
+        _ = self.gives  # refuses sources that give rows beside others that give batches
+        weights, schedule, limits = self._weights, self._schedule, self.limits
         good: Any = not schedule or (schedule[0][0] == 0) == (weights is None)
         self._require(good, "schedule", "a list that starts at 0, or later where weights are given")
         good = schedule or self.interpolation == "constant"
