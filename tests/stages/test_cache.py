@@ -309,10 +309,11 @@ def test_an_entry_is_an_arrow_stream_mapped_into_memory(data: Path, kept: Path) 
         table = pa.ipc.open_stream(source).read_all()
     assert table.schema.field("input_ids").type == pa.list_(pa.int32())
     plan = text(data).cache().batch(8)._iteration.plan
-    before = pa.total_allocated_bytes()
     assert plan.inputs.cached_blocks is not None
+    gc.collect()  # what earlier tests left may be freed at any time
+    before = pa.total_allocated_bytes()
     block = plan.inputs.cached_blocks.read([(3, 2, 9)], plan.inputs.source.reader())
-    assert pa.total_allocated_bytes() == before  # the rows lie in the file
+    assert pa.total_allocated_bytes() <= before  # the rows lie in the file
     assert block.ids.tolist() == list(range(77, 84))
 
 
