@@ -57,12 +57,12 @@ test-all: test
 # Frameworks bring much that nothing else needs, and versions that others may not want.
 test-frameworks:
 	$(MAKE) $(FRAMEWORKS)/.frameworks VENV=$(FRAMEWORKS)
-	$(FRAMEWORKS)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/frameworks tests/test_private_names.py $(PYTEST)
+	$(FRAMEWORKS)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/frameworks tests/package/test_private_names.py $(PYTEST)
 
 # Ray starts processes of its own for each cluster: one test process at a time.
 test-ray:
 	$(MAKE) $(RAY)/.ray VENV=$(RAY)
-	$(RAY)/bin/python -m pytest tests/on_ray tests/test_private_names.py $(PYTEST)
+	$(RAY)/bin/python -m pytest tests/on_ray tests/package/test_private_names.py $(PYTEST)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks --install $(BENCH)

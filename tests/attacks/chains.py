@@ -18,8 +18,8 @@ import trainpipes as tp
 from attacks.rounds import Round
 from chains import Chain, build, tp_plain
 from drawn_chains import draw_chain
-from elastic.laws import Whole, given_by
-from elastic.ranks import Leg, Reads
+from laws import Whole, given_by
+from ranks import Leg, Reads
 from plain_chains import bounds_of, check_stages
 from plain_stages import Differs, atoms
 from trainpipes.testing import digest

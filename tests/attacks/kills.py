@@ -19,8 +19,8 @@ from typing import Any
 import trainpipes as tp
 from attacks.rounds import Round, ends_with, new_folder
 from every_stage import ENDLESS, FINITE
-from test_dead_workers import TABLE, large, take
-from test_killed_trainers import CASES, killed
+from loader.test_dead_workers import TABLE, large, take
+from loader.test_killed_trainers import CASES, killed
 from trainpipes.testing import digest
 from writers.test_killed import CASES as WRITERS
 from writers.test_killed import RANDOM, check_killed

@@ -15,7 +15,7 @@ import trainpipes as tp
 from attacks.rounds import Round
 from attacks.storage import BUCKET, QUICK, Faults, failing_store
 from flat_memory import held
-from test_damaged_states import made, refused
+from state.test_damaged_states import made, refused
 
 __all__ = ["changed_states", "soak"]
 

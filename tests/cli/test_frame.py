@@ -12,7 +12,7 @@ import click
 import pytest
 
 import trainpipes as tp
-from cli.command import START, environment, trainpipes
+from command import START, environment, trainpipes
 from trainpipes.cli import console
 from trainpipes.cli.app import command_line, run
 

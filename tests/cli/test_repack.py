@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cli.command import START, environment
+from command import START, environment
 from interpreters import pid_of, python
 from trainpipes.cli.app import run
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import trainpipes as tp
-from cli.command import START, environment
+from command import START, environment
 from interpreters import pid_of, python
 from trainpipes.cli.app import run
 from trainpipes.cli.measure import measure, report

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import trainpipes as tp
-from checkpoint.layouts import of_ranks, save, state
+from layouts import of_ranks, save, state
 from trainpipes.cli.app import run
 
 RECIPE = ["--recipe", "sft", "--files", "sums.parquet", "--tokenizer", "bytes"]

@@ -15,8 +15,8 @@ import trainpipes as tp
 import trainpipes_recipes
 from config.same import assert_same
 from every_recipe import words
-from recipes.chats import conversations_of, small_tokenizer
-from recipes.visions import processor_of, talks
+from chats import conversations_of, small_tokenizer
+from visions import processor_of, talks
 from trainpipes.config import loads
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

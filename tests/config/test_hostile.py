@@ -177,7 +177,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     (coded / "tokenizer_config.json").write_text(json.dumps(told))
     (coded / "config.json").write_text(json.dumps({"model_type": "hostile", **told}))
-    from recipes.chats import small_tokenizer
+    from chats import small_tokenizer
 
     run = "cycler.__init__.__globals__.os.system('touch canary')"
     template = "{{ messages.__class__.__mro__[1].__subclasses__() }}{{ " + run + " }}"

@@ -16,7 +16,7 @@ import trainpipes as tp
 import trainpipes_recipes
 from config.same import assert_same
 from every_recipe import text_files, token_file, words
-from recipes.chats import conversations_of, small_tokenizer
+from chats import conversations_of, small_tokenizer
 from trainpipes.config import loads
 from trainpipes.interfaces.options import same
 

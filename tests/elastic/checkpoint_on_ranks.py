@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import trainpipes as tp
-from elastic.launch import write_beside
+from launch import write_beside
 from every_stage import odd
 from trainpipes.testing import digest
 

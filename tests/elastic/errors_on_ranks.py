@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import trainpipes as tp
-from elastic.launch import write_beside
+from launch import write_beside
 
 __all__ = ["uneven"]
 

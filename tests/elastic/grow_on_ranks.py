@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import torch.distributed as dist
 
 import trainpipes as tp
-from elastic.launch import write_beside
+from launch import write_beside
 
 __all__ = ["SAVED", "growing", "write"]
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch.distributed as dist
 
 import trainpipes as tp
-from elastic.launch import write_beside
+from launch import write_beside
 
 made = 0
 

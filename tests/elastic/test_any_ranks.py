@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import examples
-from elastic.laws import Whole, given_by
-from elastic.ranks import Leg, Reads
+from laws import Whole, given_by
+from ranks import Leg, Reads
 from trainpipes._internal import messages
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*do not divide num_shards")

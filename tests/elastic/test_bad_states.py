@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
-from elastic.ranks import in_worker
+from ranks import in_worker
 
 
 def rows(shards: int = 12, *, seed: int = 1, count: int = 203, size: int = 4) -> tp.Pipeline:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import SMALL_GROUPS, build, examples, rows_of, specs
-from elastic.ranks import ENDED, Leg, Reads
+from ranks import ENDED, Leg, Reads
 from oracle import Spec, Starved, numbered
 from trainpipes.order.layout import divisors
 

@@ -13,7 +13,7 @@ import pytest
 
 import trainpipes as tp
 from elastic.checkpoint_on_ranks import LEGS, PIPELINES
-from elastic.launch import Launch
+from launch import Launch
 from trainpipes.testing import digest
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from elastic.launch import Launch
+from launch import Launch
 from trainpipes.testing import digest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

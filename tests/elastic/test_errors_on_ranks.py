@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from elastic.errors_on_ranks import uneven
-from elastic.launch import Launch
+from launch import Launch
 
 SCRIPT = Path(__file__).parent / "errors_on_ranks.py"
 

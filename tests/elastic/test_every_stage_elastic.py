@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import trainpipes as tp
-from elastic.laws import Whole, assert_ranks_agree, assert_resumes_elsewhere, world_sizes
-from elastic.ranks import ENDED, Leg, OneProcessLoader
+from laws import Whole, assert_ranks_agree, assert_resumes_elsewhere, world_sizes
+from ranks import ENDED, Leg, OneProcessLoader
 from every_stage import ENDLESS, FINITE, public_stages
 from trainpipes.testing import digest
 

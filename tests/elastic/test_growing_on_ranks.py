@@ -10,7 +10,7 @@ import pytest
 
 import trainpipes as tp
 from elastic.grow_on_ranks import ROWS, SAVED, growing, write
-from elastic.launch import Launch
+from launch import Launch
 
 SCRIPT = Path(__file__).parent / "grow_on_ranks.py"
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
-from elastic.ranks import ENDED, Leg, Reads
+from ranks import ENDED, Leg, Reads
 from trainpipes._internal import messages
 
 

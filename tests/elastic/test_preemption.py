@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastic.launch import Launch
+from launch import Launch
 from elastic.test_docs_examples import EXAMPLES, TORCH_ABORTS, script
 from elastic.test_docs_examples import rows as rows
 from trainpipes.testing import digest

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elastic.interleaved import PIPELINES, RAGGED
-from elastic.launch import Launch
+from interleaved import PIPELINES, RAGGED
+from launch import Launch
 from elastic.train_on_ranks import resume_point
 from every_stage import files
 from trainpipes.testing import digest

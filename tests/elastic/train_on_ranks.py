@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 
 import trainpipes as tp
-from elastic.interleaved import PIPELINES, RAGGED, long_filtered
-from elastic.launch import write_beside
+from interleaved import PIPELINES, RAGGED, long_filtered
+from launch import write_beside
 from trainpipes.engine.iterating import lookahead
 from trainpipes.engine.iterating.agreement import agreement_over
 from trainpipes.testing import digest

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from elastic.launch import Launch
+from launch import Launch
 from frameworks.example import EXAMPLES, example
 from trainpipes.testing import digest
 

@@ -10,7 +10,7 @@ import torch
 import trainpipes as tp
 from frameworks.steps import Steps
 from frameworks.transformers_runs import NotingTrainer, arguments, rank, told
-from recipes.visions import model_of, processor_of, talks
+from visions import model_of, processor_of, talks
 from trainpipes_recipes import vision_chat
 
 #: Checkpoints of Qwen2-VL name weights otherwise than the model: the Trainer of transformers 5.23 does not

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.launch import Launch
+from launch import Launch
 
 SCRIPT = Path(__file__).parent / "nodes_on_ranks.py"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from prepare.repack_reference import read
 from trainpipes.prepare import repack
 from trainpipes.writers import Threads
 
-TESTS = Path(__file__).parent.parent
 LITTLE: dict[str, Any] = {"shuffle": True, "memory_limit": "64KB"}
 
 
@@ -64,16 +64,19 @@ def test_a_full_disk_is_one_sentence_and_the_work_goes_on(
 def test_a_disk_that_is_really_full_leaves_whole_files(tmp_path: Path) -> None:
     """No file of the process can have more than 3 kB."""
     code = (
-        "import resource, signal, sys; sys.path.insert(0, sys.argv[1])\n"
+        "import resource, signal, sys\n"
         "from prepare.test_repack_killed import LITTLE, some\n"
         "from trainpipes.prepare import repack\n"
         "rows = some()\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, resource.RLIM_INFINITY))\n"
-        "repack(rows, sys.argv[2], **LITTLE, compression=None)\n"
+        "repack(rows, sys.argv[1], **LITTLE, compression=None)\n"
     )
     done = subprocess.run(
-        [*python(), "-c", code, str(TESTS), str(tmp_path / "out")], capture_output=True, text=True
+        [*python(), "-c", code, str(tmp_path / "out")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1
     assert "cannot be written: File too large; free space" in done.stderr.splitlines()[-1]

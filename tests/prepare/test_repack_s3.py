@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from cli.command import START
+from command import START
 from faulty_server import Fault, serving
 from interpreters import python
 from s3_store import address_of, s3_store

@@ -19,7 +19,7 @@ import torch
 
 import trainpipes as tp
 from every_recipe import pairs, words
-from recipes.chats import small_tokenizer
+from chats import small_tokenizer
 from trainpipes.prepare import tokenize
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.stages.tokenizing import TokenizedBy

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import trainpipes as tp
-from recipes.chats import conversations_of, small_tokenizer
+from chats import conversations_of, small_tokenizer
 from trainpipes.testing import check_resume, digest
 from trainpipes_recipes import chat
 from trainpipes_recipes.chats import conversations

@@ -11,7 +11,7 @@ import pytest
 
 import trainpipes as tp
 import trainpipes_recipes
-from elastic.laws import assert_ranks_agree, assert_resumes_elsewhere
+from laws import assert_ranks_agree, assert_resumes_elsewhere
 from every_recipe import EVERY
 from trainpipes.testing import check_resume, digest
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import trainpipes as tp
-from recipes.chats import Message, small_tokenizer
+from chats import Message, small_tokenizer
 from trainpipes.testing import check_resume, digest
 from trainpipes_recipes import preference
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
-from recipes.chats import small_tokenizer
+from chats import small_tokenizer
 from trainpipes_recipes.prompts import prompts
 
 WHEN = datetime.datetime(2026, 1, 2)

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 import trainpipes as tp
-from recipes.chats import CHATML, conversations_of
+from chats import CHATML, conversations_of
 from trainpipes_recipes import chat, sft
 from trainpipes_recipes.samples import END, PAD, function_pairs, train_tokenizer
 

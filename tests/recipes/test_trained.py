@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
 import trainpipes as tp
-from recipes.chats import conversations_of, preferences_of, small_tokenizer
-from recipes.trained import check_training, real_text
+from chats import conversations_of, preferences_of, small_tokenizer
+from trained import check_training, real_text
 from trainpipes.tokenizers.adapters import VOCABULARY as BYTES
 from trainpipes_recipes.samples import write_functions
 

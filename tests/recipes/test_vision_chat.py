@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 import trainpipes as tp
-from recipes.visions import FAMILIES, jpeg, model_of, processor_of, talks
+from visions import FAMILIES, jpeg, model_of, processor_of, talks
 from trainpipes.config import loads
 from trainpipes.testing import digest
 from trainpipes.tokenizers.chat import messages_of

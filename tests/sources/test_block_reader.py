@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import trainpipes as tp
-from sources.every_format import FORMATS, opened, written
+from every_format import FORMATS, opened, written
 from trainpipes.columns.payload import payload_rows
 from trainpipes.sources.files import block_reader
 from trainpipes.sources.parquet import row_groups

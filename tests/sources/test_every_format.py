@@ -15,7 +15,7 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 import trainpipes as tp
-from sources.every_format import FORMATS, opened, table, written
+from every_format import FORMATS, opened, table, written
 from trainpipes.testing import check_resume, digest
 
 COUNTS = (100, 0, 1, 333, 64)

@@ -23,7 +23,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
-from sources.every_format import opened
+from every_format import opened
 from trainpipes._internal import messages
 from trainpipes.cache import kept_file
 from trainpipes.sources.files import index_store

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from sources.every_format import opened
+from every_format import opened
 from trainpipes import Pipeline
 from trainpipes.sources.files.schema import plain
 

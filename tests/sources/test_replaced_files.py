@@ -18,7 +18,7 @@ import pytest
 
 import trainpipes as tp
 from s3_store import s3_store
-from sources.every_format import FORMATS, Format, table, written
+from every_format import FORMATS, Format, table, written
 from trainpipes.testing import digest
 
 COUNTS, ROWS = (13, 8, 11), 5

@@ -16,7 +16,7 @@ import pyarrow.json as pj
 import pytest
 
 import trainpipes as tp
-from sources.every_format import opened
+from every_format import opened
 from trainpipes.sources.text import pieces
 
 GOOD = '{"a":1,"b":"x"}\n'

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import trainpipes as tp
-from sources.every_format import opened
+from every_format import opened
 from trainpipes.testing import digest
 
 

@@ -1,6 +1,6 @@
 """Chains of any stages in any order: what they give, and that runs of them go on exactly.
 
-``python -m tests.campaigns --only chains`` draws more of them, and runs them with worker processes, too.
+``python -m tests.attacks --only chains`` draws more of them, and runs them with worker processes, too.
 """
 
 from __future__ import annotations

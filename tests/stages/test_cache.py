@@ -610,7 +610,7 @@ def test_nan_tuples_and_none_come_back(data: Path) -> None:
 # Files that are not what they were
 
 
-#: What an entry may become; tests/test_cache_damage.py damages them at random.
+#: What an entry may become; tests/cache/test_cache_damage.py damages them at random.
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",
     "cut by a byte": lambda content: content[:-1],

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import examples
-from elastic.laws import assert_ranks_agree, assert_resumes_elsewhere
+from laws import assert_ranks_agree, assert_resumes_elsewhere
 from trainpipes.testing import check_resume
 
 #: Documents begin with this number and their own.

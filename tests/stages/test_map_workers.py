@@ -29,7 +29,6 @@ from trainpipes.engine.calling import process_map
 from trainpipes.testing import check_resume, digest
 
 METHODS = pytest.mark.parametrize("method", ["thread", "process"])
-TESTS = Path(__file__).parent.parent
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 
 
@@ -413,7 +412,7 @@ def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         lines += ["if __name__ == '__main__':", "    main()"] if guard else []
         path = tmp_path / "script.py"
         path.write_text("\n".join(lines))
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)])}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         run = subprocess.Popen(
             [sys.executable, str(path)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,

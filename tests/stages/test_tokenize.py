@@ -757,9 +757,8 @@ class TestProcesses:
                 )
                 assert [batch["input_ids"].tolist() for batch in loader] == alone, context
         """
-        paths = [str(Path(__file__).parents[1]), *sys.path]
         environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
         done = subprocess.run(
             [
                 sys.executable,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ import pytest
 from interpreters import python
 from writers.killed_writers import CASES
 
-TESTS = Path(__file__).parent.parent
 RANDOM = [
     "counted, parquet",
     "counted, json",
@@ -24,8 +24,8 @@ RANDOM = [
 
 
 def check_killed(name: str, folder: Path, kills: int, how: str = "at steps", seed: int = 0) -> None:
-    program = TESTS / "writers" / "killed_writers.py"
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    program = Path(__file__).parent / "killed_writers.py"
+    path = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(
         [*python(), str(program), name, str(folder), str(kills), how, str(seed)],
         env={**os.environ, "PYTHONPATH": path, "TRAINPIPES_CACHE": "off"},

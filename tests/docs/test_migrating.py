@@ -1,0 +1,135 @@
+"""docs/migrating.md: every name has a row, and what stands beside it runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from torch.utils.data import DataLoader, IterDataPipe
+from torchdata.nodes import IterableWrapper
+
+import every_stage
+import trainpipes as tp
+from state.test_identities import ids
+
+TEXT = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
+ROW = re.compile(r"^\| (?!---)(.+) \| (.+) \|$", re.MULTILINE)
+#: What is to be written: a function of ours, or a method of a pipeline.
+CALL = re.compile(r"`((?:tp)?\.[^`]+)`")
+CALLS = list(dict.fromkeys(call for row in ROW.findall(TEXT) for call in CALL.findall(row[1])))
+
+
+def rows() -> tp.Pipeline:
+    table = {
+        "text": ["a", "b"],
+        "x": [1, 5],
+        "label": ["ham", "spam"],
+        "jpg": [b"", b""],
+        "cls": [1, 2],
+    }
+    return tp.from_arrow(pa.table(table | {"input_ids": [[1], [2]]}))
+
+
+def saved(name: str, streaming: bool = False) -> dict[str, Any]:
+    return {"train": every_stage.SavedRows(pa.table({"text": [name]}))}
+
+
+def mine(folder: Path) -> dict[str, Any]:
+    """What stands for things of the reader's."""
+    return {
+        "tp": tp, "pc": pc, "a": rows(), "b": rows(), "c": rows().select("x").rename({"x": "y"}),
+        "batches": [[0], [1]], "dataset": [1, 2], "fn": len, "folder": str(folder / "new"), "items": [1],
+        "load_dataset": saved, "loader": DataLoader([1, 2]),
+        "make": lambda: iter([1]), "mesh": {"dp": Mesh()}, "name": "words",
+        "node": IterableWrapper([1]), "parse": lambda file: [], "pipe": rows().batch(2), "sampler": [1],
+        "table": pa.table({"text": ["a"], "label": ["ham"]}), "tokenizer": "bytes", "x": np.arange(2),
+        "y": np.arange(2),
+    }  # fmt: skip
+
+
+class Mesh:
+    """One dimension of a DeviceMesh."""
+
+    ndim = 1
+    mesh = np.arange(2)
+
+    def size(self) -> int:
+        return 2
+
+    def get_local_rank(self) -> int:
+        return 0
+
+
+def beginnings(folder: Path) -> Iterator[tp.Pipeline]:
+    """What a method may be called on."""
+    yield rows()
+    yield rows().select("text", "x", "label")
+    yield ids(folder)
+    yield rows().batch(2)
+    yield tp.list_files("data/*")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_stands_beside_a_name_can_be_written(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if call.startswith("tp."):
+        eval(call, mine(tmp_path))
+        return
+    faults = []
+    for number, beginning in enumerate(beginnings(tmp_path)):
+        try:
+            eval(f"beginning{call}", mine(tmp_path / str(number)) | {"beginning": beginning})
+            return
+        except (tp.TrainpipesError, TypeError, AttributeError) as error:
+            faults.append(error)
+    pytest.fail(f"{call}: {faults}")
+
+
+#: The left side of the table.
+THERE = " ".join(left for left, _ in ROW.findall(TEXT))
+#: What other libraries call their parts. torch's own datapipes are asked for theirs.
+NAMES = {
+    "DataPipes": "cycle enumerate flatmap groupby header in_batch_shuffle in_memory_cache mux mux_longest "
+    "on_disk_cache parse_csv parse_json_files pin_memory prefetch random_split readlines repeat "
+    "sample_multiplex save_to_disk set_length sharding_filter slice to_map_datapipe unbatch unzip webdataset "
+    "zip_with_iter zip_with_map DataLoader2 bucketbatch max_token_bucketize threadpool_map rows2columnar",
+    "torchdata.nodes": "Batcher IterableWrapper Loader MapStyleWrapper Mapper MultiNodeWeightedSampler "
+    "ParallelMapper PinMemory Prefetcher SamplerWrapper StopCriteria Unbatcher",
+    "Hugging Face datasets": "load_dataset shuffle map filter select_columns remove_columns rename_column "
+    "cast_column train_test_split interleave_datasets stopping_strategy concatenate_datasets with_format "
+    "take skip shard split_dataset_by_node set_epoch state_dict save_to_disk batch repeat from_generator",
+    "WebDataset": "WebDataset shuffle split_by_node split_by_worker decode to_tuple map_dict batched "
+    "RandomMix with_epoch resampled WebLoader ShardWriter handler slice rename",
+    "MosaicML Streaming": "MDSWriter StreamingDataset StreamingDataLoader py1e py1br py1b py2s py1s naive "
+    "num_canonical_nodes shuffle_block_size shuffle_seed proportion replication predownload cache_limit",
+}
+
+
+@pytest.mark.parametrize("library", NAMES)
+def test_each_name_of_another_library_has_a_row(library: str) -> None:
+    names = NAMES[library].split()
+    assert not [name for name in names if not re.search(rf"\b{name}\b", THERE)]
+
+
+def test_each_of_torchs_own_datapipes_has_a_row() -> None:
+    own = [n for n in IterDataPipe.functions if not n.startswith("_") and n != "trace_as_dataframe"]
+    assert len(own) > 10
+    assert not [name for name in own if not re.search(rf"\b{name}\b", THERE)]
+
+
+def test_mux_and_mux_longest_give_what_they_gave_there() -> None:
+    a, b = tp.from_dataset([1, 2, 3, 4]), tp.from_dataset([10, 20])
+    calls = [call for call in CALLS if '"a": 1, "b": 1}' in call]
+    mux, longest = [list(eval(call, {"tp": tp, "a": a, "b": b})) for call in calls]
+    for found in mux, longest:  # in turn, until one is read
+        assert {found[0] < 10, found[1] < 10} == {found[1] < 10, found[2] < 10} == {True, False}
+    assert 3 <= len(mux) <= 5
+    assert sorted(longest) == [1, 2, 3, 4, 10, 20]

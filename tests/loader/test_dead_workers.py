@@ -1,0 +1,274 @@
+"""A worker of a ``Loader`` that dies is a ``WorkerError`` at once, and the run goes on from the state."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+
+import trainpipes as tp
+from interpreters import python
+
+pytestmark = pytest.mark.usefixtures("no_processes_left")
+
+SLOW = pytest.mark.slow
+STARTS = ["fork", pytest.param("spawn", marks=SLOW), "forkserver"]
+TABLE = pa.table({"id": range(400)})
+#: Seconds within which a death is noticed, on a busy machine too; torch looks every 5.
+AT_ONCE = 4.5
+
+
+@pytest.fixture
+def started() -> Callable[[], list[BaseProcess]]:
+    """The processes that were started since, of those that multiprocessing knows."""
+    before = set(active_children())
+    return lambda: [child for child in active_children() if child not in before]
+
+
+def crash_once(mark: str, how: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Ends the process at row 200, the first time."""
+    if row["id"] == 200 and not os.path.exists(mark):
+        Path(mark).write_text(str(time.time()))
+        if how == "exit":
+            os._exit(3)
+        if how == "segfault":
+            ctypes.string_at(0)
+        os.kill(os.getpid(), getattr(signal, how))
+    return row
+
+
+def pipeline(function: Callable[..., Any]) -> tp.Pipeline:
+    return (
+        tp.from_arrow(TABLE).sharding_filter(4, split="stride").map(function, version="1").batch(2)
+    )
+
+
+def numbers(batches: Iterator[Any]) -> Iterator[list[int]]:
+    return ([row["id"] for row in batch] for batch in batches)
+
+
+def take(found: list[list[int]], batches: Iterator[Any], count: int | None = None) -> None:
+    """Take batches, whatever happens then."""
+    for batch in islice(numbers(batches), count):
+        found.append(batch)
+
+
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    return row
+
+
+WHOLE = [[n, n + 1] for n in range(0, 400, 2)]
+
+
+@pytest.mark.usefixtures("failed_workers_let_go")
+@pytest.mark.parametrize(
+    ("start", "how", "options", "said"),
+    [
+        (
+            "fork",
+            "SIGKILL",
+            {},
+            r"signal 9 \(SIGKILL\), as the system does where memory runs out, while",
+        ),
+        ("fork", "segfault", {"persistent_workers": True}, r"signal 11 \(SIGSEGV\) while"),
+        ("fork", "SIGBUS", {}, r"signal 7 \(SIGBUS\), as the system does where /dev/shm is full"),
+        ("fork", "exit", {"timeout": 60}, "has ended with exit code 3 while"),
+        pytest.param("spawn", "segfault", {}, r"signal 11 \(SIGSEGV\) while", marks=SLOW),
+        (
+            "forkserver",
+            "SIGKILL",
+            {"persistent_workers": True, "timeout": 60},
+            r"signal 9 \(SIGKILL\)",
+        ),
+    ],
+)
+def test_a_worker_that_dies_is_named_at_once_and_the_run_goes_on_from_the_state(
+    start: str, how: str, options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    mark = tmp_path / "died"
+    pipe = pipeline(partial(crash_once, str(mark), how))
+    loader = tp.Loader(pipe, num_workers=2, multiprocessing_context=start, **options)
+    found: list[list[int]] = []
+    # Row 200 is in batch 100, of shard 0, which worker 0 makes.
+    with pytest.raises(tp.WorkerError, match=rf"worker 0 .*{said}.*batch 100 of shard 0; ") as e:
+        take(found, iter(loader))
+    assert time.time() - float(mark.read_text()) < AT_ONCE
+    assert e.value.__cause__ is None
+    assert "DataLoader" not in str(e.value)
+    e.value.with_traceback(None)  # which holds the loader, and so its workers
+    del e
+    assert found == WHOLE[: len(found)]
+    loader.load_state_dict(loader.state_dict())
+    found += numbers(iter(loader))
+    assert found == WHOLE
+
+
+def large(row: dict[str, Any]) -> dict[str, Any]:
+    """Megabytes that go through the pipe, and a tensor that travels by itself."""
+    tensor = torch.full((1 << 20,), row["id"] % 9, dtype=torch.uint8)
+    return {"id": row["id"], "text": "x" * (1 << 22), "tensor": tensor}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_worker_killed_while_it_sends_megabytes_hangs_nobody(start: str, started: Any) -> None:
+    loader = tp.Loader(pipeline(large), num_workers=2, multiprocessing_context=start)
+    batches = iter(loader)
+    found: list[list[int]] = []
+    take(found, batches, 1)
+    time.sleep(0.5)  # the pipe is full
+    started()[0].kill()
+    killed = time.monotonic()
+    with pytest.raises(tp.WorkerError, match=r"worker \d of the Loader .*SIGKILL.* of shard \d"):
+        take(found, batches)
+    assert time.monotonic() - killed < AT_ONCE
+    del batches
+    assert found == WHOLE[: len(found)]
+    state = loader.state_dict()
+    other = tp.Loader(pipeline(large))
+    other.load_state_dict(state)
+    assert next(numbers(iter(other))) == WHOLE[len(found)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("moment", [n / 40 for n in range(20)])
+def test_a_worker_killed_at_any_moment_hangs_nobody(
+    start: str, moment: float, started: Any
+) -> None:
+    loader = tp.Loader(pipeline(large), num_workers=2, multiprocessing_context=start)
+    batches = iter(loader)
+    found: list[list[int]] = []
+    take(found, batches, 1)
+    killed: list[float] = []
+
+    def kill(worker: Any) -> None:
+        worker.kill()
+        killed.append(time.monotonic())
+
+    threading.Timer(moment, kill, started()[-1:]).start()
+    with pytest.raises(tp.WorkerError, match=r"worker \d of the Loader"):
+        take(found, batches)
+    assert time.monotonic() - killed[0] < AT_ONCE
+    assert found == WHOLE[: len(found)]
+
+
+def test_the_death_of_a_worker_interrupts_nothing_else(started: Any) -> None:
+    loader = tp.Loader(pipeline(plain), num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    for worker in started():
+        worker.kill()
+    deadline = time.monotonic() + 1
+    while (
+        time.monotonic() < deadline
+    ):  # a step of the training, which a signal's handler would break off
+        time.sleep(0.01)
+    with pytest.raises(tp.WorkerError, match="SIGKILL"):
+        list(batches)
+
+
+def test_persistent_workers_that_died_between_two_epochs_are_replaced(started: Any) -> None:
+    loader = tp.Loader(pipeline(plain), num_workers=2, persistent_workers=True)
+    assert list(numbers(iter(loader))) == WHOLE
+    first = set(started())
+    assert len(first) == 2
+    assert list(numbers(iter(loader))) == WHOLE
+    assert set(started()) == first
+    killed = first.pop()
+    killed.kill()
+    killed.join()
+    assert list(numbers(iter(loader))) == WHOLE
+    assert not first & set(started())
+    assert len(started()) == 2
+    del loader
+    gc.collect()
+
+
+def test_workers_stay_when_the_thread_that_started_them_ends() -> None:
+    given: list[Any] = []
+    loader = tp.Loader(pipeline(plain), num_workers=2)
+
+    def begin() -> None:
+        given.append(iter(loader))
+        given.append(next(given[0]))
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    time.sleep(0.3)
+    assert [[row["id"] for row in given[1]], *numbers(given[0])] == WHOLE
+
+
+def test_a_wait_that_times_out_is_no_death() -> None:
+    def sleepy(row: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(30 if row["id"] == 100 else 0)
+        return row
+
+    with pytest.raises(RuntimeError, match="timed out after 1 seconds") as e:
+        list(tp.Loader(pipeline(sleepy), num_workers=2, timeout=1))
+    assert not isinstance(e.value, tp.WorkerError)
+
+
+TO_A_GROUP = """
+import os, signal, sys
+import trainpipes as tp
+from loader.test_dead_workers import WHOLE, numbers, pipeline, plain
+
+if __name__ == "__main__":
+    seen = []
+    signal.signal(signal.SIGTERM, lambda *_: seen.append(1))
+    pipe = pipeline(plain)
+    if sys.argv[1] == "map":
+        pipe = tp.from_dataset(list(range(400))).map(abs, num_workers=2, method="process").batch(2)
+        found = iter(pipe)
+    else:
+        found = numbers(tp.Loader(pipe, num_workers=2, multiprocessing_context=sys.argv[1]))
+    first = [next(found) for _ in range(8)]  # all workers have started
+    os.killpg(0, signal.SIGTERM)
+    assert [*first, *found] == WHOLE and seen
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn", "map"])
+def test_a_signal_to_the_group_of_a_trainer_is_not_for_its_workers(
+    start: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "trains.py"
+    path.write_text(TO_A_GROUP)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    run = subprocess.run(
+        [*python(), str(path), start], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def late(row: dict[str, Any]) -> dict[str, Any]:
+    """A tensor that travels by itself, late where ``id`` is even."""
+    time.sleep(0.0 if row["id"] % 2 else 0.5)
+    return {"id": row["id"], "tensor": torch.full((1 << 21,), row["id"], dtype=torch.uint8)}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_worker_that_is_through_stays_until_its_large_tensors_have_come(start: str) -> None:
+    rows = tp.from_dataset([{"id": n} for n in range(8)]).sharding_filter(2, split="stride")
+    pipe = rows.map(late, version="1").batch(1)
+    batches = tp.Loader(pipe, num_workers=2, multiprocessing_context=start)
+    found = [row for batch in batches for row in batch]
+    assert [row["id"] for row in found] == list(range(8))
+    assert all((row["tensor"] == row["id"]).all() for row in found)

@@ -1,0 +1,311 @@
+"""What an epoch is: each ``iter()`` is another, in every loader, also after a break."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import trainpipes as tp
+from drawn import build, examples, rows_of, specs
+from ranks import in_worker
+from hundred_rows import (
+    TABLE,
+    given_by,
+    in_process,
+    is_even,
+    ours,
+    pipeline,
+    plain,
+    shuffled_rows,
+    stateful,
+)
+from oracle import Spec, Starved, sequence
+
+pytestmark = pytest.mark.usefixtures("no_processes_left")
+
+SPEC = Spec((100,), num_shards=4, buffer_size=15, seed=2, batch_size=8)
+
+
+def epoch(number: int) -> list[list[int]]:
+    """An epoch of ``pipeline()``, by the laws."""
+    return sequence(SPEC, number)
+
+
+WAYS = [
+    pytest.param(in_process, 0, {}, id="in process"),
+    *[
+        pytest.param(way, workers, {}, id=f"{way.__name__}, {workers} workers")
+        for way in (plain, stateful, ours)
+        for workers in (0, 1, 2)
+    ],
+    *[
+        pytest.param(way, 2, {"persistent_workers": True}, id=f"{way.__name__}, persistent")
+        for way in (plain, stateful, ours)
+    ],
+    *[
+        pytest.param(
+            way,
+            2,
+            {"persistent_workers": way is ours, "multiprocessing_context": start},
+            id=f"{way.__name__}, {start}",
+            marks=marks,
+        )
+        for way, start, marks in (
+            *((way, "forkserver", ()) for way in (ours, plain, stateful)),
+            *((way, "spawn", pytest.mark.slow) for way in (ours, plain)),
+        )
+    ],
+]
+EVERY_WAY = pytest.mark.parametrize(("way", "workers", "options"), WAYS)
+
+
+@EVERY_WAY
+def test_each_iteration_is_the_next_epoch(way: Any, workers: int, options: Any) -> None:
+    """After one that was broken off, too, and with the same global seed before each."""
+    run = way(pipeline(), workers, **options)
+    assert given_by(run) == epoch(0)
+    for number, taken in ((1, 5), (2, 1), (3, 2), (4, None)):
+        torch.manual_seed(7)
+        assert given_by(run, taken) == epoch(number)[:taken]
+
+
+def test_epochs_of_a_shuffle_differ_and_those_of_file_order_do_not() -> None:
+    assert len({str(epoch(number)) for number in range(5)}) == 5
+    pipe = tp.from_arrow(TABLE).batch(8)
+    assert given_by(pipe) == given_by(pipe)
+
+
+def test_a_derived_pipeline_starts_afresh() -> None:
+    pipe = pipeline()
+    given_by(pipe)
+    assert given_by(pipe.take(3)) == epoch(0)[:3]
+    assert given_by(pipe) == epoch(1)
+
+
+# peek
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_peeking_does_not_start_an_epoch(workers: int) -> None:
+    run = ours(pipeline(), workers)
+    assert rows_of(run.peek()) == epoch(0)[0]
+    assert rows_of(run.peek()) == epoch(0)[0]
+    assert given_by(run) == epoch(0)
+    assert rows_of(run.peek()) == epoch(1)[0]
+    assert given_by(run, 4) == epoch(1)[:4]
+    assert rows_of(run.peek()) == epoch(2)[0]
+    assert given_by(run) == epoch(2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_peeking_in_mid_epoch_disturbs_neither_items_nor_state(workers: int) -> None:
+    run = ours(pipeline(), workers)
+    started = iter(run)
+    given_by(started, 5)
+    state = run.state_dict()
+    run.peek()
+    assert run.state_dict() == state
+    assert given_by(started) == epoch(0)[5:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_peeking_after_a_resume_shows_the_next_item(workers: int) -> None:
+    run = ours(pipeline(), workers)
+    run.load_state_dict(pipeline().state_at(6, epoch=1))
+    assert rows_of(run.peek()) == epoch(1)[6]
+    assert given_by(run) == epoch(1)[6:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_peeking_into_an_endless_pipeline_shows_what_comes_next(workers: int) -> None:
+    run = ours(pipeline().repeat(), workers)
+    given_by(run, 5)
+    assert rows_of(run.peek()) == epoch(0)[5]
+    assert given_by(run, 2) == epoch(0)[5:7]
+
+
+def test_peeking_at_nothing_says_so() -> None:
+    with pytest.raises(tp.DataError, match="that gives nothing"):
+        tp.from_arrow(TABLE.slice(0, 0)).batch(4).peek()
+
+
+# Ends
+
+
+def test_an_iterator_that_has_ended_stays_ended() -> None:
+    for run in (pipeline(), ours(pipeline(), 0), ours(pipeline(), 2)):
+        started = iter(run)
+        given_by(started)
+        for _ in range(3):
+            assert next(started, None) is None
+        assert given_by(run) == epoch(1)
+
+
+def test_ranks_that_do_not_divide_an_epoch_leave_out_its_last_batches() -> None:
+    for rank in range(4):
+        pipe = pipeline().distributed(rank=rank, world_size=4)
+        for number in range(3):
+            assert given_by(pipe) == epoch(number)[:12][rank::4]
+        assert len(pipe) == 3
+
+
+# repeat
+
+
+@pytest.mark.parametrize(("way", "workers"), [(in_process, 0), (ours, 0), (ours, 1), (ours, 2)])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_an_endless_pipeline_goes_on_where_it_stands(way: Any, workers: int, place: str) -> None:
+    rows = shuffled_rows()
+    pipe = rows.repeat().batch(8) if place == "before" else rows.batch(8).repeat()
+    run = way(pipe, workers)
+    found = []
+    for count in (3, 1, 14, 9):
+        found += given_by(run, count)
+    spec = Spec((100,), num_shards=4, buffer_size=15, seed=2, batch_size=8, repeat=place)
+    assert found == sequence(spec, 0, 27)
+
+
+def test_repeated_epochs_are_the_epochs_of_iterating_again() -> None:
+    assert given_by(pipeline().repeat(3)) == epoch(0) + epoch(1) + epoch(2)
+
+
+def test_rolling_epochs_have_each_row_once_in_an_epoch() -> None:
+    pipe = shuffled_rows().repeat(3).batch(10)
+    rows = [row for batch in given_by(pipe) for row in batch]
+    assert sorted(rows) == sorted([*range(100)] * 3)
+
+
+@examples(60)
+@given(specs(st.integers(1, 120).map(lambda rows: [rows])), st.integers(1, 3))
+def test_passes_of_a_finite_repeat_never_share_an_epoch(spec: Spec, times: int) -> None:
+    assume(spec.repeat is not None)
+    spec = Spec(
+        spec.groups, spec.num_shards, buffer_size=spec.buffer_size, batch_size=spec.batch_size,
+        repeat=spec.repeat, times=times, seed=spec.seed,
+    )  # fmt: skip
+    pipe = build(spec)
+    try:
+        expected = [sequence(spec, number) for number in range(2)]
+    except Starved:
+        assume(False)
+    assert [[rows_in(item) for item in pipe] for _ in range(2)] == expected
+
+
+def rows_in(item: Any) -> list[int]:
+    rows = rows_of(item)
+    return rows if isinstance(rows, list) else [rows]
+
+
+def nothing(row: Any) -> bool:
+    return False
+
+
+def endless_with_nothing() -> Iterator[Any]:
+    """Pipelines that would look for rows for ever."""
+    rows = tp.from_arrow(TABLE).sharding_filter(4)
+    shuffled = rows.shuffle(15)
+    yield pytest.param(shuffled.filter(nothing).batch(8).repeat(), id="filter, batch, repeat")
+    yield pytest.param(shuffled.filter(nothing).repeat().batch(8), id="filter, repeat, batch")
+    yield pytest.param(shuffled.batch(8).filter(nothing).repeat(), id="batch, filter, repeat")
+    yield pytest.param(shuffled.repeat().batch(8).filter(nothing), id="repeat, batch, filter")
+    yield pytest.param(rows.filter(nothing).shuffle(15).repeat().batch(8), id="filter, shuffle")
+    yield pytest.param(rows.filter(nothing).shuffle(15).batch(8).repeat(), id="filter, shuffle 2")
+    yield pytest.param(shuffled.filter(nothing).repeat(), id="rows")
+    yield pytest.param(
+        shuffled.filter(is_even).batch(8).skip(100).repeat(), id="all batches skipped"
+    )
+    yield pytest.param(
+        tp.from_arrow(TABLE).filter(is_even).skip(100).batch(8).repeat(), id="all rows skipped"
+    )
+    yield pytest.param(
+        tp.from_arrow(TABLE).filter(is_even).skip(100).repeat().batch(8),
+        id="all rows skipped, rolling",
+    )
+    yield pytest.param(
+        tp.from_arrow(TABLE).shuffle(15).take(0).repeat().batch(8), id="none taken, rolling"
+    )
+    yield pytest.param(tp.from_iterable(list).batch(8).repeat(), id="an empty stream")
+    yield pytest.param(tp.from_iterable(list).repeat().batch(8), id="an empty stream, rolling")
+    yield pytest.param(tp.from_arrow(TABLE.slice(0, 0)).batch(8).repeat(), id="no rows")
+    yield pytest.param(tp.from_arrow(TABLE.slice(0, 0)).repeat().batch(8), id="no rows, rolling")
+    yield pytest.param(
+        tp.from_arrow(TABLE.slice(0, 5)).batch(8, drop_last=True).repeat(), id="all dropped"
+    )
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("pipe", list(endless_with_nothing()))
+def test_what_lets_nothing_through_under_repeat_raises(pipe: tp.Pipeline) -> None:
+    with pytest.raises(tp.DataError, match=r"forever|nothing|no row"):
+        next(iter(pipe))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.usefixtures("failed_workers_let_go")
+def test_what_lets_nothing_through_raises_from_workers_too() -> None:
+    pipe = tp.from_arrow(TABLE).sharding_filter(4).shuffle(15).filter(nothing).batch(8).repeat()
+    with pytest.raises(tp.DataError, match="forever"):
+        next(iter(ours(pipe, 1)))
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_rows_taken_of_each_epoch_are_taken_of_each_epoch(place: str) -> None:
+    """``take`` counts within an epoch wherever it stands below ``repeat``."""
+    for taken in (
+        tp.from_arrow(TABLE).take(12),
+        tp.from_arrow(TABLE).shuffle(100).take(12),
+        tp.from_arrow(TABLE).filter(is_even).take(12),
+        tp.from_iterable(lambda: ({"row": row} for row in range(100))).take(12),
+        tp.from_iterable(lambda: ({"row": row} for row in range(100))).filter(is_even).take(12),
+    ):
+        pipe = taken.repeat().batch(6) if place == "before" else taken.batch(6).repeat()
+        assert len(given_by(pipe, 10)) == 10
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_iterator_is_not_copied(again: Any) -> None:
+    iterator = iter(tp.from_dataset(range(9)))
+    next(iterator)
+    with pytest.raises(TypeError, match=r"begin another one with iter\(pipe\)"):
+        again(iterator)
+    assert list(iterator) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize(
+    ("cut", "kept"),
+    [
+        (lambda pipe: pipe.skip(3), slice(3, None)),
+        (lambda pipe: pipe.skip(1).skip(4), slice(5, None)),
+        (lambda pipe: pipe.skip(2).take(7).skip(1), slice(3, 9)),
+        (lambda pipe: pipe.take(9).skip(2), slice(2, 9)),
+    ],
+)
+def test_counted_batches_that_are_skipped_are_left_out_of_each_epoch_wherever_it_is_resumed(
+    cut: Any, kept: slice, repeated: bool
+) -> None:
+    whole = pipeline()
+    epochs = [list(whole)[kept], list(whole)[kept]]
+    expected = [*epochs[0], *epochs[1]] if repeated else epochs[0]
+
+    def made() -> tp.Pipeline:
+        pipe = cut(pipeline())
+        return pipe.repeat(2) if repeated else pipe
+
+    assert list(made()) == expected
+    for taken in range(len(expected)):
+        pipe = made()
+        pipe.load_state_dict(pipe.state_at(taken))
+        assert list(pipe) == expected[taken:]
+        for worker in range(2):  # of a plain DataLoader: they take turns from there on
+            pipe = made()
+            pipe.load_state_dict(pipe.state_at(taken))
+            with in_worker(worker, 2, 1000 * taken, pipe):
+                assert list(pipe) == expected[taken:][worker::2]

@@ -1,0 +1,95 @@
+"""Workers end with the process that trains, however it ends, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from itertools import product
+from pathlib import Path
+from signal import SIGINT, SIGKILL, SIGTERM
+from typing import Any
+
+import pytest
+
+import killed_trainers
+from interpreters import python
+from killed_trainers import of_session
+
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+STARTS = ["fork", "spawn", "forkserver"]
+KINDS = ["rows", "tensors", "large"]
+CASES = [
+    *product(KINDS, ["fork"], ["first", "middle", "asleep", "slow"], [SIGKILL, SIGTERM]),
+    *product(KINDS, ["spawn", "forkserver"], ["first", "middle", "asleep"], [SIGKILL]),
+    *product(KINDS, ["spawn", "forkserver"], ["middle", "asleep", "slow"], [SIGTERM]),
+]
+SAMPLE = [
+    ("rows", "fork", "asleep", SIGKILL),
+    ("rows", "fork", "first", SIGTERM),
+    ("tensors", "fork", "slow", SIGTERM),
+    ("large", "fork", "asleep", SIGKILL),
+    ("rows", "forkserver", "asleep", SIGKILL),
+    ("large", "spawn", "slow", SIGKILL),
+]
+
+
+def killed(cases: list[Any]) -> list[dict[str, Any]]:
+    """What is left of trainers that are killed."""
+    command = [*python(), killed_trainers.__file__, json.dumps(cases)]
+    run = subprocess.run(command, env=ENV, stdout=subprocess.PIPE, timeout=250, check=True)
+    found: list[dict[str, Any]] = json.loads(run.stdout)
+    assert len(found) == len(cases)
+    assert all(one["were"] >= 3 for one in found)  # the trainer, and two workers
+    return found
+
+
+def test_nothing_is_left_of_a_trainer_that_is_killed() -> None:
+    assert not [one for one in killed(SAMPLE) if one["alive"] or one["files"]]
+
+
+@pytest.mark.parametrize(
+    ("start", "moment"),
+    [
+        ("forkserver", "asleep"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in product(STARTS, ["first", "slow"])
+        ),
+    ],
+)
+def test_an_interrupt_ends_a_trainer_and_its_workers_in_seconds(start: str, moment: str) -> None:
+    command = [sys.executable, killed_trainers.__file__, "train", "rows", start, moment]
+    run = subprocess.Popen(
+        command,
+        env=ENV,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert run.stdout is not None
+        assert run.stdout.read(1) == "1"
+        time.sleep(0.5)
+        os.killpg(run.pid, SIGINT)
+        started = time.monotonic()
+        _, said = run.communicate(timeout=60)
+        assert time.monotonic() - started < 4
+        assert said.rstrip().endswith("KeyboardInterrupt")
+        # The servers of multiprocessing end once they see that the trainer has.
+        while of_session(run.pid) and time.monotonic() - started < 10:
+            time.sleep(0.05)
+        assert not of_session(run.pid)
+    finally:
+        for one in of_session(run.pid):
+            os.kill(one, SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(10))
+def test_nothing_is_left_of_sixty_trainers_that_are_killed_at_all_moments(part: int) -> None:
+    assert len(CASES) == 60
+    assert not [one for one in killed(CASES[part::10]) if one["alive"] or one["files"]]

@@ -1,0 +1,398 @@
+"""``read_states`` finds states of ours in any layout, runs nothing, and says what else a file is."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import struct
+import subprocess
+import sys
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainpipes as tp
+from layouts import counted, of_ranks, save, state, stateful, uncounted
+from trainpipes.errors import TrainpipesError
+from trainpipes.look import FoundState, fits, read_states, summarize
+
+
+class Trap:
+    """What a hostile pickle holds: it writes a file when it is read."""
+
+    path = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (exec, (f"open({type(self).path!r}, 'w').write('sprung')",))
+
+
+@pytest.fixture
+def sprung(tmp_path: Path) -> Path:
+    """The file that a ``Trap`` writes; none may be there at the end."""
+    Trap.path = str(tmp_path / "sprung")
+    yield tmp_path / "sprung"  # type: ignore[misc]
+    assert not (tmp_path / "sprung").exists()
+
+
+def refused(path: Path) -> str:
+    """The one sentence with which a path is refused."""
+    with pytest.raises(TrainpipesError) as error:
+        read_states(path)
+    told = str(error.value)
+    assert "\n" not in told
+    assert path.name in told
+    return told
+
+
+# Layouts
+
+
+def test_what_a_state_says() -> None:
+    assert asdict(summarize(FoundState("x", "", state(steps=7)))) == {
+        "format": 2, "epoch": 0, "batches": 7, "shards": 0, "num_shards": 12,
+        "stages": ["from_tensors", "sharding_filter", "shuffle", "batch", "collate"],
+    }  # fmt: skip
+    for one in of_ranks(3):
+        assert summarize(FoundState("x", "", one)).shards == 4
+    for damaged in ({"batches": 9}, {"pipeline": "{}"}, {"trainpipes": 99}):
+        with pytest.raises(tp.StateError):
+            summarize(FoundState("x", "", {**state(), **damaged}))
+
+
+def test_a_state_of_an_older_format_is_found_and_refused_by_its_format(tmp_path: Path) -> None:
+    old = {**state(), "trainpipes": 1}
+    old["m"] = old.pop("batches")
+    path = save({"model": 1, "loader": old}, tmp_path / "old.pt", "torch")
+    found = read_states(path)
+    said = "format must be 2, got 1, in which rows come in another order"
+    with pytest.raises(tp.StateError, match=said):
+        summarize(found[0])
+    with pytest.raises(tp.StateError, match=said):
+        fits(found, counted())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("layout", ["torch", "json", "dcp"])
+def test_what_a_stateful_data_loader_keeps_is_refused_with_what_takes_it(workers, layout, tmp_path):
+    told = refused(save({"dl": stateful(workers)}, tmp_path / "sdl", layout))
+    assert '["dl"]: ' in told
+    assert "load it into a StatefulDataLoader with as many workers" in told
+    assert "pipe.state_at(batches_delivered_to_each_rank, epoch=...)" in told
+
+
+@pytest.mark.parametrize("layout", ["torch", "json", "dcp"])
+@pytest.mark.parametrize(
+    ("wrap", "keys"),
+    [
+        (lambda s: s, ""),
+        (lambda s: {"step": 3, "loader": s}, '["loader"]'),
+        (lambda s: {"a": [1, {"b c": s, "w": [0.5] * 9}]}, '["a"][1]["b c"]'),
+    ],
+)
+def test_a_state_is_found_under_any_keys(layout, wrap, keys, tmp_path):
+    if layout == "dcp" and not keys:
+        wrap, keys = (lambda s: {"top": s}), '["top"]'
+    saved = state()
+    path = save(wrap(saved), tmp_path / "checkpoint", layout)
+    (found,) = read_states(path)
+    assert (found.path, found.keys) == (str(path), keys)
+    assert dict(found.state) == saved
+    loader = tp.Loader(counted())
+    loader.load_state_dict(dict(found.state))
+    assert loader.state_dict() == saved
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc for memory")
+def test_weights_beside_it_are_not_read(tmp_path):
+    weights = {"w": torch.zeros(200_000_000, dtype=torch.uint8), "loader": state()}
+    path = save(weights, tmp_path / "large.pt", "torch")
+    small = save({"loader": state()}, tmp_path / "small.pt", "torch")
+    code = (
+        "import re, sys; from trainpipes.look import read_states\n"
+        # Not ru_maxrss: that of a process starts with the peak of the one that started it.
+        "def peak(): return int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
+        "read_states(sys.argv[2])\n"  # what this imports is not the weights
+        "before = peak()\n"
+        "(found,) = read_states(sys.argv[1])\n"
+        "print(found.keys, peak() - before < 100_000)"
+    )
+    command = [sys.executable, "-c", code, str(path), str(small)]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.stdout == '["loader"] True\n', told.stderr
+
+
+def test_a_folder_is_looked_through(tmp_path):
+    for step in (2, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        saved = {"step": step, "first_epoch": 0, "loader": state(steps=step)}
+        save(saved, tmp_path / f"checkpoint-{step}" / "trainpipes.json", "json")
+        save({"w": torch.ones(3)}, tmp_path / f"checkpoint-{step}" / "optimizer.pt", "torch")
+        (tmp_path / f"checkpoint-{step}" / "model.safetensors").write_bytes(b"\x08" + bytes(99))
+    save({"run": {"loader": state(steps=4)}}, tmp_path / "dcp", "dcp")
+    found = read_states(tmp_path)
+    assert [Path(one.path).relative_to(tmp_path).as_posix() for one in found] == [
+        "checkpoint-10/trainpipes.json",
+        "checkpoint-2/trainpipes.json",
+        "dcp",
+    ]
+    assert [summarize(one).batches for one in found] == [10, 2, 4]
+
+
+def test_what_reads_a_folder_does_not_go_round_in_links(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    save(state(), tmp_path / "a" / "state.json", "json")
+    assert len(read_states(tmp_path)) == 1
+
+
+def test_of_a_folder_the_good_files_are_given(tmp_path, sprung):
+    torch.save({"trainpipes": Trap()}, tmp_path / "bad.pt")
+    assert "whose code could run" in refused(tmp_path / "bad.pt")
+    with pytest.raises(tp.StateError, match="whose code could run"):
+        read_states(tmp_path)
+    save(state(), tmp_path / "good.json", "json")
+    (found,) = read_states(tmp_path)
+    assert summarize(found).batches == 7
+
+
+# What is no state
+
+
+def test_nothing_is_there(tmp_path):
+    assert "is not there" in refused(tmp_path / "no.pt")
+    (tmp_path / "empty").mkdir()
+    assert "holds no state of trainpipes" in refused(tmp_path / "empty")
+    for path in ("s3://bucket/checkpoint.pt", ""):
+        with pytest.raises(TrainpipesError, match="is not there"):
+            read_states(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x00" * 100,
+        b"{",
+        b"[" * 200_000,
+        b'{"a": 1e999999, "b": ' + b"9" * 10_000 + b"}",
+        b"PK\x03\x04",
+        pickle.dumps({"trainpipes": 2}),
+        b"\xff\xfe{",
+        struct.pack("<Q", 40) + b'{"w":{"dtype":"F32"}}' + bytes(50),
+        gzip.compress(b"{}", mtime=0),
+    ],
+    ids=str,
+)
+def test_files_of_something_else(content, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert "neither JSON nor of torch.save, or is cut short" in refused(path)
+
+
+def test_an_archive_of_something_else_is_refused(tmp_path):
+    np.savez(tmp_path / "arrays.npz", x=np.arange(3))
+    assert "what it cannot read" in refused(tmp_path / "arrays.npz")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"a": 1}, "a dict without the key 'trainpipes' ('a')"),
+        ({"root": {}, "num_yielded": 3}, "the state of a torchdata.nodes.Loader"),
+        (
+            [1, 2],
+            "has no state of trainpipes in it: a state must be the dict that state_dict() gave",
+        ),
+        ({"trainpipes": 2}, "a dict without the key 'batches' ('trainpipes')"),
+    ],
+)
+def test_what_another_library_saved_is_named(value, said, tmp_path):
+    told = refused(save(value, tmp_path / "other.json", "json"))
+    assert said in told
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert "no regular file" in refused(tmp_path / "pipe")
+    with pytest.raises(TrainpipesError, match="no regular file"):
+        read_states("/dev/zero")
+    save(state(), tmp_path / "state.json", "json")
+    assert len(read_states(tmp_path)) == 1  # and passed over in a folder
+
+
+def test_what_may_not_be_read_says_so(tmp_path):
+    path = save(state(), tmp_path / "state.json", "json")
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("this user may read everything")
+    assert "Permission denied" in refused(path)
+
+
+# Hostile files
+
+
+def test_torch_save_of_objects_is_refused_with_the_way_out(tmp_path, sprung):
+    for value, name in ((Trap(), "exec"), (SimpleNamespace(a=1), "SimpleNamespace")):
+        path = tmp_path / "evil.pt"
+        torch.save({"loader": state(), "args": value}, path)
+        told = refused(path)
+        assert name in told
+        assert "whose code could run" in told
+        assert "torch.save(loader.state_dict(), path)" in told
+
+
+def test_a_dcp_folder_runs_nothing(tmp_path, sprung):
+    path = save({"loader": {**state(), "batch_sizes": Trap()}}, tmp_path / "value", "dcp")
+    with pytest.raises(tp.StateError, match="holds exec, whose code could run"):
+        read_states(path)
+    path = save({"loader": state()}, tmp_path / "index", "dcp")
+    index = pickle.loads((path / ".metadata").read_bytes())
+    index.planner_data = {**index.planner_data, "x": Trap()}
+    (path / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(tp.StateError, match="exec, whose code could run"):
+        read_states(path)
+
+
+def test_a_dcp_folder_that_was_not_finished_says_so(tmp_path):
+    path = save({"loader": state()}, tmp_path / "dcp", "dcp")
+    whole = (path / ".metadata").read_bytes()
+    for content in (whole[:100], b"", b"nothing like it", pickle.dumps([1])):
+        (path / ".metadata").write_bytes(content)
+        with pytest.raises(tp.StateError, match=r"no index of torch\.distributed\.checkpoint"):
+            read_states(path)
+    (path / ".metadata").write_bytes(whole)
+    (part,) = path.glob("*.distcp")
+    part.write_bytes(part.read_bytes()[:100])
+    with pytest.raises(tp.StateError, match="what it cannot read"):
+        read_states(path)
+    part.rename(tmp_path / "outside")
+    index = pickle.loads(whole)
+    for place in index.storage_data.values():
+        object.__setattr__(place, "relative_path", "../outside")
+    (path / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(tp.StateError, match="is not there"):
+        read_states(path)
+
+
+@pytest.mark.parametrize("module", [b"pathlib", b"pathlib._local"])
+def test_a_dcp_index_of_any_python_names_its_path_as_that_python_does(tmp_path, module):
+    path = save({"loader": state()}, tmp_path / "dcp", "dcp")
+    index = pickle.loads((path / ".metadata").read_bytes())
+    names = pickle.dumps(index, protocol=2).replace(b"pathlib._local\n", b"pathlib\n")
+    assert names.count(b"cpathlib\nPosixPath\n") == 1
+    names = names.replace(b"cpathlib\n", b"c" + module + b"\n")
+    (path / ".metadata").write_bytes(names)
+    (found,) = read_states(path)
+    assert dict(found.state) == state()
+
+
+def test_a_value_that_holds_another_many_times_is_quoted_in_short(tmp_path):
+    bomb: list[Any] = ["x"]
+    for _ in range(60):
+        bomb = [bomb] * 20
+    assert "no state of trainpipes" in refused(save(bomb, tmp_path / "bomb.pt", "torch"))
+    (found,) = read_states(save({**state(), "epoch": bomb}, tmp_path / "odd.pt", "torch"))
+    with pytest.raises(tp.StateError, match="epoch: must be an integer"):
+        summarize(found)
+
+
+def test_a_value_that_holds_itself_is_looked_into_once(tmp_path):
+    loop: dict[str, Any] = {"loader": state()}
+    loop["again"] = [loop, loop]
+    bomb: list[Any] = []
+    for _ in range(60):
+        bomb = [bomb] * 20
+    loop["bomb"] = bomb
+    (found,) = read_states(save(loop, tmp_path / "loop.pt", "torch"))
+    assert found.keys == '["loader"]'
+
+
+@given(st.data())
+def test_a_damaged_file_is_one_sentence_or_a_state_that_is_damaged(data):
+    whole, kind = data.draw(st.sampled_from(_saved()))
+    content = bytearray(whole)
+    cut = data.draw(st.integers(0, len(content)))
+    if data.draw(st.booleans()):
+        content = content[:cut]
+    for _ in range(data.draw(st.integers(0, 3))):
+        if content:
+            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = Path(os.environ["TRAINPIPES_CACHE"], f"damaged-{kind}-{os.getpid()}")
+    path.write_bytes(content)
+    with suppress(TrainpipesError):
+        for found in read_states(path):
+            summarize(found)
+    path.unlink()
+
+
+def _saved() -> list[tuple[bytes, str]]:
+    if not _SAVED:
+        folder = Path(os.environ["TRAINPIPES_CACHE"])
+        value = {"loader": state(uncounted()), "w": torch.arange(4), "l": OrderedDict(a=1)}
+        for kind in ("torch", "json"):
+            saved = {**value, "w": None} if kind == "json" else value
+            path = save(saved, folder / f"saved-{os.getpid()}", kind)
+            _SAVED.append((path.read_bytes(), kind))
+    return _SAVED
+
+
+_SAVED: list[tuple[bytes, str]] = []
+
+
+def test_dcp_reads_what_dcp_saves_beside_tensors(tmp_path):
+    value = {"model": {"w": torch.ones(4, 4)}, "optimizer": {"lr": 0.1}, "loader": state()}
+    (found,) = read_states(save(value, tmp_path / "dcp", "dcp"))
+    assert dict(found.state) == value["loader"]
+
+
+# Whether a pipeline takes it
+
+
+def found(*states: dict[str, Any]) -> list[FoundState]:
+    return [FoundState(f"rank-{number}.pt", "", one) for number, one in enumerate(states)]
+
+
+@pytest.mark.filterwarnings("ignore:5 ranks do not divide num_shards=12")
+def test_a_state_fits_its_pipeline_on_any_ranks() -> None:
+    pipe = counted()
+    for world in (1, 2, 3, 5, 12):
+        assert fits(found(state()), pipe, world_size=world) == 7 / 60
+    assert pipe.state_dict() == counted().state_dict()  # it has not moved
+
+
+def test_what_differs_is_said_in_the_words_of_the_error() -> None:
+    other = tp.Loader(counted().map(str))
+    with pytest.raises(tp.StateError) as error:
+        other.load_state_dict(state())
+    with pytest.raises(tp.StateError) as same:
+        fits(found(state()), counted().map(str))
+    assert str(same.value) == str(error.value)
+
+
+def test_changes_may_be_allowed() -> None:
+    larger = tp.Pipeline([*counted().stages[:3]]).batch(10).collate()
+    with pytest.raises(tp.StateError, match="batch_size: saved 5, now 10"):
+        fits(found(state()), larger)
+    done = fits(found(state(steps=10)), larger, allow_changes=["batch_size"])
+    assert done == pytest.approx(10 / 35, abs=0.02)
+
+
+def test_states_of_all_ranks_are_one_for_another_number_of_ranks() -> None:
+    saved = of_ranks(3)
+    for world in (1, 2, 3, 4):
+        assert fits(found(*saved), uncounted(), world_size=world) is None
+    with pytest.raises(tp.StateError, match=r"those of rank \[2\] of 3"):
+        fits(found(*saved[:2]), uncounted(), world_size=2)
+    assert fits(found(of_ranks(1)[0]), uncounted(), world_size=2) is None
+    with pytest.raises(tp.StateError):
+        fits(found(of_ranks(2)[1]), uncounted(), world_size=2)
