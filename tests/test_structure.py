@@ -59,6 +59,11 @@ FOR_TYPES = {
     "writers.formats": "a pipeline writes itself by it",
     "writers.write": "a pipeline writes itself by it",
 }
+#: Folders of tests that are about no single room; ``tests/README.md`` says what they are.
+OTHER_TESTS = {
+    "attacks", "benchmarks", "docs", "elastic", "faults", "frameworks", "frozen", "golden", "internal",
+    "on_ray", "package", "recipes", "support", "tokenizing",
+}  # fmt: skip
 MODULES = {
     ".".join(("trainpipes", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
         ".__init__"
@@ -204,6 +209,15 @@ def test_source_roots_hold_no_init_file():
     top = Path(__file__).resolve().parents[1]
     assert not (top / "pipes" / "__init__.py").exists()
     assert not (top / "recipes" / "__init__.py").exists()
+
+
+def test_tests_are_in_folders_named_as_the_rooms():
+    tests = Path(__file__).parent
+    names = {path.name for path in tests.iterdir()} - {"__pycache__"}
+    assert {one for one in names if "." in one} == {"README.md", "conftest.py", "test_structure.py"}
+    folders = {one for one in names if "." not in one and any((tests / one).rglob("*.*"))}
+    assert folders - {room_of(name) for name in MODULES} == OTHER_TESTS
+    assert not list((tests / "support").rglob("test_*"))
 
 
 def test_public_names_are_sorted_and_there():

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from trainpipes.loader.work_queue import Work as Work
     from trainpipes.loader.work_queue import WorkQueue as WorkQueue
     from trainpipes.look.locate import locate as locate
-    from trainpipes.look.profile import profile as profile
+    from trainpipes.look.profiling.profile import profile as profile
     from trainpipes.look.show import show as show
     from trainpipes.pipeline import Pipeline as Pipeline
     from trainpipes.pipeline.starts import concat as concat
@@ -89,7 +89,7 @@ _NAMES = {
     "loader": "Loader",
     "loader.work_queue": "Work WorkQueue",
     "look.locate": "locate",
-    "look.profile": "profile",
+    "look.profiling.profile": "profile",
     "look.show": "show",
     "pipeline": "Pipeline",
     "recipe_registry": "recipe recipes",

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from faulty_server import FaultyServer, serving
-from trainpipes.look.profile import Profile
-from trainpipes.look.verdict import Verdict, verdict
+from trainpipes.look.profiling.profile import Profile
+from trainpipes.look.profiling.verdict import Verdict, verdict
 from trainpipes.prepare import repack
 
 pytestmark = pytest.mark.slow

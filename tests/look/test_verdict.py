@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from trainpipes._internal.activity import BYTES, SENDING, TURN, UNROLL
-from trainpipes._internal.sampler import Counts
-from trainpipes.look.measured import Facts, Measured, StageFacts
-from trainpipes.look.verdict import Verdict, verdict
+from trainpipes._internal.activity_sampler import Counts
+from trainpipes.look.profiling.measured import Facts, Measured, StageFacts
+from trainpipes.look.profiling.verdict import Verdict, verdict
 
 PARQUET = StageFacts("read_parquet()", "read_parquet")
 JSON = StageFacts("read_json()", "read_json")

@@ -38,7 +38,7 @@ from trainpipes._internal.instead import instead
 from trainpipes.columns.content import tensor_digest
 from trainpipes.engine.iterating import agreement, epoch_counter, worker_end, worker_message
 from trainpipes.look import read_states
-from trainpipes.look.profile import TORCHS
+from trainpipes.look.profiling.profile import TORCHS
 from trainpipes.order.topology import Topology
 from trainpipes.state.merge import PrefixStore, _get_default_store
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import torch
 from torch._utils import ExceptionWrapper
 
-from trainpipes._internal.sampler import Counts
+from trainpipes._internal.activity_sampler import Counts
 from trainpipes.engine.shards.lane import ENDED
 from trainpipes.errors import DataError
 from trainpipes.interfaces.tally import Numbers

@@ -18,19 +18,19 @@ from typing import Any, Self
 
 from trainpipes._internal import activity
 from trainpipes._internal.instead import instead
-from trainpipes._internal.sampler import ITERATES, SYSTEM, Counts, Sampler
+from trainpipes._internal.activity_sampler import ITERATES, SYSTEM, Counts, ActivitySampler
 from trainpipes._internal.table import table
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.filesystems.output_file import writing
-from trainpipes.look.facts import busy_seconds, cpu_of, facts_of, parts_of
-from trainpipes.look.measured import Facts, Measured
-from trainpipes.look.profile_page import page
-from trainpipes.look.profile_text import CALLED, lines
+from trainpipes.look.profiling.facts import busy_seconds, cpu_of, facts_of, parts_of
+from trainpipes.look.profiling.measured import Facts, Measured
+from trainpipes.look.profiling.page import page
+from trainpipes.look.profiling.text import CALLED, lines
 from trainpipes.look.show import html_of
 from trainpipes.look.shuffle_quality import order_quality
 from trainpipes.look.values import masks_of
-from trainpipes.look.verdict import Verdict, verdict
+from trainpipes.look.profiling.verdict import Verdict, verdict
 
 __all__ = ["Profile", "profile"]
 
@@ -90,7 +90,7 @@ class Profile:
         self._counts, self._workers = Counts(), Counts()
         self._points: list[tuple[float, float, Counts]] = []
         self._step = FIRST_STEP
-        self._sampler: Sampler | None = None
+        self._sampler: ActivitySampler | None = None
         self._began = self._seconds = self._sampled = self._clock = self._exact = self._others = 0.0
         self._first: float | None = None
         self._children: dict[int, tuple[float, float]] = {}
@@ -115,7 +115,7 @@ class Profile:
         self._children = {pid: (cpu_of(pid), cpu_of(pid)) for pid in pids}
         activity.from_workers.clear()
         activity.observer = self._observe
-        self._sampler = Sampler(self._tick)
+        self._sampler = ActivitySampler(self._tick)
         self._sampler.start()
         return self
 

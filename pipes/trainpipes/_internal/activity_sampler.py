@@ -69,7 +69,7 @@ def group_of(thread: str) -> str:
     return next((group for start, group in GROUPS.items() if thread.startswith(start)), ITERATES)
 
 
-class Sampler(threading.Thread):
+class ActivitySampler(threading.Thread):
     """Sets ``activity`` to work, and samples until ``stop``. ``every``: called after each sample."""
 
     def __init__(self, every: Callable[[float], None] | None = None) -> None:
@@ -178,10 +178,10 @@ class Sampler(threading.Thread):
                 self._waits[slot.tid] = waited
 
 
-def switched(sampler: Sampler | None, on: bool) -> Sampler | None:
+def switched(sampler: ActivitySampler | None, on: bool) -> ActivitySampler | None:
     """The sampler of a worker, which is there while it is on."""
     if sampler is None and on:
-        sampler = Sampler()
+        sampler = ActivitySampler()
         sampler.start()
     elif sampler is not None and not on:
         sampler.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainpipes._internal.activity import WAITING
-from trainpipes._internal.sampler import Counts
+from trainpipes._internal.activity_sampler import Counts
 
 
 @dataclass(frozen=True)

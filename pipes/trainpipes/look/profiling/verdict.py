@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainpipes.look.causes import causes
-from trainpipes.look.measured import Facts, Measured
+from trainpipes.look.profiling.causes import causes
+from trainpipes.look.profiling.measured import Facts, Measured
 
 #: Shares: of waiting below which the trainer is what bounds a run; of padding from which on it is worth a
 #: change. The least gain of a change that is worth its line.
@@ -23,9 +23,11 @@ MOST_GAIN = 5
 
 @dataclass(frozen=True)
 class Change:
-    """Attributes:
-    line: what to write.
-    gain: about how many times as fast the run is then, 5 for 5 or more; None where that can't be said.
+    """One thing to change, and what it brings.
+
+    Attributes:
+        line: what to write.
+        gain: about how many times as fast the run is then, 5 for 5 or more; None where that can't be said.
     """
 
     line: str
@@ -41,10 +43,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Attributes:
-    bound: what bounds the run, as one word of ``trainpipes.look.verdict``.
-    text: the same as a sentence.
-    changes: at most two, the better one first.
+    """What bounds a run, and what to change.
+
+    Attributes:
+        bound: what bounds the run, in one word.
+        text: the same as a sentence.
+        changes: at most two, the better one first.
     """
 
     bound: str
@@ -55,8 +59,8 @@ class Verdict:
 def verdict(facts: Facts, measured: Measured) -> Verdict:
     """What bounds a run, and what to change.
 
-    >>> from trainpipes._internal.sampler import Counts
-    >>> from trainpipes.look.measured import StageFacts
+    >>> from trainpipes._internal.activity_sampler import Counts
+    >>> from trainpipes.look.profiling.measured import StageFacts
     >>> stage = StageFacts("map(clean)", "map", calls=True, in_caller=True)
     >>> counts = Counts(10.0, {"iterates": {"map(clean)": [9.0, 9.0]}})
     >>> found = verdict(Facts((stage,), cores=4), Measured(10.0, 9.2, counts=counts))

@@ -12,7 +12,7 @@ from trainpipes._internal.pool import default_threads
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import stages_within
-from trainpipes.look.measured import Facts, StageFacts
+from trainpipes.look.profiling.measured import Facts, StageFacts
 from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from trainpipes.look.curves import area, bars, layers_of
+from trainpipes.look.profiling.curves import area, bars, layers_of
 
 #: Bars of lengths, at most.
 MOST_BARS = 32

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainpipes._internal.activity import BYTES, SENDING, UNROLL, WAITING
-from trainpipes._internal.sampler import ITERATES
-from trainpipes.look.measured import Facts, Measured, StageFacts
+from trainpipes._internal.activity_sampler import ITERATES
+from trainpipes.look.profiling.measured import Facts, Measured, StageFacts
 
 #: The least part of the waiting, or of the work of threads, that a cause takes.
 LEAST_PART = 0.25

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainpipes._internal.activity import WAITING
-from trainpipes._internal.sampler import ITERATES
+from trainpipes._internal.activity_sampler import ITERATES
 from trainpipes.errors.text import amount, cut
-from trainpipes.look.measured import Facts, Measured
-from trainpipes.look.verdict import verdict
+from trainpipes.look.profiling.measured import Facts, Measured
+from trainpipes.look.profiling.verdict import verdict
 
 #: Stages of a group that a text shows, from this share of its time on, and characters of each.
 MOST_SHOWN, LEAST_SHOWN, WIDE = 6, 0.005, 60
