@@ -19,9 +19,9 @@ from attacks.rounds import Round
 from chains import Chain, build, tp_plain
 from drawn_chains import draw_chain
 from laws import Whole, given_by
-from ranks import Leg, Reads
 from plain_chains import bounds_of, check_stages
 from plain_stages import Differs, atoms
+from ranks import Leg, Reads
 from trainpipes.testing import digest
 
 __all__ = ["any_chains", "came_of"]

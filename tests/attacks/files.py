@@ -14,13 +14,13 @@ import pytest
 
 import trainpipes as tp
 from attacks.rounds import Round, digests, new_folder
-from stages import test_quarantine_chains as chains
 from bad_data import FORMATS as BAD_FORMATS
+from every_format import FORMATS, Format, table, written
 from sources import test_changed_files as changed
 from sources import test_growing_folders as growing
 from sources import test_replaced_files as replaced
-from every_format import FORMATS, Format, table, written
 from sources.test_damaged_files import read_damaged
+from stages import test_quarantine_chains as chains
 from trainpipes.sources.files import range_file
 from trainpipes.sources.text import pieces
 

@@ -19,7 +19,6 @@ from interpreters import python
 pytest.importorskip("tokenizers")
 sys.path.append(str(Path(__file__).parents[2]))
 
-from benchmarks import environments, storage
 from benchmarks.alone import ALONE, NEEDS
 from benchmarks.check import check, needed, verdict
 from benchmarks.contestants import ENTRIES
@@ -31,6 +30,8 @@ from benchmarks.promises import PROMISES
 from benchmarks.report import lines
 from benchmarks.suite import ROOT, Suite
 from benchmarks.targets import TARGETS, Target, rates
+
+from benchmarks import environments, storage
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ from PIL import Image
 
 import trainpipes as tp
 import trainpipes_recipes
+from chats import conversations_of, small_tokenizer
 from config.same import assert_same
 from every_recipe import words
-from chats import conversations_of, small_tokenizer
-from visions import processor_of, talks
 from trainpipes.config import loads
+from visions import processor_of, talks
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

@@ -14,9 +14,9 @@ import pytest
 import every_stage
 import trainpipes as tp
 import trainpipes_recipes
+from chats import conversations_of, small_tokenizer
 from config.same import assert_same
 from every_recipe import text_files, token_file, words
-from chats import conversations_of, small_tokenizer
 from trainpipes.config import loads
 from trainpipes.interfaces.options import same
 

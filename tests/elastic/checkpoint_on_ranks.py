@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import trainpipes as tp
-from launch import write_beside
 from every_stage import odd
+from launch import write_beside
 from trainpipes.testing import digest
 
 __all__ = ["LEGS", "PIPELINES"]

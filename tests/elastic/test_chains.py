@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import SMALL_GROUPS, build, examples, rows_of, specs
-from ranks import ENDED, Leg, Reads
 from oracle import Spec, Starved, numbered
+from ranks import ENDED, Leg, Reads
 from trainpipes.order.layout import divisors
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*do not divide num_shards")

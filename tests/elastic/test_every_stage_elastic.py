@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import trainpipes as tp
+from every_stage import ENDLESS, FINITE, public_stages
 from laws import Whole, assert_ranks_agree, assert_resumes_elsewhere, world_sizes
 from ranks import ENDED, Leg, OneProcessLoader
-from every_stage import ENDLESS, FINITE, public_stages
 from trainpipes.testing import digest
 
 pytestmark = pytest.mark.filterwarnings("ignore:(pin|to)\\(.*:UserWarning")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch import Launch
 from elastic.test_docs_examples import EXAMPLES, TORCH_ABORTS, script
 from elastic.test_docs_examples import rows as rows
+from launch import Launch
 from trainpipes.testing import digest
 
 SCRIPT = EXAMPLES / "preemption.py"

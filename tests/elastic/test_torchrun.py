@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from interleaved import PIPELINES, RAGGED
-from launch import Launch
 from elastic.train_on_ranks import resume_point
 from every_stage import files
+from interleaved import PIPELINES, RAGGED
+from launch import Launch
 from trainpipes.testing import digest
 
 SCRIPT = Path(__file__).parent / "train_on_ranks.py"

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from launch import Launch
 from elastic.test_docs_examples import TORCH_ABORTS
+from launch import Launch
 from trainpipes_recipes import demo, samples
 from trainpipes_recipes.demo import Step, log_steps, read_log
 

@@ -18,9 +18,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
 from drawn import rows_of, table_of_rows
-from ranks import Leg
 from every_stage import FINITE
 from hundred_rows import TABLE, epochs_of, given_by, kept, of_unknown_length, pipeline
+from ranks import Leg
 from slow_workers import SlowToStart, late
 from trainpipes.testing import digest
 

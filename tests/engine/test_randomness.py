@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from launch import Launch
 from frameworks.example import EXAMPLES, example
+from launch import Launch
 from trainpipes.testing import digest
 
 SOON = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"

@@ -18,8 +18,8 @@ pytest.importorskip("trl")
 Image = pytest.importorskip("PIL.Image")
 
 from frameworks.vision_runs import train  # noqa: E402
-from visions import FAMILIES, processor_of, talks  # noqa: E402
 from trainpipes_recipes import vision_chat  # noqa: E402
+from visions import FAMILIES, processor_of, talks  # noqa: E402
 
 
 @pytest.mark.parametrize("family", FAMILIES)

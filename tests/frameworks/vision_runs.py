@@ -10,8 +10,8 @@ import torch
 import trainpipes as tp
 from frameworks.steps import Steps
 from frameworks.transformers_runs import NotingTrainer, arguments, rank, told
-from visions import model_of, processor_of, talks
 from trainpipes_recipes import vision_chat
+from visions import model_of, processor_of, talks
 
 #: Checkpoints of Qwen2-VL name weights otherwise than the model: the Trainer of transformers 5.23 does not
 #: find these again.

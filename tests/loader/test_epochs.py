@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import build, examples, rows_of, specs
-from ranks import in_worker
 from hundred_rows import (
     TABLE,
     given_by,
@@ -27,6 +26,7 @@ from hundred_rows import (
     stateful,
 )
 from oracle import Spec, Starved, sequence
+from ranks import in_worker
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from itertools import product
-from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGTERM
 from typing import Any
 

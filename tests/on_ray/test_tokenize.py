@@ -23,7 +23,7 @@ from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.prepare import tokenize
 from trainpipes.writers import Processes, Ray, Threads
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # where the workers, too, find what they import
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # workers, too, import it
 
 from unfinished import noted
 

@@ -15,7 +15,7 @@ import pytest
 import trainpipes as tp
 from trainpipes.writers import Ray
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # where the workers, too, find what they import
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # workers, too, import it
 
 from unfinished import noted
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import trainpipes as tp
-from every_recipe import pairs, words
 from chats import small_tokenizer
+from every_recipe import pairs, words
 from trainpipes.prepare import tokenize
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.stages.tokenizing import TokenizedBy

@@ -11,8 +11,8 @@ import pytest
 
 import trainpipes as tp
 import trainpipes_recipes
-from laws import assert_ranks_agree, assert_resumes_elsewhere
 from every_recipe import EVERY
+from laws import assert_ranks_agree, assert_resumes_elsewhere
 from trainpipes.testing import check_resume, digest
 
 ROOT = Path(__file__).resolve().parents[2]

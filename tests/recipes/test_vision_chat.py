@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from PIL import Image
 
 import trainpipes as tp
-from visions import FAMILIES, jpeg, model_of, processor_of, talks
 from trainpipes.config import loads
 from trainpipes.testing import digest
 from trainpipes.tokenizers.chat import messages_of
 from trainpipes_recipes import vision_chat
 from trainpipes_recipes.pictures import NoPicture, decoded, size_of
 from trainpipes_recipes.vision import Processor
+from visions import FAMILIES, jpeg, model_of, processor_of, talks
 
 ROWS = talks(23)
 TABLE = pa.Table.from_pylist(ROWS)

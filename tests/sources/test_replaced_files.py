@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from s3_store import s3_store
 from every_format import FORMATS, Format, table, written
+from s3_store import s3_store
 from trainpipes.testing import digest
 
 COUNTS, ROWS = (13, 8, 11), 5

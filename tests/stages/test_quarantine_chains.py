@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainpipes as tp
+from bad_data import FORMATS, GROUPED, ROWS, in_groups, listed, numbers_of, write_files
 from drawn import examples
 from ranks import ENDED, Leg
-from bad_data import FORMATS, GROUPED, ROWS, in_groups, listed, numbers_of, write_files
 
 FILES = 3
 #: How a rank reads, and its workers.

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pytest
 
 import trainpipes as tp
-from ranks import ENDED, Leg, Reads
 from bad_data import ROWS, listed, numbers_of, write_files
+from ranks import ENDED, Leg, Reads
 
 BAD = {0, 1, 2, 3, 7, 21, 38, 39, 59}
 

@@ -1,7 +1,7 @@
 """States that were saved once, of every kind of pipeline: what follows is what followed then.
 
-``TRAINPIPES_WRITE_GOLDEN=1 pytest tests/state/test_golden_states.py`` writes all of them anew, as this version
-saves them; what followed those that are there must follow the new ones.
+``TRAINPIPES_WRITE_GOLDEN=1 pytest tests/state/test_golden_states.py`` writes all of them anew, as this
+version saves them; what followed those that are there must follow the new ones.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import trainpipes as tp
-from ranks import ENDED, Leg
 from golden_pipelines import CHANGED, COUNTED, FOLDER, UNCOUNTED, Make
+from ranks import ENDED, Leg
 from trainpipes.testing import digest
 
 STATES = FOLDER / "states.json"

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import trainpipes as tp
-from every_stage import pictures
 from chats import small_tokenizer
+from every_stage import pictures
 from trainpipes_recipes import (
     chat,
     classification,

@@ -18,8 +18,8 @@ from typing import Any
 from torchdata.nodes import IterableWrapper
 
 import trainpipes as tp
-from ranks import in_worker
 from every_stage import ENDLESS, FINITE, odd
+from ranks import in_worker
 from trainpipes import nodes
 from trainpipes.errors.text import shown
 from trainpipes.state.cursor import checksum, sealed, unsealed

@@ -17,8 +17,8 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from trainpipes._internal import activity
+from trainpipes._internal.activity_sampler import ITERATES, SYSTEM, ActivitySampler, Counts
 from trainpipes._internal.instead import instead
-from trainpipes._internal.activity_sampler import ITERATES, SYSTEM, Counts, ActivitySampler
 from trainpipes._internal.table import table
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.errors import ConfigError, TrainpipesError
@@ -27,10 +27,10 @@ from trainpipes.look.profiling.facts import busy_seconds, cpu_of, facts_of, part
 from trainpipes.look.profiling.measured import Facts, Measured
 from trainpipes.look.profiling.page import page
 from trainpipes.look.profiling.text import CALLED, lines
+from trainpipes.look.profiling.verdict import Verdict, verdict
 from trainpipes.look.show import html_of
 from trainpipes.look.shuffle_quality import order_quality
 from trainpipes.look.values import masks_of
-from trainpipes.look.profiling.verdict import Verdict, verdict
 
 __all__ = ["Profile", "profile"]
 
