@@ -6,11 +6,14 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
@@ -160,6 +163,24 @@ def test_an_epoch_of_unknown_length_on_several_ranks_needs_torch_distributed() -
         ):
             next(iter(subject))
     assert pipe.state_dict()["batches"] == 0  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_mesh_that_is_not_data_parallel_alone_is_refused() -> None:
+    mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("replicate", "shard", "tp"))
+    with refused(
+        tp.ConfigError,
+        "distributed(mesh) must have only dimensions that are data parallel",
+        "pass mesh['replicate', 'shard']",
+    ):
+        filtered().distributed(mesh=mesh)
+    with refused(tp.ConfigError, "rank=0 and world_size=None; leave these out"):
+        filtered().distributed(mesh=mesh["replicate", "shard"], rank=0)
+    alone = filtered().distributed(mesh=mesh["replicate", "shard"])
+    assert list(alone) == list(filtered())
+    others = SimpleNamespace(mesh_dim_names=("dp",), mesh=torch.tensor([1, 2]), get_rank=lambda: 0)
+    with refused(tp.ConfigError, "a mesh of this process, got one of ranks [1, 2] in rank 0"):
+        filtered().distributed(mesh=others)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("group_of_one")

@@ -195,9 +195,11 @@ class Consumer:
             self._pool = Pool(threads if ours or alone else 1, shares=ours or alone)
             finalize(self, self._pool.close)
         sharers = self._stride // self.topology.step(self._num_shards)
+        first, stride = self._next, self._stride
         return items_of(
-            plan, self.position, self._own, self._pool, alone, options.unroll, sharers=sharers
-        )
+            plan, self.position, self._own, self._pool, alone, options.unroll, sharers=sharers,
+            own=lambda m: (m - first) % stride == 0,
+        )  # fmt: skip
 
     # Where it stands
 
