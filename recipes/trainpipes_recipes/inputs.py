@@ -76,7 +76,7 @@ TOKENIZING = ("tokenize", "chat_template", "tokenized_by")
 COMMON = {
     "files": "a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.",
     "tokenizer": 'as in ``tokenize``: a name on the Hugging Face hub, a path, "bytes", an object.',
-    "train": "False to evaluate: every row once, in file order.",
+    "train": "False to evaluate: every row once, in file order; ranks may end a step apart.",
     "batch_size": "rows in a batch.",
     "buffer_size": "the fewest rows that the shuffle mixes with each other.",
     "seed": "for the order of rows.",

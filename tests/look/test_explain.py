@@ -100,6 +100,17 @@ def test_where_a_share_is_left_it_says_about_how_many(files):
     assert pipe.explain().num_batches is None
 
 
+def test_ranks_that_may_end_apart_are_told_of_collectives():
+    ten = tp.from_dataset(range(20)).sharding_filter(6, tail="ragged").batch(2)
+    (note,) = ten.explain(world_size=3).notes
+    assert "ranks may end a step or more apart" in note
+    assert 'tail="even"' in note
+    assert not ten.explain(world_size=2).notes
+    assert not ten.explain(world_size=1).notes
+    unknown = ten.filter(len)
+    assert unknown.explain(world_size=2).notes == (note,)
+
+
 def test_columns_have_types_whatever_rows_are(files):
     rows = pipeline(files)
     assert rows.explain().columns == {"text": "string", "x": "int64"}
