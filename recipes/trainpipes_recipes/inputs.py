@@ -297,7 +297,7 @@ class Input:
                     rule = "(train=False) gives every row once, in file order, and deals them to ranks itself"
                     way = "leave it out, or evaluate the sources of a mix one by one"
                     raise tp.ConfigError(f"{self.recipe}{rule}; got rows of {stage.name}(): {way}")
-            rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
+            rows = rows.sharding_filter(num_shards, split="stride", tail="uneven")
         else:
             if "sharding_filter" not in names:
                 rows = rows.sharding_filter(num_shards)

@@ -268,7 +268,7 @@ def test_a_rank_that_is_missing_is_named_with_its_shards(
         ranks,
         "merge the states of all ranks",
         "torch.distributed.checkpoint",
-        "loader.gather_state()",
+        "loader.full_state_dict()",
     ):
         tp.merge_states([saved[rank] for rank in there])
 
@@ -350,7 +350,7 @@ def test_a_state_that_lacks_shards_of_a_rank_is_refused_with_the_ways_to_get_the
         str(own),
         str(lacking),
         "trainpipes.merge_states([...])",
-        "loader.gather_state()",
+        "loader.full_state_dict()",
         "torch.distributed.checkpoint",
     ):
         loader.load_state_dict(states(3, make=uncounted)[0])

@@ -242,9 +242,9 @@ def test_where_forward_passes_are_collectives_ranks_must_end_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lightning_module, "IN_STEP", (SingleDeviceStrategy,))  # as FSDP, on a CPU
-    ranks = held_out(tail="ragged").distributed(rank=0, world_size=2)
+    ranks = held_out(tail="uneven").distributed(rank=0, world_size=2)
     data = PipelineDataModule(val=ranks)
-    with pytest.raises(tp.ConfigError, match='got 5 batches on 2 ranks and tail="ragged"'):
+    with pytest.raises(tp.ConfigError, match='got 5 batches on 2 ranks and tail="uneven"'):
         make_trainer(tmp_path).validate(EvaluatedModel(), datamodule=data, verbose=False)
 
 

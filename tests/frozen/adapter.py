@@ -92,6 +92,7 @@ OPTIONS: dict[str, dict[str, str]] = {
 #: Values that are written in another way than in the chains, by stage or source, option and value.
 VALUES: dict[tuple[str, str, Any], Any] = {
     ("deal", "how", "stride"): "stride",
+    ("deal", "tail", "ragged"): "uneven",
     ("tar", "missing", "null"): "null",
     ("recipe", "on_bad", "raise"): None,
 }

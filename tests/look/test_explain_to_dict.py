@@ -133,7 +133,7 @@ def variants(folder: Path) -> dict[str, tp.Pipeline]:
         .tokenize("bytes", max_length=16)
         .batch(4)
         .pad_collate(),
-        "ragged": rows.sharding_filter(12, tail="ragged")
+        "ragged": rows.sharding_filter(12, tail="uneven")
         .shuffle(20, seed=5)
         .tokenize("bytes", max_length=16)
         .batch(4)

@@ -84,7 +84,7 @@ def test_an_epoch_gives_each_row_or_sets_it_aside(case: dict[str, Any]) -> None:
         folder = Path(name)
         quarantine = tp.Quarantine(folder / "bad", max_share=1)
         ranks = 1 + case["ways"][0] if case["shards"] == 12 else 1
-        uneven = {"tail": "ragged"} if ranks > 1 else {}
+        uneven = {"tail": "uneven"} if ranks > 1 else {}
         pipe = pipeline(case, folder, quarantine, **uneven)
         states, given_rows, full = None, Counter[int](), 0
         room = whole_steps(pipeline(case, folder, "skip", **uneven), ranks) - 1

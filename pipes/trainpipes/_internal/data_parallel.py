@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import Any
 
 from trainpipes.errors import ConfigError, TopologyError
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 #: Usual names of dimensions whose processes need the same batches.
 SAME_BATCHES = frozenset({"tp", "pp", "cp", "sp", "tensor", "pipeline", "context", "sequence"})
@@ -44,8 +41,8 @@ def data_parallel() -> tuple[int, int]:
     return rank, world
 
 
-def in_mesh(mesh: DeviceMesh) -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Rank and world size among the processes of a mesh, all data parallel, and their global ranks."""
+def in_mesh(mesh: Any) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """Rank and world size among the processes of a ``DeviceMesh``, and their global ranks."""
     names = tuple(mesh.mesh_dim_names or ())
     if any(name in SAME_BATCHES for name in names):
         parallel = [name for name in names if name not in SAME_BATCHES] or ["dp"]

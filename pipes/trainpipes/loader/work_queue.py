@@ -65,7 +65,7 @@ class WorkQueue:
 
     Args:
         loader: a ``Loader`` of rows or batches, which the queue alone iterates. On several ranks its
-            pipeline needs ``.sharding_filter(tail="ragged")``, so that no rank leaves items out.
+            pipeline needs ``.sharding_filter(tail="uneven")``, so that no rank leaves items out.
         max_in_flight: items that are handed out and not done, at most. The queue also waits for an item
             after which 500,000 were read, or 4 times ``max_in_flight``.
         epochs: after which it ends; None for no end.
@@ -498,10 +498,10 @@ def _check(loader: Loader, epochs: int | None) -> None:
             "WorkQueue: list_files(refresh) must be left out, since the files of an epoch may be others when "
             "it is read again"
         )
-    if world > 1 and not chain.ragged and not chain.endless:
+    if world > 1 and not chain.uneven and not chain.endless:
         way = "else some items of an epoch are left out"
         raise wrong(
-            "sharding_filter(tail)", '"ragged" for a WorkQueue on several ranks', "even", way
+            "sharding_filter(tail)", '"uneven" for a WorkQueue on several ranks', "even", way
         )
     fixed = iteration_of(loader).passes.fixed
     if fixed is not None and epochs != 1:

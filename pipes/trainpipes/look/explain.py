@@ -307,7 +307,7 @@ def _notes(plan: Plan, window_rows: int | None, world_size: int) -> Iterator[str
     chain = plan.chain
     if ends_apart(plan, world_size):
         yield (
-            'by tail="ragged" ranks may end a step or more apart: put no collective call into the loop. A '
+            'by tail="uneven" ranks may end a step or more apart: put no collective call into the loop. A '
             "forward pass of FSDP is one: let a rank that has ended repeat its last batch, without counting "
             'it, or leave out the last few batches by tail="even"'
         )

@@ -52,7 +52,7 @@ def batches_left(plan: Plan, done: int) -> int | None:
 
 def ends_apart(plan: Plan, world_size: int) -> bool:
     """Whether ranks may get different numbers of batches in an epoch."""
-    if not plan.chain.ragged or plan.chain.endless or world_size == 1:
+    if not plan.chain.uneven or plan.chain.endless or world_size == 1:
         return False
     whole = batches_left(plan, 0)
     return whole is None or whole % world_size > 0

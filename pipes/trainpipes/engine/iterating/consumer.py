@@ -102,7 +102,7 @@ class Consumer:
         self._stride = topology.world_size * topology.num_workers
         self._next = topology.next_slot(position.m, self.origin)
         #: Whether it ends at the first missing batch, with all ranks; else it gives what is left.
-        may_end_together = plan.counts.ends_unevenly and not plan.chain.ragged
+        may_end_together = plan.counts.ends_unevenly and not plan.chain.uneven
         self.ends_together = may_end_together and (together or topology.world_size > 1)
         #: The batch at which it ends; inf if unknown.
         self.end = plan.counts.end(topology.world_size, self.origin)

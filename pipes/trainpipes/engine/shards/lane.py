@@ -212,7 +212,8 @@ class Lane:
             return cursor_text(self.cursor(), self._shard, self._plan.tag, self._pass_number)
         except TypeError as error:
             raise DataError(
-                f"a position is kept as JSON, and a node below gave a state that JSON cannot hold: {error}"
+                f"get_state() of a node must give what JSON can hold, got other values: {error}; make "
+                "numbers, texts, lists and dicts of them"
             ) from error
 
 

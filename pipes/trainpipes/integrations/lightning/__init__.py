@@ -130,7 +130,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         if not any(loader.in_use for loader in loaders):
             return {}
         try:
-            states = [loader.whole_state(self.state_timeout) for loader in loaders]
+            states = [loader.full_state_dict(self.state_timeout) for loader in loaders]
         except StateError as error:
             if self.trainer is None or not self.trainer.interrupted:
                 raise

@@ -102,10 +102,10 @@ class TrainingLoader:
         for event in ("ready", "started", "processed", "completed"):
             setattr(current, event, getattr(current, event) + more)
 
-    def whole_state(self, timeout: float) -> dict[str, Any]:
+    def full_state_dict(self, timeout: float) -> dict[str, Any]:
         """The state of the last batch trained on, for any number of ranks."""
         if self._trainer is None:
-            return self.loader.whole_state(timeout=timeout)
+            return self.loader.full_state_dict(timeout=timeout)
         after, trained = self._after, self._place[0]
         if after and trained not in after:
             raise StateError(
@@ -182,10 +182,10 @@ class EvaluationLoader:
             batches = "an unknown number of batches" if whole is None else f"{whole} batches"
             raise ConfigError(
                 f"{option} must have as many batches on each rank, since forward passes of this strategy "
-                f'are collectives, got {batches} on {world} ranks and tail="ragged"; write '
+                f'are collectives, got {batches} on {world} ranks and tail="uneven"; write '
                 '.sharding_filter(tail="even"), which leaves out the last few'
             )
-        if not chain.ragged and not in_step and world > 1 and (whole is None or whole % world):
-            way = 'for every row once write .sharding_filter(tail="ragged")'
+        if not chain.uneven and not in_step and world > 1 and (whole is None or whole % world):
+            way = 'for every row once write .sharding_filter(tail="uneven")'
             said = f"{option} leaves out {left} on {world} ranks: {way}"
             warn_once(said, key=(stage, self.loader.pipeline))
