@@ -116,19 +116,6 @@ def test_values_beside_a_row_do_not_show() -> None:
         np.testing.assert_array_equal(found[0][0], expected)
 
 
-def test_each_can_be_kept_and_written_to_without_the_others() -> None:
-    values = np.arange(6)
-    found = rectangles(
-        values, np.array([2, 1, 3]), np.array([0, 2, 3]), 0, dtype="int64", mask="int64"
-    )
-    first, again = found[0], found[0]
-    first[0][:] = -1
-    first[1][:] = -1  # type: ignore[index]
-    np.testing.assert_array_equal(again[0], [[0, 1], [2, 0]])
-    np.testing.assert_array_equal(found[0][1], [[1, 1], [1, 0]])  # type: ignore[arg-type]
-    np.testing.assert_array_equal(values, np.arange(6))
-
-
 @pytest.mark.parametrize("dtype", ["int64", "float32", "complex64"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_rows_anywhere_among_the_values_in_any_order(side: Any, dtype: str) -> None:

@@ -29,7 +29,6 @@ from trainpipes.cache import kept_file
 from trainpipes.cache.kept_file import locked
 from trainpipes.interfaces.stage_kinds import Rows, TableStage
 from trainpipes.stages import block_cache
-from trainpipes.stages.map import Map
 from trainpipes.testing import digest
 
 ROWS = 330
@@ -582,10 +581,6 @@ def test_explain_says_where_it_is_and_how_much_is_there(data: Path, kept: Path) 
 # Where it cannot stand
 
 
-class Noisy(Map, depends_on={"epoch"}):
-    pass
-
-
 MISPLACED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "after a shuffle": (
         lambda d: text(d).shuffle(9).cache(),
@@ -594,10 +589,17 @@ MISPLACED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "after a batch": (lambda d: text(d).batch(4).cache(), r"put it before batch\(\)"),
     "after a repeat": (lambda d: text(d).repeat().cache(), r"put it before repeat\(\)"),
     "after a skip on the way": (lambda d: rows(d).filter(odd).skip(3).cache(), r"put it before skip\(\)"),
-    "after other rows in every epoch": (
-        lambda d: rows(d).then(Noisy(fn=doubled)).cache(),
-        r"other rows in every epoch.*put cache\(\) before noisy\(\)",
-    ),
+    **{
+        f"after {step}, which gives others in every epoch": (
+            lambda d, step=step, options=options: getattr(rows(d), step)(**options).cache(),
+            rf"other rows in every epoch.*put cache\(\) before {step}\(",
+        )
+        for step, options in {
+            "map": {"fn": lambda row, rng: row, "rng": True},
+            "mask_tokens": {"mask_token_id": 9, "vocab_size": 9, "special_ids": [0]},
+            "flip": {}, "random_crop": {"size": 5}, "image_transform": {"transform": len},
+        }.items()
+    },
     "twice": (lambda d: rows(d).cache().cache(), r"has one cache\(\)"),
     "above an iterable": (lambda d: tp.from_iterable(list).cache(), r"from_iterable.* leave the cache out"),
     "above a dataset": (lambda d: tp.from_dataset([1, 2]).cache(), r"from_dataset.* gives others"),

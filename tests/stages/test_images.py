@@ -182,21 +182,6 @@ def test_what_is_left_out_is_counted_and_said(caplog: pytest.LogCaptureFixture) 
         len(pipe)
 
 
-def test_decoding_and_all_else_is_the_same_in_any_thread(tmp_path: Path) -> None:
-    for n in range(40):
-        (tmp_path / f"{n:02}.png").write_bytes(file_of(Image.fromarray(np.roll(PIXELS, n, 0))))
-
-    def pipe() -> tp.Pipeline:
-        rows = tp.list_files(tmp_path).read_images(labels=None).drop_columns("path").shuffle(16)
-        rows = rows.decode_image().random_crop(9).flip().random_resized_crop(8)
-        return rows.batch(4).collate().normalize()
-
-    plain = [digest(batch) for batch in pipe()]
-    assert len(set(plain)) == 10
-    for threads in (0, 1, 3):
-        assert [digest(batch) for batch in tp.Loader(pipe(), threads=threads)] == plain
-
-
 def threads_that_decode(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
     """The threads that open pictures, each of which waits until another one does, for a moment."""
     seen = set()
@@ -405,16 +390,6 @@ def test_draws_are_those_that_earlier_versions_made(golden: Any) -> None:
     golden("image_draws.json", found)
 
 
-def test_random_ones_cannot_be_cached() -> None:
-    table = pa.table({"bytes": [file_of(RGB)] * 4})
-    for step in ("flip", "random_crop"):
-        rows = tp.from_arrow(table).decode_image()
-        options = {} if step == "flip" else {"size": 5}
-        with pytest.raises(tp.ConfigError, match="gives other rows in every epoch"):
-            getattr(rows, step)(**options).cache()
-    tp.from_arrow(table).decode_image().resize((8, 8)).cache()
-
-
 # image_transform
 
 
@@ -505,21 +480,12 @@ def test_an_error_of_a_transform_names_stage_and_row() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda p: p.batch(2).collate().normalize(column="picture"), "picture"),
-        (
-            lambda p: p.batch(2).collate().normalize(column="n"),
-            r"a tensor \[B, C, H, W\], got \[2\]",
-        ),
-        (
-            lambda p: p.batch(2).collate(len).normalize(),
-            "batches that are dicts of tensors, got int",
-        ),
-        (
-            lambda p: p.batch(2).collate().normalize(mean=[0.5, 0.5]),
-            "3 channels, and mean 2 values",
-        ),
+        (lambda p: p.collate().normalize(column="picture"), "picture"),
+        (lambda p: p.collate().normalize(column="n"), r"a tensor \[B, C, H, W\], got \[2\]"),
+        (lambda p: p.collate(len).normalize(), "batches that are dicts of tensors, got int"),
+        (lambda p: p.collate().normalize(mean=[0.5, 0.5]), "3 channels, and mean 2 values"),
     ],
 )
 def test_wrong_batches_are_refused(make: Any, said: str) -> None:
     with pytest.raises(tp.errors.DataError, match=said):
-        list(make(photos()))
+        list(make(photos().batch(2)))

@@ -21,8 +21,6 @@ from torch.utils.data import DataLoader
 import map_functions as fn
 import trainpipes as tp
 from interpreters import python
-from trainpipes.engine.calling.row_call import RowKey
-from trainpipes.order.layout import random_key
 from trainpipes.samplers import WeightedRandomSampler
 from trainpipes.stages.map import Map
 from trainpipes.testing import check_resume
@@ -129,20 +127,6 @@ def test_the_same_function_twice_in_a_chain_draws_twice() -> None:
     assert by_row(other) == alone  # the second with that seed
 
 
-def test_the_generator_is_that_of_philox_with_the_row_in_its_counter() -> None:
-    key = RowKey(random_key(7, "who"))
-    for words in ([0, 3, 9], [2**63, 2**64 - 1, 1]):
-        ours = key.generator(words)
-        theirs = np.random.Generator(
-            np.random.Philox(key=key.key, counter=np.array([0, *words], dtype=np.uint64))
-        )
-        assert (
-            ours.bit_generator.random_raw(9).tolist() == theirs.bit_generator.random_raw(9).tolist()
-        )
-        assert ours.normal(size=5).tolist() == theirs.normal(size=5).tolist()
-        assert ours.integers(3, size=5).tolist() == theirs.integers(3, size=5).tolist()
-
-
 def test_a_script_draws_the_same_in_processes_that_it_spawns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -201,13 +185,6 @@ def test_rows_made_of_one_row_are_drawn_apart() -> None:
     )
     labels = next(iter(masked))["labels"].tolist()
     assert len(set(map(tuple, labels))) > 40
-
-
-def test_what_changes_from_epoch_to_epoch_is_not_cached() -> None:
-    with pytest.raises(
-        tp.ConfigError, match=r"gives other rows in every epoch, .*put cache\(\) before map"
-    ):
-        source().map(drawn, rng=True).cache()
 
 
 def test_a_resume_in_mid_epoch_goes_on_with_the_same_draws_whatever_runs_it() -> None:

@@ -165,14 +165,6 @@ def test_rows_without_tokens_are_let_through() -> None:
     assert [row["labels"] for row in table.mask_tokens(1.0, **KNOWN)] == [[], [5], []]
 
 
-def test_it_is_above_a_cache() -> None:
-    pipe = rows().mask_tokens(**KNOWN)
-    with pytest.raises(
-        tp.ConfigError, match=r"gives other rows in every epoch, .* before mask_tokens\(\)"
-    ):
-        pipe.cache()
-
-
 @pytest.mark.parametrize(
     ("made", "message"),
     [
