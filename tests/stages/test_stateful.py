@@ -104,18 +104,12 @@ def test_each_epoch_and_shard_starts_anew() -> None:
 
 
 @pytest.mark.parametrize("stage", [Unseen(), Sliding(2), Grouped()], ids=str)
-@pytest.mark.parametrize("count", [0, 1, 3, 23])
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(("count", "times"), [(0, 1), (1, 1), (3, 2), (23, 1), (23, 2)])
 def test_resumes_at_every_item(stage: tp.Stage, count: int, times: int) -> None:
     pipe = rows(np.arange(count) * 7 % 11).sharding_filter(2).shuffle(5)
     if count:
         pipe = pipe.repeat(times)
     check_resume(pipe.then(stage).batch(2), epochs=2, processes=0)
-
-
-def test_resumes_with_others_above_and_below() -> None:
-    pipe = rows(np.arange(30) % 9).flat_map(lambda row: [row, row]).then(Unseen())
-    check_resume(pipe.then(Sliding()).batch(2), epochs=2, processes=1)
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -128,17 +122,10 @@ def test_shards_move_whole_to_other_ranks(world: int) -> None:
     rest = [str(next(alone)) for _ in range(40)]
     found: list[list[str]] = []
     for rank in range(world):
-        own = tp.Loader(pipe.distributed(rank=rank, world_size=world))
+        own = tp.Loader(pipe.distributed(rank=rank, world_size=world), num_workers=world % 4)
         own.load_state_dict(state)
         found.append([str(batch) for batch in islice(own, 40 // world)])
     assert [batch for turn in zip(*found, strict=True) for batch in turn] == rest
-
-
-def test_threads_and_workers_give_the_same() -> None:
-    pipe = rows(np.arange(40) % 13).sharding_filter(2).then(Unseen()).batch(2)
-    wanted = [str(batch) for batch in pipe]
-    assert [str(batch) for batch in tp.Loader(pipe, threads=2)] == wanted
-    assert [str(batch) for batch in tp.Loader(pipe, num_workers=2)] == wanted
 
 
 def test_an_incomplete_state_is_found() -> None:
