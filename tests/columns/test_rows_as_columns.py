@@ -51,14 +51,6 @@ def halves(row: dict[str, Any]) -> Rows:
     return [row, {**row, "half": 1}] if len(str(row)) % 2 else []
 
 
-def texts(columns: dict[str, Any]) -> dict[str, Any]:
-    """A function that gives Python values, of which each run infers another type."""
-    found = dict(columns)
-    found["said"] = [None if n % 50 else "many" for n in range(len(next(iter(columns.values()))))]
-    found["mixed"] = [str(v) if v is not None else None for v in columns["note"]]
-    return found
-
-
 CHAINS: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
     "map_batches": lambda p: p.map_batches(lambda t: t.append_column("y", t["x"])).batch(16),
     "an expression": lambda p: p.filter(pc.field("x") > 1).batch(16),
