@@ -173,17 +173,6 @@ def test_a_subset_sampler_has_torchs_rows():
 WEIGHTS = [0.0, 1.0, 2.0, 0.5, 0.0, 6.5, 0.0]
 
 
-def test_a_weighted_sampler_draws_as_torchs_does():
-    draws = 60_000
-    expected = np.array(WEIGHTS) / 10 * draws
-    possible = expected > 0
-    theirs = td.WeightedRandomSampler(WEIGHTS, draws, generator=torch.Generator().manual_seed(0))
-    for sampler in (WeightedRandomSampler(WEIGHTS, draws), theirs):
-        counts = np.bincount(list(sampler), minlength=7)
-        assert counts[~possible].sum() == 0
-        assert chi_squared(counts[possible], expected[possible]) < 1
-
-
 @given(
     st.lists(st.one_of(st.just(0.0), st.floats(1e-9, 1e9)), min_size=1, max_size=70).filter(sum),
     st.integers(0, 9),

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.integers(0, 2**32))
-@examples(300, often=60, shrink=False)
+@examples(300, often=40, shrink=False)
 def test_any_chain_gives_what_plain_python_gives_and_goes_on_anywhere(
     folder: Path, seed: int
 ) -> None:

@@ -338,12 +338,6 @@ class TestColumns:
             start += size
         assert parts == whole[:start]
 
-    def test_micro_batches_keep_their_bounds(self) -> None:
-        run = run_of(pa.table({"text": TEXTS}), [0, 4, 12])
-        done = Tokenize(tokenizer="bytes").process(run)
-        assert done.bounds is run.bounds
-        assert len(done.block.data) == 12
-
 
 class TestJoined:
     def joined(self, **options: Any) -> tuple[list[list[int]], list[list[int]] | None]:
@@ -571,11 +565,6 @@ class TestRefusals:
             Tokenize(tokenizer=fussy).process(run_of(pa.table({"text": ["a", "", "b"]}), first=7))
         assert caught.value._trainpipes[1] == 8  # type: ignore[attr-defined]
 
-    def test_it_stands_below_what_makes_tensors(self) -> None:
-        run = run_of(pa.table({"text": ["a"]}), [0, 1]).with_items([{}])
-        with pytest.raises(ConfigError, match="before pad_collate"):
-            Tokenize(tokenizer="bytes").process(run)
-
 
 class TestIdentity:
     def test_is_the_content(self, tmp_path: Path, spm: Path) -> None:
@@ -646,19 +635,6 @@ class TestProcesses:
         for either in (stage, pickle.loads(sent)):
             assert column(either, ["x"]) == hugging(bracketed(), ["x"])
             assert either.pad_id == EOS
-
-    def test_threads_load_it_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from concurrent.futures import ThreadPoolExecutor
-
-        stage = Tokenize(tokenizer=bracketed(), columns=["a", "b"], pair=True, max_length=6)
-        loads = []
-        load = stage.maker._load
-        monkeypatch.setattr(stage.maker, "_load", lambda: loads.append(1) or load())
-        rows = pa.table({"a": PROMPTS * 20, "b": ANSWERS * 20})
-        with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda _: column(stage, rows), range(16)))
-        assert all(ids == found[0] for ids in found)
-        assert len(loads) == 1
 
     def test_forked_workers_print_nothing(self) -> None:
         script = """
