@@ -26,7 +26,6 @@ from trainpipes.columns.run import Cursors, Run
 from trainpipes.sources.arrow import from_arrow as arrow
 from trainpipes.stages.batch import Batch as BatchStage
 from trainpipes.stages.pack import Pack as PackStage
-from trainpipes.testing import digest
 
 METHODS = ("best_fit", "first_fit", "concat")
 EVERY = pytest.mark.parametrize("method", METHODS)
@@ -320,26 +319,6 @@ def test_the_batch_size_of_packed_rows_can_change(method: Any) -> None:
     assert Counter(taken) + Counter(rest) == whole
 
 
-@EVERY
-def test_an_error_in_a_window_loses_no_row(method: Any) -> None:
-    failing = {"left": 1}
-
-    def sometimes(row: dict[str, Any]) -> dict[str, Any]:
-        if row["input_ids"][0] == 2001 and failing["left"]:
-            failing["left"] -= 1
-            raise ValueError("not now")
-        return row
-
-    rows = source([3] * 40).map(sometimes)
-    pipe = rows.pack(10, method=method, buffer_size=6)
-    iterator = iter(pipe)
-    found: list[str] = []
-    with pytest.raises(ValueError, match="not now"):
-        found.extend(digest(row) for row in iterator)
-    found += [digest(row) for row in iterator]
-    assert found == [digest(row) for row in source([3] * 40).pack(10, method=method, buffer_size=6)]
-
-
 LENGTHS = np.random.default_rng(3).integers(1, 25, 150).tolist()
 DOCUMENTS = pa.table({"input_ids": [[d] * n for d, n in enumerate(LENGTHS)]})
 ALLOWED = ["pack_length"]
@@ -542,14 +521,6 @@ def test_workers_say_it_themselves(folder: Path, tmp_path_factory: pytest.TempPa
         logging.getLogger("trainpipes").removeHandler(handler)
         handler.close()
     assert "documents left out: longer than 5 tokens" in log.read_text()
-
-
-def test_it_is_no_part_of_the_state(folder: Path) -> None:
-    pipe = dropping(folder, "best_fit").batch(2)
-    list(pipe)
-    fresh = dropping(folder, "best_fit").batch(2)
-    fresh.load_state_dict(pipe.state_dict() or {})
-    assert fresh.state_dict() == pipe.state_dict()
 
 
 def test_rows_that_are_packed_are_not_packed_again() -> None:

@@ -523,11 +523,6 @@ class TestWhereItStands:
             with pytest.raises(ConfigError, match=r"put \.batch\(n\) before it"):
                 PadCollate().process(run_of(rows))
 
-    def test_it_makes_tensors_once(self) -> None:
-        run = run_of(pa.table({"a": [1]}), [0, 1])
-        with pytest.raises(ConfigError, match="another stage has collated"):
-            PadCollate().process(PadCollate().process(run))
-
     def test_its_identity_says_what_the_tokenizer_says_of_padding(self) -> None:
         stage = PadCollate()
         assert "value" not in stage.identity()

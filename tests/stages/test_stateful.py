@@ -192,18 +192,6 @@ def test_is_frozen_but_at_work() -> None:
         list(rows([1]).then(Sets()))
 
 
-def test_warns_of_a_large_state() -> None:
-    class Large(Sliding):
-        def state_dict(self) -> Any:
-            return bytes(2 << 20)
-
-        def load_state_dict(self, state: Any) -> None:
-            pass
-
-    with pytest.warns(UserWarning, match=r"its state has 2,\d+,\d+ bytes"):
-        list(rows(range(20)).then(Large()))
-
-
 def test_states_come_back_as_they_were() -> None:
     value = {"a": [1, 2.5, None, True], "b": (1, b"x"), "c": float("inf"), "d": np.float32(2)}
     assert decoded(encoded(value)) == value
@@ -212,9 +200,3 @@ def test_states_come_back_as_they_were() -> None:
     assert torch.equal(decoded(encoded(torch.ones(2))), torch.ones(2))
     with pytest.raises(TypeError, match="key 1"):
         encoded({1: 2})
-
-
-def test_points_are_drawn_where_there_are_many() -> None:
-    report = check_resume(rows(range(12)).then(Sliding()), processes=0, epochs=2, points=5)
-    assert report.points == 5
-    assert "resumed at 5 points drawn of 15 " in str(report)

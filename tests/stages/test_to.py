@@ -421,14 +421,6 @@ def test_a_process_that_waits_for_cuda_sleeps_and_xpu_is_not_asked_to(fake: Fake
         fake.unended.clear()
 
 
-def test_each_pass_and_each_loader_has_the_same_rules(fake: FakeDevice) -> None:
-    pipe = noted(fake, 7).to("cuda", depth=2)
-    for _ in range(2):
-        assert [batch.number for batch in pipe] == list(range(7))
-    interleaved = zip(tp.Loader(pipe), tp.Loader(pipe), strict=True)
-    assert [(a.number, b.number) for a, b in interleaved] == [(n, n) for n in range(7)]
-
-
 def test_a_copy_that_fails_is_tried_again_when_its_batch_is_due(fake: FakeDevice) -> None:
     tries: list[int] = []
 
