@@ -27,7 +27,7 @@ def test_an_everyday_chain_gives_what_plain_python_gives_and_resumes(
     chain = CHAINS[name]
     found = [tp_plain(item) for item in chain.make(folder)]
     assert chain.seen(found) == chain.seen([tp_plain(item) for item in chain.plain()])
-    check_resume(lambda: chain.make(folder), points=15, processes=0, epochs=2)
+    check_resume(lambda: chain.make(folder), points=10, processes=0, epochs=2)
 
 
 def test_there_are_forty_at_least() -> None:

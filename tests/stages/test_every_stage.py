@@ -40,8 +40,8 @@ def test_a_stage_resumes_exactly(name, folder):
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_an_endless_stage_resumes_exactly(name, folder):
-    report = check_resume(ENDLESS[name](folder), limit=24, epochs=2, every=13, processes=0)
-    assert report.items == (24, 24)
+    report = check_resume(ENDLESS[name](folder), limit=16, epochs=2, every=9, processes=0)
+    assert report.items == (16, 16)
 
 
 @pytest.mark.slow
@@ -54,10 +54,9 @@ def test_a_stage_resumes_exactly_from_before_every_item(name, folder):
 
 
 def test_a_process_that_is_not_forked_from_here_resumes_the_whole_chain(folder):
-    for name in ("tokenize", "filter / before", "pack", "mix"):
-        check_resume(
-            FINITE[name](folder), processes=2, every=13, epochs=2, start_method="forkserver"
-        )
+    for name in ("tokenize", "pack", "mix"):
+        pipe = FINITE[name](folder)
+        check_resume(pipe, processes=1, every=13, epochs=2, start_method="forkserver")
 
 
 #: Those that keep something, draw, or call something of the user's.
