@@ -23,6 +23,7 @@ import pytest
 import torch
 
 import trainpipes as tp
+from forked import Child
 from trainpipes import ConfigError, Pipeline, SchemaError
 from trainpipes._internal import messages as warn_once
 from trainpipes.cache import kept_file
@@ -120,28 +121,6 @@ class Counted:
         found = self.log.read_bytes()[self._seen :] if self.log.exists() else b""
         self._seen += len(found)
         return sorted(map(int, found.split()))
-
-
-class Child:
-    """A process that runs a function, which it gives a way to say something. At the end it is killed."""
-
-    def __init__(self, function: Callable[[Callable[[Any], None]], None]) -> None:
-        context = multiprocessing.get_context("fork")
-        self._said, say = context.Pipe(duplex=False)
-        self._process = context.Process(target=function, args=(say.send,))
-        self._process.start()
-        say.close()
-
-    def hear(self) -> Any:
-        assert self._said.poll(30)
-        return self._said.recv()
-
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.join()
 
 
 # The same rows, in the same order

@@ -492,42 +492,31 @@ def rows() -> tp.Pipeline:
 
 
 class Noting:
-    """Notes which threads call it."""
+    """Makes functions that note which threads call them."""
 
     def __init__(self) -> None:
         self.threads: set[str] = set()
 
-    def note(self) -> None:
-        self.threads.add(threading.current_thread().name)
+    def __call__(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noted(given: Any) -> Any:
+            self.threads.add(threading.current_thread().name)
+            return function(given)
 
-    def row(self, row: dict[str, Any]) -> dict[str, Any]:
-        self.note()
-        return {"x": row["x"] * 2}
-
-    def keep(self, row: dict[str, Any]) -> bool:
-        self.note()
-        return bool(row["x"] % 3)
-
-    def several(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        self.note()
-        return [row] * (row["x"] % 3)
-
-    def columns(self, columns: dict[str, Any]) -> dict[str, Any]:
-        self.note()
-        return {"y": columns["x"] + 1}
+        return noted
 
 
+def one_more(columns: dict[str, Any]) -> dict[str, Any]:
+    return {"y": columns["x"] + 1}
+
+
+NUMPY: dict[str, Any] = {"format": "numpy", "version": "1"}
 SAFE_CHAINS: dict[str, Callable[[Noting, dict[str, bool]], tp.Pipeline]] = {
-    "map": lambda f, o: rows().map(f.row, version="1", **o).batch(8),
-    "map of batches": lambda f, o: rows().batch(8).map(lambda b: (f.note(), b)[1], version="1", **o),
-    "filter": lambda f, o: rows().filter(f.keep, version="1", **o).batch(8),
-    "flat_map": lambda f, o: rows().flat_map(f.several, version="1", **o).batch(8),
-    "map_batches": lambda f, o: (
-        rows().map_batches(f.columns, format="numpy", version="1", **o).batch(8).pad_collate()
-    ),
-    "with_columns": lambda f, o: (
-        rows().with_columns(f.columns, format="numpy", version="1", **o).batch(8).collate()
-    ),
+    "map": lambda f, o: rows().map(f(lambda row: {"x": row["x"] * 2}), version="1", **o).batch(8),
+    "map of batches": lambda f, o: rows().batch(8).map(f(list), version="1", **o),
+    "filter": lambda f, o: rows().filter(f(lambda row: row["x"] % 3 > 0), version="1", **o).batch(8),
+    "flat_map": lambda f, o: rows().flat_map(f(lambda row: [row] * (row["x"] % 3)), version="1", **o).batch(8),
+    "map_batches": lambda f, o: rows().map_batches(f(one_more), **NUMPY, **o).batch(8).pad_collate(),
+    "with_columns": lambda f, o: rows().with_columns(f(one_more), **NUMPY, **o).batch(8).collate(),
 }  # fmt: skip
 
 
@@ -551,7 +540,7 @@ def test_other_threads_call_a_function_only_if_it_is_said_to_be_safe(name: str) 
 
 @pytest.mark.parametrize("name", ["map", "filter", "with_columns"])
 def test_they_go_on_exactly(name: str) -> None:
-    check_resume(lambda: SAFE_CHAINS[name](Noting(), {"thread_safe": True}), every=7)
+    check_resume(lambda: SAFE_CHAINS[name](Noting(), {"thread_safe": True}), every=7, epochs=2)
 
 
 def test_a_function_that_fails_names_its_row_and_the_batches_before_it_come() -> None:

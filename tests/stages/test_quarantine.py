@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -33,6 +35,7 @@ from bad_data import (
     parquet,
     write_files,
 )
+from forked import Child
 from s3_store import s3_store
 
 BAD = {3, 7, 21, 59}
@@ -235,16 +238,19 @@ def test_a_quarantine_may_be_in_a_bucket_in_objects_of_some_size(tmp_path: Path)
 
 def test_a_full_disk_stops_the_run_and_leaves_whole_lines(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"id": 1\n' * 400 + '{"id": 1}\n')
-    code = f"""
-import resource, signal, trainpipes as tp
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-quarantine = tp.Quarantine({str(tmp_path / "bad")!r}, max_share=1)
-list(tp.read_json({str(tmp_path / "rows.jsonl")!r}, block_rows=50, index=False, on_error=quarantine))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert re.search(r"ConfigError: Quarantine\(\): .*/bad/.* cannot be written: ", done.stderr)
+    quarantine = tp.Quarantine(tmp_path / "bad", max_share=1)
+    options: Any = {"block_rows": 50, "index": False, "on_error": quarantine}
+
+    def child(say: Callable[[Any], None]) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        with pytest.raises(tp.ConfigError) as caught:
+            list(tp.read_json(tmp_path / "rows.jsonl", **options))
+        say(str(caught.value))
+
+    with Child(child) as process:
+        said = process.hear()
+    assert re.match(r"Quarantine\(\): .*/bad/.* cannot be written: ", said)
     assert 0 < len(listed(tmp_path / "bad")) < 400
 
 
