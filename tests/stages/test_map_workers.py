@@ -514,7 +514,7 @@ SAFE_CHAINS: dict[str, Callable[[Noting, dict[str, bool]], tp.Pipeline]] = {
     "map": lambda f, o: rows().map(f(lambda row: {"x": row["x"] * 2}), version="1", **o).batch(8),
     "map of batches": lambda f, o: rows().batch(8).map(f(list), version="1", **o),
     "filter": lambda f, o: rows().filter(f(lambda row: row["x"] % 3 > 0), version="1", **o).batch(8),
-    "flat_map": lambda f, o: rows().flat_map(f(lambda row: [row] * (row["x"] % 3)), version="1", **o).batch(8),
+    "flat_map": lambda f, o: rows().flat_map(f(lambda r: [r] * (r["x"] % 3)), version="1", **o).batch(8),
     "map_batches": lambda f, o: rows().map_batches(f(one_more), **NUMPY, **o).batch(8).pad_collate(),
     "with_columns": lambda f, o: rows().with_columns(f(one_more), **NUMPY, **o).batch(8).collate(),
 }  # fmt: skip
