@@ -446,16 +446,6 @@ def test_the_order_is_the_samplers_whatever_the_number_of_shards():
     assert [row for batch in orders[0][0] for row in batch] == [n**2 for n in sampler]
 
 
-def test_ranks_take_the_micro_batches_of_one_order_in_turn():
-    pipe = tp.from_dataset(Squares(), RandomSampler(num_samples=130)).sharding_filter(12).batch(4)
-    whole = list(pipe)
-    for ranks in (2, 3, 4):
-        parts = [list(pipe.distributed(rank=r, world_size=ranks)) for r in range(ranks)]
-        together = [batch for turn in zip(*parts, strict=True) for batch in turn]
-        assert together == whole[: len(together)]
-        assert len(together) == len(whole) // ranks * ranks
-
-
 @pytest.mark.parametrize("kind", ["dataset", "arrow", "chunked", "tensors", "memmap"])
 def test_every_source_with_row_numbers_can_be_drawn_from(kind, tmp_path):
     rows = 500

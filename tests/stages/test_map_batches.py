@@ -260,11 +260,6 @@ def test_an_error_of_the_function_names_the_stage_and_the_row() -> None:
     assert "with_columns(" in caught.value.__notes__[0]
 
 
-def test_finished_batches_are_refused() -> None:
-    with pytest.raises(tp.ConfigError, match="after them"):
-        list(rows().drop_columns("text").batch(2).collate().with_columns(squares))
-
-
 def test_columns_that_are_dropped_are_gone_and_the_others_in_order() -> None:
     pipe = tp.from_arrow(pa.table({"a": [1], "b": [2], "c": [3]}))
     assert list(next(iter(pipe.drop_columns("b"))).items()) == [("a", 1), ("c", 3)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -17,7 +16,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from drawn import examples
@@ -507,20 +505,6 @@ def test_where_all_fit_nothing_is_said(folder: Path, caplog: pytest.LogCaptureFi
     list(pipe)
     assert not caplog.records
     assert said(pipe) is None
-
-
-def test_workers_say_it_themselves(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    log = tmp_path_factory.mktemp("log") / "said"
-    handler = logging.FileHandler(log)
-    logging.getLogger("trainpipes").addHandler(handler)
-    try:
-        pipe = dropping(folder, "best_fit").batch(4)
-        loader: DataLoader[Any] = DataLoader(pipe, batch_size=None, num_workers=1)
-        assert len(list(loader)) > 2
-    finally:
-        logging.getLogger("trainpipes").removeHandler(handler)
-        handler.close()
-    assert "documents left out: longer than 5 tokens" in log.read_text()
 
 
 def test_rows_that_are_packed_are_not_packed_again() -> None:

@@ -53,19 +53,132 @@ def same(found: Any, expected: Any) -> bool:
     return bool(found == expected)
 
 
+def ragged(*rows: list[int]) -> Any:
+    return pa.array(rows, IDS)
+
+
+VECTORS = pa.list_(pa.list_(pa.float32(), 2))
+THREE = {name: ragged(*ROWS[:3]) for name in ("input_ids", "labels", "free")}
+LEFT = {"padding_side": "left", "truncation_side": "left", "max_length": 2, "value": -1}
+FLOATS = {name: pa.array([0.5]) for name in "ab"}
+MASKED = {"input_ids": [[1], [2, 3]], "labels": [[1], [2, 3]], "n": [1, 2]}
+#: What a batch holds, the options, and some of its tensors, as lists; or their dtypes.
+PADDED: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "rows up to the longest": (
+        {"input_ids": ragged(*ROWS[:3])}, {},
+        {"input_ids": [[1, 2, 3], [4, 0, 0], [0, 0, 0]], "attention_mask": [[1, 1, 1], [1, 0, 0], [0, 0, 0]]},
+    ),
+    "nothing": ({"input_ids": ragged([], [])}, {}, {"input_ids": [[], []], "attention_mask": [[], []]}),
+    "nothing to a multiple": ({"input_ids": ragged([])}, {"pad_to_multiple_of": 8}, {"input_ids": [[]]}),
+    "nothing to a length": ({"input_ids": ragged([])}, {"max_length": 3}, {"input_ids": [[0, 0, 0]]}),
+    "a value that spares what is masked": (
+        {name: ragged([1], []) for name in ("input_ids", "labels", "token_type_ids", "other")}, {"value": 9},
+        {"input_ids": [[1], [9]], "labels": [[1], [-100]], "token_type_ids": [[1], [0]], "other": [[1], [9]]},
+    ),
+    "a value of a column": (
+        {"n": ragged([1], [])}, {"value": 9, "columns": {"n": {"value": 5}}}, {"n": [[1], [5]]},
+    ),
+    "options of a column before the common ones": (
+        THREE,
+        {"max_length": 1, "columns": {"labels": LEFT, "free": {"max_length": None, "pad_to_multiple_of": 4}}},
+        {"input_ids": [[1], [4], [0]], "labels": [[2, 3], [-1, 4], [-1, -1]],
+         "free": [[1, 2, 3, 0], [4, 0, 0, 0], [0, 0, 0, 0]]},
+    ),
+    "lists of vectors": (
+        {"input_ids": pa.array([[[9, 9]], [[1, 2], [3, 4]], [[5, 6]], []], VECTORS).slice(1)},
+        {"padding_side": "left"},
+        {"input_ids": [[[1, 2], [3, 4]], [[0, 0], [5, 6]], [[0, 0], [0, 0]]],
+         "attention_mask": [[1, 1], [0, 1], [0, 0]]},
+    ),
+    "dtypes that are given": (
+        {"a": [[1], [2]], "b": [1, 2], "c": [[1.5], [2.5]], "d": [[1], [1]]},
+        {"dtype": torch.int32, "columns": {
+            "b": {"dtype": torch.int32}, "c": {"dtype": torch.float64}, "d": {"dtype": torch.float32}}},
+        {"a": torch.int32, "b": torch.int32, "c": torch.float64, "d": torch.float32},
+    ),
+    "dtypes of columns besides that of all floats": (
+        {**FLOATS, "n": [3]},
+        {"dtype": torch.float16, "columns": {"b": {"dtype": torch.float64}, "n": {"dtype": torch.float32}}},
+        {"a": torch.float16, "b": torch.float64, "n": torch.float32},
+    ),
+    "masks that the rows have": (
+        {"input_ids": [[1, 2], [3]], "attention_mask": [[1, 0], [1]]}, {"value": 7},
+        {"input_ids": [[1, 2], [3, 7]], "attention_mask": [[1, 0], [1, 0]]},
+    ),
+    "dicts of arrays": ([{"i": np.array([1, 2])}, {"i": [4]}], {}, {"i": [[1, 2], [4, 0]]}),
+    "dicts of tensors": ([{"i": torch.tensor([1, 2])}, {"i": [4]}], {}, {"i": [[1, 2], [4, 0]]}),
+    "dicts of tuples": ([{"i": (1, 2)}, {"i": [4]}], {}, {"i": [[1, 2], [4, 0]]}),
+    "an empty list": ([{"a": []}, {"a": [1]}], {}, {"a": [[0], [1]]}),
+    "empty lists": ([{"a": []}], {}, {"a": torch.int64}),
+    "an empty list beside floats": ([{"a": []}, {"a": np.ones(1, np.float32)}], {}, {"a": torch.float32}),
+    "an empty array": ([{"a": np.ones(0, np.float32)}, {"a": []}], {}, {"a": torch.float32}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_a_batch_is_padded(name: str) -> None:
+    data, options, expected = PADDED[name]
+    (batch,) = collated(pa.table(data) if isinstance(data, dict) else data, **options)
+    for column, wanted in expected.items():
+        assert (
+            batch[column].dtype if isinstance(wanted, torch.dtype) else batch[column].tolist()
+        ) == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, "input_ids attention_mask labels n"),
+        ({"mask": False}, "input_ids labels n"),
+        ({"mask": {"labels": "m"}}, "input_ids labels m n"),
+        ({"columns": {"labels": {"mask": "m"}}}, "input_ids attention_mask labels m n"),
+        ({"columns": {"input_ids": {"mask": "m"}}}, "input_ids m labels n"),
+        ({"columns": {"input_ids": {"mask": False}}}, "input_ids labels n"),
+    ],
+)
+def test_masks_come_after_their_columns(options: dict[str, Any], names: str) -> None:
+    assert " ".join(collated(pa.table(MASKED), **options)[0]) == names
+
+
+LONG = pa.list_(pa.list_(pa.int64()))
+#: What is refused: the batch, the options, the error, and what it says.
+REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    ({"input_ids": [[1]]}, {"value": 0.5}, ConfigError, r"padded with 0.5, which int64 cannot hold; give"),
+    ({"labels": [[1]]}, {"dtype": torch.uint8}, ConfigError, "'labels' is padded with -100, which uint8"),
+    ({"x": pa.array([2**63], pa.uint64())}, {}, DataError, "which int64 cannot hold"),
+    ({"x": [[1.5]]}, {"columns": {"x": {"dtype": torch.int64}}}, SchemaError, "int64 would cut off"),
+    ({"x": [[1, 0], [2]]}, {"columns": {"x": {"dtype": torch.bool}}}, DataError, "holds 2, which bool"),
+    ({"x": pa.array([[[1], [2, 3]]], LONG)}, {}, SchemaError, r"lists of lists.*leave it out with select"),
+    (MASKED, {"mask": {"ids": "m"}}, SchemaError, "no column 'ids'"),
+    (MASKED, {"mask": {"labels": "n"}}, SchemaError, "have a column 'n' already"),
+    (MASKED, {"mask": {"labels": "m", "input_ids": "m"}}, ConfigError, r"another name for each mask, got"),
+    (MASKED, {"mask": {"labels": 1}}, ConfigError, "a dict of columns and their masks"),
+    (MASKED, {"mask": True}, ConfigError, "False, or a dict.*got True"),
+    ({"input_ids": [1, 2]}, {"mask": {"input_ids": "m"}}, SchemaError, r"has no lists to pad.*mask 'm'"),
+    ({"labels": [[1]]}, {"columns": {"label": {}}}, SchemaError, "no column 'label' .did you mean 'labels'"),
+    ({}, {"columns": {"x": {"valu": 1}}}, ConfigError, r"no option 'valu' \(did you mean 'value'\?\) for"),
+    ({}, {"columns": {"x": 3}}, ConfigError, "dict of column names and dicts of options, got {'x': 3}"),
+    ({}, {"columns": {"x": {"padding_side": "up"}}}, ConfigError, r"columns\['x'\]\)\(padding_side\) must"),
+    ({}, {"columns": {"x": {"mask": 1}}}, ConfigError, "a name for the mask, or False, got 1"),
+    ([{"a": 1}, {"b": 1}], {}, SchemaError, r"got keys \['b'\] where the first row .* has \['a'\]"),
+    ([{"a": 1}, 7], {}, SchemaError, r"got int; make dicts with map\(\), or use collate\(\)"),
+    ([7, {"a": 1}], {}, SchemaError, "got int"),
+    *(
+        ({}, {"dtype": dtype}, ConfigError, r"pad_collate\(dtype\)")
+        for dtype in (None, float, "int64", np.float32, torch.bool, torch.complex64, torch.bfloat16)
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "options", "error", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_what_cannot_be_is_refused(
+    data: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        collated(pa.table(data) if isinstance(data, dict) else data, **options)
+
+
 class TestPadding:
-    def test_fills_up_to_the_longest_row(self) -> None:
-        batch = collated(pa.table({"input_ids": pa.array(ROWS[:3], IDS)}))[0]
-        assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 0, 0], [0, 0, 0]]
-        assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]
-        assert batch["input_ids"].dtype == batch["attention_mask"].dtype == torch.int64
-
-    def test_of_nothing_has_no_width(self) -> None:
-        batch = collated(pa.table({"input_ids": pa.array([[], []], IDS)}))[0]
-        assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 0)
-        assert one([[]], pad_to_multiple_of=8).shape == (1, 0)
-        assert one([[]], max_length=3).tolist() == [[0, 0, 0]]
-
     @given(
         st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=1, max_size=6),
         st.sampled_from(["pre", "post"]),
@@ -151,20 +264,6 @@ class TestPadValue:
         packed = rows.pack(8, pad_token_id=9).batch(1).pad_collate(pad_to_multiple_of=10)
         assert next(iter(packed))["input_ids"][0, 4:].tolist() == [9] * 4
 
-    def test_may_be_given_and_spares_what_is_masked(self) -> None:
-        names = ("input_ids", "labels", "token_type_ids", "other")
-        rows = pa.table({name: pa.array([[1], []], IDS) for name in names})
-        batch = collated(rows, value=9)[0]
-        assert [int(batch[name][1, 0]) for name in names] == [9, -100, 0, 9]
-        own = collated(rows, value=9, columns={"labels": {"value": 5}})[0]
-        assert own["labels"].tolist() == [[1], [5]]
-
-    def test_must_fit(self) -> None:
-        with pytest.raises(ConfigError, match=r"padded with 0.5, which int64 cannot hold; give"):
-            one([[1]], value=0.5)
-        with pytest.raises(ConfigError, match="'labels' is padded with -100, which uint8 cannot"):
-            one([[1]], name="labels", dtype=torch.uint8)
-
 
 class TestDtypes:
     @pytest.mark.parametrize(
@@ -205,21 +304,6 @@ class TestDtypes:
         array = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
         assert same(one(pa.FixedShapeTensorArray.from_numpy_ndarray(array)), torch.tensor(array))
 
-    def test_of_lists_of_vectors(self) -> None:
-        kind = pa.list_(pa.list_(pa.float32(), 2))
-        rows = pa.array([[[9, 9]], [[1, 2], [3, 4]], [[5, 6]], []], kind).slice(1)
-        batch = collated(pa.table({"input_ids": rows}), padding_side="left")[0]
-        assert batch["input_ids"].tolist() == [[[1, 2], [3, 4]], [[0, 0], [5, 6]], [[0, 0], [0, 0]]]
-        assert batch["attention_mask"].tolist() == [[1, 1], [0, 1], [0, 0]]
-
-    def test_may_be_given(self) -> None:
-        rows = pa.table({"a": [[1], [2]], "b": [1, 2], "c": [[1.5], [2.5]], "d": [[1], [1]]})
-        columns = {"b": {"dtype": torch.int32}, "c": {"dtype": torch.float64}}
-        columns["d"] = {"dtype": torch.float32}
-        batch = collated(rows, dtype=torch.int32, columns=columns)[0]
-        found = [batch[name].dtype for name in "abcd"]
-        assert found == [torch.int32, torch.int32, torch.float64, torch.float32]
-
     @pytest.mark.parametrize("as_rows", [False, True])
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
     def test_a_float_dtype_is_that_of_all_floats_and_of_no_ids(
@@ -257,13 +341,6 @@ class TestDtypes:
         with pytest.raises(SchemaError, match=r"has no lists to pad.*mask 'm'"):
             collated(large, mask={"small": "m"})
 
-    @pytest.mark.parametrize(
-        "dtype", [None, float, "int64", np.float32, torch.bool, torch.complex64, torch.bfloat16]
-    )
-    def test_that_is_none_is_refused(self, dtype: Any) -> None:
-        with pytest.raises(ConfigError, match=r"pad_collate\(dtype\)"):
-            PadCollate(dtype=dtype)
-
     def test_anything_else_is_a_list_of_objects(self) -> None:
         when = datetime(2024, 1, 1)
         columns = {
@@ -276,94 +353,6 @@ class TestDtypes:
         }
         rows = pa.table(columns)
         assert collated(rows, [0, 1, 2])[1] == {name: [rows[name][1].as_py()] for name in columns}
-
-    def test_numbers_that_do_not_fit_are_refused(self) -> None:
-        with pytest.raises(DataError, match="'x' holds 300, which uint8 cannot hold") as caught:
-            one([[1], [2, 300]], name="x", dtype=torch.uint8)
-        assert caught.value._trainpipes[1] == 1  # type: ignore[attr-defined]
-        with pytest.raises(DataError, match="which int64 cannot hold"):
-            one([2**63], pa.uint64())
-        with pytest.raises(SchemaError, match="holds float64, and int64 would cut off fractions"):
-            one([[1.5]], pa.list_(pa.float64()), columns={"input_ids": {"dtype": torch.int64}})
-        with pytest.raises(DataError, match="holds 2, which bool cannot hold"):
-            one([[1, 0], [2]], columns={"input_ids": {"dtype": torch.bool}})
-
-
-class TestMasks:
-    ROWS = pa.table({"input_ids": [[1], [2, 3]], "labels": [[1], [2, 3]], "n": [1, 2]})
-
-    def names(self, **options: Any) -> list[str]:
-        return list(collated(self.ROWS, **options)[0])
-
-    def test_come_after_their_columns(self) -> None:
-        assert self.names() == ["input_ids", "attention_mask", "labels", "n"]
-        assert self.names(mask=False) == ["input_ids", "labels", "n"]
-        assert self.names(mask={"labels": "m"}) == ["input_ids", "labels", "m", "n"]
-
-    def test_may_be_named_by_column(self) -> None:
-        columns = {"labels": {"mask": "m"}}
-        assert self.names(columns=columns) == ["input_ids", "attention_mask", "labels", "m", "n"]
-        assert self.names(columns={"input_ids": {"mask": "m"}})[1] == "m"
-        assert self.names(columns={"input_ids": {"mask": False}})[1] == "labels"
-
-    def test_that_the_rows_have_are_padded(self) -> None:
-        rows = pa.table({"input_ids": [[1, 2], [3]], "attention_mask": [[1, 0], [1]]})
-        assert collated(rows, value=7)[0]["attention_mask"].tolist() == [[1, 0], [1, 0]]
-
-    def test_are_not_made_of_columns_that_are_not_padded(self) -> None:
-        rows = pa.table({"input_ids": [1, 2]})
-        assert list(collated(rows)[0]) == ["input_ids"]
-        with pytest.raises(SchemaError, match=r"has no lists to pad.*mask 'm'"):
-            collated(rows, mask={"input_ids": "m"})
-
-    @pytest.mark.parametrize(
-        ("mask", "error", "message"),
-        [
-            ({"ids": "m"}, SchemaError, "no column 'ids'"),
-            ({"labels": "n"}, SchemaError, "have a column 'n' already"),
-            (
-                {"labels": "m", "input_ids": "m"},
-                ConfigError,
-                r"another name for each mask, got \['m'",
-            ),
-            ({"labels": 1}, ConfigError, "a dict of columns and their masks"),
-            (True, ConfigError, "False, or a dict.*got True"),
-        ],
-    )
-    def test_that_cannot_be(self, mask: Any, error: type[Exception], message: str) -> None:
-        with pytest.raises(error, match=message):
-            self.names(mask=mask)
-
-
-class TestByColumn:
-    def test_options_come_before_the_common_ones(self) -> None:
-        rows = pa.table({name: pa.array(ROWS, IDS) for name in ("input_ids", "labels", "free")})
-        left = {"padding_side": "left", "truncation_side": "left", "max_length": 2, "value": -1}
-        columns: dict[str, Any] = {
-            "labels": left,
-            "free": {"max_length": None, "pad_to_multiple_of": 3},
-        }
-        batch = collated(rows, max_length=4, columns=columns)[0]
-        assert batch["input_ids"].tolist()[3] == [5, 6, 7, 8]
-        assert batch["labels"].tolist() == [[2, 3], [-1, 4], [-1, -1], [8, 9], [10, 11]]
-        assert batch["free"].shape == (5, 6)
-
-    @pytest.mark.parametrize(
-        ("columns", "message"),
-        [
-            ({"x": {"valu": 1}}, r"no option 'valu' \(did you mean 'value'\?\) for 'x'"),
-            ({"x": 3}, "dict of column names and dicts of options, got {'x': 3}"),
-            ({"x": {"padding_side": "up"}}, r"columns\['x'\]\)\(padding_side\) must be"),
-            ({"x": {"mask": 1}}, "a name for the mask, or False, got 1"),
-        ],
-    )
-    def test_options_that_are_none(self, columns: Any, message: str) -> None:
-        with pytest.raises(ConfigError, match=message):
-            PadCollate(columns=columns)
-
-    def test_columns_that_are_not_there(self) -> None:
-        with pytest.raises(SchemaError, match=r"no column 'label' \(did you mean 'labels'\?\)"):
-            collated(pa.table({"labels": [[1]]}), columns={"label": {}})
 
 
 class TestTensors:
@@ -409,17 +398,6 @@ class TestRowsThatAreDicts:
         table = pa.Table.from_pylist(rows)
         assert same(collated(rows, [0, 2, 5])[1], collated(table, [0, 2, 5])[1])
 
-    @pytest.mark.parametrize("form", [np.array, torch.tensor, tuple, list])
-    def test_hold_lists_arrays_or_tensors(self, form: Any) -> None:
-        rows = [{"input_ids": form([1, 2])}, {"input_ids": form([3])}, {"input_ids": [4]}]
-        assert collated(rows)[0]["input_ids"].tolist() == [[1, 2], [3, 0], [4, 0]]
-
-    def test_an_empty_list_says_nothing_of_its_type(self) -> None:
-        assert same(collated([{"a": []}, {"a": [1]}])[0]["a"], torch.tensor([[0], [1]]))
-        assert collated([{"a": []}, {"a": np.ones(1, np.float32)}])[0]["a"].dtype == torch.float32
-        assert collated([{"a": []}])[0]["a"].dtype == torch.int64
-        assert collated([{"a": np.ones(0, np.float32)}, {"a": []}])[0]["a"].dtype == torch.float32
-
     @pytest.mark.parametrize(
         ("values", "found"),
         [
@@ -461,18 +439,6 @@ class TestRowsThatAreDicts:
             PadCollate().process(run_of([{"a": 0}, *data], [0, 1, 3], first=20))
         if error is DataError:
             assert caught.value._trainpipes[1] == 21 + row  # type: ignore[attr-defined]
-
-    @pytest.mark.parametrize(
-        ("rows", "message"),
-        [
-            ([{"a": 1}, {"b": 1}], r"got keys \['b'\] where the first row .* has \['a'\]"),
-            ([{"a": 1}, 7], r"got int; make dicts with map\(\), or use collate\(\)"),
-            ([7, {"a": 1}], "got int"),
-        ],
-    )
-    def test_must_have_the_same_keys(self, rows: Any, message: str) -> None:
-        with pytest.raises(SchemaError, match=message):
-            collated(rows)
 
 
 class TestNulls:
