@@ -198,10 +198,10 @@ CHAINS: dict[str, Callable[[], tp.Pipeline]] = {
     "mix, packed": lambda: mixed().pack(256),
     "mix, repeated": lambda: mixed("all_exhausted").repeat().pack(256),
     "mix, buckets": lambda: mixed().bucket_by_length(5),
-    "mix of packed rows": lambda: (
-        tp.mix({str(n): documents(lengths_of(n)).pack(256) for n in (9, 30)}, stop="repeat")
-        .sharding_filter(3).bucket_by_length(4)
-    ),
+    "mix of packed rows": lambda: tp.mix(
+        {"a": documents(lengths_of(9)).pack(256), "b": documents(lengths_of(30)).pack(256)},
+        weights={"a": 1, "b": 1}, stop="repeat",
+    ).sharding_filter(3).bucket_by_length(4),
 }  # fmt: skip
 
 
