@@ -31,8 +31,6 @@ from trainpipes.sources.files import remote_bytes
 from trainpipes.sources.files.remote_bytes import CHUNK, open_bytes
 from trainpipes.testing import digest
 
-pytest.importorskip("aiohttp")
-
 FILES = 3
 
 
@@ -45,12 +43,6 @@ def folder(tmp_path: Path) -> Path:
         table = pa.table({"x": list(rows), "text": [f"row {n} " * 20 for n in rows]})
         pq.write_table(table, found / f"{file}.parquet", row_group_size=100)
     return found
-
-
-@pytest.fixture
-def server(folder: Path) -> Iterator[FaultyServer]:
-    with serving(folder) as found:
-        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -293,16 +293,6 @@ def test_arrays_without_values_in_their_rows_are_columns_too(shape):
     assert len(list(made)) == 4
 
 
-def test_a_file_that_is_there_is_kept_unless_told(tmp_path):
-    tp.write_memmap(tmp_path / "x", np.arange(3))
-    with pytest.raises(tp.ConfigError, match="overwrite=True"):
-        tp.write_memmap(tmp_path / "x", np.arange(4))
-    old = tp.read_memmap(tmp_path / "x")
-    assert old[2][0] == 2
-    assert len(tp.write_memmap(tmp_path / "x", np.arange(4), overwrite=True)) == 4
-    assert old[1][0] == 1  # what was open goes on
-
-
 def test_a_reader_keeps_what_it_opened_and_a_copy_of_it_that_comes_late_is_refused(tmp_path):
     old = tp.write_memmap(
         tmp_path / "x", {"a": np.arange(3), "ids": np.arange(6).reshape(3, 2)}, ragged="ids"
@@ -322,19 +312,6 @@ def test_files_and_folder_have_the_rights_that_any_have(tmp_path):
     assert (tmp_path / "x").stat().st_mode == (tmp_path / "y").stat().st_mode
     for path in (tmp_path / "x").iterdir():
         assert path.stat().st_mode == (tmp_path / "y" / "z").stat().st_mode
-
-
-def test_an_empty_folder_is_filled_and_any_other_is_kept(tmp_path):
-    (tmp_path / "x").mkdir()
-    assert len(tp.write_memmap(tmp_path / "x", np.arange(3))) == 3
-    assert len(tp.write_memmap(tmp_path / "new" / "folder", np.arange(3))) == 3
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "manifest.json").write_text('{"name": "an extension of a browser"}')
-    (tmp_path / "file").write_text("text")
-    for name, said in (("mine", "files that no writer has written"), ("file", "cannot be written")):
-        with pytest.raises(tp.ConfigError, match=said):
-            tp.write_memmap(tmp_path / name, np.arange(3), overwrite=True)
-    assert len(list((tmp_path / "mine").iterdir())) == 1
 
 
 def test_a_link_to_a_folder_goes_on_leading_there(tmp_path):

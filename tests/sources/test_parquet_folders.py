@@ -14,7 +14,6 @@ import pytest
 
 import trainpipes as tp
 from trainpipes.errors import SchemaError, StateError
-from trainpipes.testing import check_resume
 
 
 def write(folder: Path, *names: str, **more: Any) -> str:
@@ -212,20 +211,3 @@ def test_values_of_folders_are_part_of_what_a_state_knows(tmp_path: Path) -> Non
         else:
             with pytest.raises(StateError, match="data/digests"):
                 iter(moved).load_state_dict(state)
-
-
-def test_a_shuffled_pipeline_over_folders_resumes_and_is_cached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "cache"))
-    folder = write(tmp_path / "data", *LAYOUT)
-    pipe = (
-        tp.read_parquet(folder, partitioning="hive")
-        .cache()
-        .sharding_filter(2)
-        .shuffle(5, seed=1)
-        .batch(3)
-    )
-    check_resume(pipe)
-    rows = sorted((row for batch in pipe for row in batch), key=lambda row: row["x"])
-    assert rows == list(tp.read_parquet(folder, partitioning="hive"))

@@ -27,19 +27,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, first, serving
 from interpreters import python
-from trainpipes.filesystems import retry
 from trainpipes.sources.files import block_reader
 from trainpipes.sources.files import range_file as remote
 from trainpipes.testing import digest
 
-pytest.importorskip("aiohttp")
-
 FILES, GROUPS, ROWS = 4, 3, 20
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
 
 
 def write(path: Path, first: int) -> None:
@@ -55,12 +47,6 @@ def folder(tmp_path: Path) -> Path:
     for file in range(FILES):
         write(tmp_path / "data" / f"{file}.parquet", 1000 * file)
     return tmp_path / "data"
-
-
-@pytest.fixture
-def server(folder: Path) -> Iterator[FaultyServer]:
-    with serving(folder) as found:
-        yield found
 
 
 def local(folder: Path) -> tp.Pipeline:
@@ -260,14 +246,6 @@ def test_a_file_that_is_gone_is_missing_at_once(server: FaultyServer, folder: Pa
         list(pipe)
     with pytest.raises(tp.MissingFilesError):
         list(over_http(server))
-
-
-def test_an_error_in_a_worker_is_the_same(server: FaultyServer) -> None:
-    pipe = over_http(server).sharding_filter(num_shards=2).batch(8)
-    len(pipe)
-    server.fault = lambda *_: (403, {})
-    with pytest.raises(tp.UnreachableError, match="renew the credentials"):
-        list(tp.Loader(pipe, num_workers=2))
 
 
 # Files that change, and what is known of them
