@@ -495,44 +495,23 @@ def test_a_cache_that_has_zeros_where_a_request_failed_is_refused(server: Faulty
 # The option
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), "120", None, True])
-def test_seconds_that_are_no_time_are_refused(seconds: Any) -> None:
-    with pytest.raises(
-        tp.ConfigError, match=r"Retry\(deadline\) must be a number of seconds above 0, got"
-    ):
-        tp.Retry(seconds)
-
-
 def test_tries_and_their_time_are_checked_and_shown() -> None:
-    with pytest.raises(
-        tp.ConfigError, match=r"Retry\(timeout\) must be a number of seconds above 0, got -1"
-    ):
-        tp.Retry(timeout=-1)
-    with pytest.raises(tp.ConfigError, match=r"Retry\(max_attempts\) must be"):
-        tp.Retry(max_attempts=0)
-    assert (
-        str(tp.Retry(max_attempts=3, timeout=5))
-        == "Retry(deadline=120.0, max_attempts=3, timeout=5.0)"
-    )
-
-
-@pytest.mark.parametrize("retry", [120, None, {"seconds": 3}])
-def test_what_is_no_retry_is_refused(retry: Any) -> None:
-    with pytest.raises(
-        tp.ConfigError, match=r"list_files\(retry\) must be a trainpipes\.Retry, got"
-    ):
-        tp.list_files("data", retry=retry)
-
-
-def test_the_option_is_shown_and_no_part_of_a_state(folder: Path) -> None:
-    pipe = tp.list_files(folder, retry=tp.Retry(deadline=7)).read_parquet().batch(8)
-    assert "retry=Retry(deadline=7.0)" in str(pipe)
-    assert "retry" not in str(tp.list_files(folder).read_parquet())
-    items = iter(pipe)
-    next(items)
-    other = tp.list_files(folder).read_parquet().batch(8)
-    other.load_state_dict(items.state_dict())
-    assert list(other) == list(items)
+    seconds = "must be a number of seconds above 0, got"
+    for given, said in [
+        *(({"deadline": one}, rf"Retry\(deadline\) {seconds}") for one in (0, -1, float("nan"), "120", None, True)),
+        ({"timeout": -1}, rf"Retry\(timeout\) {seconds} -1"), ({"max_attempts": 0}, r"Retry\(max_attempts\) must"),
+    ]:  # fmt: skip
+        with pytest.raises(tp.ConfigError, match=said):
+            tp.Retry(**given)
+    for retry in (120, None, {"seconds": 3}):
+        with pytest.raises(
+            tp.ConfigError, match=r"list_files\(retry\) must be a trainpipes\.Retry, got"
+        ):
+            tp.list_files("data", retry=retry)
+    shown = "Retry(deadline=120.0, max_attempts=3, timeout=5.0)"
+    assert str(tp.Retry(max_attempts=3, timeout=5)) == shown
+    assert f"retry={shown}" in str(tp.list_files("x", retry=tp.Retry(max_attempts=3, timeout=5)))
+    assert "retry" not in str(tp.list_files("x"))
 
 
 def test_a_config_says_how_long(folder: Path, tmp_path: Path) -> None:

@@ -307,9 +307,8 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.parametrize(("members", "block_rows"), [(1, None), (1, 7), (9, None), (9, 7)])
 @pytest.mark.parametrize("ending", PACK)
-@pytest.mark.parametrize("members", [1, 9])
-@pytest.mark.parametrize("block_rows", [None, 7])
 def test_compressed_files_hold_the_same_rows(write, small_pieces, ending, members, block_rows):
     lines = [f'{{"x": {n}, "t": "{"word " * (n % 9)}"}}\n'.encode() for n in range(90)]
     step = len(lines) // members
