@@ -75,8 +75,8 @@ def test_relative_paths_and_tilde_come_out_absolute(
 
 
 MANY = (
-    "b.parquet a/x.PARQUET a/deep/y.pq _lang=en/z.parquet notes.txt _SUCCESS _metadata _common_metadata.parquet "
-    ".hidden.parquet .cache/c.parquet _delta_log/1.checkpoint.parquet _temporary/0/t.parquet"
+    "b.parquet a/x.PARQUET a/deep/y.pq _lang=en/z.parquet notes.txt _SUCCESS _metadata "
+    "_common_metadata.parquet .hidden.parquet .cache/c.parquet _delta_log/1.checkpoint.parquet _temporary/0/t.parquet"
 )
 PARTS = "part-2.parquet part-10.parquet part-1.parquet 10/x.pq 9/x.pq part-01.parquet"
 SPARK = "spark.parquet/part-0.parquet spark.parquet/_SUCCESS one.parquet"
@@ -100,12 +100,10 @@ def test_a_folder_stands_for_the_files_of_its_format_in_natural_order(
     tmp_path: Path, names: str, urls: Any, options: dict[str, Any], found: str
 ) -> None:
     make(tmp_path, *names.split())
-    several = (
-        type(urls)(f"{tmp_path}/{url}" for url in urls)
-        if urls and not isinstance(urls, str)
-        else ()
-    )
-    assert listed(several or f"{tmp_path}/{urls}", tmp_path, **options) == found.split()
+    asked = f"{tmp_path}/{urls}"
+    if not isinstance(urls, str):
+        asked = type(urls)(f"{tmp_path}/{url}" for url in urls)
+    assert listed(asked, tmp_path, **options) == found.split()
 
 
 def test_a_glob_stands_for_what_it_matches(tmp_path: Path) -> None:
@@ -355,7 +353,8 @@ NOT_THERE: list[tuple[str, str, str]] = [
      "no file matches '{d}/trian/*.parquet' (did you mean 'train'?); the nearest folder that exists is {d}, "
      "with: train/, valid/"),
     ("train/a.parquet train/b.csv", "/train/*.json",
-     "no file matches '{d}/train/*.json'; the nearest folder that exists is {d}/train, with: a.parquet, b.csv"),
+     "no file matches '{d}/train/*.json'; the nearest folder that exists is {d}/train, with: a.parquet, "
+     "b.csv"),
     ("train/a.parquet", "/train/a.parqet",
      "there is no file or folder '{d}/train/a.parqet' (did you mean 'a.parquet'?); the nearest folder that "
      "exists is {d}/train, with: a.parquet"),
@@ -363,8 +362,8 @@ NOT_THERE: list[tuple[str, str, str]] = [
      "no file that ends in .parquet or .pq in the folder '{d}' or below it; there are: a.csv, b.json, more/. "
      "Name another suffix=, or a glob such as '{d}/*'"),
     (" ".join(f"{n}.csv" for n in range(40)), "/*.parquet",
-     "no file matches '{d}/*.parquet'; the nearest folder that exists is {d}, with: 0.csv, 1.csv, 2.csv, 3.csv, "
-     "4.csv, 5.csv, … (40 in all)"),
+     "no file matches '{d}/*.parquet'; the nearest folder that exists is {d}, with: 0.csv, 1.csv, 2.csv, "
+     "3.csv, 4.csv, 5.csv, … (40 in all)"),
 ]  # fmt: skip
 
 

@@ -498,8 +498,8 @@ def test_a_cache_that_has_zeros_where_a_request_failed_is_refused(server: Faulty
 def test_tries_and_their_time_are_checked_and_shown() -> None:
     seconds = "must be a number of seconds above 0, got"
     for given, said in [
-        *(({"deadline": one}, rf"Retry\(deadline\) {seconds}") for one in (0, -1, float("nan"), "120", None, True)),
-        ({"timeout": -1}, rf"Retry\(timeout\) {seconds} -1"), ({"max_attempts": 0}, r"Retry\(max_attempts\) must"),
+        *(({"deadline": one}, rf"deadline\) {seconds}") for one in (0, -1, float("nan"), "1", None, True)),
+        ({"timeout": -1}, rf"timeout\) {seconds} -1"), ({"max_attempts": 0}, r"max_attempts\) must"),
     ]:  # fmt: skip
         with pytest.raises(tp.ConfigError, match=said):
             tp.Retry(**given)
