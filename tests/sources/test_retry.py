@@ -144,14 +144,6 @@ def test_a_server_is_not_asked_before_the_time_that_it_asks_for(
     assert list(over_http(server)) == list(local(folder))
 
 
-def test_a_listing_over_http_that_fails_for_a_while_has_all_files(
-    server: FaultyServer, folder: Path
-) -> None:
-    server.fault = first(2, (503, {}))
-    pipe = tp.list_files(f"{server.url}/*.parquet").read_parquet()
-    assert list(pipe) == list(local(folder))
-
-
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_try_again_too(server: FaultyServer, folder: Path, method: str) -> None:
     pipe = over_http(server).sharding_filter(num_shards=2).batch(8)
