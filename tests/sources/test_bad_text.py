@@ -103,6 +103,7 @@ def test_text_in_lists_and_structs_is_found_in_its_row(path: Path) -> None:
     assert caught.value.row == BAD_NESTED
 
 
+@pytest.mark.usefixtures("failed_workers_let_go")
 def test_the_error_is_the_same_with_threads_workers_and_after_a_resume(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

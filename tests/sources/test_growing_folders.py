@@ -116,7 +116,7 @@ def test_check_resume_passes(folder: Path, make: Make) -> None:
     check_resume(make(folder), epochs=2, processes=0, every=3)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_persistent_workers_of_the_epoch_before_are_not_used_with_new_files(
     folder: Path, method: str
 ) -> None:
@@ -263,10 +263,11 @@ def test_what_cannot_grow_is_refused_by_name(folder: Path, what: str) -> None:
         make(folder)
 
 
+@pytest.mark.usefixtures("failed_workers_let_go")
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 def test_workers_of_a_plain_loader_are_refused_by_name(folder: Path, kind: Any) -> None:
     with pytest.raises(tp.TopologyError, match=r"list_files\(refresh\).*trainpipes.Loader"):
-        list(kind(counted(folder), batch_size=None, num_workers=2))
+        list(kind(counted(folder), batch_size=None, num_workers=1))
 
 
 def test_peek_shows_the_first_batch_of_the_epoch_to_come(folder: Path) -> None:

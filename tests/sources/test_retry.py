@@ -157,8 +157,12 @@ def test_workers_try_again_too(server: FaultyServer, folder: Path, method: str) 
 # What does not
 
 
-@pytest.mark.parametrize("fault", [(503, {}), "stall", "half, then stall", "close"], ids=str)
-@pytest.mark.parametrize("stage", ["info", "footers", "rows"])
+@pytest.mark.parametrize(
+    ("stage", "fault"),
+    [*((stage, (503, {})) for stage in ("info", "footers", "rows")), ("info", "close"), ("info", "stall"),
+     ("footers", "half, then stall"), ("rows", "stall"), ("rows", "close")],
+    ids=str,
+)  # fmt: skip
 def test_a_server_that_is_gone_is_said_to_be(
     server: FaultyServer, stage: str, fault: Fault
 ) -> None:

@@ -368,8 +368,10 @@ def test_an_error_of_a_function_names_its_row_and_leaves_whole_files(tmp_path: P
     assert sorted(os.listdir(tmp_path / "out"))[0] == "_manifest.json"
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize(("count", "files"), [(1000, 9), (36_000, 2)])
+@pytest.mark.parametrize(
+    ("format", "count", "files"),
+    [*((format, 1000, 9) for format in FORMATS), ("parquet", 36_000, 2)],
+)
 def test_a_full_disk_is_said_and_the_next_call_goes_on_to_the_same_files(
     count: int, files: int, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
