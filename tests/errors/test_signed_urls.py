@@ -230,8 +230,7 @@ def test_what_led_to_an_error_is_told_with_its_class_and_its_traceback(
     assert "fsspec/implementations/http.py" in text
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("fault", ["403", "close", "garbage"])
+@pytest.mark.parametrize(("num_workers", "fault"), [(2, "403"), (0, "close"), (2, "garbage")])
 def test_errors_of_worker_processes_have_no_value_of_a_query(
     server: FaultyServer, capfd: pytest.CaptureFixture[str], num_workers: int, fault: str
 ) -> None:
@@ -366,8 +365,10 @@ def test_a_long_value_is_cut_only_after_its_secrets_are_hidden(long: int) -> Non
     assert MARK not in str(caught.value) + repr(shown) + shown._repr_mimebundle_()["text/html"]
 
 
-@pytest.mark.parametrize("fault", ["403", "404", "garbage", "close"])
-@pytest.mark.parametrize("what", ["tokenizer", "labels"])
+@pytest.mark.parametrize(
+    ("what", "fault"),
+    [("tokenizer", "403"), ("labels", "404"), ("tokenizer", "garbage"), ("labels", "close")],
+)
 def test_other_files_than_those_of_rows_are_told_without_their_secrets_too(
     server: FaultyServer, monkeypatch: pytest.MonkeyPatch, what: str, fault: str
 ) -> None:

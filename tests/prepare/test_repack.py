@@ -431,10 +431,7 @@ def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
         ({"columns": ["z"]}, "no column 'z'"),
         ({"compression": "zip"}, "compression"),
         ({"row_group_size": 0}, "row_group_size"),
-        (
-            {"memory_limit": 512},
-            r"memory_limit\) must be a number of bytes of 64,000 or more, .* got 512",
-        ),
+        ({"memory_limit": 512}, r"memory_limit\) must be a number of bytes of 64,000 or more, .* got 512"),
         ({"memory_limit": "much"}, "must be a number of bytes"),
         ({"memory_limit": True}, "memory_limit"),
         ({"shuffle": 1}, "shuffle"),
@@ -442,7 +439,7 @@ def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
         ({"executor": 2}, "executor"),
         ({"data": tp.from_arrow(small()).batch(2)}, "before batch"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_done_is_said(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(tp.TrainpipesError, match=said):
         repack(**{"data": tp.from_arrow(small()), "folder": tmp_path / "out", **options})

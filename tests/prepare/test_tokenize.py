@@ -83,9 +83,7 @@ def check_same(one: tp.Pipeline, other: tp.Pipeline) -> None:
 
 
 RECIPES: dict[str, Make] = {
-    "pretrain": lambda f: tp.recipe(
-        "pretrain", f, "bytes", max_length=64, **{**SMALL, "num_shards": 2}
-    ),
+    "pretrain": lambda f: tp.recipe("pretrain", f, "bytes", max_length=64, **{**SMALL, "num_shards": 2}),
     "pretrain / concat": lambda f: tp.recipe(
         "pretrain", f, "bytes", max_length=32, method="concat", add_eos=257, **SMALL
     ),
@@ -94,16 +92,12 @@ RECIPES: dict[str, Make] = {
     "sft": lambda f: tp.recipe("sft", f, "bytes", max_length=30, **SMALL),
     "seq2seq": lambda f: tp.recipe("seq2seq", f, "bytes", **SMALL),
     "chat": lambda f: tp.recipe("chat", f, small_tokenizer(), **SMALL),
-    "chat / packed": lambda f: tp.recipe(
-        "chat", f, small_tokenizer(), packed=True, max_length=128, **SMALL
-    ),
+    "chat / packed": lambda f: tp.recipe("chat", f, small_tokenizer(), packed=True, max_length=128, **SMALL),
     "preference": lambda f: tp.recipe("preference", f, "bytes", **SMALL),
     "classification": lambda f: tp.recipe("classification", f, words(), label="label", **SMALL),
-    "classification / several": lambda f: tp.recipe(
-        "classification", f, "bytes", label="labels", **SMALL
-    ),
+    "classification / several": lambda f: tp.recipe("classification", f, "bytes", label="labels", **SMALL),
     "sft / evaluated": lambda f: tp.recipe("sft", f, "bytes", train=False, **SMALL),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -54,9 +54,7 @@ KINDS: dict[str, Callable[[Path], tp.Pipeline]] = {
     "arrow": lambda d: tp.read_arrow(
         written(d, "a.arrow", lambda p: pa.feather.write_feather(table(pa.int16()), p))
     ),
-    "csv": lambda d: tp.read_csv(
-        written(d, "a.csv", lambda p: pa.csv.write_csv(table(), p)), block_rows=5
-    ),
+    "csv": lambda d: tp.read_csv(written(d, "a.csv", lambda p: pa.csv.write_csv(table(), p)), block_rows=5),
     "json": lambda d: tp.read_json(written(d, "a.jsonl", lines), block_rows=5),
     "own format": lambda d: tp.read_files(written(d, "a.jsonl", lines), pairs),
     "from_arrow": lambda d: tp.from_arrow(table(pa.uint8(), pa.large_string())),
@@ -67,7 +65,7 @@ KINDS: dict[str, Callable[[Path], tp.Pipeline]] = {
     "map with a schema": lambda d: tp.from_dataset(PYTHON).map(
         dict, schema=pa.schema([("x", pa.int32()), ("text", pa.string())])
     ),
-}
+}  # fmt: skip
 #: The same, of which a row need not be counted.
 STREAMS: dict[str, Callable[[Path], tp.Pipeline]] = {
     "filter": lambda d: tp.from_dataset(PYTHON).filter(lambda row: row["x"] >= 0),

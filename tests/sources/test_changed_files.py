@@ -72,24 +72,14 @@ def tar(values: list[int]) -> bytes:
 #: A file of each format from numbers of five digits, what reads it, and a row's number.
 FORMATS: dict[str, tuple[Callable[[list[int]], bytes], Callable[[Any], Any], Any]] = {
     "parquet": (parquet, lambda files: files.read_parquet(), lambda row: row["x"]),
-    "jsonl": (
-        lambda values: b"".join(json.dumps({"x": n}).encode() + b"\n" for n in values),
-        lambda files: files.read_json(),
-        lambda row: row["x"],
-    ),
-    "csv": (
-        lambda values: b"x\n" + b"".join(b"%d\n" % n for n in values),
-        lambda files: files.read_csv(),
-        lambda row: row["x"],
-    ),
+    "jsonl": (lambda values: b"".join(json.dumps({"x": n}).encode() + b"\n" for n in values),
+        lambda files: files.read_json(), lambda row: row["x"]),
+    "csv": (lambda values: b"x\n" + b"".join(b"%d\n" % n for n in values), lambda files: files.read_csv(),
+        lambda row: row["x"]),
     "arrow": (arrow, lambda files: files.read_arrow(), lambda row: row["x"]),
     "npy": (numpy, lambda files: files.read_numpy(block_rows=1000), lambda row: int(row["array"])),
-    "tar": (
-        tar,
-        lambda files: files.read_webdataset(block_rows=50),
-        lambda row: int(row["txt"]),
-    ),
-}
+    "tar": (tar, lambda files: files.read_webdataset(block_rows=50), lambda row: int(row["txt"])),
+}  # fmt: skip
 
 
 @pytest.fixture

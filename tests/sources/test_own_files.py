@@ -105,21 +105,13 @@ def test_the_numbers_of_rows_are_kept_where_that_is_asked_for(folder):
     ("fn", "error", "said"),
     [
         (lambda file: pa.table({"x": [1]}), tp.DataError, r"gives 1 rows, and 10 were counted"),
-        (
-            lambda file: pa.table({"x": range(11)}),
-            tp.DataError,
-            "gives more rows, and 10 were counted",
-        ),
+        (lambda file: pa.table({"x": range(11)}), tp.DataError, "gives more rows, and 10 were counted"),
         (lambda file: iter(()), tp.DataError, "gives no rows, and 10 were counted"),
-        (
-            lambda file: 3,
-            tp.UnreadableError,
-            r"returns a pyarrow\.Table or an iterator of them, got 3",
-        ),
+        (lambda file: 3, tp.UnreadableError, r"returns a pyarrow\.Table or an iterator of them, got 3"),
         (lambda file: [1, 2], tp.UnreadableError, r"yields pyarrow\.Tables, got 1"),
         (lambda file: 1 / 0, tp.UnreadableError, "ZeroDivisionError: division by zero"),
     ],
-)
+)  # fmt: skip
 def test_a_function_that_does_not_give_what_was_counted_is_named_with_the_file(
     fn, error, said, folder
 ):

@@ -339,18 +339,13 @@ def test_a_column_that_only_the_filter_names_is_not_given(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"filter": pc.field("lng") == "de"},
-            r"filter names a column 'lng', and the columns are \['x', 'y'",
-        ),
+        ({"filter": pc.field("lng") == "de"},
+         r"filter names a column 'lng', and the columns are \['x', 'y'"),
         ({"filter": pc.field("txt") == "de"}, r"names a column 'txt' \(did you mean 'text'\?\)"),
         ({"filter": pc.field("text") == 1}, r"does not fit the columns \{.*'text': 'string'\}"),
-        (
-            {"filter": pc.field("text", "a") == 1},
-            r"does not fit the columns \{.*'text': 'string'\}",
-        ),
+        ({"filter": pc.field("text", "a") == 1}, r"does not fit the columns \{.*'text': 'string'\}"),
     ],
-)
+)  # fmt: skip
 def test_a_filter_that_does_not_fit_is_refused_before_a_row_is_read(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:

@@ -158,21 +158,13 @@ def test_folders_whose_value_is_null_are_found_and_left_out(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("folders", "message"),
     [
-        (
-            ("lang=de", "lang=en/year=2024"),
-            r"lang=en.* has a folder year=\.\.\., and .*lang=de.* has none",
-        ),
-        (
-            ("lang=de", "en"),
-            r"lang=de.* has a folder lang=\.\.\., and .*en/part-0\.parquet has none",
-        ),
-        (
-            ("de", "en"),
-            r'partitioning="hive" makes columns of folders such as lang=en/, and .* is in no such folder',
-        ),
+        (("lang=de", "lang=en/year=2024"), r"lang=en.* has a folder year=\.\.\., and .*lang=de.* has none"),
+        (("lang=de", "en"), r"lang=de.* has a folder lang=\.\.\., and .*en/part-0\.parquet has none"),
+        (("de", "en"),
+         r'partitioning="hive" makes columns of folders such as lang=en/, and .* is in no such folder'),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_folders_that_do_not_go_together_are_refused(
     tmp_path: Path, folders: tuple[str, ...], message: str
 ) -> None:

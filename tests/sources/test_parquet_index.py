@@ -123,12 +123,9 @@ WIDENED = {
     "float and double": (pa.array([1.0], pa.float32()), pa.array([1.0]), pa.float64()),
     "lists": (pa.array([[1]], pa.list_(pa.int32())), pa.array([[1]]), pa.list_(pa.int64())),
     "text and view": (pa.array(["a"]), pa.array(["a"], pa.string_view()), pa.string()),
-    "structs": (
-        pa.array([{"a": None}]),
-        pa.array([{"a": "x", "b": 1}]),
-        pa.struct([("a", pa.string()), ("b", pa.int64())]),
-    ),
-}
+    "structs": (pa.array([{"a": None}]), pa.array([{"a": "x", "b": 1}]),
+        pa.struct([("a", pa.string()), ("b", pa.int64())])),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WIDENED)

@@ -60,11 +60,9 @@ NODES: dict[str, Callable[[], BaseNode[Any]]] = {
     "iterable": lambda: IterableWrapper(range(17)),
     "weighted": weighted,
     "own": Noise,
-    "sampler": lambda: SamplerWrapper(
-        RandomSampler(range(19), generator=torch.Generator().manual_seed(1))
-    ),
+    "sampler": lambda: SamplerWrapper(RandomSampler(range(19), generator=torch.Generator().manual_seed(1))),
     "chain": lambda: Prefetcher(Mapper(Batcher(weighted(), 3, drop_last=False), tuple), 2),
-}
+}  # fmt: skip
 
 
 def items(node: BaseNode[Any]) -> list[Any]:

@@ -74,10 +74,8 @@ JOBS: dict[str, Job] = {
     "arrow": lambda out, **o: rows().write_arrow(out, num_files=1, **o),
     "json": lambda out, **o: rows().write_json(out, num_files=1, **o),
     "memmap": lambda out, **o: tp.write_memmap(out, rows().select("x"), num_files=1, **o),
-    "repack": lambda out, **o: repack(
-        rows(), out, shuffle=True, num_files=1, temp_dir=f"{out}.tmp", **o
-    ),
-}
+    "repack": lambda out, **o: repack(rows(), out, shuffle=True, num_files=1, temp_dir=f"{out}.tmp", **o),
+}  # fmt: skip
 
 
 def new_folder() -> str:

@@ -173,38 +173,24 @@ def test_any_of_them_against_plain_lists(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: tp.mix({"a": rows().batch(2), "b": rows()}),
-            r"'a' gives batches of rows and 'b' rows: batch\(\) and collate in all sources, or in none",
-        ),
-        (
-            lambda: tp.mix({"a": rows().batch(2), "b": rows().batch(2).collate()}),
-            "'a' gives batches of rows and 'b' finished batches",
-        ),
-        (
-            lambda: list(tp.mix({"a": rows().batch(2), "b": tp.from_arrow(PAIRS).batch(2)})),
-            "rows of all sources have the same columns, and 'a' has column 'x' as int64, 'b' no",
-        ),
-        (
-            lambda: list(tp.mix({"a": rows().batch(2).collate(list)}, output_column="task")),
-            r"output_column='task' needs batches that are dicts without it, got",
-        ),
-        (
-            lambda: list(tp.mix({"a": rows().batch(2).pad_collate()}, output_column="x")),
-            r"needs batches that are dicts without it, got one with the keys \['x', 'ids'\]",
-        ),
-        (
-            lambda: list(two_tasks().bucket_by_length(4)),
-            r"makes the batches: leave out bucket_by_length\(4\)",
-        ),
+        (lambda: tp.mix({"a": rows().batch(2), "b": rows()}),
+         r"'a' gives batches of rows and 'b' rows: batch\(\) and collate in all sources, or in none"),
+        (lambda: tp.mix({"a": rows().batch(2), "b": rows().batch(2).collate()}),
+         "'a' gives batches of rows and 'b' finished batches"),
+        (lambda: list(tp.mix({"a": rows().batch(2), "b": tp.from_arrow(PAIRS).batch(2)})),
+         "rows of all sources have the same columns, and 'a' has column 'x' as int64, 'b' no"),
+        (lambda: list(tp.mix({"a": rows().batch(2).collate(list)}, output_column="task")),
+         r"output_column='task' needs batches that are dicts without it, got"),
+        (lambda: list(tp.mix({"a": rows().batch(2).pad_collate()}, output_column="x")),
+         r"needs batches that are dicts without it, got one with the keys \['x', 'ids'\]"),
+        (lambda: list(two_tasks().bucket_by_length(4)),
+         r"makes the batches: leave out bucket_by_length\(4\)"),
         (lambda: list(two_tasks().pack(4)), r"pack\(4\) works on rows: put it into each source"),
-        (
-            lambda: list(tp.mix({"a": rows().batch(max_tokens=9, column="ids")})),
-            "takes the sources' numbers of batches, and how many batches 'a' has is not known",
-        ),
+        (lambda: list(tp.mix({"a": rows().batch(max_tokens=9, column="ids")})),
+         "takes the sources' numbers of batches, and how many batches 'a' has is not known"),
         (lambda: two_tasks().write_parquet("out"), "call it before batch"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(tp.TrainpipesError, match=message):
         make()
