@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import io
-import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.feather
-import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from faulty_server import Fault, FaultyServer
+from faulty_server import Fault, FaultyServer, write_each_format
 from s3_store import address_of, s3_store
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    table = pa.table({"id": list(range(40)), "text": ["x" * 400] * 40})
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=10, compression="none")
-    pyarrow.feather.write_feather(
-        table, tmp_path / "a.arrow", compression="uncompressed", chunksize=10
-    )
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
-    np.save(tmp_path / "a.npy", np.arange(4000).reshape(40, 100))
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for n in range(40):
-            info = tarfile.TarInfo(f"{n:03}.txt")
-            info.size = 400
-            tar.addfile(info, io.BytesIO(b"x" * 400))
+    write_each_format(tmp_path)
     return tmp_path
 
 
