@@ -143,10 +143,7 @@ def test_who_is_stopped_leaves_whole_files_and_goes_on() -> None:
     pq.write_table(table, "rows.parquet")
     options = ["repack", "rows.parquet", "out", "--shuffle", "--rows-per-file", "5000"]
     running = subprocess.Popen(
-        [*python(), "-c", START, *options],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
+        [*python(), "-c", START, *options], stderr=subprocess.PIPE, text=True, env=environment()
     )
     begun = time.monotonic()
     while not list(Path("out").glob("part-*")) and running.poll() is None:

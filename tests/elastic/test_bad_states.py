@@ -416,12 +416,7 @@ def test_a_workers_state_in_one_of_other_workers_is_refused() -> None:
         state = iterator.state_dict()
     with (
         in_worker(0, 3, 1000, pipe),
-        refused(
-            tp.StateError,
-            "worker 0 of 2",
-            "worker 0 of 3",
-            "trainpipes.Loader takes any",
-        ),
+        refused(tp.StateError, "worker 0 of 2", "worker 0 of 3", "trainpipes.Loader takes any"),
     ):
         iterator = iter(pipe)
         iterator.load_state_dict(state)

@@ -59,9 +59,7 @@ def eight_ranks_of_others(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("way", "name"),
     [
         pytest.param(
-            *pair,
-            marks=[] if pair in OFTEN else pytest.mark.slow,
-            id=f"{WAYS[pair[0]]}, {pair[1]}",
+            *pair, marks=[] if pair in OFTEN else pytest.mark.slow, id=f"{WAYS[pair[0]]}, {pair[1]}"
         )
         for pair in PAIRS
     ],

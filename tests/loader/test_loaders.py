@@ -13,9 +13,7 @@ import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from torchdata.nodes import (
-    BaseNode,
-)
+from torchdata.nodes import BaseNode
 from torchdata.nodes import Loader as NodeLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 

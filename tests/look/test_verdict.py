@@ -216,8 +216,7 @@ def test_a_trainer_that_is_slow_needs_no_change(run: Verdict) -> None:
 def test_a_first_batch_that_was_late_is_no_slow_pipeline() -> None:
     said = verdict(facts(PARQUET), Measured(10.0, 2.1, 2.0))
     assert said == Verdict(
-        "trainer",
-        "the trainer: data is there when it asks, but for the first batch after 2.0 s",
+        "trainer", "the trainer: data is there when it asks, but for the first batch after 2.0 s"
     )
 
 

@@ -114,11 +114,7 @@ def chat(folder: Path, packed: bool = False) -> Case:
     pq.write_table(talks, folder / "x.parquet")
     options = {"max_length": 128, "num_shards": 2, "packed": packed, "on_error": "keep", **SMALL}
     made = lambda: tp.recipe("chat", folder / "x.parquet", small_tokenizer(), **options)  # noqa: E731
-    return (
-        made,
-        lambda: causal(len(small_tokenizer())),
-        packed_loss if packed else padded,
-    )
+    return (made, lambda: causal(len(small_tokenizer())), packed_loss if packed else padded)
 
 
 def packed_chat(folder: Path) -> Case:
