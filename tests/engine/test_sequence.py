@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 import trainpipes as tp
 from drawn import (
     GROUPS,
+    SMALL_GROUPS,
     Keep,
     build,
     examples,
@@ -54,7 +55,7 @@ def given_by(pipe: Any, spec: Spec) -> list[list[int]]:
     return found
 
 
-@examples(250)
+@examples(250, often=30)
 @given(specs())
 def test_a_pipeline_gives_the_sequence_that_the_laws_say(spec: Spec) -> None:
     pipe = build(spec)
@@ -121,7 +122,7 @@ def test_each_rank_takes_every_rth_micro_batch(spec: Spec, ranks: int) -> None:
         assert len(own) == steps or len(whole) == ENOUGH
 
 
-@examples(200)
+@examples(200, often=20)
 @given(specs(GROUPS))
 def test_the_length_is_that_of_a_plain_data_loader(spec: Spec) -> None:
     spec = replace(uncounted(spec), keep=None, keep_batch=None, repeat=None, times=None)
@@ -138,7 +139,7 @@ def test_the_length_is_that_of_a_plain_data_loader(spec: Spec) -> None:
         assert sizes == [1 if isinstance(batch, int) else len(batch) for batch in plain]
 
 
-@examples(200)
+@examples(200, often=20)
 @given(specs())
 def test_a_length_is_what_iterating_gives_or_is_refused(spec: Spec) -> None:
     pipe = build(spec)
@@ -150,7 +151,7 @@ def test_a_length_is_what_iterating_gives_or_is_refused(spec: Spec) -> None:
 
 
 @examples(100)
-@given(specs())
+@given(specs(SMALL_GROUPS))
 def test_no_row_is_lost_or_repeated_in_an_epoch(spec: Spec) -> None:
     spec = replace(uncounted(spec), drop_last=False, keep_batch=None, repeat=None)
     rows = [row for item in build(spec) for row in _rows(item)]
