@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 import trainpipes as tp
 from chats import conversations_of, small_tokenizer
-from trainpipes.testing import check_resume, digest
+from trainpipes.testing import digest
 from trainpipes_recipes import chat
 from trainpipes_recipes.chats import conversations
 
@@ -115,7 +116,6 @@ def test_both_layouts_in_files_of_any_format(name: str, tmp_path: Path) -> None:
     found = [digest(batch) for batch in chat(one, small_tokenizer(), **SMALL)]
     assert found == [digest(batch) for batch in chat(other, small_tokenizer(), **SMALL)]
     assert len(found) == len(told) // 4
-    check_resume(lambda: chat(other, small_tokenizer(), **SMALL), every=2, processes=0)
 
 
 @pytest.mark.parametrize("layout", [list, share_gpt])
@@ -123,13 +123,9 @@ def test_both_layouts_in_files_of_any_format(name: str, tmp_path: Path) -> None:
 def test_both_layouts_from_pipelines_of_rows(name: str, layout: Any) -> None:
     told = [layout(each) for each in made()]
     pipe = chat(SOURCES[name](told), small_tokenizer(), **{**SMALL, "drop_last": False})
-    if name != "mix":  # which has no end
-        found = sorted(pair for batch in pipe for pair in texts(batch))
-        assert found == only(*made())
-    check_resume(
-        lambda: chat(SOURCES[name](told), small_tokenizer(), **SMALL), every=2, processes=0,
-        limit=6 if name == "mix" else None, epochs=1,
-    )  # fmt: skip
+    count = 40 if name == "mix" else None  # which has no end
+    found = [pair for batch in islice(pipe, count) for pair in texts(batch)]
+    assert sorted(set(found) if count else found) == only(*made())
 
 
 def test_packed_rows_hold_each_conversation_once() -> None:

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 import trainpipes as tp
-from trainpipes.testing import check_resume, digest
+from trainpipes.testing import digest
 from trainpipes_recipes import images
 
 SIDE, COUNT = 16, 24
@@ -121,12 +121,6 @@ def test_every_source_gives_every_picture_with_its_label(name: str, tmp_path: Pa
     assert sorted(again) == list(enumerate(LABELS))
     if name not in ("folders", "filtered"):  # class by class, shard by shard
         assert again == list(enumerate(LABELS))
-
-
-@pytest.mark.parametrize("name", ["folders", "tar", "memory map", "filtered"])
-def test_a_resume_is_exact_from_each_kind_of_source(name: str, tmp_path: Path) -> None:
-    pipe = images(SOURCES[name](tmp_path), **(SMALL | {"size": 8}))
-    check_resume(pipe, processes=int(name == "folders"), every=2, epochs=2)
 
 
 def test_a_batch_is_the_normalized_pixels() -> None:
