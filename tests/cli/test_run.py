@@ -235,15 +235,11 @@ def docs(count=100):
     return tp.from_dataset(TEXTS[:count]).tokenize("bytes")
 
 
-@pytest.mark.parametrize(
-    "pipe",
-    [
-        tp.recipe("sft", pairs(), "bytes", batch_size=4, num_shards=4, buffer_size=64),
-        docs().shuffle(50).sharding_filter(2).bucket_by_length(4, buffer_size=40).pad_collate(),
-        tp.mix({"a": docs(), "b": docs(40)}, weights={"a": 2, "b": 1}).batch(5).pad_collate(),
-    ],
-    ids=["sft", "buckets", "mix"],
-)
+@pytest.mark.parametrize("pipe", [
+    tp.recipe("sft", pairs(), "bytes", batch_size=4, num_shards=4, buffer_size=64),
+    docs().shuffle(50).sharding_filter(2).bucket_by_length(4, buffer_size=40).pad_collate(),
+    tp.mix({"a": docs(), "b": docs(40)}, weights={"a": 2, "b": 1}).batch(5).pad_collate(),
+], ids=["sft", "buckets", "mix"])  # fmt: skip
 def test_tokens_padding_and_targets_are_those_of_the_batches(pipe):
     batches = list(tp.Pipeline(pipe.stages))
     counts = measure(tp.Loader(pipe), epochs=1)
@@ -269,24 +265,17 @@ def test_both_sides_of_preferences_and_the_encoders_mask_count():
     assert report["target_share"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("pipe", "steps", "rows", "tokens"),
-    [
-        (docs(20).batch(3), 7, 20, 0),
-        (docs(20), 20, 20, 0),
-        (
-            docs(20).pack(64).batch(2).pad_collate(),
-            6,
-            11,
-            sum(len(row["text"]) for row in TEXTS[:20]),
-        ),
-        (tp.from_tensors(x=torch.zeros(10, 2, 2), y=torch.arange(10)).batch(4).collate(), 3, 10, 0),
-        (tp.from_tensors(torch.arange(10)).batch(4).collate(), 3, 10, 0),
-        (tp.from_tensors(torch.arange(10), torch.zeros(10, 3)).batch(4).collate(), 3, 10, 0),
-        (tp.from_iterable(lambda: iter(range(10))).batch(4), 3, 10, 0),
-    ],
-    ids=["rows as dicts", "rows alone", "packed", "by name", "a tensor", "two tensors", "numbers"],
-)
+@pytest.mark.parametrize(("pipe", "steps", "rows", "tokens"), [
+    (docs(20).batch(3), 7, 20, 0),
+    (docs(20), 20, 20, 0),
+    (docs(20).pack(64).batch(2).pad_collate(), 6, 11, sum(len(row["text"]) for row in TEXTS[:20])),
+    (tp.from_tensors(x=torch.zeros(10, 2, 2), y=torch.arange(10)).batch(4).collate(), 3, 10, 0),
+    (tp.from_tensors(torch.arange(10)).batch(4).collate(), 3, 10, 0),
+    (tp.from_tensors(torch.arange(10), torch.zeros(10, 3)).batch(4).collate(), 3, 10, 0),
+    (tp.from_iterable(lambda: iter(range(10))).batch(4), 3, 10, 0),
+], ids=[
+    "rows as dicts", "rows alone", "packed", "by name", "a tensor", "two tensors", "numbers",
+])  # fmt: skip
 def test_rows_of_every_kind_of_batch_count(pipe, steps, rows, tokens):
     counts = measure(tp.Loader(pipe), epochs=1)
     assert (counts["steps"], counts["rows"], counts["tokens"]) == (steps, rows, tokens)
@@ -363,13 +352,10 @@ def of(pipe, **counts):
 PADDED = docs().batch(8).pad_collate()
 
 
-@pytest.mark.parametrize(
-    ("pipe", "counts", "said"),
-    [
-        (PADDED, {"targets": 0}, "no token is a target, and the loss is NaN: raise max_length"),
-        (PADDED, {"tokens": 55}, "45% of the cells are padding: write .bucket_by_length()"),
-    ],
-)
+@pytest.mark.parametrize(("pipe", "counts", "said"), [
+    (PADDED, {"targets": 0}, "no token is a target, and the loss is NaN: raise max_length"),
+    (PADDED, {"tokens": 55}, "45% of the cells are padding: write .bucket_by_length()"),
+])  # fmt: skip
 def test_advice_names_what_to_change_first(pipe, counts, said):
     assert said in of(pipe, **counts)
 
@@ -387,18 +373,11 @@ def test_advice_stands_below_the_numbers(ran, folder):
     assert "! no token is a target" in err
 
 
-@pytest.mark.parametrize(
-    ("recipe", "rows", "way"),
-    [
-        ("sft", CHATS, "use the recipe chat, which takes conversations (messages)"),
-        ("sft", TEXTS, "use the recipe pretrain, which takes text (text)"),
-        (
-            "chat",
-            PAIRS,
-            "use the recipe sft, which takes prompts and responses (prompt + response)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "rows", "way"), [
+    ("sft", CHATS, "use the recipe chat, which takes conversations (messages)"),
+    ("sft", TEXTS, "use the recipe pretrain, which takes text (text)"),
+    ("chat", PAIRS, "use the recipe sft, which takes prompts and responses (prompt + response)"),
+])  # fmt: skip
 def test_columns_of_another_recipe_name_that(recipe, rows, way, ran, folder):
     tp.from_dataset(rows).write_parquet(folder / "rows")
     code, _, err = ran("run", recipe, "--files", "rows", "--tokenizer", "bytes")

@@ -218,23 +218,16 @@ def test_values_of_changes_are_as_they_are() -> None:
     assert found.stages[1].options["dtype"] is torch.int32
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "said"),
-    [
-        ("stagess[0].x", 1, "there is no 'stagess' (did you mean 'stages'?); it has stages"),
-        ("stages[4].x", 1, "there is no 4; it is a list"),
-        ("stages.x", 1, "there is no 'x'; it is a list"),
-        ("stages[2].seed.x", 1, "there is no 'x'; it is 1"),
-        (
-            "stages[2].bufer_size",
-            1,
-            "shuffle() has no option 'bufer_size' (did you mean 'buffer_size'?)",
-        ),
-        ("stages[2].seed", "a", "shuffle(seed) must be an integer, got 'a'"),
-        ("stages[3].batch_size", 0, "batch(batch_size) must be an integer of 1 or more"),
-        ("bach_size", 0, "there is no 'bach_size' in a config; there are recipe, options, stages"),
-    ],
-)
+@pytest.mark.parametrize(("path", "value", "said"), [
+    ("stagess[0].x", 1, "there is no 'stagess' (did you mean 'stages'?); it has stages"),
+    ("stages[4].x", 1, "there is no 4; it is a list"),
+    ("stages.x", 1, "there is no 'x'; it is a list"),
+    ("stages[2].seed.x", 1, "there is no 'x'; it is 1"),
+    ("stages[2].bufer_size", 1, "shuffle() has no option 'bufer_size' (did you mean 'buffer_size'?)"),
+    ("stages[2].seed", "a", "shuffle(seed) must be an integer, got 'a'"),
+    ("stages[3].batch_size", 0, "batch(batch_size) must be an integer of 1 or more"),
+    ("bach_size", 0, "there is no 'bach_size' in a config; there are recipe, options, stages"),
+])  # fmt: skip
 def test_a_change_that_leads_nowhere_is_refused(path: str, value: Any, said: str) -> None:
     with pytest.raises(tp.ConfigError) as found:
         loads(TEXT, name="train.yaml", changes={path: value})

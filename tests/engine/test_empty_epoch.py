@@ -89,18 +89,14 @@ def test_files_say_how_many_rows_they_had(tmp_path: Path) -> None:
     assert "left none of 10 rows" in found
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda: rows().take(0),
-        lambda: rows().batch(4).take(0),
-        lambda: rows().sample(0),
-        lambda: tp.from_arrow(table(0)),
-        lambda: tp.from_arrow(table(0)).filter(never).batch(3, drop_last=True),
-        lambda: rows().sharding_filter(8).batch(50).distributed(rank=1, world_size=4),
-    ],
-    ids=["take", "take batches", "sample", "no rows", "no rows to filter", "another rank"],
-)
+@pytest.mark.parametrize("made", [
+    lambda: rows().take(0),
+    lambda: rows().batch(4).take(0),
+    lambda: rows().sample(0),
+    lambda: tp.from_arrow(table(0)),
+    lambda: tp.from_arrow(table(0)).filter(never).batch(3, drop_last=True),
+    lambda: rows().sharding_filter(8).batch(50).distributed(rank=1, world_size=4),
+], ids=["take", "take batches", "sample", "no rows", "no rows to filter", "another rank"])  # fmt: skip
 def test_nothing_is_said_where_nothing_was_asked_for(made: Callable[[], Any]) -> None:
     assert said(made()) == []
 

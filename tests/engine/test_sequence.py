@@ -164,37 +164,26 @@ def _rows(item: Any) -> list[int]:
     return rows if isinstance(rows, list) else [rows]
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        Spec((6000,), num_shards=24, buffer_size=40_960, batch_size=8),
-        Spec((100,) * 30, num_shards=24, buffer_size=1_000, batch_size=4),
-        Spec((5,), num_shards=24, buffer_size=40_960, batch_size=8),
-        Spec((7, 0, 0, 9), num_shards=24, buffer_size=2, batch_size=1),
-        Spec((0, 0), num_shards=24, buffer_size=2, batch_size=1),
-        Spec((), num_shards=24, buffer_size=2, batch_size=1),
-        Spec((4000, 3000), num_shards=4, buffer_size=500, batch_size=32, keep=Keep(1, 0)),
-        Spec((900, 300), num_shards=6, batch_size=7, stride=True),
-        Spec((9000, 9000), num_shards=2, batch_size=64, keep=Keep(3, 1)),
-        Spec((300, 300), num_shards=4, buffer_size=60, batch_size=8, repeat="before"),
-        Spec((300, 300), num_shards=4, buffer_size=900, batch_size=8, repeat="before"),
-        Spec((299,), num_shards=4, buffer_size=60, batch_size=8, repeat="after"),
-    ],
-    ids=[
-        "one row group and 24 shards",
-        "fewer rows than shards times buffer",
-        "fewer rows than shards",
-        "empty row groups among others",
-        "empty row groups only",
-        "no row group",
-        "filter before the dealing is undone",
-        "stride",
-        "more than one read at a time, unshuffled and filtered",
-        "spans roll on",
-        "one span rolls on, dealt over the joint",
-        "epochs that are no multiple of the shards",
-    ],
-)
+@pytest.mark.parametrize("spec", [
+    Spec((6000,), num_shards=24, buffer_size=40_960, batch_size=8),
+    Spec((100,) * 30, num_shards=24, buffer_size=1_000, batch_size=4),
+    Spec((5,), num_shards=24, buffer_size=40_960, batch_size=8),
+    Spec((7, 0, 0, 9), num_shards=24, buffer_size=2, batch_size=1),
+    Spec((0, 0), num_shards=24, buffer_size=2, batch_size=1),
+    Spec((), num_shards=24, buffer_size=2, batch_size=1),
+    Spec((4000, 3000), num_shards=4, buffer_size=500, batch_size=32, keep=Keep(1, 0)),
+    Spec((900, 300), num_shards=6, batch_size=7, stride=True),
+    Spec((9000, 9000), num_shards=2, batch_size=64, keep=Keep(3, 1)),
+    Spec((300, 300), num_shards=4, buffer_size=60, batch_size=8, repeat="before"),
+    Spec((300, 300), num_shards=4, buffer_size=900, batch_size=8, repeat="before"),
+    Spec((299,), num_shards=4, buffer_size=60, batch_size=8, repeat="after"),
+], ids=[
+    "one row group and 24 shards", "fewer rows than shards times buffer", "fewer rows than shards",
+    "empty row groups among others", "empty row groups only", "no row group",
+    "filter before the dealing is undone", "stride",
+    "more than one read at a time, unshuffled and filtered", "spans roll on",
+    "one span rolls on, dealt over the joint", "epochs that are no multiple of the shards",
+])  # fmt: skip
 def test_shapes_of_data_that_are_easily_got_wrong(spec: Spec) -> None:
     assert given_by(build(spec), spec) == sequence(spec, 0, ENOUGH)
 

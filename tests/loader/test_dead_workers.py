@@ -77,22 +77,14 @@ WHOLE = [[n, n + 1] for n in range(0, 400, 2)]
 
 
 @pytest.mark.usefixtures("failed_workers_let_go")
-@pytest.mark.parametrize(
-    ("start", "how", "options", "said"),
-    [
-        (
-            "fork",
-            "SIGKILL",
-            {},
-            r"signal 9 \(SIGKILL\), as the system does where memory runs out, ",
-        ),
-        ("fork", "segfault", {"persistent_workers": True}, r"signal 11 \(SIGSEGV\) while"),
-        ("fork", "SIGBUS", {}, r"signal 7 \(SIGBUS\), as the system does where /dev/shm is full"),
-        ("fork", "exit", {"timeout": 60}, "has ended with exit code 3 while"),
-        pytest.param("spawn", "segfault", {}, r"signal 11 \(SIGSEGV\) while", marks=SLOW),
-        ("forkserver", "SIGKILL", {"persistent_workers": True, "timeout": 60}, "signal 9"),
-    ],
-)
+@pytest.mark.parametrize(("start", "how", "options", "said"), [
+    ("fork", "SIGKILL", {}, r"signal 9 \(SIGKILL\), as the system does where memory runs out, "),
+    ("fork", "segfault", {"persistent_workers": True}, r"signal 11 \(SIGSEGV\) while"),
+    ("fork", "SIGBUS", {}, r"signal 7 \(SIGBUS\), as the system does where /dev/shm is full"),
+    ("fork", "exit", {"timeout": 60}, "has ended with exit code 3 while"),
+    pytest.param("spawn", "segfault", {}, r"signal 11 \(SIGSEGV\) while", marks=SLOW),
+    ("forkserver", "SIGKILL", {"persistent_workers": True, "timeout": 60}, "signal 9"),
+])  # fmt: skip
 def test_a_worker_that_dies_is_named_at_once_and_the_run_goes_on_from_the_state(
     start: str, how: str, options: dict[str, Any], said: str, tmp_path: Path
 ) -> None:

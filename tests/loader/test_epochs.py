@@ -263,15 +263,12 @@ def test_an_iterator_is_not_copied(again: Any) -> None:
 
 
 @pytest.mark.parametrize("repeated", [False, True])
-@pytest.mark.parametrize(
-    ("cut", "kept"),
-    [
-        (lambda pipe: pipe.skip(3), slice(3, None)),
-        (lambda pipe: pipe.skip(1).skip(4), slice(5, None)),
-        (lambda pipe: pipe.skip(2).take(7).skip(1), slice(3, 9)),
-        (lambda pipe: pipe.take(9).skip(2), slice(2, 9)),
-    ],
-)
+@pytest.mark.parametrize(("cut", "kept"), [
+    (lambda pipe: pipe.skip(3), slice(3, None)),
+    (lambda pipe: pipe.skip(1).skip(4), slice(5, None)),
+    (lambda pipe: pipe.skip(2).take(7).skip(1), slice(3, 9)),
+    (lambda pipe: pipe.take(9).skip(2), slice(2, 9)),
+])  # fmt: skip
 def test_counted_batches_that_are_skipped_are_left_out_of_each_epoch_wherever_it_is_resumed(
     cut: Any, kept: slice, repeated: bool
 ) -> None:

@@ -33,16 +33,12 @@ PIPES = {
     "shuffled": lambda: rows().shuffle(20).batch(4),
     "filtered": lambda: rows().filter(is_even).map(jitter, rng=True).batch(4),
     "packed": lambda: rows().shuffle(20).pack(16, buffer_size=8).batch(2).pad_collate(),
-    "masked": lambda: (
-        rows()
-        .mask_tokens(0.5, mask_token_id=99, vocab_size=9, special_ids=[])
-        .batch(4)
-        .pad_collate()
-    ),
+    "masked": lambda: (rows().mask_tokens(0.5, mask_token_id=99, vocab_size=9, special_ids=[]).batch(4)
+        .pad_collate()),
     "stream": lambda: tp.from_iterable(lambda: iter(range(50))).shuffle(9).batch(4),
     "two epochs": lambda: rows().shuffle(20).batch(16).repeat(2),
     "mixed": lambda: tp.mix({"a": rows_of(40), "b": rows_of(10)}).sharding_filter(4).batch(3),
-}
+}  # fmt: skip
 
 
 def rows_of(count: int) -> Pipeline:

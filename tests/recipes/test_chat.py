@@ -96,14 +96,9 @@ FILES: dict[str, Callable[[pa.Table, Path], Any]] = {
 SOURCES: dict[str, Callable[[list[Any]], tp.Pipeline]] = {
     "from_iterable": lambda told: tp.from_iterable([{"conversations": each} for each in told]),
     "filter": lambda told: tp.from_arrow(pa.table({"conversations": told})).filter(len),
-    "mix": lambda told: tp.mix(
-        {
-            "a": tp.from_arrow(pa.table({"conversations": told[:8]})),
-            "b": tp.from_dataset([{"conversations": each} for each in told[8:]]),
-        },
-        weights={"a": 1, "b": 1},
-    ),
-}
+    "mix": lambda told: tp.mix({"a": tp.from_arrow(pa.table({"conversations": told[:8]})),
+        "b": tp.from_dataset([{"conversations": each} for each in told[8:]])}, weights={"a": 1, "b": 1}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -314,20 +309,13 @@ def test_a_bad_row_is_named_or_dropped_or_kept(name: str, tmp_path: Path) -> Non
         assert len(list(kept)) == 5
 
 
-@pytest.mark.parametrize(
-    ("messages", "error", "said"),
-    [
-        (["text"], tp.SchemaError, r"holds lists of messages, got str: .* by json.loads"),
-        ([["text"]], tp.SchemaError, r'dicts with "role" and "content" or with "from" and "value"'),
-        ([[{"text": "x"}]], tp.SchemaError, r'dicts with "role" and "content"'),
-        (
-            [[{"role": {"name": "user"}, "content": "x"}]],
-            tp.SchemaError,
-            "a role is text, got .*user",
-        ),
-        ([7], tp.SchemaError, "holds lists of messages, got int "),
-    ],
-)
+@pytest.mark.parametrize(("messages", "error", "said"), [
+    (["text"], tp.SchemaError, r"holds lists of messages, got str: .* by json.loads"),
+    ([["text"]], tp.SchemaError, r'dicts with "role" and "content" or with "from" and "value"'),
+    ([[{"text": "x"}]], tp.SchemaError, r'dicts with "role" and "content"'),
+    ([[{"role": {"name": "user"}, "content": "x"}]], tp.SchemaError, "a role is text, got .*user"),
+    ([7], tp.SchemaError, "holds lists of messages, got int "),
+])  # fmt: skip
 def test_what_are_no_conversations_is_refused(messages: Any, error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
         list(chat(tp.from_arrow(pa.table({"messages": messages})), small_tokenizer(), **ONE))

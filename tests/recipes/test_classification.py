@@ -150,16 +150,13 @@ def test_classes_given_in_another_order_are_another_state() -> None:
         other.load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    ("values", "labels"),
-    [
-        ([True, False], [1, 0]),
-        ([1.0, 0.0], [1, 0]),
-        ([3, 1], [3, 1]),
-        (["b ", "b"], [1, 0]),
-        (["", "x"], [0, 1]),
-    ],
-)
+@pytest.mark.parametrize(("values", "labels"), [
+    ([True, False], [1, 0]),
+    ([1.0, 0.0], [1, 0]),
+    ([3, 1], [3, 1]),
+    (["b ", "b"], [1, 0]),
+    (["", "x"], [0, 1]),
+])  # fmt: skip
 def test_labels_of_all_kinds_are_classes(values: list[Any], labels: list[int]) -> None:
     rows = [{"text": t, "label": v} for t, v in zip("ab", values, strict=True)]
     assert in_order(rows)["labels"].tolist() == labels

@@ -156,15 +156,12 @@ def test_rows_that_a_filter_or_an_error_takes_away_leave_the_others() -> None:
     assert list(sft(rows([]), "bytes", prompt="prompt", response="response", **SMALL)) == []
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (rows().shuffle(3), r"in file order.* got rows of shuffle\(\)"),
-        (rows().sharding_filter(2), r"got rows of sharding_filter\(\)"),
-        (rows().repeat(), r"got rows of repeat\(\)"),
-        (tp.mix({"a": rows()}), r"mix\(\).*sources of a mix one by one"),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    (rows().shuffle(3), r"in file order.* got rows of shuffle\(\)"),
+    (rows().sharding_filter(2), r"got rows of sharding_filter\(\)"),
+    (rows().repeat(), r"got rows of repeat\(\)"),
+    (tp.mix({"a": rows()}), r"mix\(\).*sources of a mix one by one"),
+])  # fmt: skip
 def test_rows_in_another_order_are_refused(given: tp.Pipeline, said: str) -> None:
     with pytest.raises(tp.ConfigError, match=said):
         sft(given, "bytes", train=False)

@@ -88,15 +88,12 @@ def test_memory_mapped_rows_and_text_files_are_known(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("columns", "found"),
-    [
-        (["prompt", "response", "question", "answer"], ("prompt", "response")),
-        (["answer", "question"], ("question", "answer")),
-        (["instruction", "input", "output"], ("instruction", "output")),
-        (["prompt", "completion"], ("prompt", "completion")),
-    ],
-)
+@pytest.mark.parametrize(("columns", "found"), [
+    (["prompt", "response", "question", "answer"], ("prompt", "response")),
+    (["answer", "question"], ("question", "answer")),
+    (["instruction", "input", "output"], ("instruction", "output")),
+    (["prompt", "completion"], ("prompt", "completion")),
+])  # fmt: skip
 def test_common_names_are_found_and_told(
     columns: list[str], found: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
