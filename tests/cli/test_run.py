@@ -141,33 +141,30 @@ def test_100_batches_or_an_epoch_where_nothing_says_how_many(as_json, folder):
 # What is wrong
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["run"], 2, "Missing argument 'RECIPE|CONFIG|FILE'"),
-        (["run", "sftt"], 1, "no recipe 'sftt' (did you mean 'sft'?)"),
-        (["run", "sft"], 1, "missing a required argument: 'files'"),
-        ([*SFT, "--option", "batch_siz=2"], 1, "no option 'batch_siz' (did you mean 'batch_size'?)"),
-        ([*SFT, "--option", "batch_size=two"], 1, "got 'two'"),
-        ([*SFT, "--option", "batch_size"], 2, "--option must be NAME=VALUE"),
-        ([*SFT, "--option", "x=[1"], 2, "no YAML"),
-        ([*SFT, "--option", "x=!!python/object/apply:os.system [ls]"], 2, "python/object"),
-        ([*SFT, "--option", "seed=${SEED}"], 2, "variable SEED is not set"),
-        ([*SFT, "--set", "options.batch_size=2"], 2, "a recipe takes --option NAME=VALUE, got --set"),
-        ([*SFT, "--allow-imports"], 2, "got --allow-imports"),
-        ([*SFT, "--steps", "0"], 2, "0 is not in the range x>=1"),
-        ([*SFT, "--steps", "1", "--epochs", "1"], 2, "give one of --steps and --epochs"),
-        ([*SFT, "--show", "1", "--json"], 2, "give --show or --json, not both"),
-        ([*SFT, "--threads", "1", "--num-workers", "1"], 1, "leave one out"),
-        ([*SFT, "--simulate-step", "5 minutes"], 2, "is not a valid float"),
-        (["run", "train.yaml", "--files", "chat.parquet"], 2, "change them by --set"),
-        (["run", "train.yaml", "--tokenizer", "bytes"], 2, "a config takes --set PATH=VALUE"),
-        (["run", "nothing.yaml"], 1, "nothing.yaml"),
-        (["run", "sft", "--files", "nowhere/*.parquet", "--tokenizer", "bytes"], 1, "nowhere/*.parquet"),
-        (["run", "pretrain", "--files", "chat.parquet", "--option", "text=prompt", "--tokenizer", "bytes",
-          "--epochs", "1"], 1, "has no end"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "code", "said"), [
+    (["run"], 2, "Missing argument 'RECIPE|CONFIG|FILE'"),
+    (["run", "sftt"], 1, "no recipe 'sftt' (did you mean 'sft'?)"),
+    (["run", "sft"], 1, "missing a required argument: 'files'"),
+    ([*SFT, "--option", "batch_siz=2"], 1, "no option 'batch_siz' (did you mean 'batch_size'?)"),
+    ([*SFT, "--option", "batch_size=two"], 1, "got 'two'"),
+    ([*SFT, "--option", "batch_size"], 2, "--option must be NAME=VALUE"),
+    ([*SFT, "--option", "x=[1"], 2, "no YAML"),
+    ([*SFT, "--option", "x=!!python/object/apply:os.system [ls]"], 2, "python/object"),
+    ([*SFT, "--option", "seed=${SEED}"], 2, "variable SEED is not set"),
+    ([*SFT, "--set", "options.batch_size=2"], 2, "a recipe takes --option NAME=VALUE, got --set"),
+    ([*SFT, "--allow-imports"], 2, "got --allow-imports"),
+    ([*SFT, "--steps", "0"], 2, "0 is not in the range x>=1"),
+    ([*SFT, "--steps", "1", "--epochs", "1"], 2, "give one of --steps and --epochs"),
+    ([*SFT, "--show", "1", "--json"], 2, "give --show or --json, not both"),
+    ([*SFT, "--threads", "1", "--num-workers", "1"], 1, "leave one out"),
+    ([*SFT, "--simulate-step", "5 minutes"], 2, "is not a valid float"),
+    (["run", "train.yaml", "--files", "chat.parquet"], 2, "change them by --set"),
+    (["run", "train.yaml", "--tokenizer", "bytes"], 2, "a config takes --set PATH=VALUE"),
+    (["run", "nothing.yaml"], 1, "nothing.yaml"),
+    (["run", "sft", "--files", "nowhere/*.parquet", "--tokenizer", "bytes"], 1, "nowhere/*.parquet"),
+    (["run", "pretrain", "--files", "chat.parquet", "--option", "text=prompt", "--tokenizer", "bytes",
+        "--epochs", "1"], 1, "has no end"),
+])  # fmt: skip
 def test_what_is_wrong_is_said_in_a_sentence(arguments, code, said, ran):
     found, out, err = ran(*arguments)
     assert (found, out) == (code, ""), err

@@ -284,18 +284,15 @@ stages:
     assert changed.stages[1].options["fn"] is own.Nest.Inner.clean
 
 
-@pytest.mark.parametrize(
-    ("stage", "said"),
-    [
-        ("map: own_stages:nope", "stages[1].fn: own_stages:nope cannot be imported (AttributeError: "),
-        ("map: own_nope:clean", "stages[1].fn: own_nope:clean cannot be imported (ModuleNotFoundError: "),
-        ("map: __main__:clean", "stages[1].fn: __main__:clean cannot be imported (ImportError: other "),
-        ("map: own_broken:f", "stages[1].fn: own_broken:f cannot be imported (ZeroDivisionError: "),
-        ("map: own_stages:number", "stages[1].fn: map(fn) must be a function"),
-        ("own_stages:clean", "stages[1]: own_stages:clean must be a class of stages"),
-        ("own_stages:Upper: {colum: x}", "stages[1].colum: upper() has no option 'colum' (did you"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("stage", "said"), [
+    ("map: own_stages:nope", "stages[1].fn: own_stages:nope cannot be imported (AttributeError: "),
+    ("map: own_nope:clean", "stages[1].fn: own_nope:clean cannot be imported (ModuleNotFoundError: "),
+    ("map: __main__:clean", "stages[1].fn: __main__:clean cannot be imported (ImportError: other "),
+    ("map: own_broken:f", "stages[1].fn: own_broken:f cannot be imported (ZeroDivisionError: "),
+    ("map: own_stages:number", "stages[1].fn: map(fn) must be a function"),
+    ("own_stages:clean", "stages[1]: own_stages:clean must be a class of stages"),
+    ("own_stages:Upper: {colum: x}", "stages[1].colum: upper() has no option 'colum' (did you"),
+])  # fmt: skip
 def test_a_function_or_class_that_will_not_do(stage: str, said: str, own: Any) -> None:
     with pytest.raises(tp.ConfigError) as found:
         loads(f"stages:\n- list_files: d\n- {stage}", allow_imports=True)

@@ -171,16 +171,10 @@ def test_a_run_goes_on_on_any_number_of_ranks(
 def test_a_warning_says_what_it_costs_and_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "_warned", set())
     cases = {
-        (
-            24,
-            7,
-        ): "7 ranks do not divide num_shards=24: each reads 24 shards where 4 would do; num_shards=21 or "
-        "28 would",
-        (
-            6,
-            24,
-        ): "24 ranks do not divide num_shards=6: each shard is read 4 times; num_shards=24 would",
-    }
+        (24, 7): "7 ranks do not divide num_shards=24: each reads 24 shards where 4 would do; "
+        "num_shards=21 or 28 would",
+        (6, 24): "24 ranks do not divide num_shards=6: each shard is read 4 times; num_shards=24 would",
+    }  # fmt: skip
     for (shards, ranks), said in cases.items():
         with pytest.warns(UserWarning, match="do not divide") as found:
             next(iter(dealt(shards).batch(2).distributed(rank=0, world_size=ranks)))

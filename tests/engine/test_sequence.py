@@ -9,7 +9,6 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from hypothesis import assume, given
@@ -215,38 +214,3 @@ def test_holes_are_passed_over_by_one_rank_and_counted_in_m() -> None:
     found = [(run.state_dict()["batches"] - 1, rows_of(batch)) for batch in run]
     assert found == list(numbered(spec))
     assert [m for m, _ in found] == [0, 1, 2, 3, 4, 6]
-
-
-@pytest.mark.parametrize("batch_size", [None, 4])
-def test_skip_and_take_after_the_source_count_rows_in_file_order(batch_size: int | None) -> None:
-    table = pa.table({"row": list(range(50))})
-    pipe = tp.from_arrow(table).skip(10).take(20).sharding_filter(2).shuffle(5)
-    if batch_size is not None:
-        pipe = pipe.batch(batch_size)
-    rows = [row for item in pipe for row in _rows(item)]
-    assert sorted(rows) == list(range(10, 30))
-    assert rows != list(range(10, 30))
-
-
-def test_take_and_skip_after_batch_cut_the_same_sequence() -> None:
-    spec = Spec((200,), num_shards=4, buffer_size=20, batch_size=8)
-    whole = given_by(build(spec), spec)
-    cut = given_by(build(replace(spec, skip_batches=7, take_batches=10)), spec)
-    assert cut == whole[7:17]
-
-
-def test_a_filter_before_the_shuffle_keeps_the_same_rows_as_one_after_it() -> None:
-    after = Spec((200, 100), num_shards=4, buffer_size=20, batch_size=8, keep=Keep(3, 2))
-    before = replace(after, keep_before=True)
-    kept = [
-        sorted(row for batch in given_by(build(spec), spec) for row in batch)
-        for spec in (after, before)
-    ]
-    assert kept[0] == kept[1]
-
-
-def test_shuffle_and_sharding_filter_may_stand_in_either_order() -> None:
-    rows = tp.from_arrow(table_of_rows(0, 500))
-    one = rows.sharding_filter(4).shuffle(50, seed=3).batch(8)
-    other = rows.shuffle(50, seed=3).sharding_filter(4).batch(8)
-    assert [rows_of(b) for b in one] == [rows_of(b) for b in other]

@@ -166,16 +166,6 @@ def test_an_endless_pipeline_goes_on_where_it_stands(way: Any, workers: int, pla
     assert found == sequence(spec, 0, 27)
 
 
-def test_repeated_epochs_are_the_epochs_of_iterating_again() -> None:
-    assert given_by(pipeline().repeat(3)) == epoch(0) + epoch(1) + epoch(2)
-
-
-def test_rolling_epochs_have_each_row_once_in_an_epoch() -> None:
-    pipe = shuffled_rows().repeat(3).batch(10)
-    rows = [row for batch in given_by(pipe) for row in batch]
-    assert sorted(rows) == sorted([*range(100)] * 3)
-
-
 @examples(60)
 @given(specs(st.integers(1, 120).map(lambda rows: [rows])), st.integers(1, 3))
 def test_passes_of_a_finite_repeat_never_share_an_epoch(spec: Spec, times: int) -> None:

@@ -112,19 +112,6 @@ def test_taking_a_state_changes_nothing(loader: Any, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_taking_a_state_right_after_loading_one_changes_nothing(workers: int) -> None:
-    first = ours(pipeline(), workers)
-    given_by(first, 5)
-    state = first.state_dict()
-    run = ours(pipeline(), workers)
-    run.load_state_dict(state)
-    assert run.state_dict() == state
-    started = iter(run)
-    assert run.state_dict() == state
-    assert given_by(started) == epochs_of(1)[0][5:]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_state_loaded_in_mid_pass_takes_effect_at_the_next_iteration(
     workers: int, after: int

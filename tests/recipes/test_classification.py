@@ -187,22 +187,19 @@ def test_columns_of_common_names_are_found(caplog: pytest.LogCaptureFixture) -> 
     assert "label from column 'intent'" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "error", "said"),
-    [
-        ([{"text": "a", "lable": 0}], {}, tp.SchemaError, r"the columns are \['text', 'lable'\]"),
-        ([{"premise": "a", "label": 0}], {}, tp.SchemaError, "for the text; the columns are"),
-        (ROWS, {"classes": ["animal", "foods"]}, tp.DataError,
-         r"'food', which .*\(did you mean 'foods'\?\).* row \d+\)"),
-        ([{"text": "a", "label": 0}, {"text": "b", "label": None}], {}, tp.DataError, r"a null.*row 1\)"),
-        ([{"text": "a", "label": 0}, {"text": "b", "label": -1}], {}, tp.DataError, r"label -1.*row 1\)"),
-        ([{"text": "a", "label": 0.5}], {}, tp.DataError, "holds 0.5, and a label is a text"),
-        ([{"text": "a", "label": 10**6}], {}, tp.DataError, "integers up to 1,000,000, and only 1 diff"),
-        ([{"text": "a", "label": 0}, {"text": None, "label": 0}], {"num_shards": 1}, tp.DataError,
-         r"'text' is null.*row 1\)"),
-        ([], {"text": "text", "label": "label"}, tp.TrainpipesError, "no label|there is no row"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("rows", "options", "error", "said"), [
+    ([{"text": "a", "lable": 0}], {}, tp.SchemaError, r"the columns are \['text', 'lable'\]"),
+    ([{"premise": "a", "label": 0}], {}, tp.SchemaError, "for the text; the columns are"),
+    (ROWS, {"classes": ["animal", "foods"]}, tp.DataError,
+        r"'food', which .*\(did you mean 'foods'\?\).* row \d+\)"),
+    ([{"text": "a", "label": 0}, {"text": "b", "label": None}], {}, tp.DataError, r"a null.*row 1\)"),
+    ([{"text": "a", "label": 0}, {"text": "b", "label": -1}], {}, tp.DataError, r"label -1.*row 1\)"),
+    ([{"text": "a", "label": 0.5}], {}, tp.DataError, "holds 0.5, and a label is a text"),
+    ([{"text": "a", "label": 10**6}], {}, tp.DataError, "integers up to 1,000,000, and only 1 diff"),
+    ([{"text": "a", "label": 0}, {"text": None, "label": 0}], {"num_shards": 1}, tp.DataError,
+        r"'text' is null.*row 1\)"),
+    ([], {"text": "text", "label": "label"}, tp.TrainpipesError, "no label|there is no row"),
+])  # fmt: skip
 def test_what_is_not_right_is_refused(
     rows: Any, options: Any, error: type[Exception], said: str
 ) -> None:
