@@ -385,17 +385,14 @@ def test_damaged_files_are_named_and_the_others_told(tmp_path: Path) -> None:
     assert found.shown[0] == {"text": "row 0"}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    [
-        ("b.jsonl", b'{"x": "\xff"}\n', "not UTF-8"),
-        ("b.jsonl.gz", b"\x1f\x8bnothing", "gzip"),
-        ("b.npy", b"junk" * 99, "neither .npy nor .npz"),
-        ("b.arrow", b"junk" * 99, "not an Arrow file"),
-        ("b.tar", b"junk" * 999, "not a tar archive"),
-        ("b.png", b"", "empty: 0 bytes"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "reason"), [
+    ("b.jsonl", b'{"x": "\xff"}\n', "not UTF-8"),
+    ("b.jsonl.gz", b"\x1f\x8bnothing", "gzip"),
+    ("b.npy", b"junk" * 99, "neither .npy nor .npz"),
+    ("b.arrow", b"junk" * 99, "not an Arrow file"),
+    ("b.tar", b"junk" * 999, "not a tar archive"),
+    ("b.png", b"", "empty: 0 bytes"),
+])  # fmt: skip
 def test_damaged_files_of_every_format_are_named(
     name: str, content: bytes, reason: str, tmp_path: Path
 ) -> None:
@@ -502,26 +499,20 @@ MESSAGES = [[{"role": "u", "text": "abc"}, {"role": "a", "text": None}], None, [
 MAPS = [[("key", ["a", "bc"])], None, [], [("k", None), ("kk", ["d"])]] * 3
 
 
-@pytest.mark.parametrize(
-    ("column", "unit", "lengths"),
-    [
-        (pa.array(["é", "abc", None]), "bytes", [2, 3, 0]),
-        (pa.array([b"\xff", None, b""]), "bytes", [1, 0, 0]),
-        (pa.array([[1, 2], None, [], [3]]), "items", [2, 0, 0, 1]),
-        (pa.array([[0.5, 2.5], None], pa.list_(pa.float32(), 2)), "items", [2, 0]),
-        (pa.array(["a", None, "bcd"]).dictionary_encode(), "bytes", [1, 0, 3]),
-        (pa.array(["a", None, "bcd"], pa.string_view()), "bytes", [1, 0, 3]),
-        (pa.array([["a"], ["b", "cd"]], pa.list_(pa.string_view())), "bytes", [1, 3]),
-        (pa.array(["{}", None, "[1]"], pa.json_()), "bytes", [2, 0, 3]),
-        (pa.array(MESSAGES), "bytes", [5, 0, 0] * 5),
-        (pa.array(MESSAGES).slice(1, 7), "bytes", [0, 0, 5, 0, 0, 5, 0]),
-        (
-            pa.array(MAPS, pa.map_(pa.string(), pa.list_(pa.string()))).slice(1, 7),
-            "bytes",
-            [0, 0, 4, 6, 0, 0, 4],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("column", "unit", "lengths"), [
+    (pa.array(["é", "abc", None]), "bytes", [2, 3, 0]),
+    (pa.array([b"\xff", None, b""]), "bytes", [1, 0, 0]),
+    (pa.array([[1, 2], None, [], [3]]), "items", [2, 0, 0, 1]),
+    (pa.array([[0.5, 2.5], None], pa.list_(pa.float32(), 2)), "items", [2, 0]),
+    (pa.array(["a", None, "bcd"]).dictionary_encode(), "bytes", [1, 0, 3]),
+    (pa.array(["a", None, "bcd"], pa.string_view()), "bytes", [1, 0, 3]),
+    (pa.array([["a"], ["b", "cd"]], pa.list_(pa.string_view())), "bytes", [1, 3]),
+    (pa.array(["{}", None, "[1]"], pa.json_()), "bytes", [2, 0, 3]),
+    (pa.array(MESSAGES), "bytes", [5, 0, 0] * 5),
+    (pa.array(MESSAGES).slice(1, 7), "bytes", [0, 0, 5, 0, 0, 5, 0]),
+    (pa.array(MAPS, pa.map_(pa.string(), pa.list_(pa.string()))).slice(1, 7), "bytes",
+        [0, 0, 4, 6, 0, 0, 4]),
+])  # fmt: skip
 def test_lengths_of_every_kind_of_column(
     column: pa.Array, unit: str, lengths: list[int], tmp_path: Path
 ) -> None:

@@ -23,11 +23,6 @@ MOST = 4
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("rows")
-
-
-@pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Two files of 60 rows: a number x over both, the tokens 1000 x, 1000 x + 1, …, and a text."""
     found = []
