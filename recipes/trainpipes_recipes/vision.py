@@ -99,6 +99,10 @@ class Processor(Loaded):
     def image_token(self) -> str | None:
         return getattr(self.loaded.processor, "image_token", None)
 
+    def token_id(self, token: str) -> int | None:
+        found = self.loaded.processor.tokenizer.convert_tokens_to_ids(token)
+        return found if type(found) is int else None
+
     @property
     def engine(self) -> TokenizerEngine:
         return load(self.loaded.processor.tokenizer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY
 from typing import Any
 
@@ -280,6 +281,26 @@ class VisionBatches(OfPictures, FinishingStage):
     @property
     def id_columns(self) -> list[str]:
         return ["input_ids"]
+
+    @property
+    def picture_token(self) -> int | None:
+        """The token of pictures, for ``show()``."""
+        token = self.processor.image_token
+        return None if token is None else self.processor.token_id(token)
+
+    def pictures(self, rows: Sequence[Any]) -> list[list[Any]]:
+        """The pictures of each row of a batch, for ``show()``."""
+        kept, found = [], []
+        for row in rows:
+            with suppress(NoPicture):  # the row is left out, or process() has raised
+                found.append([*map(decoded, row["images"])])
+                kept.append(row["length"])
+        if self.max_length is None:
+            return found
+        packed: list[list[Any]] = [[] for _ in found]
+        for place, some in zip(rows_of(kept, self.max_length), found, strict=True):
+            packed[place] += some
+        return packed
 
     def process(self, run: Run) -> Run:
         refuse_collated(run, self)

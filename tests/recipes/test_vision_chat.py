@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import logging
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -468,9 +470,29 @@ def test_show_prints_the_conversations(packed: bool) -> None:
         tp.from_arrow(TABLE), processor_of("llava"), packed=packed, max_length=300, **ONE
     )
     shown = " ".join(str(pipe.show()).split())
-    assert "<|im_start|>user\\n<image>" in shown
+    assert "<|im_start|>user\\n‹5 <image>›What is number 0?" in shown
+    assert ("2 pictures: 49 x 63, 49 x 30" if packed else "1 picture: 40 x 30") in shown
     assert "⟦It is" in shown
     assert "pixel_values" in shown
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_notebook_shows_small_pictures(packed: bool) -> None:
+    wide = Image.fromarray(np.full((60, 300, 3), (250, 0, 0), np.uint8))
+    out = io.BytesIO()
+    wide.save(out, "PNG")
+    rows = [{"prompt": "What?", "response": "Red.", "images": [out.getvalue(), jpeg(1)]}]
+    rows.append({"prompt": "What?", "response": "Nothing.", "images": [jpeg(1)[:-60]]})
+    pipe = vision_chat(
+        tp.from_dataset(rows), processor_of("qwen2_vl"), packed=packed, on_error="skip", **ONE
+    )
+    shown = pipe.show()._repr_mimebundle_()["text/html"]
+    found = re.findall(r'<img src="data:image/png;base64,(\S+)" title="([0-9x ]+)">', shown)
+    assert [title for _, title in found] == ["300 x 60", "40 x 30"]
+    pictures = [Image.open(io.BytesIO(base64.b64decode(data))) for data, _ in found]
+    assert [one.size for one in pictures] == [(96, 19), (40, 30)]
+    assert pictures[0].getpixel((50, 10)) == (250, 0, 0)
+    assert shown.count("<div>batch 0, row 0: ") == 1
 
 
 def test_the_recipe_is_written_and_read_as_yaml(tmp_path: Path) -> None:
