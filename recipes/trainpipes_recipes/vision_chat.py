@@ -57,8 +57,8 @@ def vision_chat(
     They are decoded when their batch is made.
 
     Args:
-        processor: of transformers, with a chat template and an image processor; or its name or
-            folder.
+        processor: of transformers, with a chat template and an image processor, or PaliGemma's;
+            or its name or folder.
         messages: column of the conversations; by default the first of messages, conversations,
             conversation, dialog, chat and json.
         prompt: column of what the user says, if there are no conversations.

@@ -147,6 +147,56 @@ def test_batches_of_a_budget_of_tokens_hold_all_rows() -> None:
     assert max(rows * length for rows, length in sizes) <= 400
 
 
+# A prompt and a suffix, without a chat
+
+
+PAIRS = [
+    {"prompt": f"caption {n}" * (1 + n % 3), "response": f"a cat {n}" * (1 + n % 2), "images": some}
+    for n, some in enumerate([[jpeg(n, 30 + n), jpeg(n + 1)][: 1 + n % 2] for n in range(11)])
+]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_prompt_and_a_suffix_are_the_processors_own_batch() -> None:
+    processor = processor_of("paligemma")
+    batches = list(vision_chat(tp.from_dataset(PAIRS), processor, batch_size=4, **ONE))
+    for number, batch in enumerate(batches):
+        rows = PAIRS[4 * number : 4 * number + 4]
+        own = processor(
+            images=[[decoded(one) for one in row["images"]] for row in rows],
+            text=["<image>" * len(row["images"]) + row["prompt"] for row in rows],
+            suffix=[row["response"] for row in rows], padding=True, padding_side="right",
+            return_tensors="pt",
+        )  # fmt: skip
+        assert batch.keys() == own.keys() >= {"labels", "token_type_ids", "pixel_values"}
+        for name, value in own.items():
+            assert batch[name].dtype == value.dtype
+            assert torch.equal(batch[name], value), name
+        for place, row in enumerate(rows):
+            assert said("paligemma", batch, place) == f"{row['response']}<eos>"
+    loss = model_of("paligemma")(**{**batch, "pixel_values": batch["pixel_values"].double()}).loss
+    assert loss.isfinite()
+
+
+def test_the_length_of_a_prompt_and_a_suffix_is_known_before_pixels() -> None:
+    pipe = vision_chat(
+        tp.from_dataset(PAIRS), processor_of("paligemma"), batch_size=1, max_length=100, **ONE
+    )
+    rows = list(tp.Pipeline(pipe.stages[:-2]))
+    assert [row["length"] for row in rows] == [batch["input_ids"].shape[1] for batch in pipe]
+    assert all(isinstance(one, bytes) for row in rows for one in row["images"])
+
+
+def test_of_a_processor_with_a_suffix_chats_and_packed_rows_are_refused() -> None:
+    processor = processor_of("paligemma")
+    with pytest.raises(tp.ConfigError, match=r"packs for .*, got PaliGemmaProcessor"):
+        vision_chat(tp.from_dataset(PAIRS), processor, packed=True)
+    with pytest.raises(tp.DataError, match="PaliGemmaProcessor takes prompts with a picture"):
+        list(vision_chat(tp.from_dataset([{**PAIRS[0], "images": []}]), processor, **ONE))
+    with pytest.raises(tp.DataError, match="takes a prompt and a response, got the roles"):
+        list(vision_chat(tp.from_arrow(TABLE), processor, **ONE))
+
+
 # Packed
 
 
@@ -216,7 +266,7 @@ def test_packing_is_refused_for_a_family_of_which_it_is_not_known() -> None:
         pass
 
     with pytest.raises(
-        tp.ConfigError, match=r"packs for .* Qwen2VL, got OtherProcessor.*max_tokens"
+        tp.ConfigError, match=r"packs for .* Qwen2_5_VL, got OtherProcessor.*max_tokens"
     ):
         vision_chat(tp.from_arrow(TABLE), OtherProcessor(processor_of("llava")), packed=True)
 
