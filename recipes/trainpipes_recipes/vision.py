@@ -159,11 +159,11 @@ class Processor(Loaded):
         if roles != ["user", "assistant"]:
             rule = f"{self.family} takes a prompt and a response"
             raise DataError(f"{rule}, got the roles {roles}")
+        token = str(self.image_token)
         prompt, suffix = (
-            "".join(part.get("text", self.image_token) for part in message["content"])
-            for message in messages
+            "".join(part.get("text", token) for part in message["content"]) for message in messages
         )
-        if self.image_token not in prompt:
+        if token not in prompt:
             raise DataError(f"{self.family} takes prompts with a picture, got one without")
         return Written(prompt + suffix, [(len(prompt), len(prompt + suffix))])
 

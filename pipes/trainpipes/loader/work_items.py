@@ -67,7 +67,7 @@ class WorkItems:
     # Reading
 
     def read(self) -> Read:
-        """Read the next item. What is read counts once ``take`` is told of it."""
+        """Read the next item. What is read counts once ``take`` was called with it."""
         if self._items is None:
             self._loader.load_state_dict(self._starts[-1][1])
             self._items = iter(self._loader)
