@@ -18,6 +18,7 @@ from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.stage_kinds import FinishingStage, RunStage
 from trainpipes.interfaces.tally import Tally
+from trainpipes.sources.files.list_files import checked_options
 from trainpipes.stages.columns import refuse_collated
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.quarantine import OnBadRow, leaves_out
@@ -70,12 +71,16 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
         roles: other names of roles.
         max_length: the most tokens of a row; longer ones are bad.
         on_error: for bad rows: "raise"; or "skip" and log how many.
+        storage_options: of the file system of pictures at URLs, as fsspec takes them; never shown or
+            saved.
 
     Raises:
         UnreadableError: a picture is missing, or is none.
         DataError: roles are not in order, the number of pictures is not that of their places, or a
             row is too long.
     """
+
+    free = frozenset({"storage_options"})
 
     processor: Any
     messages: str | Sequence[str]
@@ -84,9 +89,13 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
     roles: Mapping[str, str] | None = None
     max_length: Count | None = None
     on_error: OnBadRow = "raise"
+    storage_options: Mapping[str, Any] | None = None
 
     def check(self) -> None:
         self._set(processor=Processor.of(self.processor))
+        if self.storage_options is not None:
+            option = "vision_rows(storage_options)"
+            self._set(storage_options=checked_options(self.storage_options, option))
 
     def process(self, run: Run) -> Run:
         self._check_rows(run, single=True)
@@ -118,7 +127,7 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
             raise tp.SchemaError(f"{self} needs the columns {columns}, and there are {there}")
         try:
             given = None if self.images is None else row[self.images]
-            pictures = pictures_of(given, self._folder(number))
+            pictures = pictures_of(given, self._folder(number), self.storage_options)
         except NoPicture as error:
             raise NoPicture(f"column {self.images!r}: {error}") from None
         values = [row[name] for name in names]

@@ -10,14 +10,16 @@ import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
+from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 import trainpipes as tp
@@ -322,6 +324,70 @@ def test_a_tar_has_a_conversation_and_a_picture_for_each_sample(tmp_path: Path) 
     assert (
         digests(vision_chat(str(tmp_path / "rows.tar"), processor, batch_size=4, **ONE)) == expected
     )
+
+
+class Guarded(MemoryFileSystem):
+    """A store that gives its files to whom has the key."""
+
+    protocol = "guarded"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    def __init__(self, *, key: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.key = key
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("guarded://", "memory://"))
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if self.key != "open sesame":
+            raise PermissionError(path)
+        return super()._open(path, mode, **options)
+
+
+class WithoutOptions(MemoryFileSystem):
+    protocol = "bare"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("bare://", "memory://"))
+
+
+def test_storage_options_reach_pictures_at_urls(tmp_path: Path) -> None:
+    fsspec.register_implementation("guarded", Guarded, clobber=True)
+    fsspec.register_implementation("bare", WithoutOptions, clobber=True)
+    key = {"key": "open sesame"}
+    Guarded(**key).pipe({"/rows/a.png": jpeg(0), "/rows/b.jpg": jpeg(1)})
+    WithoutOptions().pipe("/c.jpg", jpeg(3))
+    row = {"prompt": "What?", "response": "A cat."}
+    expected = {**row, "images": [jpeg(0), jpeg(1), jpeg(3)]}
+    urls = ["guarded://rows/a.png", "guarded://rows/b.jpg"]
+    on_disk = tmp_path / "rows.jsonl"
+    on_disk.write_text(json.dumps({**row, "images": urls}))
+    beside = {**row, "images": ["a.png", urls[1], "bare://c.jpg"]}
+    Guarded(**key).pipe("/rows/rows.jsonl", json.dumps(beside).encode())
+    processor, options = processor_of("llava"), {**ONE, "batch_size": 1}
+
+    def found(files: Any, **more: Any) -> list[str]:
+        return digests(vision_chat(files, processor, **options, **more))
+
+    wanted = digests(vision_chat(tp.from_dataset([expected]), processor, **options))
+    assert found("guarded://rows/rows.jsonl", storage_options=key) == wanted
+    expected["images"].pop()
+    wanted = digests(vision_chat(tp.from_dataset([expected]), processor, **options))
+    assert found(on_disk, storage_options=key) == wanted
+    with pytest.raises(tp.DataError, match=r"guarded://rows/a.png cannot be read \(PermissionE"):
+        found(on_disk)
+    pipe = vision_chat(on_disk, processor, **options, storage_options=key)
+    assert "sesame" not in f"{pipe!r} {pipe.state_at(0)} {pipe.show()}"
+    pipe.load_state_dict(vision_chat(on_disk, processor, **options).state_at(0))
 
 
 def test_pairs_with_one_picture_and_marks_in_texts_are_conversations_too() -> None:
