@@ -19,7 +19,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import trainpipes as tp
 from trainpipes.loader import work_queue
@@ -337,6 +339,42 @@ def test_a_checkpoint_of_two_ranks_loads_on_four(tmp_path: Path) -> None:
         dcp.load(held, checkpoint_id=tmp_path, no_dist=True)
         done += rest(queue)
     assert sorted(done) == [*range(ROWS)]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.filterwarnings("ignore:5 ranks do not divide")
+@pytest.mark.parametrize("name", ["shuffled", "filtered"])
+@pytest.mark.parametrize(("before", "after"), [(5, 5), (5, 4), (4, 5)])
+def test_a_checkpoint_of_ranks_that_do_not_divide_the_shards_loads_as_one_file(
+    name: str, before: int, after: int, tmp_path: Path
+) -> None:
+    def ranks(world: int) -> list[tp.WorkQueue]:
+        pipe = PIPELINES[name]()
+        return [queue_of(pipe.distributed(rank=r, world_size=world)) for r in range(world)]
+
+    done, states = [], {}
+    for queue in ranks(before):
+        for number, work in enumerate(taken(queue, 9)):
+            if number % 3:
+                queue.done(work.key)
+                done.append(work.item["id"])
+        states |= queue.state_dict()
+    dcp.save({"queue": states}, checkpoint_id=tmp_path, no_dist=True)
+    queues = ranks(after)
+    if after == before:
+        for queue in queues:
+            dcp.load({"queue": queue}, checkpoint_id=tmp_path, no_dist=True)
+    else:
+        error = r"make one file of a folder.* by its dcp_to_torch_save|Missing key .*work-00"
+        with pytest.raises(BaseException, match=error):
+            dcp.load({"queue": queues[-1]}, checkpoint_id=tmp_path, no_dist=True)
+        dcp_to_torch_save(tmp_path, tmp_path / "one.pt")
+        whole = torch.load(tmp_path / "one.pt", weights_only=True)["queue"]
+        for queue in queues:
+            queue.load_state_dict(whole)
+    for queue in queues:
+        done += rest(queue)
+    assert Counter(done) == Counter(row["id"] for row in PIPELINES[name]())
 
 
 def test_states_of_other_runs_and_missing_ranks_are_refused() -> None:
