@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY
 from typing import Any
@@ -22,17 +21,16 @@ from trainpipes.sources.files.list_files import checked_options
 from trainpipes.stages.columns import refuse_collated
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.quarantine import OnBadRow, leaves_out
-from trainpipes.tokenizers.chat import Written, messages_of
+from trainpipes.tokenizers.chat import Written
 from trainpipes.tokenizers.engine import TokenizerEngine
-from trainpipes_recipes.chats import ROLES, problem, to_messages
+from trainpipes_recipes.chats import ROLES
 from trainpipes_recipes.pictures import NoPicture, decoded, pictures_of, size_of
 from trainpipes_recipes.vision import Processor
 from trainpipes_recipes.vision_pack import check_packs, packed, rows_of
+from trainpipes_recipes.vision_talks import conversation
 
 __all__ = ["VisionBatches", "VisionRows"]
 
-#: How LLaVA's files mark a picture in a text.
-MARK = "<image>"
 WAY = 'fix it, or leave such rows out with on_error="skip"'
 
 
@@ -161,98 +159,6 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
         """Where the row's file is."""
         place = None if self._inputs is None else self._inputs.place_of(number).path
         return "" if place is None else os.path.dirname(place)
-
-
-def conversation(
-    values: Sequence[Any], pictures: int, roles: Mapping[str, str], column: str
-) -> list[dict[str, Any]]:
-    """Messages whose content is a list of parts, with as many pictures as there are.
-
-    Where no part is a picture, they stand where a text says ``<image>``, or else before the first
-    text of the user.
-
-    >>> talk = [{"from": "human", "value": "<image>\\nA cat?"}, {"from": "gpt", "value": "Yes."}]
-    >>> [user, _] = conversation([talk], 1, ROLES, "conversations")
-    >>> user
-    {'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': '\\nA cat?'}]}
-    """
-    given = values[0] if len(values) == 1 else _asked(*values)
-    if isinstance(given, str | bytes):
-        given = json.loads(given)
-    if isinstance(given, Mapping):  # of a sample in a tar
-        given = next((given[name] for name in ("messages", "conversations") if name in given), None)
-    talk = given if isinstance(given, list | tuple) else [given]
-    parts = [_parts(_content(message)) for message in talk]
-    if not any(part["type"] == "image" for some in parts for part in some):
-        marks = sum(part.get("text", "").count(MARK) for some in parts for part in some)
-        if pictures and marks == pictures:
-            parts = [[new for part in some for new in _split(part)] for some in parts]
-        elif pictures and parts:
-            speaks = [_role(message, roles) for message in talk]
-            first = speaks.index("user") if "user" in speaks else 0
-            parts[first] = [{"type": "image"}] * pictures + parts[first]
-    read = to_messages(
-        [
-            {**one, "content": _text(some)} if isinstance(one, Mapping) else one
-            for one, some in zip(talk, parts, strict=True)
-        ],
-        roles, column,
-    )  # fmt: skip
-    if (wrong := problem(read)) is not None:
-        raise tp.DataError(f"column {column!r}: {wrong}")
-    held = sum(part["type"] == "image" for some in parts for part in some)
-    if held != pictures:
-        rule = "a conversation has a place for each picture"
-        raise tp.DataError(f"column {column!r}: {rule}, got {held} places and {pictures} pictures")
-    read = [{**one, "content": some} for one, some in zip(read, parts, strict=True)]
-    return messages_of(read)
-
-
-def _asked(prompt: Any, response: Any) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
-
-
-def _role(message: Any, roles: Mapping[str, str]) -> Any:
-    role = message.get("role") or message.get("from") if isinstance(message, Mapping) else None
-    return roles.get(role, role) if isinstance(role, str) else role
-
-
-def _content(message: Any) -> Any:
-    if not isinstance(message, Mapping):
-        return None
-    return message.get("value") if message.get("content") is None else message["content"]
-
-
-def _parts(content: Any) -> list[dict[str, Any]]:
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    found = []
-    for part in content if isinstance(content, list | tuple) else [content]:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "image":
-            found.append({"type": "image"})
-        elif kind == "text" and isinstance(part.get("text"), str):
-            found.append({"type": "text", "text": part["text"]})
-        else:
-            rule = (
-                'a content is text or a list of {"type": "image"} and {"type": "text", "text": ...}'
-            )
-            raise tp.DataError(f"{rule}, got {part!r:.80}")
-    return found
-
-
-def _split(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for number, text in enumerate(part["text"].split(MARK)):
-        if number:
-            yield {"type": "image"}
-        if text:
-            yield {"type": "text", "text": text}
-
-
-def _text(parts: Sequence[Mapping[str, Any]]) -> str | None:
-    return "".join(part.get("text", MARK) for part in parts) if parts else None
 
 
 class VisionBatches(OfPictures, FinishingStage):
