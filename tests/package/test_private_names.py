@@ -671,7 +671,8 @@ def test_accelerate_knows_the_loader_at_work() -> None:
     without="the processor is called for each row to know it, which decodes pictures twice",
 )
 def test_processors_count_the_tokens_of_pictures() -> None:
-    for name in ("llava:Llava", "idefics3:Idefics3", "qwen2_vl:Qwen2VL"):
+    families = "llava:Llava llava_next:LlavaNext idefics3:Idefics3 qwen2_vl:Qwen2VL"
+    for name in f"{families} qwen2_5_vl:Qwen2_5_VL paligemma:PaliGemma".split():
         module, _, family = name.partition(":")
         kind = resolve_name(f"transformers.models.{module}:{family}Processor")
         assert "image_sizes" in inspect.signature(kind._get_num_multimodal_tokens).parameters

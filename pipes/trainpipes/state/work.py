@@ -109,7 +109,8 @@ class WorkState:
         if lacking:
             raise StateError(
                 f"this rank's part of the work is in classes {shown([*wanted])}, and the state lacks "
-                f"{shown(lacking)}: merge the states of all ranks with trainpipes.merge_states([...])"
+                f"{shown(lacking)}: merge the states of all ranks with trainpipes.merge_states([...]), or "
+                "make one file of a folder of torch.distributed.checkpoint by its dcp_to_torch_save"
             )
         return {number: self.classes[number] for number in wanted}
 
