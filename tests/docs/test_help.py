@@ -17,7 +17,7 @@ WITHOUT = {
     "an example needs a package, a model or a device": {
         "from_hf", "Pipeline.chat_template", "Pipeline.pin", "Pipeline.to_hf", "Pipeline.to_ray",
     },
-    "an example needs several processes": {"Loader.gather_state", "Loader.whole_state"},
+    "an example needs several processes": {"Loader.gather_state", "Loader.full_state_dict"},
     "its kinds show examples": {"Stage", "Source", "StreamReader"},
     "a value that others give or take, with no use alone": {
         "Layout", "Rows", "Pipeline.stages", "Work", "WorkKey", "cache.CacheInfo", "cache.folder",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -191,3 +193,32 @@ def test_stages_run_only_for_a_ranks_own_batches_where_counts_allow() -> None:
     pipe = dealt(6).map(noted).batch(3).distributed(rank=2, world_size=5)
     own = [row["x"] for batch in pipe for row in batch]
     assert sorted(made) == sorted(own)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shards", [1, 6])
+def test_so_do_the_last_stages_where_batches_are_not_counted(
+    shards: int, workers: int, tmp_path: Path
+) -> None:
+    calls = tmp_path / "calls.txt"
+
+    def collated(rows: list[dict[str, Any]]) -> str:
+        with calls.open("a") as file:  # processes add lines
+            file.write(f"collated {[row['x'] for row in rows]}\n")
+        return str([row["x"] for row in rows])
+
+    def mapped(batch: str) -> str:
+        with calls.open("a") as file:
+            file.write(f"mapped {batch}\n")
+        return batch
+
+    pipe = dealt(shards).filter(over_half).repeat().batch(3)
+    made = pipe.collate(collated).map(mapped)
+    own = list(islice(tp.Loader(made.distributed(rank=2, world_size=5), num_workers=workers), 15))
+    called = calls.read_text().splitlines()
+    whole = [str([row["x"] for row in batch]) for batch in islice(pipe, 400)]
+    assert own == whole[2:75:5]
+    for name in ("collated ", "mapped "):
+        found = [line.removeprefix(name) for line in called if line.startswith(name)]
+        assert set(own) <= set(found) <= set(whole[2::5])
+        assert len(found) == len(set(found))

@@ -6,11 +6,14 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
@@ -163,6 +166,24 @@ def test_an_epoch_of_unknown_length_on_several_ranks_needs_torch_distributed() -
 
 
 @pytest.mark.usefixtures("group_of_one")
+def test_a_mesh_that_is_not_data_parallel_alone_is_refused() -> None:
+    mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("replicate", "shard", "tp"))
+    with refused(
+        tp.ConfigError,
+        "distributed(mesh) must have only dimensions that are data parallel",
+        "pass mesh['replicate', 'shard']",
+    ):
+        filtered().distributed(mesh=mesh)
+    with refused(tp.ConfigError, "rank=0 and world_size=None; leave these out"):
+        filtered().distributed(mesh=mesh["replicate", "shard"], rank=0)
+    alone = filtered().distributed(mesh=mesh["replicate", "shard"])
+    assert list(alone) == list(filtered())
+    others = SimpleNamespace(mesh_dim_names=("dp",), mesh=torch.tensor([1, 2]), get_rank=lambda: 0)
+    with refused(tp.ConfigError, "a mesh of this process, got one of ranks [1, 2] in rank 0"):
+        filtered().distributed(mesh=others)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("group_of_one")
 def test_an_epoch_of_unknown_length_on_ranks_that_cannot_meet_is_refused() -> None:
     with refused(
         tp.TopologyError,
@@ -228,7 +249,7 @@ def test_a_rank_that_is_missing_is_named_with_its_shards(
         ranks,
         "merge the states of all ranks",
         "torch.distributed.checkpoint",
-        "loader.gather_state()",
+        "loader.full_state_dict()",
     ):
         tp.merge_states([saved[rank] for rank in there])
 
@@ -300,7 +321,7 @@ def test_a_state_that_lacks_shards_of_a_rank_is_refused_with_the_ways_to_get_the
         str(own),
         str(lacking),
         "trainpipes.merge_states([...])",
-        "loader.gather_state()",
+        "loader.full_state_dict()",
         "torch.distributed.checkpoint",
     ):
         loader.load_state_dict(states(3, make=uncounted)[0])

@@ -80,11 +80,13 @@ def test_a_run_saved_on_1_2_4_3_1_and_8_ranks_is_one_sequence(
 
 
 @pytest.mark.timeout(200)
-def test_in_a_mesh_only_the_data_parallel_dimension_counts(eight_ranks: Path) -> None:
-    found = [json.loads(path.read_text()) for path in eight_ranks.glob("meshed-*.json")]
+@pytest.mark.parametrize("mesh", ["data", "replicate, shard"])
+def test_in_a_mesh_only_the_data_parallel_dimensions_count(eight_ranks: Path, mesh: str) -> None:
+    left = [json.loads(path.read_text()) for path in eight_ranks.glob("meshed-*.json")]
+    found = [one for of_rank in left for one in of_rank if one["mesh"] == mesh]
     by_rank: dict[int, list[list[str]]] = {}
     for one in found:
-        by_rank.setdefault(one["data"], []).append(one["given"])
+        by_rank.setdefault(one["rank"], []).append(one["given"])
     assert {rank: len(pair) for rank, pair in by_rank.items()} == {0: 2, 1: 2, 2: 2, 3: 2}
     assert all(first == second for first, second in by_rank.values())
     whole = [digest(batch) for batch in PIPELINES["filtered"]()]

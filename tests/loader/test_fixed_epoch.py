@@ -159,7 +159,7 @@ def test_a_state_of_some_ranks_goes_on_on_others(name: str) -> None:
 
 def ragged(name: str) -> Pipeline:
     stages = [
-        stage._replaced(tail="ragged") if stage.name == "sharding_filter" else stage
+        stage._replaced(tail="uneven") if stage.name == "sharding_filter" else stage
         for stage in PIPES[name]().stages
     ]
     return Pipeline(stages)

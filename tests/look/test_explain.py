@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
+from trainpipes._internal import messages
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,8 @@ def test_it_says_who_gets_what(files):
     assert "held by each worker" in str(said)
 
 
-def test_a_world_size_that_does_not_divide_is_warned_of(files):
+def test_a_world_size_that_does_not_divide_is_warned_of(files, monkeypatch):
+    monkeypatch.setattr(messages, "_warned", set())
     with pytest.warns(UserWarning, match="5 ranks do not divide num_shards=12"):
         said = pipeline(files).explain(world_size=5)
     assert said.num_batches == 75
@@ -98,6 +100,17 @@ def test_where_a_share_is_left_it_says_about_how_many(files):
     (about,) = re.findall(r"about ([\d,]+) batches, over", str(pipe.explain()))
     assert int(about) == tp.Loader(pipe).estimate_len() == pytest.approx(len(list(pipe)), abs=12)
     assert pipe.explain().num_batches is None
+
+
+def test_ranks_that_may_end_apart_are_told_of_collectives():
+    ten = tp.from_dataset(range(20)).sharding_filter(6, tail="uneven").batch(2)
+    (note,) = ten.explain(world_size=3).notes
+    assert "ranks may end a step or more apart" in note
+    assert 'tail="even"' in note
+    assert not ten.explain(world_size=2).notes
+    assert not ten.explain(world_size=1).notes
+    unknown = ten.filter(len)
+    assert unknown.explain(world_size=2).notes == (note,)
 
 
 def test_columns_have_types_whatever_rows_are(files):

@@ -133,7 +133,7 @@ def variants(folder: Path) -> dict[str, tp.Pipeline]:
         "tokenized before the shuffle": before.batch(4).pad_collate(),
         "pinned": pipeline(here).pin(),
         "cached": chain(shuffled(rows.cache(folder / "cache"))),
-        "ragged": chain(shuffled(rows, tail="ragged")),
+        "ragged": chain(shuffled(rows, tail="uneven")),
         "explicit default": chain(defaults, {"mask": None}, add_eos=False, labels=None),
     }
 

@@ -393,7 +393,7 @@ class Opaque(Drawing):
 def test_a_state_that_json_cannot_hold_is_refused_when_it_is_asked_for() -> None:
     chain = tn.Batch(Opaque(), batch_size=2)
     assert len(next(chain)) == 2
-    with pytest.raises(tp.DataError, match="JSON cannot hold"):
+    with pytest.raises(tp.DataError, match="must give what JSON can hold"):
         chain.state_dict()
 
 

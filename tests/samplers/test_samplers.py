@@ -690,5 +690,5 @@ def test_a_sampler_without_a_length_is_refused(length: Any) -> None:
     ],
 )
 def test_rows_that_are_not_there_are_never_drawn(index: Any) -> None:
-    with pytest.raises(tp.DataError, match=r"index\(0, 0, 6, 6\) gives 6 row numbers, .* 0 to 5"):
+    with pytest.raises(tp.DataError, match=r"order must give 6 row numbers, .* 0 to 5"):
         rows_of_own(lambda rows: rows, index)

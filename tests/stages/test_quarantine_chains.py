@@ -87,7 +87,7 @@ def test_an_epoch_gives_each_row_or_sets_it_aside(case: dict[str, Any]) -> None:
         folder = Path(name)
         quarantine = tp.Quarantine(folder / "bad", max_share=1)
         ranks = 1 + case["ways"][0] if case["shards"] == 12 else 1
-        uneven = {"tail": "ragged"} if ranks > 1 else {}
+        uneven = {"tail": "uneven"} if ranks > 1 else {}
         pipe = pipeline(case, folder, quarantine, **uneven)
         states, given_rows, full = None, Counter[int](), 0
         room = whole_steps(pipeline(case, folder, "skip", **uneven), ranks) - 1
@@ -169,7 +169,7 @@ def test_ragged_ranks_give_or_list_each_row_of_each_epoch(
     files = write_files(tmp_path / "data", "json", 3, BAD)
     quarantine = tp.Quarantine(tmp_path / "bad", max_share=1)
     pipe = tp.read_json(files, max_row_bytes=300, on_error=quarantine)
-    pipe = pipe.sharding_filter(12, tail="ragged")
+    pipe = pipe.sharding_filter(12, tail="uneven")
     leg = Leg((pipe if buffer is None else pipe.shuffle(buffer)).batch(2), ranks, workers, reads)
     for epoch in range(2):
         given = Counter(row for step in steps(leg) for row in step)

@@ -441,7 +441,7 @@ def test_a_shard_that_there_is_not_is_named(key: str) -> None:
 ])  # fmt: skip
 def test_a_damaged_cursor_is_named(cursor: Any) -> None:
     told = refusal(filtered(), {**saved(filtered()), "shard-0001": cursor})
-    assert told.startswith("shard-0001: must be a cursor as state_dict() wrote it")
+    assert told.startswith("shard-0001: must be a position as state_dict() wrote it")
 
 
 def test_an_edited_count_is_refused() -> None:
@@ -466,7 +466,7 @@ def test_an_edited_m_is_refused(m: int) -> None:
     (pipeline, 13),
     (lambda: pipeline().skip(3).take(7), 7),
     (lambda: pipeline().repeat(2), 26),
-    (lambda: rows().sharding_filter(4, tail="ragged").batch(8), 16),
+    (lambda: rows().sharding_filter(4, tail="uneven").batch(8), 16),
 ], ids=["once", "some", "twice", "ragged"])  # fmt: skip
 def test_an_m_beyond_the_epoch_is_refused(make: Callable[[], tp.Pipeline], most: int) -> None:
     state = make().state_at(0, epoch=2)

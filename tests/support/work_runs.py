@@ -24,7 +24,7 @@ def rows(ids: slice = slice(None)) -> tp.Pipeline:
 
 
 def dealt(pipe: tp.Pipeline) -> tp.Pipeline:
-    return pipe.sharding_filter(SHARDS, tail="ragged")
+    return pipe.sharding_filter(SHARDS, tail="uneven")
 
 
 #: Counted pipelines and others, of rows and of batches.

@@ -220,10 +220,10 @@ def _check(loader: Loader, epochs: int | None) -> None:
             "WorkQueue: list_files(refresh) must be left out, since the files of an epoch may be others when "
             "it is read again"
         )
-    if world > 1 and not chain.ragged and not chain.endless:
+    if world > 1 and not chain.uneven and not chain.endless:
         way = "else some items of an epoch are left out"
         raise wrong(
-            "sharding_filter(tail)", '"ragged" for a WorkQueue on several ranks', "even", way
+            "sharding_filter(tail)", '"uneven" for a WorkQueue on several ranks', "even", way
         )
     fixed = iteration_of(loader).passes.fixed
     if fixed is not None and epochs != 1:

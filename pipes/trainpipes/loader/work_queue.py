@@ -37,7 +37,7 @@ class WorkQueue:
 
     Args:
         loader: a ``Loader`` of rows or batches, which the queue alone iterates. On several ranks its
-            pipeline needs ``.sharding_filter(tail="ragged")``, so that no rank leaves items out.
+            pipeline needs ``.sharding_filter(tail="uneven")``, so that no rank leaves items out.
         max_in_flight: items that are handed out and not done, at most. The queue also waits for an item
             after which 500,000 were read, or 4 times ``max_in_flight``.
         epochs: after which it ends; None for no end.

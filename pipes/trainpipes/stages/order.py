@@ -142,7 +142,7 @@ class ShardingFilter(stage_kinds.ShardStage):
         balance: "rows" cuts ranges of equal numbers of rows, "bytes" of about equal size by the
             files' footers, for batches that are not counted in advance.
         tail: "even" ends an epoch at the same step on all ranks, and leaves out the last few
-            batches; "ragged" delivers all, so that ranks may end a step or more apart: for
+            batches; "uneven" delivers all, so that ranks may end a step or more apart: for
             evaluation without collectives in the loop. A state saved at such an end needs the same
             number of ranks.
 
@@ -158,7 +158,7 @@ class ShardingFilter(stage_kinds.ShardStage):
     _: KW_ONLY
     split: Literal["spans", "stride"] = "spans"
     balance: Literal["rows", "bytes"] = "rows"
-    tail: Literal["even", "ragged"] = "even"
+    tail: Literal["even", "uneven"] = "even"
 
 
 class Repeat(stage_kinds.RepeatStage):
