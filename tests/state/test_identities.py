@@ -164,10 +164,7 @@ OPTIONS: dict[str, Make] = {
     "repeat / endless": lambda f: rows(f).repeat(),
     "sample": lambda f: rows(f).sample(0.3, key=["x", "answer"], seed=9),
     "select": lambda f: rows(f).select("text", "x"),
-    "sharding_filter": lambda f: rows(f).sharding_filter(
-        6, split="stride", balance="rows", tail="ragged"
-    ),
-    "sharding_filter / bytes": lambda f: rows(f).sharding_filter(6, balance="bytes"),
+    "sharding_filter": lambda f: rows(f).sharding_filter(6, split="stride", tail="ragged"),
     "shuffle": lambda f: rows(f).shuffle(50, seed=8, max_bytes=1 << 20),
     "shuffle / global": lambda f: tp.from_arrow(table(f)).shuffle(scope="global", seed=3),
     "split": lambda f: rows(f).split({"a": 0.25, "b": 0.75}, key="x", seed=7)["b"],

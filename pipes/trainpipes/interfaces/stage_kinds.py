@@ -344,7 +344,6 @@ class ShardStage(Stage):
 
     num_shards = 1
     split = "spans"
-    balance = "rows"
     tail = "even"
 
 
