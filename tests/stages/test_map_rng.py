@@ -329,9 +329,6 @@ DRAWN: dict[str, tuple[Callable[[], tp.Pipeline], str, str]] = {
         lambda: rows().map(lambda row: {**row, "n": random.gauss(0, 1)}), "Python's", "rng=True",
     ),
     "map of torch": (lambda: rows().map(lambda row: {**row, "n": torch.rand(3)}), "torch's", "rng=True"),
-    "map of much": (
-        lambda: rows().map(lambda row: np.random.normal(size=(64, 64, 3))), "NumPy's", "rng=True",
-    ),
     "map of some": (
         lambda: rows().map(lambda row: random.random() if row["x"] % 5 == 3 else 0.5), "Python's", "rng=True",
     ),
