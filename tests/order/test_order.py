@@ -45,13 +45,9 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 @st.composite
-def cut_layouts(draw: st.DrawFn) -> Layout:
-    """Layouts whose spans are cut by bytes, or whose batch size changed."""
+def changed_layouts(draw: st.DrawFn) -> Layout:
+    """Layouts whose batch size changed."""
     layout = draw(layouts())
-    if draw(st.booleans()):
-        cuts = draw(st.lists(st.integers(0, layout.rows), min_size=layout.num_spans - 1,
-                             max_size=layout.num_spans - 1))  # fmt: skip
-        return replace(layout, whole=False, cuts=(0, *sorted(cuts), layout.rows))
     change = (draw(st.integers(1, 40)), draw(st.integers(1, 64)))
     return replace(layout, whole=True, rolling=False, changes=(change,))
 
@@ -97,7 +93,7 @@ def test_spans_partition_the_rows_of_an_epoch(layout: Layout) -> None:
 
 
 @examples(300)
-@given(layouts() | cut_layouts(), st.data())
+@given(layouts() | changed_layouts(), st.data())
 def test_windows_partition_their_span_and_none_is_empty(
     layout: Layout, data: st.DataObject
 ) -> None:

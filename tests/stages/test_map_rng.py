@@ -272,7 +272,6 @@ DRAWN: dict[str, tuple[Callable[[], tp.Pipeline], str, str]] = {
     "map of two": (
         lambda: source().map(lambda row: (random.random(), np.random.rand())), "NumPy's and Python's", "rng",
     ),
-    "map of much": (lambda: source().map(lambda row: np.random.normal(size=(64, 64))), "NumPy's", "rng=True"),
     "map of some": (
         lambda: source().map(lambda row: random.random() if row["x"] % 5 == 3 else 0), "Python's", "rng=",
     ),
