@@ -1,13 +1,16 @@
-"""Verdicts of ``profile``, staged: the change is made, and brings at least 0.7 of the gain that it says. All
-verdicts are in test_verdict.py, from counts.
+"""Each verdict of ``profile``, staged: its change is made, and brings at least 0.7 of the gain that it says.
 
 Other programs of the machine are left out of the counts, but where they are the cause.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from faulty_server import FaultyServer, serving
@@ -114,6 +118,25 @@ def test_a_function_that_waits() -> None:
     )  # fmt: skip
 
 
+def test_too_few_threads_for_it() -> None:
+    pipe = numbers(1600)
+    staged(
+        "function", "map(waits, num_workers=8)",
+        lambda: tp.Loader(pipe.map(waits, num_workers=2).batch(8).collate()),
+        lambda: tp.Loader(pipe.map(waits, num_workers=8).batch(8).collate()),
+    )  # fmt: skip
+
+
+def test_too_few_shards() -> None:
+    rows = tp.from_dataset([{"n": n} for n in range(1200)])
+
+    def loader(shards: int) -> tp.Loader:
+        pipe = rows.sharding_filter(shards).map(waits).batch(8).collate()
+        return tp.Loader(pipe, num_workers=2)
+
+    staged("shards", "sharding_filter(8)", lambda: loader(1), lambda: loader(8))
+
+
 def test_a_slow_tokenizer(tmp_path: Path) -> None:
     words = [f"word{n % 977} and {n}" for n in range(20)]
     table = pa.table({"text": [" ".join(words[n % 20 :] * 8) for n in range(6000)]})
@@ -160,6 +183,45 @@ def test_json(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_small_row_groups(tmp_path: Path) -> None:
+    pq.write_table(ids(30_000), tmp_path / "small.parquet", row_group_size=10)
+    repack(str(tmp_path / "small.parquet"), str(tmp_path / "packed"))
+    small, packed = (
+        batches(tp.read_parquet(str(tmp_path / n)), 64) for n in ("small.parquet", "packed")
+    )
+    staged(
+        "row groups", "repack(files, folder), which makes larger",
+        lambda: tp.Loader(small, epoch=0), lambda: tp.Loader(packed, epoch=0), step=0.0002,
+    )  # fmt: skip
+
+
+def test_large_row_groups(tmp_path: Path) -> None:
+    pq.write_table(ids(2_500_000, 60), tmp_path / "large.parquet", row_group_size=2_500_000)
+    repack(str(tmp_path / "large.parquet"), str(tmp_path / "packed"))
+    large, packed = (
+        batches(tp.read_parquet(str(tmp_path / n)), 64).take(300)
+        for n in ("large.parquet", "packed")
+    )
+    staged(
+        "start", "repack(files, folder), which makes smaller",
+        lambda: tp.Loader(large, epoch=0), lambda: tp.Loader(packed, epoch=0), step=0.005,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_processes_where_threads_would_do(plain: bool, tmp_path: Path) -> None:
+    pq.write_table(ids(60_000, 400), tmp_path / "ids.parquet", row_group_size=2000)
+    pipe = batches(tp.read_parquet(str(tmp_path)), 16)
+
+    def before() -> Iterable[Any]:
+        if plain:
+            return DataLoader(pipe, batch_size=None, num_workers=2)
+        return tp.Loader(pipe, num_workers=2, epoch=0)
+
+    line = "tp.Loader(pipe)" if plain else "Loader(pipe) without"
+    staged("processes", line, before, lambda: tp.Loader(pipe, epoch=0), step=0.0)
+
+
 def test_padding(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [{"input_ids": [1] * int(n)} for n in rng.lognormal(3, 1, 8000).clip(1, 500)]
@@ -175,6 +237,23 @@ def test_padding(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@contextmanager
+def far(folder: Path, latency: float, in_line: bool = False) -> Iterator[FaultyServer]:
+    """A server whose answers take so long; ``in_line``: one after the other, as on a thin line."""
+    line = threading.Lock()
+
+    def wait(method: str, name: str, number: int) -> None:
+        if in_line:
+            with line:
+                time.sleep(latency)
+        else:
+            time.sleep(latency)
+
+    with serving(folder) as server:
+        server.fault = wait
+        yield server
+
+
 def remote(server: FaultyServer, **options: Any) -> tp.Loader:
     files = tp.list_files(f"{server.url}/ids.parquet", **options)
     return tp.Loader(batches(files.read_parquet(), 64), epoch=0)
@@ -182,8 +261,7 @@ def remote(server: FaultyServer, **options: Any) -> tp.Loader:
 
 def test_few_requests_at_a_time(tmp_path: Path) -> None:
     pq.write_table(ids(60_000), tmp_path / "ids.parquet", row_group_size=1000)
-    with serving(tmp_path) as server:
-        server.fault = lambda *_: time.sleep(0.1)
+    with far(tmp_path, 0.1) as server:
         loader = remote(server, prefetch_bytes="300kB")
         with tp.profile(loader) as run:
             took = seconds(loader, 0.0)
@@ -195,3 +273,59 @@ def test_few_requests_at_a_time(tmp_path: Path) -> None:
         real = took / seconds(remote(server, prefetch_bytes=line.split('"')[1]), 0.0)
         print(f"in fact {real:.2f}")  # noqa: T201
         assert real >= PART * (found.changes[0].gain or 9), run
+
+
+def test_small_requests(tmp_path: Path) -> None:
+    pq.write_table(ids(20_000), tmp_path / "ids.parquet", row_group_size=50)
+    packed = tmp_path / "packed"
+    repack(str(tmp_path / "ids.parquet"), str(packed), num_files=1)
+    (packed / "part-00000.parquet").rename(packed / "ids.parquet")
+    with far(tmp_path, 0.2) as server, far(packed, 0.2) as better:
+        staged(
+            "latency", "repack(files, folder), which makes larger",
+            lambda: remote(server), lambda: remote(better), step=0.0,
+        )  # fmt: skip
+
+
+def test_a_thin_line(tmp_path: Path) -> None:
+    pq.write_table(ids(60_000), tmp_path / "ids.parquet", row_group_size=2000)
+    kept = str(tmp_path / "kept")
+    with far(tmp_path, 0.1, in_line=True) as server:
+        seconds(remote(server, cache_dir=kept), 0.0)
+        staged(
+            "bandwidth", "list_files(cache_dir=",
+            lambda: remote(server), lambda: remote(server, cache_dir=kept), step=0.0,
+        )  # fmt: skip
+
+
+BUSY = "while True: pass"
+
+
+def test_other_programs(tmp_path: Path) -> None:
+    pq.write_table(ids(60_000, 400), tmp_path / "ids.parquet", row_group_size=2000)
+    pipe = batches(tp.read_parquet(str(tmp_path)), 16)
+    others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(6)]
+
+    def after() -> Iterable[Any]:
+        for other in others:
+            other.kill()
+            other.wait()
+        return tp.Loader(pipe, epoch=0)
+
+    try:
+        loader = tp.Loader(pipe, epoch=0)
+        with tp.profile(loader) as run:
+            took = seconds(loader, 0.0)
+        assert run.verdict.bound == "cores", run
+        real = took / seconds(after(), 0.0)
+        print(run, real)  # noqa: T201
+        assert real >= PART * (run.verdict.changes[0].gain or 9), run
+    finally:
+        after()
+
+
+def test_a_slow_trainer() -> None:
+    loader = tp.Loader(numbers(2000).batch(8).collate())
+    with tp.profile(loader) as run:
+        seconds(loader, 0.01)
+    assert run.verdict.bound == "trainer"
