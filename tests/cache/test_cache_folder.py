@@ -7,7 +7,6 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -121,10 +120,6 @@ def test_room_is_made_by_the_time_of_use(kept: Path) -> None:
 # Files that are whole or not there
 
 
-def put(path: Path, table: pa.Table, about: dict[str, Any]) -> None:
-    kept_file.write(path, [table], about)
-
-
 def test_a_table_comes_back_with_its_schema_metadata_and_types(tmp_path: Path) -> None:
     table = pa.table(
         {
@@ -141,7 +136,7 @@ def test_a_table_comes_back_with_its_schema_metadata_and_types(tmp_path: Path) -
         table.slice(3),
         pa.concat_tables([table] * 3),
     ):
-        put(tmp_path / "x.arrow", given, {"what": 1})
+        kept_file.write(tmp_path / "x.arrow", [given], {"what": 1})
         found = kept_file.read(tmp_path / "x.arrow", {"what": 1})
         assert found is not None
         assert found.equals(given)
@@ -155,7 +150,7 @@ def test_no_byte_of_the_rows_can_change_unnoticed(tmp_path: Path) -> None:
         {"ids": [[n] * (n % 5) for n in range(40)], "text": [f"{n}" for n in range(40)]}
     )
     path = tmp_path / "x.arrow"
-    put(path, table, {})
+    kept_file.write(path, [table], {})
     content = path.read_bytes()
     for place in range(0, len(content), 7):
         changed = (
@@ -174,7 +169,7 @@ def test_writers_at_once_leave_one_whole_file(tmp_path: Path) -> None:
 
     def write(n: int) -> None:
         for _ in range(10):
-            put(tmp_path / "x.arrow", contents[n], {})
+            kept_file.write(tmp_path / "x.arrow", [contents[n]], {})
 
     threads = [threading.Thread(target=write, args=(n,)) for n in range(len(contents))]
     for thread in threads:
@@ -201,7 +196,7 @@ def test_a_file_is_put_and_a_lock_taken_while_others_clear(tmp_path: Path) -> No
     thread.start()
     try:
         for n in range(200):
-            put(path_of(tmp_path, "rows", f"ab{n}"), pa.table({"x": [n]}), {})
+            kept_file.write(path_of(tmp_path, "rows", f"ab{n}"), [pa.table({"x": [n]})], {})
             with locked(path_of(tmp_path, "rows", f"cd{n}").with_suffix(".lock")):
                 pass
     finally:

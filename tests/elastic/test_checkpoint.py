@@ -59,9 +59,7 @@ def eight_ranks_of_others(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("way", "name"),
     [
         pytest.param(
-            *pair,
-            marks=[] if pair in OFTEN else pytest.mark.slow,
-            id=f"{WAYS[pair[0]]}, {pair[1]}",
+            *pair, marks=[] if pair in OFTEN else pytest.mark.slow, id=f"{WAYS[pair[0]]}, {pair[1]}"
         )
         for pair in PAIRS
     ],
@@ -142,43 +140,6 @@ def test_a_checkpoint_of_a_loader_is_read_by_a_pipeline_and_the_reverse(tmp_path
     loader = tp.Loader(rows(), num_workers=1)
     loaded_by_dcp(loader, tmp_path / "pipe")
     assert numbers(loader) == whole[12:]
-
-
-def test_a_checkpoint_at_an_epochs_end_goes_on_with_the_next(tmp_path: Path) -> None:
-    loader = tp.Loader(rows())
-    first = numbers(loader)
-    saved_by_dcp(loader, tmp_path)
-    second = numbers(loader)
-    again = tp.Loader(rows())
-    loaded_by_dcp(again, tmp_path)
-    assert numbers(again) == second != first
-
-
-def test_a_checkpoint_saved_right_after_it_was_loaded_is_the_same(tmp_path: Path) -> None:
-    whole = numbers(rows())
-    loader = tp.Loader(rows())
-    numbers(iter(loader), 7)
-    saved_by_dcp(loader, tmp_path / "first")
-    between = tp.Loader(rows())
-    loaded_by_dcp(between, tmp_path / "first")
-    saved_by_dcp(between, tmp_path / "second")
-    last = tp.Loader(rows())
-    loaded_by_dcp(last, tmp_path / "second")
-    assert numbers(last) == whole[7:]
-
-
-def test_a_checkpoint_knows_of_a_batch_size_that_was_changed(tmp_path: Path) -> None:
-    loader = tp.Loader(rows(8))
-    numbers(iter(loader), 5)
-    changed = tp.Loader(rows(5))
-    changed.load_state_dict(loader.state_dict(), allow_changes=["batch_size"])
-    batches = iter(changed)
-    numbers(batches, 3)
-    saved_by_dcp(changed, tmp_path)
-    rest = numbers(batches)
-    again = tp.Loader(rows(5))
-    loaded_by_dcp(again, tmp_path)
-    assert numbers(again) == rest
 
 
 def test_a_checkpoint_can_be_read_as_a_plain_state(tmp_path: Path) -> None:

@@ -123,28 +123,3 @@ def test_columns_have_types_whatever_rows_are(files):
     assert tp.from_dataset([{"a": 1, "b": "c"}]).explain().columns == {"a": "int", "b": "str"}
     assert tp.from_dataset([1, 2]).explain().columns == {}
     assert tp.from_dataset([]).explain().columns == {}
-
-
-def test_spans_of_even_bytes_end_nearly_together(tmp_path):
-    """Rows of the first files are ten times as long as those of the last."""
-    for number in range(8):
-        words = "word " * (40 if number < 4 else 4)
-        pq.write_table(
-            pa.table({"text": [words] * 1000}), tmp_path / f"{number}.parquet", row_group_size=100,
-            use_dictionary=False,
-        )  # fmt: skip
-
-    def lengths(balance):
-        pipe = (
-            tp.list_files(str(tmp_path)).read_parquet().sharding_filter(4, balance=balance)
-            .filter(lambda row: True).batch(10)
-        )  # fmt: skip
-        found = []
-        for rank in range(4):
-            layout = pipe._iteration.plan.layouts.of(0)
-            start, stop = layout.span(rank)
-            found.append(sum(40 if row < 4000 else 4 for row in range(start, stop)))
-        return max(found) / min(found)
-
-    assert lengths("bytes") < 1.1
-    assert lengths("rows") > 5

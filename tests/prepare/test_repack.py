@@ -401,12 +401,6 @@ def test_a_manifest_of_something_else_is_no_memory_map(tmp_path: Path) -> None:
         repack(tmp_path, tmp_path.parent / "out")
 
 
-def test_text_is_rows_too(tmp_path: Path) -> None:
-    (tmp_path / "a b.txt").write_text("one\ntwo\nthree\n", "utf-8")
-    done = repack(tmp_path / "a b.txt", tmp_path / "out", columns=["text"])
-    assert [row["text"] for row in read(done.files)] == ["one", "two", "three"]
-
-
 def test_an_input_without_rows_is_refused(tmp_path: Path) -> None:
     empty = tp.from_arrow(pa.table({"x": pa.array([], pa.int64())}))
     nothing = tp.from_arrow(pa.table({"x": [1]})).filter(lambda row: False)
@@ -437,20 +431,18 @@ def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
         ({"columns": ["z"]}, "no column 'z'"),
         ({"compression": "zip"}, "compression"),
         ({"row_group_size": 0}, "row_group_size"),
-        (
-            {"memory_limit": 512},
-            r"memory_limit\) must be a number of bytes of 64,000 or more, .* got 512",
-        ),
+        ({"memory_limit": 512}, r"memory_limit\) must be a number of bytes of 64,000 or more, .* got 512"),
         ({"memory_limit": "much"}, "must be a number of bytes"),
         ({"memory_limit": True}, "memory_limit"),
         ({"shuffle": 1}, "shuffle"),
         ({"columns": []}, "columns"),
         ({"executor": 2}, "executor"),
+        ({"data": tp.from_arrow(small()).batch(2)}, "before batch"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_done_is_said(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(tp.TrainpipesError, match=said):
-        repack(tp.from_arrow(small()), tmp_path / "out", **options)
+        repack(**{"data": tp.from_arrow(small()), "folder": tmp_path / "out", **options})
     assert not (tmp_path / "out").exists()
 
 
@@ -463,13 +455,3 @@ def test_what_parquet_has_no_form_for_is_refused(options: dict[str, Any], tmp_pa
     with pytest.raises(tp.SchemaError, match=r"column 'u' holds .* Parquet cannot hold"):
         repack(rows, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_without_files_names_the_ends_of_all_formats(tmp_path: Path) -> None:
-    with pytest.raises(tp.MissingFilesError, match=r"\.parquet.* in the folder"):
-        repack(tmp_path, tmp_path.parent / "out")
-
-
-def test_batches_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(tp.ConfigError, match="before batch"):
-        repack(tp.from_arrow(small()).batch(2), tmp_path / "out")

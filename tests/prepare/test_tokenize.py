@@ -83,9 +83,7 @@ def check_same(one: tp.Pipeline, other: tp.Pipeline) -> None:
 
 
 RECIPES: dict[str, Make] = {
-    "pretrain": lambda f: tp.recipe(
-        "pretrain", f, "bytes", max_length=64, **{**SMALL, "num_shards": 2}
-    ),
+    "pretrain": lambda f: tp.recipe("pretrain", f, "bytes", max_length=64, **{**SMALL, "num_shards": 2}),
     "pretrain / concat": lambda f: tp.recipe(
         "pretrain", f, "bytes", max_length=32, method="concat", add_eos=257, **SMALL
     ),
@@ -94,16 +92,12 @@ RECIPES: dict[str, Make] = {
     "sft": lambda f: tp.recipe("sft", f, "bytes", max_length=30, **SMALL),
     "seq2seq": lambda f: tp.recipe("seq2seq", f, "bytes", **SMALL),
     "chat": lambda f: tp.recipe("chat", f, small_tokenizer(), **SMALL),
-    "chat / packed": lambda f: tp.recipe(
-        "chat", f, small_tokenizer(), packed=True, max_length=128, **SMALL
-    ),
+    "chat / packed": lambda f: tp.recipe("chat", f, small_tokenizer(), packed=True, max_length=128, **SMALL),
     "preference": lambda f: tp.recipe("preference", f, "bytes", **SMALL),
     "classification": lambda f: tp.recipe("classification", f, words(), label="label", **SMALL),
-    "classification / several": lambda f: tp.recipe(
-        "classification", f, "bytes", label="labels", **SMALL
-    ),
+    "classification / several": lambda f: tp.recipe("classification", f, "bytes", label="labels", **SMALL),
     "sft / evaluated": lambda f: tp.recipe("sft", f, "bytes", train=False, **SMALL),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -299,6 +293,9 @@ REFUSED: dict[str, tuple[Make, str]] = {
         lambda f: read(f).map(drawn, rng=True).tokenize("bytes"),
         "the same in every epoch may stand before tokenize.., got map",
     ),
+    "what cannot train": (
+        lambda f: read(f).tokenize("bytes").mask_tokens().batch(2).pad_collate(), "needs the mask token"
+    ),
     "rows of rows": (lambda f: read(f).flat_map(several).tokenize("bytes"), "got flat_map"),
     "batches": (lambda f: read(f).batch(2).tokenize("bytes"), "may stand before tokenize.., got batch.2."),
 }  # fmt: skip
@@ -401,14 +398,6 @@ def test_texts_that_were_changed_since_are_noticed(finished: bool, tmp_path: Pat
         tokenize(pipe, tmp_path / "out")
     done = tokenize(pipe, tmp_path / "out", overwrite=True)
     assert next(iter(done.pipeline))["input_ids"][:3] == [*b"bbb"]
-
-
-def test_what_cannot_train_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    files = parquet(tmp_path / "in")
-    pipe = tp.list_files(files).read_parquet(columns=["text"]).tokenize("bytes").mask_tokens()
-    with pytest.raises(tp.ConfigError, match="needs the mask token"):
-        tokenize(pipe.batch(2).pad_collate(), tmp_path / "deep" / "out")
-    assert not (tmp_path / "deep").exists()
 
 
 # What a recipe is asked for, and what was made

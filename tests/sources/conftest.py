@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from faulty_server import FaultyServer, serving
+from s3_store import s3_store
+from trainpipes.filesystems import retry
 from trainpipes.sources.files import file_bytes
 from trainpipes.sources.parquet import row_groups
 
@@ -18,6 +22,27 @@ def files_are_not_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remote files of a few KB stand for large ones, which do not stay in memory."""
     monkeypatch.setattr(file_bytes, "SMALL_FILE", 0)
     monkeypatch.setattr(row_groups, "WHOLE_BYTES", 0)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that fails is made again at once."""
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[FaultyServer]:
+    """Serves the folder that the test's own file makes."""
+    pytest.importorskip("aiohttp")
+    with serving(folder) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def s3(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """Options of a store with a bucket, which is called as the test's file."""
+    with s3_store(request.node.path.stem.replace("_", "-")) as options:
+        yield options
 
 
 class CountedFiles(MemoryFileSystem):

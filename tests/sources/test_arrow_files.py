@@ -6,16 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
-import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from every_format import opened
-from trainpipes.testing import digest
 
 
 def stream(path: Path, table: pa.Table, rows: int = 10) -> Path:
@@ -73,15 +69,6 @@ def test_of_several_splits_one_is_chosen(tmp_path):
     assert xs(tp.read_arrow(folder / "test")) == [100, 101, 102]
 
 
-def test_splits_are_told_apart_on_another_machine_too(tmp_path):
-    folder, memory = saved_dict(tmp_path / "data"), fsspec.filesystem("memory")
-    for path in folder.rglob("*.*"):
-        memory.pipe_file(f"/saved/{tmp_path.name}/{path.relative_to(folder)}", path.read_bytes())
-    with pytest.raises(tp.ConfigError, match="several splits, such as 'test' and 'train'"):
-        list(tp.read_arrow(f"memory://saved/{tmp_path.name}"))
-    assert xs(tp.read_arrow(f"memory://saved/{tmp_path.name}/test")) == [100, 101, 102]
-
-
 def test_a_file_of_a_saved_dataset_that_is_missing_is_named(tmp_path):
     folder = saved(tmp_path / "data", [10, 7])
     (folder / "data-00001-of-00002.arrow").unlink()
@@ -94,17 +81,23 @@ def test_a_file_of_a_saved_dataset_that_is_missing_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("{", "is not JSON"),
-        ("[]", "does not say which files"),
+        ("{", "is not JSON"), ("[]", "does not say which files"),
         ('{"_data_files": [3]}', "does not say which files"),
         ('{"_data_files": [], "_indices_data_files": [{"filename": "i"}]}', "flatten_indices"),
+        ('{"_data_files": []}', r"data/state\.json"), ("[" * 100_000, r"data/state\.json"),
+        ('{"_data_files": [{"filename": "../a.arrow"}]}', r"data/state\.json"),
+        ('{"_data_files": ' + "[" * 2000 + "]" * 2000 + "}", r"data/state\.json"),
+        (json.dumps({"_data_files": [{"filename": "[" * 20_000}]}), r"state\.json names \[\["),
     ],
-)
+    ids=range(9),
+)  # fmt: skip
 def test_a_saved_dataset_whose_state_cannot_be_understood_is_refused(state, said, tmp_path):
     folder = saved(tmp_path / "data", [10])
+    stream(tmp_path / "a.arrow", numbers(0, 3))
     (folder / "state.json").write_text(state)
-    with pytest.raises(tp.UnreadableError, match=said):
+    with pytest.raises((tp.UnreadableError, tp.MissingFilesError), match=said) as caught:
         list(tp.read_arrow(folder))
+    assert len(str(caught.value)) < 1000
 
 
 def test_what_datasets_itself_saves_is_read_row_for_row(tmp_path):
@@ -131,21 +124,6 @@ def test_columns_are_chosen_and_fields_of_structs_by_path(tmp_path):
         list(tp.read_arrow(path, ["yy"]))
     with pytest.raises(tp.ConfigError, match="twice"):
         tp.read_arrow(path, ["y", "y"])
-
-
-def test_types_that_differ_between_files_are_widened_or_refused_by_name(tmp_path):
-    stream(tmp_path / "a.arrow", pa.table({"x": pa.array([1, 2], pa.int32())}))
-    stream(tmp_path / "b.arrow", pa.table({"x": pa.array([2**40], pa.int64())}))
-    pipe = tp.read_arrow(tmp_path)
-    assert xs(pipe) == [1, 2, 2**40]
-    assert opened(pipe).schema.field("x").type == pa.int64()
-    stream(tmp_path / "c.arrow", pa.table({"x": ["text"]}))
-    with pytest.raises(tp.SchemaError, match=r"'x' is int64.*c\.arrow") as caught:
-        list(tp.read_arrow(tmp_path))
-    assert caught.value.path == str(tmp_path / "c.arrow")
-    stream(tmp_path / "c.arrow", pa.table({"y": [1]}))
-    with pytest.raises(tp.SchemaError, match="has not"):
-        list(tp.read_arrow(tmp_path))
 
 
 def test_every_type_comes_as_pyarrow_reads_it(tmp_path):
@@ -196,35 +174,7 @@ def test_rows_with_views_of_text_come_in_any_order(tmp_path):
         shutil.rmtree(tmp_path / "written")
 
 
-def test_the_same_rows_in_arrow_and_parquet_give_the_same_batches(tmp_path):
-    table = pa.table({"x": range(100), "text": [f"row {n}" for n in range(100)]})
-    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=9)
-    stream(tmp_path / "rows.arrow", table, rows=31)
-    pyarrow.feather.write_feather(table, tmp_path / "rows.feather", compression="lz4")
-
-    def batches(rows: tp.Pipeline) -> list[str]:
-        return [
-            digest(b)
-            for b in rows.sharding_filter(4).shuffle(20, seed=4).batch(8).collate(format="numpy")
-        ]
-
-    parquet = batches(tp.list_files(tmp_path / "rows.parquet").read_parquet())
-    for name in ("rows.arrow", "rows.feather"):
-        assert batches(tp.read_arrow(tmp_path / name, block_rows=9)) == parquet
-
-
 # Random access
-
-
-def test_rows_can_be_chosen_by_number_where_batches_are_mapped(tmp_path):
-    stream(tmp_path / "a.arrow", numbers(0, 50), rows=7)
-    stream(tmp_path / "b.arrow", numbers(50, 11), rows=100)
-    pipe = tp.read_arrow(tmp_path).sharding_filter(4).shuffle(scope="global", seed=1).batch(8)
-    assert sorted(row["x"] for batch in pipe for row in batch) == list(range(61))
-    drawn = tp.read_arrow(tmp_path).shuffle(
-        sampler=tp.samplers.WeightedRandomSampler([0] * 60 + [1], 9, seed=1)
-    )
-    assert xs(drawn) == [60] * 9
 
 
 def test_rows_of_compressed_files_cannot_be_chosen_by_number_and_the_file_is_named(tmp_path):
@@ -233,65 +183,3 @@ def test_rows_of_compressed_files_cannot_be_chosen_by_number_and_the_file_is_nam
         tp.ConfigError, match=r"in Arrow files that are .*a\.feather is not.*within a buffer"
     ):
         list(tp.read_arrow(tmp_path).shuffle(scope="global"))
-
-
-# Bad files
-
-
-def test_feather_of_version_1_parquet_and_empty_files_are_told_apart(tmp_path):
-    cases = {b"FEA1" + b"\0" * 40: "version 1", b"PAR1" + b"\0" * 40: "read_parquet", b"": "empty"}
-    for content, said in cases.items():
-        (tmp_path / "x.arrow").write_bytes(content)
-        with pytest.raises(tp.UnreadableError, match=said):
-            list(tp.read_arrow(tmp_path))
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_text_that_is_not_utf8_is_an_error_with_file_and_row(tmp_path, nested):
-    ends = pa.py_buffer(np.array([0, 1, 3], np.int32))
-    bad = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(b"a\xff\xfe")])
-    if nested:
-        bad = pa.ListArray.from_arrays([0, 1, 2], pa.StructArray.from_arrays([bad], ["t"]))
-    stream(tmp_path / "x.arrow", pa.table({"t": bad}))
-    with pytest.raises(
-        tp.UnreadableError, match=r"'t' holds text that is not UTF-8.*x\.arrow, row 1"
-    ) as caught:
-        list(tp.read_arrow(tmp_path))
-    assert caught.value.row == 1
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_offsets_beyond_the_text_are_an_error(tmp_path, nested):
-    ends = pa.py_buffer(np.array([0, 1, 3], np.int32))
-    rows = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(b"abc")])
-    if nested:
-        rows = pa.ListArray.from_arrays([0, 1, 2], pa.StructArray.from_arrays([rows], ["t"]))
-    path = stream(tmp_path / "x.arrow", pa.table({"t": rows}))
-    content = path.read_bytes()
-    place = content.rindex(np.array([0, 1, 3], np.int32).tobytes())
-    for lie in ([0, 1, 1 << 24], [0, 4, 3], [-9, 1, 3]):
-        path.unlink()  # what is still mapped must not change
-        path.write_bytes(
-            content[:place] + np.array(lie, np.int32).tobytes() + content[place + 12 :]
-        )
-        with pytest.raises(tp.UnreadableError, match=r"x\.arrow, row 0"):
-            list(tp.read_arrow(tmp_path))
-
-
-def test_options_are_checked_when_they_are_written_down():
-    for options in ({"block_rows": 0}, {"columns": []}):
-        with pytest.raises(tp.ConfigError):
-            tp.read_arrow("x", **options)
-
-
-def test_a_resume_reads_no_more_than_is_left_from_its_window_on(tmp_path, counted):
-    """Of a file on another machine, of which every byte that is read is counted."""
-    table = pa.table({"x": np.arange(40_000)})
-    content = stream(tmp_path / "x.arrow", table, rows=1000).read_bytes()
-    counted.pipe_file("/d/x.arrow", content)
-    later = tp.read_arrow("counted://d/x.arrow").batch(100)
-    later.load_state_dict(tp.read_arrow("counted://d/x.arrow").batch(100).state_at(360))
-    assert len(later) == 400
-    counted.fetched = 0
-    assert [row["x"] for batch in later for row in batch] == list(range(36_000, 40_000))
-    assert counted.fetched < 0.3 * len(content)  # from the start of its window of 10,000 rows on

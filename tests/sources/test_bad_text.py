@@ -91,6 +91,7 @@ def test_text_that_is_not_utf8_is_one_error_wherever_it_is_decoded(path: Path, n
     assert (error.path, error.row_group, error.row) == (str(path), BAD // GROUP, BAD)
     assert repr(LATIN)[1:] in str(error)
     assert 'read_parquet(errors="replace")' in str(error)
+    assert list(STAGES[name](replacing(path, ["id", "text"])))
 
 
 def test_text_in_lists_and_structs_is_found_in_its_row(path: Path) -> None:
@@ -102,6 +103,7 @@ def test_text_in_lists_and_structs_is_found_in_its_row(path: Path) -> None:
     assert caught.value.row == BAD_NESTED
 
 
+@pytest.mark.usefixtures("failed_workers_let_go")
 def test_the_error_is_the_same_with_threads_workers_and_after_a_resume(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,11 +156,6 @@ def test_an_error_of_a_function_about_other_bytes_stays_what_it_is(path: Path) -
 
 def replacing(path: Path, columns: list[str] | None = None) -> Pipeline:
     return tp.list_files(path).read_parquet(columns, index=False, errors="replace")
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_replaced_text_is_read_on_every_way(path: Path, name: str) -> None:
-    assert list(STAGES[name](replacing(path, ["id", "text"])))
 
 
 def test_text_is_replaced_as_python_does_it_and_other_text_stays(path: Path) -> None:

@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from faulty_server import FaultyServer, serving
-from s3_store import s3_store
+from faulty_server import FaultyServer
 from trainpipes.sources.files import file_errors, range_file
 from trainpipes.sources.text import pieces
 
@@ -73,24 +72,19 @@ def tar(values: list[int]) -> bytes:
 #: A file of each format from numbers of five digits, what reads it, and a row's number.
 FORMATS: dict[str, tuple[Callable[[list[int]], bytes], Callable[[Any], Any], Any]] = {
     "parquet": (parquet, lambda files: files.read_parquet(), lambda row: row["x"]),
-    "jsonl": (
-        lambda values: b"".join(json.dumps({"x": n}).encode() + b"\n" for n in values),
-        lambda files: files.read_json(),
-        lambda row: row["x"],
-    ),
-    "csv": (
-        lambda values: b"x\n" + b"".join(b"%d\n" % n for n in values),
-        lambda files: files.read_csv(),
-        lambda row: row["x"],
-    ),
+    "jsonl": (lambda values: b"".join(json.dumps({"x": n}).encode() + b"\n" for n in values),
+        lambda files: files.read_json(), lambda row: row["x"]),
+    "csv": (lambda values: b"x\n" + b"".join(b"%d\n" % n for n in values), lambda files: files.read_csv(),
+        lambda row: row["x"]),
     "arrow": (arrow, lambda files: files.read_arrow(), lambda row: row["x"]),
     "npy": (numpy, lambda files: files.read_numpy(block_rows=1000), lambda row: int(row["array"])),
-    "tar": (
-        tar,
-        lambda files: files.read_webdataset(block_rows=50),
-        lambda row: int(row["txt"]),
-    ),
-}
+    "tar": (tar, lambda files: files.read_webdataset(block_rows=50), lambda row: int(row["txt"])),
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
 
 
 def check(name: str, files: tp.Pipeline, put: Callable[[bytes], None]) -> None:
@@ -149,13 +143,6 @@ def test_a_file_system_that_makes_up_inodes_is_told_by_times(
     assert len(list(pipe)) == 10
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[FaultyServer]:
-    pytest.importorskip("aiohttp")
-    with serving(tmp_path) as found:
-        yield found
-
-
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("told", ["ETag", "Last-Modified"])
 def test_over_http(
@@ -174,14 +161,8 @@ def test_over_http(
     assert caplog.text.count("gives no ETag") == (told == "Last-Modified")
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, Any]]:
-    with s3_store("overwritten") as found:
-        yield found
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_on_s3(s3: dict[str, Any], name: str) -> None:
     system = fsspec.filesystem("s3", **s3)
-    url = f"s3://overwritten/rows.{name}"
+    url = f"s3://test-changed-files/rows.{name}"
     check(name, tp.list_files(url, storage_options=s3), lambda content: system.pipe(url, content))

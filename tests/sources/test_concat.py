@@ -6,11 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 import trainpipes as tp
 from trainpipes.testing import check_resume
@@ -48,45 +46,6 @@ def test_rows_come_one_source_after_the_other(folders: tuple[Path, Path]) -> Non
     assert numbers(nested) == [*range(150)] * 2
 
 
-def test_it_is_one_plan_for_all(folders: tuple[Path, Path]) -> None:
-    table = pa.concat_tables([pq.read_table(folder) for folder in folders])
-    whole = both(folders).sharding_filter(6).shuffle(64, seed=2).batch(5)
-    found = [[row["x"] for row in batch] for batch in whole]
-    assert sorted(x for batch in found for x in batch) == table["x"].to_pylist()
-    assert sum(min(b) < 100 <= max(b) for b in found) > 5  # mixed with each other
-    fresh = both(folders).sharding_filter(6).shuffle(64, seed=2).batch(5)
-    loader = tp.Loader(fresh, num_workers=2)
-    assert [[row["x"] for row in batch] for batch in loader] == found
-
-
-def test_sources_of_different_kinds_give_the_same_columns(
-    folders: tuple[Path, Path], tmp_path: Path
-) -> None:
-    tp.write_memmap(tmp_path / "c.memmap", {"x": np.arange(150, 160)})
-    pipe = tp.concat(
-        tp.list_files(folders[0]).read_parquet(["x"]),
-        tp.from_arrow(pa.table({"y": range(100, 120)})).rename({"y": "x"}),
-        tp.list_files(folders[1]).read_parquet().select("x"),
-    )
-    assert numbers(pipe) == [*range(100), *range(100, 120), *range(100, 150)]
-    tensors = tp.concat(
-        tp.from_tensors(x=torch.arange(5)), tp.from_tensors(x=torch.arange(5, 9))
-    ).shuffle(scope="global", seed=1)
-    assert sorted(int(row["x"]) for row in tensors) == list(range(9))
-    maps = tp.concat(tp.from_memmap(tmp_path / "c.memmap"), tp.from_memmap(tmp_path / "c.memmap"))
-    drawn = (
-        maps.shuffle(sampler=tp.samplers.SubsetRandomSampler([3, 12], seed=0)).batch(2).collate()
-    )
-    assert sorted(next(iter(drawn))["x"].tolist()) == [152, 153]
-    assert [
-        row["x"] for row in tp.concat(*[tp.from_dataset([{"x": 1}, {"x": 2}]).map(_twice)] * 2)
-    ] == [2, 4, 2, 4]  # fmt: skip
-
-
-def _twice(row: dict[str, int]) -> dict[str, int]:
-    return {"x": row["x"] * 2}
-
-
 def test_rows_in_file_order_can_be_left_out(folders: tuple[Path, Path]) -> None:
     def parts() -> tp.Pipeline:
         one, other = (tp.list_files(folder).read_parquet() for folder in folders)
@@ -100,39 +59,6 @@ def test_rows_in_file_order_can_be_left_out(folders: tuple[Path, Path]) -> None:
     table = tp.from_arrow(pa.table({"x": range(9)}))
     drawn = tp.concat(table.skip(4), table.take(2)).shuffle(scope="global")
     assert sorted(numbers(drawn)) == [0, 1, 4, 5, 6, 7, 8]
-
-
-def test_columns_in_another_order_are_put_in_one() -> None:
-    one = tp.from_arrow(pa.table({"x": [1], "y": ["a"]}))
-    other = tp.from_arrow(pa.table({"y": ["b"], "x": [2]}))
-    assert list(tp.concat(one, other)) == [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]
-    batch = next(iter(tp.concat(one, other).shuffle(9).batch(2).collate(format="arrow")))
-    assert batch.column_names == ["x", "y"]
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (pa.table({"x": ["a"]}), "source 0 has column 'x' as int64, source 1 column 'x' as string"),
-        (pa.table({"z": [1]}), "source 0 has column 'x' as int64, source 1 no column 'x'"),
-        (
-            pa.table({"x": [1], "z": [1]}),
-            "source 0 has no column 'z', source 1 column 'z' as int64",
-        ),
-    ],
-)
-def test_columns_that_differ_are_refused_with_both(other: pa.Table, message: str) -> None:
-    empty = tp.from_arrow(pa.table({"q": pa.array([], pa.int64())}))  # has no say
-    first = tp.from_arrow(pa.table({"x": [1]}))
-    pipe = tp.concat(first, tp.from_arrow(other), empty)
-    with pytest.raises(tp.SchemaError, match=message):
-        list(pipe)
-    with pytest.raises(tp.SchemaError, match=message):
-        list(pipe.shuffle(scope="global"))
-    with pytest.raises(tp.SchemaError, match="Python objects"):
-        list(tp.concat(first, tp.from_dataset([1])))
-    with pytest.raises(tp.SchemaError, match="tensors"):
-        list(tp.concat(tp.from_tensors(torch.zeros(2, 3)), tp.from_tensors(torch.zeros(2, 4))))
 
 
 def test_errors_name_the_file_and_row_of_the_source(folders: tuple[Path, Path]) -> None:
@@ -164,18 +90,6 @@ def test_numbers_are_those_over_all(folders: tuple[Path, Path]) -> None:
     assert all(row["x"] == row["index"] for row in both(folders).enumerate())
     own = tp.concat(*(tp.list_files(folder).read_parquet().enumerate() for folder in folders))
     assert [row["index"] for row in own] == [*range(100), *range(50)]
-
-
-def test_what_is_cached_is_known_by_its_source(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    def make(*order: int) -> tp.Pipeline:
-        parts = [tp.list_files(folders[n]).read_parquet() for n in order]
-        return tp.concat(*parts).tokenize("bytes").cache(tmp_path / "kept").shuffle(40, seed=1)
-
-    first = [row["input_ids"] for row in make(0, 1)]
-    kept = set((tmp_path / "kept").rglob("*.arrow"))
-    assert kept
-    assert [row["input_ids"] for row in make(0, 1)] == first
-    assert sorted(row["input_ids"] for row in make(1, 0)) == sorted(first)
 
 
 def test_a_state_names_the_source_that_differs(folders: tuple[Path, Path]) -> None:

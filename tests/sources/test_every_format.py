@@ -336,28 +336,3 @@ def test_a_file_with_another_schema_is_refused_and_named(tmp_path, name):
     with pytest.raises((tp.SchemaError, tp.UnreadableError)) as caught:
         list(format.read(paths, 10))
     assert paths[20] in str(caught.value)
-
-
-def test_rows_of_several_formats_are_joined_and_mixed(tmp_path):
-    kept = {}
-    for name in ("parquet", "json lines", "csv"):
-        (tmp_path / name).mkdir()
-        kept[name] = FORMATS[name].read(written(tmp_path / name, FORMATS[name], (30,), 10), 10)
-    joined = tp.concat(*kept.values()).sharding_filter(2).shuffle(20, seed=1).batch(4)
-    assert sorted(n for batch in numbers("csv", list(joined)) for n in batch) == sorted(
-        [*range(30)] * 3
-    )
-    mixed = tp.mix({name: pipe.shuffle(10, seed=1) for name, pipe in kept.items()}).batch(4)
-    assert len(list(mixed)) > 10
-    check_resume(mixed, epochs=1, every=5, processes=0)
-
-
-def test_rows_of_text_are_kept_by_a_cache(tmp_path):
-    paths = written(tmp_path, FORMATS["json lines"], COUNTS, 50)
-    read = FORMATS["json lines"].read(paths, 50)
-    plain = read.tokenize("bytes", "text").shuffle(40, seed=1).batch(8).pad_collate()
-    kept = read.tokenize("bytes", "text").cache(tmp_path / "kept").shuffle(40, seed=1)
-    for _ in range(2):
-        again = [digest(batch) for batch in kept.batch(8).pad_collate()]
-        assert again == [digest(batch) for batch in tp.Pipeline(plain.stages)]
-    assert tp.cache.info(tmp_path / "kept").blocks == len(opened(read).lengths)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 
 import fsspec
 import pytest
-from torch.utils.data import DataLoader
 
 import trainpipes as tp
-from trainpipes.testing import check_resume, digest
 
 
 def tree(folder: Path, names: list[str]) -> Path:
@@ -55,33 +52,6 @@ def test_each_file_is_a_row_in_natural_order_of_names(tmp_path):
     assert short(rows, tmp_path) == ["9.bin", "10.bin", "a/1.txt"]
     assert rows[2]["bytes"] == b"content of a/1.txt"
     assert short(tp.list_files(tmp_path, suffix=".txt").read_bytes(), tmp_path) == ["a/1.txt"]
-
-
-def test_files_are_counted_sharded_and_resumed_at_any_batch(tmp_path):
-    tree(tmp_path, [f"{n}.bin" for n in range(41)])
-    pipe = tp.read_bytes(tmp_path, block_rows=5).sharding_filter(4).shuffle(9).batch(4)
-    assert len(pipe) == 11
-    check_resume(pipe, epochs=2, processes=1)
-    loader = DataLoader(pipe.distributed(rank=0, world_size=1), batch_size=None, num_workers=2)
-    assert sorted(map(digest, loader)) == sorted(
-        map(digest, pipe.distributed(rank=0, world_size=1))
-    )
-    drawn = tp.read_bytes(tmp_path).shuffle(scope="global", seed=1).batch(8)
-    assert sorted(row["path"] for batch in drawn for row in batch) == sorted(
-        map(str, tmp_path.iterdir())
-    )
-    again = pickle.loads(pickle.dumps(tp.read_bytes(tmp_path)))
-    assert len(list(again)) == 41
-
-
-def test_files_on_a_server_are_read_alike(tmp_path):
-    tree(tmp_path, [f"{n}.bin" for n in range(30)])
-    memory = fsspec.filesystem("memory")
-    for path in tmp_path.iterdir():
-        memory.pipe_file(f"/whole/{tmp_path.name}/{path.name}", path.read_bytes())
-    there = tp.read_bytes(f"memory://whole/{tmp_path.name}").shuffle(9).batch(4).select("bytes")
-    here = tp.read_bytes(tmp_path).shuffle(9).batch(4).select("bytes")
-    assert [digest(batch) for batch in there] == [digest(batch) for batch in here]
 
 
 def test_a_file_that_changes_or_goes_is_named(tmp_path):

@@ -28,7 +28,6 @@ from trainpipes.errors import (
 from trainpipes.prepare import repack
 from trainpipes.sources.files.file_reader import READERS, reader_by_name, suffixes_of
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.files.listing import natural
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.stages.filter import Filter
 
@@ -75,53 +74,37 @@ def test_relative_paths_and_tilde_come_out_absolute(
         assert ListFiles(urls=url).files().names == [str(tmp_path / "d/a.parquet")]
 
 
-def test_a_folder_stands_for_the_parquet_files_below_it(tmp_path: Path) -> None:
-    make(
-        tmp_path,
-        *("b.parquet", "a/x.PARQUET", "a/deep/y.pq", "_lang=en/z.parquet", "notes.txt"),
-        *("_SUCCESS", "_metadata", "_common_metadata.parquet", ".hidden.parquet"),
-        *(".cache/c.parquet", "_delta_log/1.checkpoint.parquet", "_temporary/0/t.parquet"),
-    )
-    wanted = ["_lang=en/z.parquet", "a/deep/y.pq", "a/x.PARQUET", "b.parquet"]
-    assert listed(tmp_path, tmp_path) == wanted
-    assert listed(f"{tmp_path}/", tmp_path) == wanted
+MANY = (
+    "b.parquet a/x.PARQUET a/deep/y.pq _lang=en/z.parquet notes.txt _SUCCESS _metadata "
+    "_common_metadata.parquet .hidden.parquet .cache/c.parquet _delta_log/1.checkpoint.parquet "
+    "_temporary/0/t.parquet"
+)
+PARTS = "part-2.parquet part-10.parquet part-1.parquet 10/x.pq 9/x.pq part-01.parquet"
+SPARK = "spark.parquet/part-0.parquet spark.parquet/_SUCCESS one.parquet"
+#: Files, what is listed below their folder with which options, and what is found.
+LISTED: list[tuple[str, Any, dict[str, Any], str]] = [
+    (MANY, "", {}, "_lang=en/z.parquet a/deep/y.pq a/x.PARQUET b.parquet"),
+    (SPARK, "", {}, "one.parquet spark.parquet/part-0.parquet"),
+    (SPARK, "*.parquet", {}, "one.parquet spark.parquet/part-0.parquet"),
+    (SPARK, "**/*.parquet", {}, "one.parquet spark.parquet/part-0.parquet"),
+    ("a.parquet b.snappy c.txt", "", {"suffix": ".snappy"}, "b.snappy"),
+    ("a.parquet b.snappy c.txt", "", {"suffix": [".txt", ".parquet"]}, "a.parquet c.txt"),
+    ("a.parquet b.snappy c.txt", "", {"suffix": ""}, "a.parquet b.snappy c.txt"),
+    (PARTS, "", {}, "9/x.pq 10/x.pq part-01.parquet part-1.parquet part-2.parquet part-10.parquet"),
+    ("a/2.pq a/10.pq b/1.pq", ["b", "a/*.pq"], {}, "b/1.pq a/2.pq a/10.pq"),
+    ("a/2.pq a/10.pq b/1.pq", ("a/*.pq", "b"), {}, "a/2.pq a/10.pq b/1.pq"),
+]
 
 
-def test_a_folder_that_is_called_like_a_file_is_a_folder(tmp_path: Path) -> None:
-    make(tmp_path, "spark.parquet/part-0.parquet", "spark.parquet/_SUCCESS", "one.parquet")
-    both = ["one.parquet", "spark.parquet/part-0.parquet"]
-    assert listed(tmp_path, tmp_path) == both
-    assert listed(tmp_path / "*.parquet", tmp_path) == both
-    assert listed(tmp_path / "**" / "*.parquet", tmp_path) == both
-
-
-def test_suffix_says_what_names_in_folders_end_with(tmp_path: Path) -> None:
-    make(tmp_path, "a.parquet", "b.snappy", "c.txt")
-    assert listed(tmp_path, tmp_path, suffix=".snappy") == ["b.snappy"]
-    assert listed(tmp_path, tmp_path, suffix=[".txt", ".parquet"]) == ["a.parquet", "c.txt"]
-    assert listed(tmp_path, tmp_path, suffix="") == ["a.parquet", "b.snappy", "c.txt"]
-
-
-def test_files_come_in_natural_order_folder_by_folder(tmp_path: Path) -> None:
-    names = [
-        "part-2.parquet",
-        "part-10.parquet",
-        "part-1.parquet",
-        "10/x.pq",
-        "9/x.pq",
-        "part-01.parquet",
-    ]
-    make(tmp_path, *names)
-    wanted = [
-        "9/x.pq",
-        "10/x.pq",
-        "part-01.parquet",
-        "part-1.parquet",
-        "part-2.parquet",
-        "part-10.parquet",
-    ]
-    assert listed(tmp_path, tmp_path) == wanted
-    assert natural("a/b2") < natural("a/b10") < natural("a/b10/c")
+@pytest.mark.parametrize(("names", "urls", "options", "found"), LISTED)
+def test_a_folder_stands_for_the_files_of_its_format_in_natural_order(
+    tmp_path: Path, names: str, urls: Any, options: dict[str, Any], found: str
+) -> None:
+    make(tmp_path, *names.split())
+    asked = f"{tmp_path}/{urls}"
+    if not isinstance(urls, str):
+        asked = type(urls)(f"{tmp_path}/{url}" for url in urls)
+    assert listed(asked, tmp_path, **options) == found.split()
 
 
 def test_a_glob_stands_for_what_it_matches(tmp_path: Path) -> None:
@@ -196,13 +179,6 @@ def test_archives_are_listed_by_the_same_rules(tmp_path: Path) -> None:
     }
     for pattern, names in expected.items():
         assert listed(f"zip://{pattern}::{tmp_path}/a.zip", "zip:/") == names, pattern
-
-
-def test_a_list_keeps_the_order_of_its_items(tmp_path: Path) -> None:
-    make(tmp_path, "a/2.pq", "a/10.pq", "b/1.pq")
-    urls = [tmp_path / "b", f"{tmp_path}/a/*.pq"]
-    assert listed(urls, tmp_path) == ["b/1.pq", "a/2.pq", "a/10.pq"]
-    assert listed(tuple(urls[::-1]), tmp_path) == ["a/2.pq", "a/10.pq", "b/1.pq"]
 
 
 def test_a_file_named_twice_is_refused(tmp_path: Path) -> None:
@@ -372,44 +348,35 @@ def test_a_folder_that_cannot_be_listed_is_not_passed_over(
         assert str(caught.value.path).endswith("secret")
 
 
-def test_no_match_names_the_nearest_folder_and_what_is_in_it(tmp_path: Path) -> None:
-    make(tmp_path, "train/a.parquet", "train/b.csv", "valid/c.parquet")
+#: Files, what is listed of their folder, and what is said, to its end.
+NOT_THERE: list[tuple[str, str, str]] = [
+    ("train/a.parquet train/b.csv valid/c.parquet", "/trian/*.parquet",
+     "no file matches '{d}/trian/*.parquet' (did you mean 'train'?); the nearest folder that exists is {d}, "
+     "with: train/, valid/"),
+    ("train/a.parquet train/b.csv", "/train/*.json",
+     "no file matches '{d}/train/*.json'; the nearest folder that exists is {d}/train, with: a.parquet, "
+     "b.csv"),
+    ("train/a.parquet", "/train/a.parqet",
+     "there is no file or folder '{d}/train/a.parqet' (did you mean 'a.parquet'?); the nearest folder that "
+     "exists is {d}/train, with: a.parquet"),
+    ("a.csv b.json more/c.csv", "",
+     "no file that ends in .parquet or .pq in the folder '{d}' or below it; there are: a.csv, b.json, more/. "
+     "Name another suffix=, or a glob such as '{d}/*'"),
+    (" ".join(f"{n}.csv" for n in range(40)), "/*.parquet",
+     "no file matches '{d}/*.parquet'; the nearest folder that exists is {d}, with: 0.csv, 1.csv, 2.csv, "
+     "3.csv, 4.csv, 5.csv, … (40 in all)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "url", "said"), NOT_THERE)
+def test_no_match_names_the_nearest_folder_and_what_is_in_it(
+    tmp_path: Path, names: str, url: str, said: str
+) -> None:
+    make(tmp_path, *names.split())
     with pytest.raises(MissingFilesError) as caught:
-        ListFiles(urls=f"{tmp_path}/trian/*.parquet").files()
-    assert str(caught.value) == (
-        f"no file matches '{tmp_path}/trian/*.parquet' (did you mean 'train'?); the nearest folder "
-        f"that exists is {tmp_path}, with: train/, valid/"
-    )
-    with pytest.raises(
-        MissingFilesError, match=r"no file matches .*\.json'; .*train, with: a\.parquet, b"
-    ):
-        ListFiles(urls=f"{tmp_path}/train/*.json").files()
-    with pytest.raises(
-        MissingFilesError, match=r"there is no file or folder .*a\.parqet' \(did you mean 'a\."
-    ):
-        ListFiles(urls=f"{tmp_path}/train/a.parqet").files()
-    with pytest.raises(FileNotFoundError, match=r"the nearest folder that exists is /, with: "):
-        ListFiles(urls="/no-such-folder/x.parquet").files()
-
-
-def test_only_a_few_of_many_entries_are_shown(tmp_path: Path) -> None:
-    make(tmp_path, *(f"{n}.csv" for n in range(40)))
-    with pytest.raises(MissingFilesError, match=r"with: 0\.csv, .*5\.csv, … \(40 in all\)$"):
-        ListFiles(urls=f"{tmp_path}/*.parquet").files()
-
-
-def test_a_folder_without_parquet_says_what_else_is_there(tmp_path: Path) -> None:
-    make(tmp_path, "a.csv", "b.json", "more/c.csv")
-    with pytest.raises(MissingFilesError) as caught:
-        ListFiles(urls=tmp_path).files()
-    assert str(caught.value) == (
-        f"no file that ends in .parquet or .pq in the folder '{tmp_path}' or below it; there are: "
-        f"a.csv, b.json, more/. Name another suffix=, or a glob such as '{tmp_path}/*'"
-    )
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(MissingFilesError, match="it is empty"):
-        ListFiles(urls=empty).files()
+        ListFiles(urls=f"{tmp_path}{url}").files()
+    assert str(caught.value) == said.format(d=tmp_path)
+    assert isinstance(caught.value, FileNotFoundError)
 
 
 def test_no_match_elsewhere_is_said_in_the_same_words() -> None:
@@ -479,17 +446,6 @@ def test_nothing_is_listed_before_it_is_needed_and_then_once(tmp_path: Path) -> 
     make(tmp_path, "b.parquet")
     assert stage.files() is files
     assert len(files) == 1
-
-
-def test_files_elsewhere_are_listed_anew_by_another_stage() -> None:
-    memory = fsspec.filesystem("memory")
-    memory.pipe("/anew/a.parquet", b"1")
-    try:
-        assert len(ListFiles(urls="memory://anew").files()) == 1
-        memory.pipe("/anew/b.parquet", b"1")
-        assert len(ListFiles(urls="memory://anew").files()) == 2
-    finally:
-        memory.rm("/anew", recursive=True)
 
 
 def test_the_record_is_text_and_keeps_secrets_to_itself(tmp_path: Path) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import tracemalloc
-import zipfile
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import numpy as np
@@ -64,22 +61,9 @@ def test_names_of_fields_may_be_of_any_script(tmp_path):
     assert list(tp.read_numpy(tmp_path)) == [{"größe": 0, "漢": 3}, {"größe": 0, "漢": 4}]
 
 
-def test_rows_can_be_chosen_by_number(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.arange(40), y=np.arange(80).reshape(40, 2))
-    np.savez(tmp_path / "b.npz", x=np.arange(40, 50), y=np.zeros((10, 2), np.int64))
-    pipe = (
-        tp.read_numpy(tmp_path)
-        .sharding_filter(4)
-        .shuffle(scope="global", seed=1)
-        .batch(8)
-        .collate()
-    )
-    batches = list(pipe)
-    assert sorted(n for batch in batches for n in batch["x"].tolist()) == list(range(50))
-    for batch in batches:
-        own = batch["x"] < 40
-        assert (batch["y"][own][:, 0] == batch["x"][own] * 2).all()
-    np.savez_compressed(tmp_path / "c.npz", x=np.arange(3), y=np.zeros((3, 2), np.int64))
+def test_rows_of_compressed_arrays_cannot_be_chosen_by_number(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(40))
+    np.savez_compressed(tmp_path / "c.npz", x=np.arange(3))
     with pytest.raises(tp.ConfigError, match=r"in NumPy files that are .*c\.npz is not"):
         list(tp.read_numpy(tmp_path).shuffle(scope="global"))
 
@@ -104,38 +88,6 @@ def test_arrays_that_do_not_fit_together_are_named(tmp_path):
     assert column(tp.read_numpy(tmp_path, ["x"]), "x").tolist() == [0, 1, 2, 3] * 2
     with pytest.raises(tp.SchemaError, match=r"no column 'y' in .*b\.npz; there are \['x', 'z'\]"):
         list(tp.read_numpy(tmp_path, ["y"]))
-
-
-def test_python_objects_are_never_loaded(tmp_path):
-    class Trap:
-        def __reduce__(self) -> Any:
-            return (Path.touch, (tmp_path / "sprung",))
-
-    np.save(tmp_path / "x.npy", np.array([Trap(), Trap()], object), allow_pickle=True)
-    with pytest.raises(tp.UnreadableError, match="runs code"):
-        list(tp.read_numpy(tmp_path))
-    (tmp_path / "x.npy").write_bytes(pickle.dumps([1]))
-    with pytest.raises(tp.UnreadableError, match="a pickle"):
-        list(tp.read_numpy(tmp_path))
-    assert not (tmp_path / "sprung").exists()
-
-
-def test_a_single_value_is_no_rows(tmp_path):
-    np.save(tmp_path / "x.npy", np.array(3))
-    with pytest.raises(tp.UnreadableError, match="first dimension"):
-        list(tp.read_numpy(tmp_path))
-
-
-def test_a_bomb_in_an_archive_is_refused_by_what_its_header_says(tmp_path):
-    """An array that is far shorter than its header says, and one that is far longer."""
-    np.save(tmp_path / "x.npy", np.arange(100))
-    whole = (tmp_path / "x.npy").read_bytes()
-    (tmp_path / "x.npy").unlink()
-    for content in (whole.replace(b"(100,)", b"(999,)"), whole[:200]):
-        with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("x.npy", content)
-        with pytest.raises(tp.UnreadableError, match="cut short"):
-            list(tp.read_numpy(tmp_path))
 
 
 def test_a_compressed_array_is_unpacked_once_and_not_copied(tmp_path: Path) -> None:

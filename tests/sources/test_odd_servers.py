@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import json
-import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.feather
-import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from faulty_server import Fault, FaultyServer, serving
+from faulty_server import Fault, FaultyServer, write_each_format
 from s3_store import address_of, s3_store
-from trainpipes.filesystems import retry
-
-pytest.importorskip("aiohttp")
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[FaultyServer]:
-    table = pa.table({"id": list(range(40)), "text": ["x" * 400] * 40})
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=10, compression="none")
-    pyarrow.feather.write_feather(
-        table, tmp_path / "a.arrow", compression="uncompressed", chunksize=10
-    )
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
-    np.save(tmp_path / "a.npy", np.arange(4000).reshape(40, 100))
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for n in range(40):
-            info = tarfile.TarInfo(f"{n:03}.txt")
-            info.size = 400
-            tar.addfile(info, io.BytesIO(b"x" * 400))
-    with serving(tmp_path) as found:
-        yield found
+def folder(tmp_path: Path) -> Path:
+    write_each_format(tmp_path)
+    return tmp_path
 
 
 READERS: dict[str, Callable[[Any], tp.Pipeline]] = {
@@ -62,13 +35,17 @@ def read(server: FaultyServer, name: str, seconds: float = 1) -> tp.Pipeline:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("name", READERS)
-def test_a_server_that_stops_to_know_ranges_is_named_with_the_file(
-    server: FaultyServer, name: str, num_workers: int
+def test_a_server_that_stops_to_know_ranges_is_named_with_the_file_and_a_way_out(
+    server: FaultyServer, folder: Path, name: str, num_workers: int
 ) -> None:
     pipe = read(server, name).sharding_filter(2).batch(4)
     len(pipe)
     server.fault = lambda *_: "whole"
-    with pytest.raises(tp.UnreadableError, match="does not know ranges") as caught:
+    copied = READERS[name](tp.list_files(f"simplecache::{server.url}/{name}"))
+    assert len(list(copied)) == 40
+    with pytest.raises(
+        tp.UnreadableError, match=r"not know ranges; .*'simplecache::' before"
+    ) as caught:
         list(tp.Loader(pipe, num_workers=num_workers))
     assert f"{server.url}/{name}" in str(caught.value)
     if num_workers == 0:  # torch passes on the text alone

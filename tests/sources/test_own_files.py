@@ -13,7 +13,6 @@ import pytest
 
 import trainpipes as tp
 from trainpipes.sources.files.file_bytes import FileBytes
-from trainpipes.testing import digest
 
 
 def numbers(file: BinaryIO) -> pa.Table:
@@ -106,21 +105,13 @@ def test_the_numbers_of_rows_are_kept_where_that_is_asked_for(folder):
     ("fn", "error", "said"),
     [
         (lambda file: pa.table({"x": [1]}), tp.DataError, r"gives 1 rows, and 10 were counted"),
-        (
-            lambda file: pa.table({"x": range(11)}),
-            tp.DataError,
-            "gives more rows, and 10 were counted",
-        ),
+        (lambda file: pa.table({"x": range(11)}), tp.DataError, "gives more rows, and 10 were counted"),
         (lambda file: iter(()), tp.DataError, "gives no rows, and 10 were counted"),
-        (
-            lambda file: 3,
-            tp.UnreadableError,
-            r"returns a pyarrow\.Table or an iterator of them, got 3",
-        ),
+        (lambda file: 3, tp.UnreadableError, r"returns a pyarrow\.Table or an iterator of them, got 3"),
         (lambda file: [1, 2], tp.UnreadableError, r"yields pyarrow\.Tables, got 1"),
         (lambda file: 1 / 0, tp.UnreadableError, "ZeroDivisionError: division by zero"),
     ],
-)
+)  # fmt: skip
 def test_a_function_that_does_not_give_what_was_counted_is_named_with_the_file(
     fn, error, said, folder
 ):
@@ -184,17 +175,6 @@ def test_another_version_refuses_the_state_and_the_cache(folder, tmp_path_factor
     assert cached[2] == [5] * 30
 
 
-def test_files_of_ones_own_mix_with_those_of_other_formats(folder, tmp_path_factory):
-    path = tmp_path_factory.mktemp("arrow") / "rows.arrow"
-    with pa.ipc.new_file(path, pa.schema([("x", pa.int64())])) as file:
-        file.write_table(pa.table({"x": range(100, 120)}))
-    both = tp.concat(tp.read_files(folder, numbers), tp.read_arrow(path))
-    assert xs(both) == [*range(30), *range(100, 120)]
-    mixed = tp.mix({"a": tp.read_files(folder, numbers), "b": tp.read_arrow(path)}).batch(5)
-    assert sorted(row["x"] for batch in mixed for row in batch) == xs(both)
-    assert digest(next(iter(mixed)))
-
-
 class Numbers(tp.Format):
     """Numbers of 8 bytes, 4 a block."""
 
@@ -210,25 +190,6 @@ class Numbers(tp.Format):
     def decode(self, data: FileBytes, layout: tp.Layout, block: int, columns: Any) -> Iterator[Any]:
         [content] = data.read(self.ranges(layout, block, columns))
         yield pa.record_batch({"x": np.frombuffer(content, "<i8")})
-
-
-def test_a_format_reads_only_the_blocks_that_are_left(folder):
-    read: list[int] = []
-
-    class Noted(Numbers):
-        def decode(self, data, layout, block, columns):
-            read.append(int(layout.start[block]))
-            return super().decode(data, layout, block, columns)
-
-    pipe = tp.read_files(folder, Noted()).batch(3)
-    assert [row["x"] for batch in pipe for row in batch] == list(range(30))
-    state = tp.read_files(folder, Noted()).batch(3).state_at(9)
-    later = tp.read_files(folder, Noted()).batch(3)
-    assert len(later) == 10
-    read.clear()
-    later.load_state_dict(state)
-    assert [row["x"] for batch in later for row in batch] == [27, 28, 29]
-    assert read == [32, 64]
 
 
 def test_a_format_is_scanned_once_and_named_in_states_by_its_name_and_key(folder, tmp_path_factory):
@@ -319,17 +280,6 @@ def wrong(**methods: Any) -> tp.Format:
 def test_what_is_wrong_with_a_format_is_said_with_the_file_and_row(format, error, said, folder):
     with pytest.raises(error, match=said):
         list(tp.read_files(folder, format))
-
-
-def test_damaged_and_changed_files_of_a_format_are_named(folder):
-    pipe = tp.read_files(folder, Numbers()).batch(5)
-    assert len(pipe) == 6
-    (folder / "2.i8").write_bytes(b"12345678" * 10)
-    with pytest.raises(tp.DataChangedError, match=r"2\.i8.*has changed"):
-        list(pipe)
-    (folder / "2.i8").write_bytes(b"1234567")
-    with pytest.raises(tp.UnreadableError, match=r"1 of 3 files(?s:.*)2\.i8: ValueError: 7 bytes"):
-        list(tp.read_files(folder, Numbers()))
 
 
 class Chosen(Numbers):

@@ -3,6 +3,7 @@ what to write instead; and what is written instead is exact."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -63,17 +64,12 @@ TAKEN = {(place, "pipeline") for place in ("mix", "concat", "zip", "Loader")} | 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("place", PLACES)
-def test_what_has_a_position_of_its_own_is_refused_with_what_to_write(
-    place: str, given: str
-) -> None:
-    if (place, given) in TAKEN:
-        return
-    make, answer = GIVEN[given]
-    with pytest.raises(tp.ConfigError) as caught:
-        PLACES[place](make())
-    assert answer in str(caught.value)
+def test_what_has_a_position_of_its_own_is_refused_with_what_to_write(place: str) -> None:
+    for given, (make, answer) in GIVEN.items():
+        if (place, given) not in TAKEN:
+            with pytest.raises(tp.ConfigError, match=re.escape(answer)):
+                PLACES[place](make())
 
 
 @pytest.mark.parametrize("given", GIVEN)

@@ -292,19 +292,6 @@ def test_a_filter_gives_the_rows_that_filter_above_gives(
         assert list(inside) == expected
 
 
-def test_a_filtered_pipeline_resumes_where_it_was(tmp_path: Path) -> None:
-    pipe = (
-        tp.read_parquet(many(tmp_path), ["text"], filter=RANGE)
-        .sharding_filter(4)
-        .shuffle(30, seed=1)
-        .batch(4)
-    )
-    check_resume(pipe, every=3)
-    seen = [row["text"] for batch in pipe for row in batch]
-    wanted = pq.read_table(tmp_path).filter(RANGE)["text"].to_pylist()
-    assert sorted(seen) == sorted(wanted)
-
-
 def test_a_filtered_pipeline_has_no_len_and_says_which_stage_drops_rows(tmp_path: Path) -> None:
     with pytest.raises(
         TypeError, match=r"how many rows filter\(.*lets through is known only at the end"
@@ -352,18 +339,13 @@ def test_a_column_that_only_the_filter_names_is_not_given(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"filter": pc.field("lng") == "de"},
-            r"filter names a column 'lng', and the columns are \['x', 'y'",
-        ),
+        ({"filter": pc.field("lng") == "de"},
+         r"filter names a column 'lng', and the columns are \['x', 'y'"),
         ({"filter": pc.field("txt") == "de"}, r"names a column 'txt' \(did you mean 'text'\?\)"),
         ({"filter": pc.field("text") == 1}, r"does not fit the columns \{.*'text': 'string'\}"),
-        (
-            {"filter": pc.field("text", "a") == 1},
-            r"does not fit the columns \{.*'text': 'string'\}",
-        ),
+        ({"filter": pc.field("text", "a") == 1}, r"does not fit the columns \{.*'text': 'string'\}"),
     ],
-)
+)  # fmt: skip
 def test_a_filter_that_does_not_fit_is_refused_before_a_row_is_read(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:

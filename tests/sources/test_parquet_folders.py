@@ -14,7 +14,6 @@ import pytest
 
 import trainpipes as tp
 from trainpipes.errors import SchemaError, StateError
-from trainpipes.testing import check_resume
 
 
 def write(folder: Path, *names: str, **more: Any) -> str:
@@ -159,21 +158,13 @@ def test_folders_whose_value_is_null_are_found_and_left_out(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("folders", "message"),
     [
-        (
-            ("lang=de", "lang=en/year=2024"),
-            r"lang=en.* has a folder year=\.\.\., and .*lang=de.* has none",
-        ),
-        (
-            ("lang=de", "en"),
-            r"lang=de.* has a folder lang=\.\.\., and .*en/part-0\.parquet has none",
-        ),
-        (
-            ("de", "en"),
-            r'partitioning="hive" makes columns of folders such as lang=en/, and .* is in no such folder',
-        ),
+        (("lang=de", "lang=en/year=2024"), r"lang=en.* has a folder year=\.\.\., and .*lang=de.* has none"),
+        (("lang=de", "en"), r"lang=de.* has a folder lang=\.\.\., and .*en/part-0\.parquet has none"),
+        (("de", "en"),
+         r'partitioning="hive" makes columns of folders such as lang=en/, and .* is in no such folder'),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_folders_that_do_not_go_together_are_refused(
     tmp_path: Path, folders: tuple[str, ...], message: str
 ) -> None:
@@ -212,20 +203,3 @@ def test_values_of_folders_are_part_of_what_a_state_knows(tmp_path: Path) -> Non
         else:
             with pytest.raises(StateError, match="data/digests"):
                 iter(moved).load_state_dict(state)
-
-
-def test_a_shuffled_pipeline_over_folders_resumes_and_is_cached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "cache"))
-    folder = write(tmp_path / "data", *LAYOUT)
-    pipe = (
-        tp.read_parquet(folder, partitioning="hive")
-        .cache()
-        .sharding_filter(2)
-        .shuffle(5, seed=1)
-        .batch(3)
-    )
-    check_resume(pipe)
-    rows = sorted((row for batch in pipe for row in batch), key=lambda row: row["x"])
-    assert rows == list(tp.read_parquet(folder, partitioning="hive"))

@@ -5,10 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +16,6 @@ import pytest
 from interpreters import python
 from trainpipes.errors import (
     ConfigError,
-    DataChangedError,
-    MissingFilesError,
     SchemaError,
     UnreadableError,
 )
@@ -30,7 +24,6 @@ from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.parquet import footers, row_groups
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.sources.parquet.row_groups import RowGroups
-from trainpipes.stages.filter import Filter
 
 
 def source(urls: object, columns: list[str] | None = None) -> FileSource:
@@ -119,13 +112,6 @@ def test_only_the_chosen_columns_are_read_in_their_order(uneven: Path) -> None:
     assert rows.to_pylist() == [{"tokens": [0, 1], "id": 2}, {"tokens": [0, 1, 2], "id": 3}]
 
 
-def test_a_filter_on_paths_leaves_files_out(uneven: Path) -> None:
-    stages = [ListFiles(urls=uneven), Filter(predicate=lambda path: path.endswith("5.parquet"))]
-    found = ReadParquet()._open_on(stages)
-    assert found.lengths.tolist() == [2, 2, 2, 2]
-    assert found.fingerprint()["files"] == 1
-
-
 def test_files_in_an_archive_and_in_memory_are_read_too(uneven: Path, tmp_path: Path) -> None:
     import zipfile
 
@@ -144,30 +130,6 @@ def test_files_in_an_archive_and_in_memory_are_read_too(uneven: Path, tmp_path: 
             assert pa.concat_tables(parts).equals(table(0, sum(rows)))
     finally:
         memory.rm("/uneven", recursive=True)
-
-
-def test_a_web_server_without_ranges_is_named_with_the_cure(uneven: Path) -> None:
-    pytest.importorskip("aiohttp")
-
-    class Silent(SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(uneven)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        url = f"http://127.0.0.1:{server.server_address[1]}/4.parquet"
-        with pytest.raises(
-            UnreadableError, match=r"does not know ranges; .*'simplecache::' before"
-        ):
-            source(url).reader().read(0, 0, 1)
-        found = source(f"simplecache::{url}")
-        assert found.reader().read(1, 0, 64).equals(table(5309, 5373))
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.mark.parametrize(
@@ -239,93 +201,6 @@ def test_a_huge_row_group_is_never_held_whole(tmp_path: Path) -> None:
 # Files that change
 
 
-@pytest.fixture
-def one(tmp_path: Path) -> tuple[Path, FileSource]:
-    path = tmp_path / "data" / "1.parquet"
-    path.parent.mkdir()
-    pq.write_table(table(0, 3000), path, row_group_size=1000, compression="none")
-    return path, source(path.parent)
-
-
-def rewrite(path: Path, rows: pa.Table, **options: Any) -> None:
-    pq.write_table(rows, path, compression="none", **options)
-
-
-CHANGES: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
-    "gone": (
-        Path.unlink,
-        MissingFilesError,
-        "was there when the files were listed, but no longer is",
-    ),
-    "cut short": (
-        lambda path: os.truncate(path, 5000),
-        DataChangedError,
-        r"has changed since the files were listed: it had [0-9,]+ bytes, and has 5,000",
-    ),
-    "another file": (
-        lambda path: rewrite(path, table(0, 10)),
-        DataChangedError,
-        r"it had [0-9,]+ bytes, and has [0-9,]+",
-    ),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_file_that_changes_after_listing_is_named_with_what_changed(
-    one: tuple[Path, FileSource], change: str
-) -> None:
-    (path, found), (do, error, message) = one, CHANGES[change]
-    do(path)
-    with pytest.raises(error, match=message) as caught:
-        found.reader().read(1, 20, 30)
-    assert isinstance(caught.value, OSError)
-    assert (caught.value.path, caught.value.row_group, caught.value.row) == (str(path), 1, 1020)
-    assert str(caught.value).startswith(f"{path}, row group 1, row 1020: ")
-
-
-def test_a_file_of_the_same_size_with_other_row_groups_is_found_out(tmp_path: Path) -> None:
-    path = tmp_path / "1.parquet"
-
-    def write(groups: tuple[int, ...], value: int) -> int:
-        with pq.ParquetWriter(path, pa.schema([("x", pa.int64())]), compression="none") as writer:
-            for rows in groups:
-                writer.write_table(pa.table({"x": pa.array([value] * rows, pa.int64())}))
-        return path.stat().st_size
-
-    size = write((40, 50), 3)
-    found = source(path)
-    assert write((50, 40), 3) == size
-    with pytest.raises(DataChangedError, match=r"row group 0, row 0: .* it has been written since"):
-        found.reader().read(0, 0, 1)
-
-
-def test_a_file_replaced_elsewhere_while_it_is_read_is_found_out_at_the_next_row_group() -> None:
-    memory = fsspec.filesystem("memory")
-
-    def put(value: int) -> None:
-        sink = pa.BufferOutputStream()
-        column = pa.array(range(value, value + 90), pa.int64())
-        pq.write_table(pa.table({"x": column}), sink, row_group_size=30, compression="none")
-        memory.pipe("/replaced/1.parquet", sink.getvalue().to_pybytes())
-
-    try:
-        put(0)
-        found = source("memory://replaced")
-        reader = found.reader()
-        assert reader.read(0, 0, 1).to_pylist() == [{"x": 0}]
-        put(1000)
-        with pytest.raises(
-            DataChangedError, match="row group 1, row 30: the file has changed since"
-        ):
-            reader.read(1, 0, 1)
-        memory.rm("/replaced/1.parquet")
-        with pytest.raises(MissingFilesError, match="no longer is"):
-            reader.read(1, 0, 1)
-    finally:
-        if memory.exists("/replaced"):
-            memory.rm("/replaced", recursive=True)
-
-
 @pytest.mark.parametrize("checksum", [True, False])
 def test_damaged_pages_name_file_row_group_and_row(
     tmp_path: Path, checksum: bool, small_batches: None
@@ -385,17 +260,3 @@ def test_footers_stay_parsed_within_bounds(uneven: Path, monkeypatch: pytest.Mon
             readers.append(found.reader())
             assert readers[-1].read(block, 0, 1).num_rows == 1
         assert len(parsed) == wanted
-
-
-def test_running_out_of_memory_is_not_called_bad_data(
-    one: tuple[Path, FileSource], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise pa.ArrowMemoryError("malloc of size 1 failed")
-
-    monkeypatch.setattr(row_groups.pq, "ParquetFile", fail)
-    with pytest.raises(MemoryError, match=r"malloc") as found:
-        one[1].reader().read(0, 0, 1)
-    (note,) = found.value.__notes__
-    assert note.startswith(f"{one[0]}")
-    assert "row group 0" in note

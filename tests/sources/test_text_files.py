@@ -169,26 +169,12 @@ def test_a_broken_line_is_named(write, small_pieces, line, said, packed):
     assert (caught.value.path, caught.value.row) == (path, 50)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ('[{"a":1},\n{"a":2', "cut off: its array has no end"),
-        ("[1, 2]", "rows are objects"),
-        (" [ null ] ", "its array has 0 objects"),
-        ('[{"a":1}, 2]', "rows are objects"),
-        ('[{"a":1}] {"a":2}', "more after the array's end"),
-        ("7\n8\n", "rows are objects"),
-        (GOOD.encode("utf-16"), "UTF-16"),
-        (b"\x89PNG\r\n", "rows are objects"),
-    ],
-)
-def test_a_file_that_is_no_json_is_named(write, content, said):
+def test_a_file_that_is_no_json_is_named_among_others(write):
     write("a.jsonl", GOOD)
-    path = write("b.jsonl", content)
+    path = write("b.jsonl", "[1, 2]")
     with pytest.raises(tp.UnreadableError) as caught:
         len(tp.list_files(str(Path(path).parent)).read_json())
     assert f"1 of 2 files cannot be read as JSON:\n  {path}: " in str(caught.value)
-    assert said in str(caught.value)
 
 
 # CSV
@@ -321,9 +307,8 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.parametrize(("members", "block_rows"), [(1, None), (1, 7), (9, None), (9, 7)])
 @pytest.mark.parametrize("ending", PACK)
-@pytest.mark.parametrize("members", [1, 9])
-@pytest.mark.parametrize("block_rows", [None, 7])
 def test_compressed_files_hold_the_same_rows(write, small_pieces, ending, members, block_rows):
     lines = [f'{{"x": {n}, "t": "{"word " * (n % 9)}"}}\n'.encode() for n in range(90)]
     step = len(lines) // members

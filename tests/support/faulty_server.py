@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import io
+import json
 import socket
 import struct
+import tarfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +17,11 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
 
 #: What a request gets: nothing special; a status with headers (and "body"); or one of
 #: "whole": all of the file, whatever range is asked for; "stall": no answer ever; "half, then stall";
@@ -184,3 +192,23 @@ def serving(folder: Path) -> Iterator[FaultyServer]:
         server.shutdown()
         server.server_close()
         thread.join(10)
+
+
+def write_each_format(folder: Path) -> None:
+    """Forty rows in a file of each format."""
+    ids = list(range(40))
+    table = pa.table({"id": ids, "text": [f"row {n} " * 40 for n in ids]})
+    pq.write_table(table, folder / "a.parquet", row_group_size=10, compression="none")
+    pyarrow.feather.write_feather(
+        table, folder / "a.arrow", compression="uncompressed", chunksize=10
+    )
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    lines = "".join(f"{row['id']},{row['text']}\n" for row in table.to_pylist())
+    (folder / "a.csv").write_text("id,text\n" + lines)
+    (folder / "a.txt").write_text(lines)
+    np.save(folder / "a.npy", np.arange(4000).reshape(40, 100))
+    with tarfile.open(folder / "a.tar", "w") as tar:
+        for n in ids:
+            info = tarfile.TarInfo(f"{n:03}.txt")
+            info.size = 400
+            tar.addfile(info, io.BytesIO(b"x" * 400))

@@ -74,10 +74,8 @@ JOBS: dict[str, Job] = {
     "arrow": lambda out, **o: rows().write_arrow(out, num_files=1, **o),
     "json": lambda out, **o: rows().write_json(out, num_files=1, **o),
     "memmap": lambda out, **o: tp.write_memmap(out, rows().select("x"), num_files=1, **o),
-    "repack": lambda out, **o: repack(
-        rows(), out, shuffle=True, num_files=1, temp_dir=f"{out}.tmp", **o
-    ),
-}
+    "repack": lambda out, **o: repack(rows(), out, shuffle=True, num_files=1, temp_dir=f"{out}.tmp", **o),
+}  # fmt: skip
 
 
 def new_folder() -> str:
@@ -182,13 +180,8 @@ def test_a_store_that_is_gone_is_one_clear_error_and_the_next_call_goes_on(
     assert all(one in said for one in wanted)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
 def test_each_request_of_an_upload_in_parts_may_fail(
-    fault: str,
-    server: FaultyServer,
-    store: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: FaultyServer, store: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s3fs.core.calculate_chunksize", lambda *_, **__: 1 << 16)
     monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 0)
@@ -202,10 +195,13 @@ def test_each_request_of_an_upload_in_parts_may_fail(
     parts = [n for n, one in enumerate(requests) if "upload" in one.lower()]
     assert len(parts) > 4
     assert requests[parts[0]].startswith("POST")
-    for failing in parts:
+    faults = [*FAULTS.values()]
+    # Each fault at the first and the last of them, and one at each between.
+    ends = [(failing, fault) for failing in (parts[0], parts[-1]) for fault in faults]
+    for failing, fault in [*ends, *zip(parts[1:-1], faults * len(parts), strict=False)]:
         folder = new_folder()
         server.asked.clear()
-        server.fault = of(folder, FAULTS[fault], failing)
+        server.fault = of(folder, fault, failing)
         job(folder, storage_options=options(server), retry=RETRY)
         assert there(folder, store) == contents(tmp_path / "here"), requests[failing]
 

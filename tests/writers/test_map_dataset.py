@@ -5,7 +5,6 @@ import pickle
 
 import pyarrow as pa
 import pytest
-from torch.utils.data import DataLoader
 
 import trainpipes as tp
 
@@ -29,22 +28,6 @@ def test_rows_are_indexed_from_both_ends(tmp_path):
     for index in (50, -51):
         with pytest.raises(IndexError, match=f"row {index} of 50"):
             data[index]
-
-
-def test_a_data_loader_shuffles_it_in_workers(tmp_path):
-    data = pipeline().to_map_dataset(str(tmp_path / "rows.arrow"))
-    found = [
-        batch["y"].tolist() for batch in DataLoader(data, batch_size=8, shuffle=True, num_workers=2)
-    ]
-    assert sorted(y for batch in found for y in batch) == list(range(0, 100, 2))
-
-
-def test_it_pickles_as_its_path(tmp_path):
-    data = pipeline().to_map_dataset(str(tmp_path / "rows.arrow"))
-    assert data[0]
-    again = pickle.loads(pickle.dumps(data))
-    assert len(pickle.dumps(data)) < 500
-    assert again[7] == data[7]
 
 
 def test_a_failed_write_leaves_nothing(tmp_path):

@@ -109,7 +109,8 @@ class WorkState:
         if lacking:
             raise StateError(
                 f"the state lacks {shown([*map(class_key, lacking)])}, which is work of this rank: merge the "
-                "states of all ranks with trainpipes.merge_states([...])"
+                "states of all ranks with trainpipes.merge_states([...]), or make one file of a folder of "
+                "torch.distributed.checkpoint by its dcp_to_torch_save"
             )
         return {number: self.classes[number] for number in wanted}
 

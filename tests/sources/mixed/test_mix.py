@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import pickle
 from collections import Counter
 from fractions import Fraction
 from itertools import islice
@@ -17,12 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
-from torchdata.nodes import Loader as NodeLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
-from trainpipes.nodes import Batch, Mix, ShardingFilter
-from trainpipes.testing import check_resume, digest
 
 
 def rows(name: str, count: int, length: int = 1, seed: int | None = None) -> tp.Pipeline:
@@ -43,19 +37,19 @@ def first_letters(found: list[str]) -> Counter[str]:
 # Shares
 
 
-@pytest.mark.parametrize("draws", [10**2, 10**4, 10**6])
+@pytest.mark.parametrize("draws", [10**2, 10**5])
 def test_shares_are_met_after_many_rows(draws: int) -> None:
     weights = {"a": 0.7, "b": 0.2, "c": 0.1}
-    sources = {n: tp.from_tensors(source=torch.full((100_000,), i)) for i, n in enumerate(weights)}
-    pipe = tp.mix(sources, weights=weights, stop="repeat").batch(1000 if draws > 1000 else 100)
+    sources = {n: tp.from_tensors(source=torch.full((9_000,), i)) for i, n in enumerate(weights)}
+    pipe = tp.mix(sources, weights=weights, stop="repeat").batch(100)
     found = np.zeros(3, dtype=np.int64)
-    for batch in islice(iter(pipe.collate()), draws // (1000 if draws > 1000 else 100)):
+    for batch in islice(iter(pipe.collate()), draws // 100):
         found += np.bincount(batch["source"].numpy(), minlength=3)
     assert found.sum() == draws
     assert np.abs(found - draws * np.array([0.7, 0.2, 0.1])).max() < 1
 
 
-@pytest.mark.parametrize("draws", [10**2, 10**4, 10**5])
+@pytest.mark.parametrize("draws", [10**2, 2 * 10**4])
 def test_shares_of_tokens_are_met_with_rows_100_times_as_long(draws: int) -> None:
     sources = {
         "long": tp.from_tensors(length=torch.randint(50, 150, (5000,))),
@@ -183,31 +177,6 @@ def test_a_column_names_the_source_of_each_row() -> None:
     assert all(row["from"] == row["who"][0] for row in tp.mix(plain, output_column="from"))
 
 
-def test_columns_in_another_order_are_the_same_columns() -> None:
-    other = rows("b", 9).select("input_ids", "who")
-    batch = next(iter(tp.mix({"a": rows("a", 9), "b": other}).batch(18).collate(format="arrow")))
-    assert batch.column_names == ["who", "input_ids"]
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (rows("b", 9).select("who"), "'a' has column 'input_ids' as list<item: int32>, 'b' no column"),
-        (rows("b", 9).rename({"who": "x"}), "'a' has column 'who' as string, 'b' no column 'who'"),
-        (
-            tp.from_arrow(pa.table({"who": ["b"], "input_ids": pa.array([["1"]])})),
-            "'a' has column 'input_ids' as list<item: int32>, 'b' column 'input_ids' as list<item: string>",
-        ),
-        (tp.from_dataset([{"who": "b"}]), "'a' has column 'input_ids' as list<item: int32>, 'b' no column"),
-        (tp.from_dataset([("b", 1)]), "'a' has Arrow columns who, input_ids, 'b' Python objects that make"),
-    ],
-)  # fmt: skip
-def test_other_columns_are_refused_and_both_sources_named(other: tp.Pipeline, said: str) -> None:
-    with pytest.raises(tp.SchemaError) as caught:
-        list(tp.mix({"a": rows("a", 9), "b": other}, weights={"a": 1, "b": 1}))
-    assert said in str(caught.value).replace("element", "item")
-
-
 def test_an_error_names_the_source_and_the_row(tmp_path: Path) -> None:
     table = pa.table({"text": ["x"] * 7 + [None] + ["x"] * 2})
     pq.write_table(table, tmp_path / "bad.parquet", row_group_size=5)
@@ -255,55 +224,10 @@ def test_rows_keep_their_numbers_when_sources_come_and_go() -> None:
 # Where it runs
 
 
-def mixed(shards: int = 4) -> tp.Pipeline:
-    sources = {
-        "a": rows("a", 60, seed=1).filter(pc.field("who") != "a3"),
-        "b": rows("b", 20, 3, seed=2),
-    }
-    pipe = tp.mix(
-        sources,
-        weights={"a": 0.6, "b": 0.4},
-        weight_by="tokens",
-        stop="repeat",
-        output_column="source",
-    )
-    return pipe.sharding_filter(shards).batch(4).pad_collate()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loaders_give_the_same_and_resume_one_another(
-    workers: int, no_processes_left: None
-) -> None:
-    expected = [digest(batch) for batch in islice(iter(mixed()), 40)]
-    loader = tp.Loader(mixed(), num_workers=workers)
-    iterator = iter(loader)
-    assert [digest(batch) for batch in islice(iterator, 21)] == expected[:21]
-    state = json.loads(json.dumps(loader.state_dict()))
-    del iterator
-    other = tp.Loader(mixed(), num_workers=2 - workers)
-    other.load_state_dict(state)
-    assert [digest(batch) for batch in islice(iter(other), 19)] == expected[21:]
-    stateful: Any = StatefulDataLoader(mixed(), batch_size=None, num_workers=workers)
-    assert [digest(batch) for batch in islice(iter(stateful), 20)] == expected[:20]
-
-
-def test_it_is_a_node_too() -> None:
-    def node() -> Batch:
-        sources = {"a": rows("a", 20, seed=1), "b": rows("b", 12, seed=2)}
-        return Batch(ShardingFilter(Mix(sources=sources), 4), 3)
-
-    loader: Any = NodeLoader(node())
-    sources = {"a": rows("a", 20, seed=1), "b": rows("b", 12, seed=2)}
-    assert list(loader) == list(tp.mix(sources).sharding_filter(4).batch(3))
-    check_resume(node, processes=0, epochs=2)
-
-
-def test_it_is_a_record() -> None:
-    pipe = mixed()
-    assert pipe == mixed()
-    assert pickle.loads(pickle.dumps(pipe)) == pipe
-    assert pipe != mixed(8)
-    text = repr(pipe)
+def test_it_is_shown_with_its_sources_and_what_was_said_of_them() -> None:
+    sources = {"a": rows("a", 60, seed=1).filter(pc.field("who") != "a3"), "b": rows("b", 20, 3)}
+    weights = {"a": 0.6, "b": 0.4}
+    text = repr(tp.mix(sources, weights=weights, weight_by="tokens", stop="repeat"))
     assert text.startswith("mix({'a': from_arrow(60 rows of who, input_ids).shuffle(10, seed=1 ...")
     assert "weights={'a': 0.6, 'b': 0.4}, weight_by='tokens', stop='repeat'" in text
     assert "column='input_ids'" not in text

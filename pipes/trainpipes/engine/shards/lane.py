@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, NoReturn
 from trainpipes._internal import activity
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Cursors, Run, Unroll, innermost
-from trainpipes.engine.planning.error_places import say_where
 from trainpipes.engine.planning.open_stages import RAISED_STOP, Submitted
-from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.planning.plan import Plan, say_where
 from trainpipes.engine.shards.shard_rows import ShardOpener, end_epoch
 from trainpipes.errors import DataError
 from trainpipes.interfaces.blame import is_about_a_row
