@@ -8,7 +8,9 @@ The processor is LLaVA's with Pillow, 336 x 336 pixels, 576 tokens a picture, an
 ``DataLoader`` has a ``Dataset`` of the rows and calls the processor for each batch of 8 in its
 ``collate_fn``, with worker processes that it keeps; labels are a copy of the ids, as TRL has them. All run in
 this process, in turn; seconds of the clock, medians. "in the batches" is the share of cells that hold
-a token. Needs transformers and pillow. Prints a Markdown table.
+a token: packing gains at most what padding takes, which is the average length over the longest of a batch.
+For these rows that is 56 %, so at most 1.79 times the tokens; packed batches are 96 % full of 240 rows, 99 %
+of 2,000. Needs transformers and pillow. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -150,10 +152,15 @@ def main() -> None:
                     found[name].append(took)
         print("| | rows/s | tokens in the batches |")
         print("|---|---|---|")
+        shares = {name: statistics.median(one for _, one in times) for name, times in found.items()}
         for name, times in found.items():
             median = statistics.median(seconds for seconds, _ in times)
-            share = statistics.median(one for _, one in times)
-            print(f"| {name} | {args.rows / median:.1f} | {share:.1%} |")
+            print(f"| {name} | {args.rows / median:.1f} | {shares[name]:.1%} |")
+        padded, full = next(iter(shares.values())), shares["packed, threads"]
+        print(
+            f"\nPacked batches have {full / padded:.2f} times the tokens in as many cells; full ones would "
+            f"have {1 / padded:.2f} times, since batches of the DataLoader are {padded:.1%} full."
+        )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def main(arguments=None):
         parser.add_argument(option, required=True, type=Path)
     args = parser.parse_args(arguments)
     train = tp.list_files(args.train).read_parquet().sharding_filter(24).shuffle(10_000, seed=0)
-    valid = tp.list_files(args.valid).read_parquet().sharding_filter(24, tail="ragged")
+    valid = tp.list_files(args.valid).read_parquet().sharding_filter(24, tail="uneven")
     train, valid = (p.tokenize("bytes").batch(4).pad_collate(max_length=64) for p in (train, valid))
     accelerator = Accelerator(gradient_accumulation_steps=4)
     model = NextByte(nn.Embedding(258, 32), nn.Linear(32, 258))

@@ -82,7 +82,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-        state = loader.whole_state()  # fits any number of ranks; all ranks ask for it
+        state = loader.full_state_dict()  # fits any number of ranks; all ranks ask for it
         if rank == 0:
             content = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
             beside = args.checkpoint.with_suffix(".new")

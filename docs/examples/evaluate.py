@@ -16,7 +16,7 @@ import trainpipes as tp
 
 def pipeline(files: str) -> tp.Pipeline:
     rows = tp.list_files(files).read_parquet(columns=["text"])
-    rows = rows.sharding_filter(num_shards=24, split="stride", tail="ragged")  # nothing is left out
+    rows = rows.sharding_filter(num_shards=24, split="stride", tail="uneven")  # nothing is left out
     return rows.tokenize("bytes", add_eos=True, labels=True).batch(4).pad_collate()
 
 

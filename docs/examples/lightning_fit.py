@@ -46,7 +46,7 @@ def main(arguments=None, callbacks=()):
         parser.add_argument(name, required=True)
     parser.add_argument("--devices", type=int, default=1)
     args = parser.parse_args(arguments)
-    data = PipelineDataModule(pipeline(args.files), pipeline(args.held_out, tail="ragged"))
+    data = PipelineDataModule(pipeline(args.files), pipeline(args.held_out, tail="uneven"))
     saves = ModelCheckpoint(args.checkpoints, every_n_train_steps=2, save_last=True)
     strategy = "ddp" if args.devices > 1 else "auto"
     options = {"max_epochs": 3, "logger": False, "callbacks": [saves, *callbacks]}

@@ -70,7 +70,7 @@ def main(files: str, checkpoint: str, steps: int = 1000, num_workers: int = 0) -
         leave = torch.tensor(int(asked_to_leave))
         dist.all_reduce(leave, dist.ReduceOp.MAX)  # on the CPU; one rank is enough
         if leave or step % SAVE_EVERY == 0 or step == steps:
-            state = loader.whole_state()  # of all ranks, after this step
+            state = loader.full_state_dict()  # of all ranks, after this step
             if rank == 0:
                 saved = {name: part.state_dict() for name, part in parts.items()}
                 torch.save({**saved, "loader": state, "step": step}, checkpoint + ".new")

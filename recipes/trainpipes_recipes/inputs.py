@@ -76,7 +76,7 @@ TOKENIZING = ("tokenize", "chat_template", "tokenized_by")
 COMMON = {
     "files": "a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.",
     "tokenizer": 'as in ``tokenize``: a name on the Hugging Face hub, a path, "bytes", an object.',
-    "train": "False to evaluate: every row once, in file order.",
+    "train": "False to evaluate: every row once, in file order; ranks may end a step apart.",
     "batch_size": "rows in a batch.",
     "buffer_size": "the fewest rows that the shuffle mixes with each other.",
     "seed": "for the order of rows.",
@@ -297,7 +297,7 @@ class Input:
                     rule = "(train=False) gives every row once, in file order, and deals them to ranks itself"
                     way = "leave it out, or evaluate the sources of a mix one by one"
                     raise tp.ConfigError(f"{self.recipe}{rule}; got rows of {stage.name}(): {way}")
-            rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
+            rows = rows.sharding_filter(num_shards, split="stride", tail="uneven")
         else:
             if "sharding_filter" not in names:
                 rows = rows.sharding_filter(num_shards)

@@ -12,11 +12,12 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from trainpipes.errors.secrets import hidden
 from trainpipes.filesystems.systems import open_system
 from trainpipes.stages.decode_image import FORMATS, NoPicture, picture_of
 
@@ -26,13 +27,27 @@ __all__ = ["NoPicture", "decoded", "pictures_of", "size_of"]
 ORIENTATION, ON_SIDE = 0x0112, (5, 6, 7, 8)
 
 
-def pictures_of(value: Any, folder: str = "") -> list[Any]:
+class Remote(NamedTuple):
+    """A picture at a URL, and the options of its file system."""
+
+    url: str
+    options: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def pictures_of(
+    value: Any, folder: str = "", options: Mapping[str, Any] | None = None
+) -> list[Any]:
     """The pictures in a column of a row: a list of bytes, paths, or uint8 arrays ``[C, H, W]``.
 
     Args:
         value: a picture, a list of them, or None. A picture is an image file's bytes, its path, a
             dict with "bytes" or "path", or an array.
         folder: where relative paths start.
+        options: of the file system of URLs; where the folder is a URL, too, only of URLs with the same
+            scheme, as other ones may not take them.
 
     Raises:
         NoPicture: something else is there.
@@ -40,17 +55,21 @@ def pictures_of(value: Any, folder: str = "") -> list[Any]:
     if value is None:
         return []
     if isinstance(value, list | tuple):
-        return [_picture(one, folder) for one in value]
-    return [_picture(value, folder)]
+        return [_picture(one, folder, options) for one in value]
+    return [_picture(value, folder, options)]
 
 
-def _picture(value: Any, folder: str) -> Any:
+def _picture(value: Any, folder: str, options: Mapping[str, Any] | None) -> Any:
     if isinstance(value, Mapping):
         value = value.get("path") if value.get("bytes") is None else value["bytes"]
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, str):
-        return value if "://" in value else os.path.join(folder, value)
+        path = value if "://" in value else os.path.join(folder, value)
+        if "://" not in path:
+            return path
+        same = _scheme(folder) in ("", _scheme(path))
+        return Remote(path, (options or {}) if same else {})
     if isinstance(value, torch.Tensor):
         value = value.numpy(force=True)
     if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3:
@@ -58,6 +77,10 @@ def _picture(value: Any, folder: str) -> Any:
     got = "null" if value is None else f"{value!r:.60} ({type(value).__name__})"
     rule = "bytes, a path, a dict with one of these, or an array uint8 [C, H, W]"
     raise NoPicture(f"a picture is {rule}, got {got}")
+
+
+def _scheme(path: str) -> str:
+    return path.partition("://")[0] if "://" in path else ""
 
 
 def size_of(picture: Any) -> tuple[int, int]:
@@ -102,10 +125,11 @@ def _file(picture: Any) -> Iterator[Any]:
     if isinstance(picture, bytes):
         yield BytesIO(picture)
         return
-    system, path = open_system(picture, {})
+    url, options = picture if isinstance(picture, Remote) else (picture, {})
+    system, path = open_system(url, options)
     try:
         file = system.open(path, "rb")
-    except OSError as error:
-        raise NoPicture(f"{picture} cannot be read ({type(error).__name__})") from error
+    except Exception as error:  # each file system has errors of its own
+        raise NoPicture(f"{hidden(url)} cannot be read ({type(error).__name__})") from error
     with file:
         yield file

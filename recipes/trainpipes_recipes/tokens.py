@@ -77,7 +77,7 @@ def tokens(
         if train:
             rows = rows.sharding_filter(num_shards).shuffle(scope="global", seed=seed)
         else:
-            rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
+            rows = rows.sharding_filter(num_shards, split="stride", tail="uneven")
         batches = rows.repeat(epochs).batch(batch_size, drop_last=train and drop_last)
         return batches.collate().then(WithLabels())
     paths = files if isinstance(files, list | tuple) else [files]

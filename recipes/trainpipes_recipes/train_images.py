@@ -112,7 +112,7 @@ def over_ranks(tensor: Tensor) -> Tensor:
 
 def save(args: argparse.Namespace, step: int, parts: dict[str, Any]) -> None:
     """One file for all ranks, whole or not there."""
-    data = parts["loader"].gather_state()
+    data = parts["loader"].full_state_dict()
     if RANK == 0:
         states = {name: part.state_dict() for name, part in parts.items()}
         torch.save({**states, "loader": data, "step": step}, args.output / "new")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import os
 import threading
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from trainpipes import ConfigError
+from trainpipes import ConfigError, DataError
 from trainpipes._internal.checks import need, require
 from trainpipes.stages.targets import IGNORED
 from trainpipes.tokenizers.chat import Chat, Written
@@ -28,11 +29,15 @@ OLDEST = "5.18"
 
 class _Parts(NamedTuple):
     processor: Any
-    chat: Chat
+    chat: Chat | None  # None of one that is given a prompt and a suffix, as PaliGemma's
 
 
 class Processor(Loaded):
-    """A processor with a chat template and an image processor, by name, folder or object."""
+    """A processor with an image processor, by name, folder or object.
+
+    Conversations are written by its chat template. One that takes a suffix, as PaliGemma's does, writes a
+    prompt and a response by itself.
+    """
 
     def __init__(self, given: Any, template: str | None = None) -> None:
         for package, oldest in (("transformers", OLDEST), ("PIL", "")):
@@ -77,6 +82,9 @@ class Processor(Loaded):
         if isinstance(own, Mapping):
             own = own.get("default")
         template = self._template or own
+        with_suffix = template is None and "suffix" in inspect.signature(found.__call__).parameters
+        if with_suffix and getattr(found, "image_processor", None) is not None:
+            return _Parts(found, None)
         if getattr(found, "image_processor", None) is None or template is None:
             lacks = "a chat template" if template is None else "an image processor"
             way = "give template=..." if template is None else "take one of a vision-language model"
@@ -98,6 +106,10 @@ class Processor(Loaded):
     @property
     def image_token(self) -> str | None:
         return getattr(self.loaded.processor, "image_token", None)
+
+    def token_id(self, token: str) -> int | None:
+        found = self.loaded.processor.tokenizer.convert_tokens_to_ids(token)
+        return found if type(found) is int else None
 
     @property
     def engine(self) -> TokenizerEngine:
@@ -124,7 +136,7 @@ class Processor(Loaded):
             "transformers": __version__,
             "content": digest(content.encode()),
             "tokenizer": self.engine.fingerprint(),
-            "template": chat.fingerprint(),
+            "template": None if chat is None else chat.fingerprint(),
         }
 
     @property
@@ -139,8 +151,31 @@ class Processor(Loaded):
 
     def write(self, messages: Sequence[Mapping[str, Any]]) -> Written:
         """A conversation's text, with a placeholder for each picture, and the assistant's spans."""
-        found: Written = self.loaded.chat.write(messages)
-        return found
+        chat = self.loaded.chat
+        return self._prompt_and_suffix(messages) if chat is None else chat.write(messages)
+
+    def _prompt_and_suffix(self, messages: Sequence[Mapping[str, Any]]) -> Written:
+        roles = [message["role"] for message in messages]
+        if roles != ["user", "assistant"]:
+            rule = f"{self.family} takes a prompt and a response"
+            raise DataError(f"{rule}, got the roles {roles}")
+        token = str(self.image_token)
+        prompt, suffix = (
+            "".join(part.get("text", token) for part in message["content"]) for message in messages
+        )
+        if token not in prompt:
+            raise DataError(f"{self.family} takes prompts with a picture, got one without")
+        return Written(prompt + suffix, [(len(prompt), len(prompt + suffix))])
+
+    def _ids(self, written: Written) -> int:
+        """How many ids the text has, before pictures are put into it."""
+        if self.loaded.chat is not None:
+            ids, _ = self.loaded.chat.encode([written])
+            return int(ids.lengths[0])
+        prompt, suffix = _cut(written)
+        _, [text], *_ = self._own.prepare_inputs_layout(images=[], text=[prompt])
+        tokenizer = self._own.tokenizer
+        return len(tokenizer(text, text_pair=suffix + tokenizer.eos_token)["input_ids"])
 
     @property
     def counts(self) -> bool:
@@ -149,8 +184,7 @@ class Processor(Loaded):
 
     def length(self, written: Written, sizes: Sequence[tuple[int, int]]) -> int:
         """Tokens of a row whose pictures have these heights and widths, if the processor counts."""
-        ids, _ = self.loaded.chat.encode([written])
-        own = int(ids.lengths[0])
+        own = self._ids(written)
         if not sizes:
             return own
         found = self._own._get_num_multimodal_tokens(image_sizes=[list(size) for size in sizes])
@@ -160,6 +194,8 @@ class Processor(Loaded):
         self, written: Sequence[Written], pictures: Sequence[Sequence[Any]]
     ) -> dict[str, Any]:
         """What the processor makes of texts and their pictures, and labels."""
+        if self.loaded.chat is None:
+            return self._batch_of_suffixes(written, pictures)
         made = self._own(
             images=[list(some) for some in pictures] if any(pictures) else None,
             text=[one.text for one in written],
@@ -176,6 +212,23 @@ class Processor(Loaded):
             mask = torch.from_numpy(_said(edges, one.spans, moved[row]))
             labels[row, mask] = found["input_ids"][row, mask]
         return {**found, "labels": labels}
+
+    def _batch_of_suffixes(
+        self, written: Sequence[Written], pictures: Sequence[Sequence[Any]]
+    ) -> dict[str, Any]:
+        prompts, suffixes = zip(*map(_cut, written), strict=True)
+        made = self._own(
+            images=[list(some) for some in pictures], text=[*prompts], suffix=[*suffixes],
+            padding=True, padding_side="right",
+        )  # fmt: skip
+        made.convert_to_tensors("pt")
+        return dict(made)
+
+
+def _cut(written: Written) -> tuple[str, str]:
+    """The prompt and the suffix of a text."""
+    (start, _), *_ = written.spans
+    return written.text[:start], written.text[start:]
 
 
 def _said(edges: Any, spans: Sequence[tuple[int, int]], moved: Sequence[Mapping[str, Any]]) -> Any:

@@ -57,8 +57,8 @@ def vision_chat(
     They are decoded when their batch is made.
 
     Args:
-        processor: of transformers, with a chat template and an image processor; or its name or
-            folder.
+        processor: of transformers, with a chat template and an image processor, or PaliGemma's;
+            or its name or folder.
         messages: column of the conversations; by default the first of messages, conversations,
             conversation, dialog, chat and json.
         prompt: column of what the user says, if there are no conversations.
@@ -74,6 +74,8 @@ def vision_chat(
             model then sees each alone, as ``position_ids`` tell it. In place of "attention_mask"
             a batch has "position_ids" (int64 ``[B, L]``; ``[4, B, L]`` for Qwen-VL), "cu_seqlens"
             and "max_seqlen" (see ``pad_collate``). The number of batches is not known.
+        storage_options: of the file system of the files, and of pictures at URLs: those of the files'
+            own scheme ("s3://"), or all where files are on disk.
         max_tokens: instead of ``batch_size``: the most tokens in a batch, rows x longest row. Rows
             of about one length come together.
         buffer_size: the fewest rows that the shuffle mixes with each other, and the most that are
@@ -99,8 +101,11 @@ def vision_chat(
     longest = max_length if max_tokens is None or packed else min(max_length, max_tokens)
     talk = texts[0] if len(texts) == 1 else texts
     rows = rows.then(
-        VisionRows(own, talk, images, roles=roles, max_length=longest, on_error=on_error)
-    )
+        VisionRows(
+            own, talk, images, roles=roles, max_length=longest, on_error=on_error,
+            storage_options=storage_options,
+        )
+    )  # fmt: skip
     if packed:
         rows = rows.then(
             PackBatches(max_length, rows=batch_size, buffer_size=buffer_size, seed=seed)

@@ -35,8 +35,10 @@ __all__ = ["PackBatches", "check_packs", "packed", "rows_of"]
 #: three axes, and the class of transformers that knows them.
 FAMILIES: Mapping[str, str] = {
     "LlavaProcessor": "",
+    "LlavaNextProcessor": "",
     "Idefics3Processor": "",
     "Qwen2VLProcessor": "qwen2_vl.Qwen2VL",
+    "Qwen2_5_VLProcessor": "qwen2_5_vl.Qwen2_5_VL",
 }
 
 

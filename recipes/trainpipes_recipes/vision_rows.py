@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY
 from typing import Any
 
@@ -17,20 +17,20 @@ from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.stage_kinds import FinishingStage, RunStage
 from trainpipes.interfaces.tally import Tally
+from trainpipes.sources.files.list_files import checked_options
 from trainpipes.stages.columns import refuse_collated
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.quarantine import OnBadRow, leaves_out
-from trainpipes.tokenizers.chat import Written, messages_of
+from trainpipes.tokenizers.chat import Written
 from trainpipes.tokenizers.engine import TokenizerEngine
-from trainpipes_recipes.chats import ROLES, problem, to_messages
+from trainpipes_recipes.chats import ROLES
 from trainpipes_recipes.pictures import NoPicture, decoded, pictures_of, size_of
 from trainpipes_recipes.vision import Processor
 from trainpipes_recipes.vision_pack import check_packs, packed, rows_of
+from trainpipes_recipes.vision_talks import conversation
 
 __all__ = ["VisionBatches", "VisionRows"]
 
-#: How LLaVA's files mark a picture in a text.
-MARK = "<image>"
 WAY = 'fix it, or leave such rows out with on_error="skip"'
 
 
@@ -69,12 +69,16 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
         roles: other names of roles.
         max_length: the most tokens of a row; longer ones are bad.
         on_error: for bad rows: "raise"; or "skip" and log how many.
+        storage_options: of the file system of pictures at URLs, as fsspec takes them; never shown or
+            saved.
 
     Raises:
         UnreadableError: a picture is missing, or is none.
         DataError: roles are not in order, the number of pictures is not that of their places, or a
             row is too long.
     """
+
+    free = frozenset({"storage_options"})
 
     processor: Any
     messages: str | Sequence[str]
@@ -83,9 +87,13 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
     roles: Mapping[str, str] | None = None
     max_length: Count | None = None
     on_error: OnBadRow = "raise"
+    storage_options: Mapping[str, Any] | None = None
 
     def check(self) -> None:
         self._set(processor=Processor.of(self.processor))
+        if self.storage_options is not None:
+            option = "vision_rows(storage_options)"
+            self._set(storage_options=checked_options(self.storage_options, option))
 
     def process(self, run: Run) -> Run:
         self._check_rows(run, single=True)
@@ -117,7 +125,7 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
             raise tp.SchemaError(f"{self} needs the columns {columns}, and there are {there}")
         try:
             given = None if self.images is None else row[self.images]
-            pictures = pictures_of(given, self._folder(number))
+            pictures = pictures_of(given, self._folder(number), self.storage_options)
         except NoPicture as error:
             raise NoPicture(f"column {self.images!r}: {error}") from None
         values = [row[name] for name in names]
@@ -151,98 +159,6 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
         """Where the row's file is."""
         place = None if self._inputs is None else self._inputs.place_of(number).path
         return "" if place is None else os.path.dirname(place)
-
-
-def conversation(
-    values: Sequence[Any], pictures: int, roles: Mapping[str, str], column: str
-) -> list[dict[str, Any]]:
-    """Messages whose content is a list of parts, with as many pictures as there are.
-
-    Where no part is a picture, they stand where a text says ``<image>``, or else before the first
-    text of the user.
-
-    >>> talk = [{"from": "human", "value": "<image>\\nA cat?"}, {"from": "gpt", "value": "Yes."}]
-    >>> [user, _] = conversation([talk], 1, ROLES, "conversations")
-    >>> user
-    {'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': '\\nA cat?'}]}
-    """
-    given = values[0] if len(values) == 1 else _asked(*values)
-    if isinstance(given, str | bytes):
-        given = json.loads(given)
-    if isinstance(given, Mapping):  # of a sample in a tar
-        given = next((given[name] for name in ("messages", "conversations") if name in given), None)
-    talk = given if isinstance(given, list | tuple) else [given]
-    parts = [_parts(_content(message)) for message in talk]
-    if not any(part["type"] == "image" for some in parts for part in some):
-        marks = sum(part.get("text", "").count(MARK) for some in parts for part in some)
-        if pictures and marks == pictures:
-            parts = [[new for part in some for new in _split(part)] for some in parts]
-        elif pictures and parts:
-            speaks = [_role(message, roles) for message in talk]
-            first = speaks.index("user") if "user" in speaks else 0
-            parts[first] = [{"type": "image"}] * pictures + parts[first]
-    read = to_messages(
-        [
-            {**one, "content": _text(some)} if isinstance(one, Mapping) else one
-            for one, some in zip(talk, parts, strict=True)
-        ],
-        roles, column,
-    )  # fmt: skip
-    if (wrong := problem(read)) is not None:
-        raise tp.DataError(f"column {column!r}: {wrong}")
-    held = sum(part["type"] == "image" for some in parts for part in some)
-    if held != pictures:
-        rule = "a conversation has a place for each picture"
-        raise tp.DataError(f"column {column!r}: {rule}, got {held} places and {pictures} pictures")
-    read = [{**one, "content": some} for one, some in zip(read, parts, strict=True)]
-    return messages_of(read)
-
-
-def _asked(prompt: Any, response: Any) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
-
-
-def _role(message: Any, roles: Mapping[str, str]) -> Any:
-    role = message.get("role") or message.get("from") if isinstance(message, Mapping) else None
-    return roles.get(role, role) if isinstance(role, str) else role
-
-
-def _content(message: Any) -> Any:
-    if not isinstance(message, Mapping):
-        return None
-    return message.get("value") if message.get("content") is None else message["content"]
-
-
-def _parts(content: Any) -> list[dict[str, Any]]:
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    found = []
-    for part in content if isinstance(content, list | tuple) else [content]:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "image":
-            found.append({"type": "image"})
-        elif kind == "text" and isinstance(part.get("text"), str):
-            found.append({"type": "text", "text": part["text"]})
-        else:
-            rule = (
-                'a content is text or a list of {"type": "image"} and {"type": "text", "text": ...}'
-            )
-            raise tp.DataError(f"{rule}, got {part!r:.80}")
-    return found
-
-
-def _split(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for number, text in enumerate(part["text"].split(MARK)):
-        if number:
-            yield {"type": "image"}
-        if text:
-            yield {"type": "text", "text": text}
-
-
-def _text(parts: Sequence[Mapping[str, Any]]) -> str | None:
-    return "".join(part.get("text", MARK) for part in parts) if parts else None
 
 
 class VisionBatches(OfPictures, FinishingStage):
@@ -280,6 +196,26 @@ class VisionBatches(OfPictures, FinishingStage):
     @property
     def id_columns(self) -> list[str]:
         return ["input_ids"]
+
+    @property
+    def picture_token(self) -> int | None:
+        """The token of pictures, for ``show()``."""
+        token = self.processor.image_token
+        return None if token is None else self.processor.token_id(token)
+
+    def pictures(self, rows: Sequence[Any]) -> list[list[Any]]:
+        """The pictures of each row of a batch, for ``show()``."""
+        kept, found = [], []
+        for row in rows:
+            with suppress(NoPicture):  # the row is left out, or process() has raised
+                found.append([*map(decoded, row["images"])])
+                kept.append(row["length"])
+        if self.max_length is None:
+            return found
+        packed: list[list[Any]] = [[] for _ in found]
+        for place, some in zip(rows_of(kept, self.max_length), found, strict=True):
+            packed[place] += some
+        return packed
 
     def process(self, run: Run) -> Run:
         refuse_collated(run, self)

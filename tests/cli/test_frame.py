@@ -104,28 +104,21 @@ def test_a_wrong_command_line_is_exit_code_2(line, said, capsys):
     assert told.out == ""
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (tp.ConfigError("batch_size must be 1 or more, got 0"), "batch_size must be 1 or more, got 0"),
-        (tp.ConfigError("there is one: overwrite=True"), "there is one: overwrite=True (here: --overwrite)"),
-        (FileNotFoundError(2, "No such file or directory", "x y"), "x y: No such file or directory"),
-        (OSError(18, "Invalid cross-device link", "a", None, "b"), "a -> b: Invalid cross-device link"),
-        (OSError("gone"), "OSError: gone (--debug shows where)"),
-        (EOFError("cut short"), "EOFError: cut short (--debug shows where)"),
-        (AssertionError(), "AssertionError (--debug shows where)"),
-        (MemoryError("8 GiB"), "MemoryError: 8 GiB (--debug shows where)"),
-        (
-            ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn"),
-            "the package torch is needed and not installed: pip install torch",
-        ),
-        (
-            tp.DataError("a[bold]b[/bold]\x1b[2Jc\rd\x07: :smile: é"),
-            "a[bold]b[/bold]\\x1b[2Jc\\rd\\x07: :smile: é",
-        ),
-        (ValueError("x" * 9999), f"ValueError: {'x' * 2000}… (--debug shows where)"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("error", "said"), [
+    (tp.ConfigError("batch_size must be 1 or more, got 0"), "batch_size must be 1 or more, got 0"),
+    (tp.ConfigError("there is one: overwrite=True"), "there is one: overwrite=True (here: --overwrite)"),
+    (FileNotFoundError(2, "No such file or directory", "x y"), "x y: No such file or directory"),
+    (OSError(18, "Invalid cross-device link", "a", None, "b"), "a -> b: Invalid cross-device link"),
+    (OSError("gone"), "OSError: gone (--debug shows where)"),
+    (EOFError("cut short"), "EOFError: cut short (--debug shows where)"),
+    (AssertionError(), "AssertionError (--debug shows where)"),
+    (MemoryError("8 GiB"), "MemoryError: 8 GiB (--debug shows where)"),
+    (ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn"),
+        "the package torch is needed and not installed: pip install torch"),
+    (tp.DataError("a[bold]b[/bold]\x1b[2Jc\rd\x07: :smile: é"),
+        "a[bold]b[/bold]\\x1b[2Jc\\rd\\x07: :smile: é"),
+    (ValueError("x" * 9999), f"ValueError: {'x' * 2000}… (--debug shows where)"),
+])  # fmt: skip
 def test_an_error_is_one_line_without_a_traceback(fails, error, said):
     assert fails(raising(error)) == (1, f"error: {said}\n")
 

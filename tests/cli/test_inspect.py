@@ -19,16 +19,17 @@ def written(path: Path, **columns: object) -> str:
 
 def test_how_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = written(tmp_path / "good.parquet", text=["one", "two"])
-    nulls = written(tmp_path / "nulls.parquet", text=["a", None])
+    (tmp_path / "mixed").mkdir()
+    mixed = str(Path(written(tmp_path / "mixed" / "a.parquet", text=["a"])).parent)
+    (tmp_path / "mixed" / "b.txt").write_text("b")
     empty = written(tmp_path / "empty.parquet", text=pa.array([], pa.string()))
     bad_rows = tmp_path / "rows.txt"
     bad_rows.write_bytes(b"one\n\xff\n")
     (tmp_path / "bad.parquet").write_bytes(Path(good).read_bytes()[:50])
     for line, code, said in (
         ([good, "--strict"], 0, ""),
-        ([good, "--strict", "--max-length", "2"], 1, "error: --strict: there are warnings (1)\n"),
-        ([nulls], 0, ""),
-        ([nulls, "--strict"], 1, "error: --strict: there are warnings (1)\n"),
+        ([mixed], 0, ""),
+        ([mixed, "--strict"], 1, "error: --strict: there are warnings (1)\n"),
         ([empty], 1, "error: there are no rows in these files\n"),
         ([str(tmp_path)], 1, f"error: cannot be read: {tmp_path / 'bad.parquet'}\n"),
         ([str(bad_rows)], 1, "error: 1 row of the sample cannot be used\n"),
@@ -47,7 +48,7 @@ def test_json_is_one_value_and_nothing_else(
     assert run(["inspect", path, "--json", "--column", "prompt", "--column", "response"]) == 0
     printed = capsys.readouterr()
     told = json.loads(printed.out)
-    assert (told["rows"], [one["kind"] for one in told["findings"]]) == (2, ["nulls"])
+    assert (told["rows"], told["columns"][0]["nulls"], told["findings"]) == (2, 0.5, [])
     assert told["lengths"][0]["columns"] == ["prompt", "response"]
     assert printed.err == ""
 

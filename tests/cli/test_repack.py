@@ -91,37 +91,26 @@ def test_any_columns_can_be_named() -> None:
     assert pq.read_schema("out/part-00000.parquet").names == ["a,b", "n", 'say "x"', " n"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["a.jsonl"], 2, "Missing argument"),
-        (["a.jsonl", "out", "--memory-limit", "much"], 1, "must be a number of bytes"),
-        (["a.jsonl", "out", "--columns", "a,,b"], 2, "must be names with commas"),
-        (
-            ["a.jsonl", "out", "--storage-options", "x"],
-            2,
-            "--storage-options must be a JSON object",
-        ),
-        (
-            ["a.jsonl", "out", "--executor", "dask"],
-            2,
-            "processes:N, ray or ray:ADDRESS, got 'dask'",
-        ),
-        (["a.jsonl", "out", "--executor", "threads:no"], 2, "got 'threads:no'"),
-        (["a.jsonl", "out", "--shared-filesystem"], 2, "--shared-filesystem is of --executor ray"),
-        (["nowhere.jsonl", "out"], 1, "nowhere.jsonl"),
-        (["a.jsonl", "b.csv", "out"], 1, "got files for read_csv, read_json"),
-        (["a.jsonl", "."], 1, "holds files that are read"),
-        (["a.jsonl", "out", "--columns", "text2"], 1, "no column 'text2' (did you mean 'text'?)"),
-        (["a.jsonl", "out", "--num-files", "2", "--rows-per-file", "3"], 1, "rows_per_file"),
-        (["a.jsonl", "out", "--memory-limit", "0"], 1, "memory_limit"),
-        (["a.jsonl", "out", "--num-files", "99"], 1, "each file has a row"),
-        (["empty.jsonl", "out"], 1, "has no rows"),
-        (["bad.jsonl", "out"], 1, "bad.jsonl"),
-        (["bad.parquet", "out"], 1, "bad.parquet"),
-        (["a.jsonl", "a.jsonl/out"], 1, "cannot be written"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "said"), [
+    (["a.jsonl"], 2, "Missing argument"),
+    (["a.jsonl", "out", "--memory-limit", "much"], 1, "must be a number of bytes"),
+    (["a.jsonl", "out", "--columns", "a,,b"], 2, "must be names with commas"),
+    (["a.jsonl", "out", "--storage-options", "x"], 2, "--storage-options must be a JSON object"),
+    (["a.jsonl", "out", "--executor", "dask"], 2, "processes:N, ray or ray:ADDRESS, got 'dask'"),
+    (["a.jsonl", "out", "--executor", "threads:no"], 2, "got 'threads:no'"),
+    (["a.jsonl", "out", "--shared-filesystem"], 2, "--shared-filesystem is of --executor ray"),
+    (["nowhere.jsonl", "out"], 1, "nowhere.jsonl"),
+    (["a.jsonl", "b.csv", "out"], 1, "got files for read_csv, read_json"),
+    (["a.jsonl", "."], 1, "holds files that are read"),
+    (["a.jsonl", "out", "--columns", "text2"], 1, "no column 'text2' (did you mean 'text'?)"),
+    (["a.jsonl", "out", "--num-files", "2", "--rows-per-file", "3"], 1, "rows_per_file"),
+    (["a.jsonl", "out", "--memory-limit", "0"], 1, "memory_limit"),
+    (["a.jsonl", "out", "--num-files", "99"], 1, "each file has a row"),
+    (["empty.jsonl", "out"], 1, "has no rows"),
+    (["bad.jsonl", "out"], 1, "bad.jsonl"),
+    (["bad.parquet", "out"], 1, "bad.parquet"),
+    (["a.jsonl", "a.jsonl/out"], 1, "cannot be written"),
+])  # fmt: skip
 def test_errors_are_one_sentence(
     arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,10 +132,7 @@ def test_who_is_stopped_leaves_whole_files_and_goes_on() -> None:
     pq.write_table(table, "rows.parquet")
     options = ["repack", "rows.parquet", "out", "--shuffle", "--rows-per-file", "5000"]
     running = subprocess.Popen(
-        [*python(), "-c", START, *options],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
+        [*python(), "-c", START, *options], stderr=subprocess.PIPE, text=True, env=environment()
     )
     begun = time.monotonic()
     while not list(Path("out").glob("part-*")) and running.poll() is None:

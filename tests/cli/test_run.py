@@ -141,33 +141,30 @@ def test_100_batches_or_an_epoch_where_nothing_says_how_many(as_json, folder):
 # What is wrong
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["run"], 2, "Missing argument 'RECIPE|CONFIG|FILE'"),
-        (["run", "sftt"], 1, "no recipe 'sftt' (did you mean 'sft'?)"),
-        (["run", "sft"], 1, "missing a required argument: 'files'"),
-        ([*SFT, "--option", "batch_siz=2"], 1, "no option 'batch_siz' (did you mean 'batch_size'?)"),
-        ([*SFT, "--option", "batch_size=two"], 1, "got 'two'"),
-        ([*SFT, "--option", "batch_size"], 2, "--option must be NAME=VALUE"),
-        ([*SFT, "--option", "x=[1"], 2, "no YAML"),
-        ([*SFT, "--option", "x=!!python/object/apply:os.system [ls]"], 2, "python/object"),
-        ([*SFT, "--option", "seed=${SEED}"], 2, "variable SEED is not set"),
-        ([*SFT, "--set", "options.batch_size=2"], 2, "a recipe takes --option NAME=VALUE, got --set"),
-        ([*SFT, "--allow-imports"], 2, "got --allow-imports"),
-        ([*SFT, "--steps", "0"], 2, "0 is not in the range x>=1"),
-        ([*SFT, "--steps", "1", "--epochs", "1"], 2, "give one of --steps and --epochs"),
-        ([*SFT, "--show", "1", "--json"], 2, "give --show or --json, not both"),
-        ([*SFT, "--threads", "1", "--num-workers", "1"], 1, "leave one out"),
-        ([*SFT, "--simulate-step", "5 minutes"], 2, "is not a valid float"),
-        (["run", "train.yaml", "--files", "chat.parquet"], 2, "change them by --set"),
-        (["run", "train.yaml", "--tokenizer", "bytes"], 2, "a config takes --set PATH=VALUE"),
-        (["run", "nothing.yaml"], 1, "nothing.yaml"),
-        (["run", "sft", "--files", "nowhere/*.parquet", "--tokenizer", "bytes"], 1, "nowhere/*.parquet"),
-        (["run", "pretrain", "--files", "chat.parquet", "--option", "text=prompt", "--tokenizer", "bytes",
-          "--epochs", "1"], 1, "has no end"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "code", "said"), [
+    (["run"], 2, "Missing argument 'RECIPE|CONFIG|FILE'"),
+    (["run", "sftt"], 1, "no recipe 'sftt' (did you mean 'sft'?)"),
+    (["run", "sft"], 1, "missing a required argument: 'files'"),
+    ([*SFT, "--option", "batch_siz=2"], 1, "no option 'batch_siz' (did you mean 'batch_size'?)"),
+    ([*SFT, "--option", "batch_size=two"], 1, "got 'two'"),
+    ([*SFT, "--option", "batch_size"], 2, "--option must be NAME=VALUE"),
+    ([*SFT, "--option", "x=[1"], 2, "no YAML"),
+    ([*SFT, "--option", "x=!!python/object/apply:os.system [ls]"], 2, "python/object"),
+    ([*SFT, "--option", "seed=${SEED}"], 2, "variable SEED is not set"),
+    ([*SFT, "--set", "options.batch_size=2"], 2, "a recipe takes --option NAME=VALUE, got --set"),
+    ([*SFT, "--allow-imports"], 2, "got --allow-imports"),
+    ([*SFT, "--steps", "0"], 2, "0 is not in the range x>=1"),
+    ([*SFT, "--steps", "1", "--epochs", "1"], 2, "give one of --steps and --epochs"),
+    ([*SFT, "--show", "1", "--json"], 2, "give --show or --json, not both"),
+    ([*SFT, "--threads", "1", "--num-workers", "1"], 1, "leave one out"),
+    ([*SFT, "--simulate-step", "5 minutes"], 2, "is not a valid float"),
+    (["run", "train.yaml", "--files", "chat.parquet"], 2, "change them by --set"),
+    (["run", "train.yaml", "--tokenizer", "bytes"], 2, "a config takes --set PATH=VALUE"),
+    (["run", "nothing.yaml"], 1, "nothing.yaml"),
+    (["run", "sft", "--files", "nowhere/*.parquet", "--tokenizer", "bytes"], 1, "nowhere/*.parquet"),
+    (["run", "pretrain", "--files", "chat.parquet", "--option", "text=prompt", "--tokenizer", "bytes",
+        "--epochs", "1"], 1, "has no end"),
+])  # fmt: skip
 def test_what_is_wrong_is_said_in_a_sentence(arguments, code, said, ran):
     found, out, err = ran(*arguments)
     assert (found, out) == (code, ""), err
@@ -235,15 +232,11 @@ def docs(count=100):
     return tp.from_dataset(TEXTS[:count]).tokenize("bytes")
 
 
-@pytest.mark.parametrize(
-    "pipe",
-    [
-        tp.recipe("sft", pairs(), "bytes", batch_size=4, num_shards=4, buffer_size=64),
-        docs().shuffle(50).sharding_filter(2).bucket_by_length(4, buffer_size=40).pad_collate(),
-        tp.mix({"a": docs(), "b": docs(40)}, weights={"a": 2, "b": 1}).batch(5).pad_collate(),
-    ],
-    ids=["sft", "buckets", "mix"],
-)
+@pytest.mark.parametrize("pipe", [
+    tp.recipe("sft", pairs(), "bytes", batch_size=4, num_shards=4, buffer_size=64),
+    docs().shuffle(50).sharding_filter(2).bucket_by_length(4, buffer_size=40).pad_collate(),
+    tp.mix({"a": docs(), "b": docs(40)}, weights={"a": 2, "b": 1}).batch(5).pad_collate(),
+], ids=["sft", "buckets", "mix"])  # fmt: skip
 def test_tokens_padding_and_targets_are_those_of_the_batches(pipe):
     batches = list(tp.Pipeline(pipe.stages))
     counts = measure(tp.Loader(pipe), epochs=1)
@@ -269,24 +262,17 @@ def test_both_sides_of_preferences_and_the_encoders_mask_count():
     assert report["target_share"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("pipe", "steps", "rows", "tokens"),
-    [
-        (docs(20).batch(3), 7, 20, 0),
-        (docs(20), 20, 20, 0),
-        (
-            docs(20).pack(64).batch(2).pad_collate(),
-            6,
-            11,
-            sum(len(row["text"]) for row in TEXTS[:20]),
-        ),
-        (tp.from_tensors(x=torch.zeros(10, 2, 2), y=torch.arange(10)).batch(4).collate(), 3, 10, 0),
-        (tp.from_tensors(torch.arange(10)).batch(4).collate(), 3, 10, 0),
-        (tp.from_tensors(torch.arange(10), torch.zeros(10, 3)).batch(4).collate(), 3, 10, 0),
-        (tp.from_iterable(lambda: iter(range(10))).batch(4), 3, 10, 0),
-    ],
-    ids=["rows as dicts", "rows alone", "packed", "by name", "a tensor", "two tensors", "numbers"],
-)
+@pytest.mark.parametrize(("pipe", "steps", "rows", "tokens"), [
+    (docs(20).batch(3), 7, 20, 0),
+    (docs(20), 20, 20, 0),
+    (docs(20).pack(64).batch(2).pad_collate(), 6, 11, sum(len(row["text"]) for row in TEXTS[:20])),
+    (tp.from_tensors(x=torch.zeros(10, 2, 2), y=torch.arange(10)).batch(4).collate(), 3, 10, 0),
+    (tp.from_tensors(torch.arange(10)).batch(4).collate(), 3, 10, 0),
+    (tp.from_tensors(torch.arange(10), torch.zeros(10, 3)).batch(4).collate(), 3, 10, 0),
+    (tp.from_iterable(lambda: iter(range(10))).batch(4), 3, 10, 0),
+], ids=[
+    "rows as dicts", "rows alone", "packed", "by name", "a tensor", "two tensors", "numbers",
+])  # fmt: skip
 def test_rows_of_every_kind_of_batch_count(pipe, steps, rows, tokens):
     counts = measure(tp.Loader(pipe), epochs=1)
     assert (counts["steps"], counts["rows"], counts["tokens"]) == (steps, rows, tokens)
@@ -363,13 +349,10 @@ def of(pipe, **counts):
 PADDED = docs().batch(8).pad_collate()
 
 
-@pytest.mark.parametrize(
-    ("pipe", "counts", "said"),
-    [
-        (PADDED, {"targets": 0}, "no token is a target, and the loss is NaN: raise max_length"),
-        (PADDED, {"tokens": 55}, "45% of the cells are padding: write .bucket_by_length()"),
-    ],
-)
+@pytest.mark.parametrize(("pipe", "counts", "said"), [
+    (PADDED, {"targets": 0}, "no token is a target, and the loss is NaN: raise max_length"),
+    (PADDED, {"tokens": 55}, "45% of the cells are padding: write .bucket_by_length()"),
+])  # fmt: skip
 def test_advice_names_what_to_change_first(pipe, counts, said):
     assert said in of(pipe, **counts)
 
@@ -387,18 +370,11 @@ def test_advice_stands_below_the_numbers(ran, folder):
     assert "! no token is a target" in err
 
 
-@pytest.mark.parametrize(
-    ("recipe", "rows", "way"),
-    [
-        ("sft", CHATS, "use the recipe chat, which takes conversations (messages)"),
-        ("sft", TEXTS, "use the recipe pretrain, which takes text (text)"),
-        (
-            "chat",
-            PAIRS,
-            "use the recipe sft, which takes prompts and responses (prompt + response)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "rows", "way"), [
+    ("sft", CHATS, "use the recipe chat, which takes conversations (messages)"),
+    ("sft", TEXTS, "use the recipe pretrain, which takes text (text)"),
+    ("chat", PAIRS, "use the recipe sft, which takes prompts and responses (prompt + response)"),
+])  # fmt: skip
 def test_columns_of_another_recipe_name_that(recipe, rows, way, ran, folder):
     tp.from_dataset(rows).write_parquet(folder / "rows")
     code, _, err = ran("run", recipe, "--files", "rows", "--tokenizer", "bytes")

@@ -105,15 +105,12 @@ def test_it_loads_into_its_config(folder, capsys):
     assert said(capsys, "checkpoint.pt", "--config", "train.yaml", *more)[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        (["--option", "batch_size=16"], "stages/batch/batch_size: saved 8, now 16"),
-        (["--option", "seed=7"], "stages/shuffle/seed: saved 0, now 7"),
-        (["--option", "batch-sise=16"], "has no option 'batch_sise' (did you mean 'batch_size'?)"),
-        (["--allow-changes", "everything", "--option", "seed=1"], "everything"),
-    ],
-)
+@pytest.mark.parametrize(("more", "why"), [
+    (["--option", "batch_size=16"], "stages/batch/batch_size: saved 8, now 16"),
+    (["--option", "seed=7"], "stages/shuffle/seed: saved 0, now 7"),
+    (["--option", "batch-sise=16"], "has no option 'batch_sise' (did you mean 'batch_size'?)"),
+    (["--allow-changes", "everything", "--option", "seed=1"], "everything"),
+])  # fmt: skip
 def test_why_it_would_not_load(more, why, folder, capsys):
     code, out, err = said(capsys, "checkpoint.pt", *RECIPE, *more)
     assert (code, out) == (1, "")

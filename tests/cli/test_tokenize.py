@@ -111,19 +111,16 @@ def test_storage_options_are_not_in_the_line(
     assert "hunter2" not in said.out + said.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["t*", "ids"], "--recipe NAME or --config FILE"),
-        (["t*", "ids", "--config", "x.yaml"], "change them by --set"),
-        (["t*", "ids", "--recipe", "sft", "--set", "a=1"], "a recipe takes --option NAME=VALUE"),
-        (["t*", "ids", "--recipe", "sft", "--option", "x"], "--option must be NAME=VALUE"),
-        (["t*", "ids", "--recipe", "sft", "--executor", "processes:0"], "must be threads:N"),
-        (["t*", "ids", "--recipe", "sft", "--format", "csv"], "--format"),
-        (["t*", "ids", "--recipe", "tokens", "--storage-options", "x"], "must be a JSON object"),
-        ([], "Missing argument"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["t*", "ids"], "--recipe NAME or --config FILE"),
+    (["t*", "ids", "--config", "x.yaml"], "change them by --set"),
+    (["t*", "ids", "--recipe", "sft", "--set", "a=1"], "a recipe takes --option NAME=VALUE"),
+    (["t*", "ids", "--recipe", "sft", "--option", "x"], "--option must be NAME=VALUE"),
+    (["t*", "ids", "--recipe", "sft", "--executor", "processes:0"], "must be threads:N"),
+    (["t*", "ids", "--recipe", "sft", "--format", "csv"], "--format"),
+    (["t*", "ids", "--recipe", "tokens", "--storage-options", "x"], "must be a JSON object"),
+    ([], "Missing argument"),
+])  # fmt: skip
 def test_a_wrong_command_line_is_told_so(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,18 +128,15 @@ def test_a_wrong_command_line_is_told_so(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["ids", "--recipe", "sft"], "missing a required argument: 'files'"),
-        (["nothing", "ids", "--recipe", "pretrain", "--tokenizer", "bytes"], "nothing"),
-        (["{texts}", "ids", "--recipe", "pretrain", "--tokenizer", "none.json"], "none.json"),
-        (["{texts}", "ids", "--recipe", "pretran", "--tokenizer", "bytes"], "did you mean 'pretrain'"),
-        (["{texts}", "ids", "--recipe", "masked_lm", "--tokenizer", "bytes"], "needs the mask token"),
-        (["{texts}", ".", "--recipe", "pretrain", "--tokenizer", "bytes"], "holds files that are read"),
-        (["{texts}", "t 0.parquet", "--recipe", "pretrain", "--tokenizer", "bytes"], "cannot be written"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["ids", "--recipe", "sft"], "missing a required argument: 'files'"),
+    (["nothing", "ids", "--recipe", "pretrain", "--tokenizer", "bytes"], "nothing"),
+    (["{texts}", "ids", "--recipe", "pretrain", "--tokenizer", "none.json"], "none.json"),
+    (["{texts}", "ids", "--recipe", "pretran", "--tokenizer", "bytes"], "did you mean 'pretrain'"),
+    (["{texts}", "ids", "--recipe", "masked_lm", "--tokenizer", "bytes"], "needs the mask token"),
+    (["{texts}", ".", "--recipe", "pretrain", "--tokenizer", "bytes"], "holds files that are read"),
+    (["{texts}", "t 0.parquet", "--recipe", "pretrain", "--tokenizer", "bytes"], "cannot be written"),
+])  # fmt: skip
 def test_what_fails_is_one_sentence(
     arguments: list[str], message: str, texts: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

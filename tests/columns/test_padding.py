@@ -91,33 +91,21 @@ def test_a_length_of_nothing_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("sequences", "options", "error", "message"),
     [
-        (
-            {"sequences": [[1]], "padding": "left"},
-            ConfigError,
-            'padding must be "pre" or "post", got \'left\'',
-        ),
-        (
-            {"sequences": [[1]], "truncating": 1},
-            ConfigError,
-            'truncating must be "pre" or "post", got 1',
-        ),
-        ({"sequences": iter([[1]])}, DataError, r"got list_iterator, .* make a list\(\) of it"),
-        ({"sequences": [[1], 2]}, DataError, "got 2 at position 1, which has no length"),
-        ({"sequences": []}, DataError, "got none; pass maxlen"),
-        ({"sequences": [[1]], "value": "x"}, ConfigError, "'x' is a string.*pass dtype=object"),
-        (
-            {"sequences": [[[1, 2]], [[3]]]},
-            DataError,
-            r"first, \(2,\), got \(1,\) .* at position 1",
-        ),
-        ({"sequences": [[[1, 2], [3]]]}, DataError, "at position 0 makes no array.*inhomogeneous"),
+        ([[1]], {"padding": "left"}, ConfigError, 'padding must be "pre" or "post", got \'left\''),
+        ([[1]], {"truncating": 1}, ConfigError, 'truncating must be "pre" or "post", got 1'),
+        (iter([[1]]), {}, DataError, r"got list_iterator, .* make a list\(\) of it"),
+        ([[1], 2], {}, DataError, "got 2 at position 1, which has no length"),
+        ([], {}, DataError, "got none; pass maxlen"),
+        ([[1]], {"value": "x"}, ConfigError, "'x' is a string.*pass dtype=object"),
+        ([[[1, 2]], [[3]]], {}, DataError, r"first, \(2,\), got \(1,\) .* at position 1"),
+        ([[[1, 2], [3]]], {}, DataError, "at position 0 makes no array.*inhomogeneous"),
     ],
 )
 def test_what_it_cannot_pad_it_refuses(
-    arguments: Any, error: type[Exception], message: str
+    sequences: Any, options: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        pad_sequences(**arguments)
+        pad_sequences(sequences, **options)
     assert issubclass(error, ValueError)  # as Keras raises

@@ -106,29 +106,6 @@ def test_those_without_rows_have_no_width() -> None:
     assert [cells.shape for cells, _ in found] == [(0, 0), (2, 3), (0, 0)]
 
 
-def test_values_beside_a_row_do_not_show() -> None:
-    values = np.array([np.nan, 1.0, np.inf, np.nan])
-    lengths, bounds = np.array([1, 1, 2]), np.array([0, 2, 3])
-    for side, expected in (("right", [[np.nan, 0], [1.0, 0]]), ("left", [[0, np.nan], [0, 1.0]])):
-        found = rectangles(
-            values, lengths, bounds, 0.0, dtype="float64", multiple=2, padding_side=side
-        )
-        np.testing.assert_array_equal(found[0][0], expected)
-
-
-def test_each_can_be_kept_and_written_to_without_the_others() -> None:
-    values = np.arange(6)
-    found = rectangles(
-        values, np.array([2, 1, 3]), np.array([0, 2, 3]), 0, dtype="int64", mask="int64"
-    )
-    first, again = found[0], found[0]
-    first[0][:] = -1
-    first[1][:] = -1  # type: ignore[index]
-    np.testing.assert_array_equal(again[0], [[0, 1], [2, 0]])
-    np.testing.assert_array_equal(found[0][1], [[1, 1], [1, 0]])  # type: ignore[arg-type]
-    np.testing.assert_array_equal(values, np.arange(6))
-
-
 @pytest.mark.parametrize("dtype", ["int64", "float32", "complex64"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_rows_anywhere_among_the_values_in_any_order(side: Any, dtype: str) -> None:

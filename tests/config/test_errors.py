@@ -142,16 +142,12 @@ def test_another_option_of_the_same_value_is_not_blamed() -> None:
         loads(text)
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (b"a\0b", "train.yaml:1: this is no YAML"),
-        (b"a: b\nc: \xff\n", "train.yaml: a config must be UTF-8"),
-        ("a: b".encode("utf-16"), "train.yaml: a config must be UTF-8"),
-        (b"a: " + b"x" * (1 << 20), "train.yaml: a config must have at most 1,048,576 bytes"),
-    ],
-    ids=["binary", "no utf-8", "utf-16", "too large"],
-)
+@pytest.mark.parametrize(("data", "said"), [
+    (b"a\0b", "train.yaml:1: this is no YAML"),
+    (b"a: b\nc: \xff\n", "train.yaml: a config must be UTF-8"),
+    ("a: b".encode("utf-16"), "train.yaml: a config must be UTF-8"),
+    (b"a: " + b"x" * (1 << 20), "train.yaml: a config must have at most 1,048,576 bytes"),
+], ids=["binary", "no utf-8", "utf-16", "too large"])  # fmt: skip
 def test_a_file_that_is_no_text_is_refused(data: bytes, said: str) -> None:
     Path("train.yaml").write_bytes(data)
     with pytest.raises(tp.ConfigError) as found:

@@ -242,12 +242,8 @@ LARGE = {
     "a long word": STAGES + "- " + "a" * 900_000,
     "many variables": "stages: [list_files: '" + "${" * 200_000 + "']",
     "a deep filter": STAGES + "- filter: " + "[" * 60 + "]" * 60,
-    "many aliases": "\n".join(
-        [
-            "a0: &a0 [x, x]",
-            *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)),
-        ]
-    ),
+    "many aliases": "\n".join(["a0: &a0 [x, x]",
+        *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))]),
     "deep aliases": "\n".join(["- &a0 [x]", *(f"- &a{n} [*a{n - 1}]" for n in range(1, 5000))]),
     "an alias of itself": "a: &a [*a]",
     "a deep type": STAGES + "- read_json: {schema: {x: '" + "list<" * 100_000 + "'}}",
@@ -255,7 +251,7 @@ LARGE = {
     "many quotes": '"' + "\\\\" * 400_000,
     "many comments": "# x\n" * 200_000,
     "many spaces": " " * 900_000 + "x",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LARGE)

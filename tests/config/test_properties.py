@@ -101,17 +101,8 @@ def test_any_characters_are_a_config_or_refused(text: str) -> None:
 
 
 STAGE_NAMES = [
-    "shuffle",
-    "batch",
-    "pack",
-    "take",
-    "repeat",
-    "select",
-    "rename",
-    "tokenize",
-    "cache",
-    "sample",
-]
+    "shuffle", "batch", "pack", "take", "repeat", "select", "rename", "tokenize", "cache", "sample",
+]  # fmt: skip
 
 
 @given(

@@ -218,23 +218,16 @@ def test_values_of_changes_are_as_they_are() -> None:
     assert found.stages[1].options["dtype"] is torch.int32
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "said"),
-    [
-        ("stagess[0].x", 1, "there is no 'stagess' (did you mean 'stages'?); it has stages"),
-        ("stages[4].x", 1, "there is no 4; it is a list"),
-        ("stages.x", 1, "there is no 'x'; it is a list"),
-        ("stages[2].seed.x", 1, "there is no 'x'; it is 1"),
-        (
-            "stages[2].bufer_size",
-            1,
-            "shuffle() has no option 'bufer_size' (did you mean 'buffer_size'?)",
-        ),
-        ("stages[2].seed", "a", "shuffle(seed) must be an integer, got 'a'"),
-        ("stages[3].batch_size", 0, "batch(batch_size) must be an integer of 1 or more"),
-        ("bach_size", 0, "there is no 'bach_size' in a config; there are recipe, options, stages"),
-    ],
-)
+@pytest.mark.parametrize(("path", "value", "said"), [
+    ("stagess[0].x", 1, "there is no 'stagess' (did you mean 'stages'?); it has stages"),
+    ("stages[4].x", 1, "there is no 4; it is a list"),
+    ("stages.x", 1, "there is no 'x'; it is a list"),
+    ("stages[2].seed.x", 1, "there is no 'x'; it is 1"),
+    ("stages[2].bufer_size", 1, "shuffle() has no option 'bufer_size' (did you mean 'buffer_size'?)"),
+    ("stages[2].seed", "a", "shuffle(seed) must be an integer, got 'a'"),
+    ("stages[3].batch_size", 0, "batch(batch_size) must be an integer of 1 or more"),
+    ("bach_size", 0, "there is no 'bach_size' in a config; there are recipe, options, stages"),
+])  # fmt: skip
 def test_a_change_that_leads_nowhere_is_refused(path: str, value: Any, said: str) -> None:
     with pytest.raises(tp.ConfigError) as found:
         loads(TEXT, name="train.yaml", changes={path: value})
@@ -291,18 +284,15 @@ stages:
     assert changed.stages[1].options["fn"] is own.Nest.Inner.clean
 
 
-@pytest.mark.parametrize(
-    ("stage", "said"),
-    [
-        ("map: own_stages:nope", "stages[1].fn: own_stages:nope cannot be imported (AttributeError: "),
-        ("map: own_nope:clean", "stages[1].fn: own_nope:clean cannot be imported (ModuleNotFoundError: "),
-        ("map: __main__:clean", "stages[1].fn: __main__:clean cannot be imported (ImportError: other "),
-        ("map: own_broken:f", "stages[1].fn: own_broken:f cannot be imported (ZeroDivisionError: "),
-        ("map: own_stages:number", "stages[1].fn: map(fn) must be a function"),
-        ("own_stages:clean", "stages[1]: own_stages:clean must be a class of stages"),
-        ("own_stages:Upper: {colum: x}", "stages[1].colum: upper() has no option 'colum' (did you"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("stage", "said"), [
+    ("map: own_stages:nope", "stages[1].fn: own_stages:nope cannot be imported (AttributeError: "),
+    ("map: own_nope:clean", "stages[1].fn: own_nope:clean cannot be imported (ModuleNotFoundError: "),
+    ("map: __main__:clean", "stages[1].fn: __main__:clean cannot be imported (ImportError: other "),
+    ("map: own_broken:f", "stages[1].fn: own_broken:f cannot be imported (ZeroDivisionError: "),
+    ("map: own_stages:number", "stages[1].fn: map(fn) must be a function"),
+    ("own_stages:clean", "stages[1]: own_stages:clean must be a class of stages"),
+    ("own_stages:Upper: {colum: x}", "stages[1].colum: upper() has no option 'colum' (did you"),
+])  # fmt: skip
 def test_a_function_or_class_that_will_not_do(stage: str, said: str, own: Any) -> None:
     with pytest.raises(tp.ConfigError) as found:
         loads(f"stages:\n- list_files: d\n- {stage}", allow_imports=True)

@@ -180,17 +180,14 @@ for pipe in (tp.list_files("d").map(clean), tp.list_files("d").then(Upper())):
     ]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ROWS.sample(1e-7).sample(0.1, seed=10**30),
-        lambda: ROWS.shuffle().rename({"y": "no", "010": "1e3", "${HOME}": "$${HOME}"}),
-        lambda: ROWS.encode_labels("x", classes=["a", "1", "true", "~"]),
-        lambda: ROWS.batch(2).pad_collate(value=float("nan"), dtype=torch.float32),
-        lambda: tp.list_files("a b").read_json(schema=pa.schema([("x", pa.list_(pa.int8()))])),
-        lambda: ROWS.filter([[("x", "==", True)], [("x", "<", float("inf")), ("y z", "not in", (1, 2))]]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("make", [
+    lambda: ROWS.sample(1e-7).sample(0.1, seed=10**30),
+    lambda: ROWS.shuffle().rename({"y": "no", "010": "1e3", "${HOME}": "$${HOME}"}),
+    lambda: ROWS.encode_labels("x", classes=["a", "1", "true", "~"]),
+    lambda: ROWS.batch(2).pad_collate(value=float("nan"), dtype=torch.float32),
+    lambda: tp.list_files("a b").read_json(schema=pa.schema([("x", pa.list_(pa.int8()))])),
+    lambda: ROWS.filter([[("x", "==", True)], [("x", "<", float("inf")), ("y z", "not in", (1, 2))]]),
+])  # fmt: skip
 def test_values_come_back_as_they_are(make: Any) -> None:
     pipe = make()
     again = loads(pipe.to_yaml())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,7 @@ WITHOUT = {
     "an example needs a package, a model or a device": {
         "from_hf", "Pipeline.chat_template", "Pipeline.pin", "Pipeline.to_hf", "Pipeline.to_ray",
     },
-    "an example needs several processes": {"Loader.gather_state", "Loader.whole_state"},
+    "an example needs several processes": {"Loader.gather_state", "Loader.full_state_dict"},
     "its kinds show examples": {"Stage", "Source", "StreamReader"},
     "a value that others give or take, with no use alone": {
         "Layout", "Rows", "Pipeline.stages", "Work", "WorkKey", "cache.CacheInfo", "cache.folder",
@@ -49,22 +50,35 @@ PUBLIC = dict(public())
 REASONS = {name: why for why, names in WITHOUT.items() for name in names}
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_help_shows_an_example_or_there_is_a_reason(name: str) -> None:
-    text = inspect.getdoc(PUBLIC[name]) or ""
-    assert text
-    assert (">>>" in text) != (name in REASONS), REASONS.get(name, "no example")
-
-
-def test_reasons_are_of_what_is_public() -> None:
+def test_help_shows_an_example_or_there_is_a_reason() -> None:
+    for name, value in PUBLIC.items():
+        text = inspect.getdoc(value)
+        assert text, name
+        assert (">>>" in text) != (name in REASONS), (name, REASONS.get(name, "no example"))
     assert REASONS.keys() <= PUBLIC.keys()
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_help_refers_to_what_is_public(name: str) -> None:
-    for seen in SEES.findall(inspect.getdoc(PUBLIC[name]) or ""):
-        own = {one.rpartition(".")[2] for one in PUBLIC}
-        assert seen.removeprefix("trainpipes.") in PUBLIC or seen in own, f"see {seen}"
+def test_help_refers_to_what_is_public() -> None:
+    own = {one.rpartition(".")[2] for one in PUBLIC}
+    for name, value in PUBLIC.items():
+        for seen in SEES.findall(inspect.getdoc(value) or ""):
+            assert seen.removeprefix("trainpipes.") in PUBLIC or seen in own, f"{name}: see {seen}"
+
+
+@pytest.mark.parametrize(("kind", "most"), [
+    (tp.Stage, 40), (tp.TableStage, 60), (tp.RowStage, 60), (tp.BatchStage, 60), (tp.Source, 60),
+    (tp.StatefulStage, 85),
+])  # fmt: skip
+def test_help_of_a_stage_fits_on_a_screen_and_has_what_a_subclass_uses(
+    kind: Any, most: int
+) -> None:
+    text = pydoc.plain(pydoc.render_doc(kind))
+    assert len(text.splitlines()) <= most
+    taught = {"check", "free", "name", "options", "thread_safe"}
+    shown = set(re.findall(r"^ \|  (\w+)(?:\(| =|$)", text, re.MULTILINE))
+    assert taught <= shown
+    stateful = {"process", "start", "state_dict", "load_state_dict", "finish"}
+    assert (stateful <= shown) == (kind is tp.StatefulStage)
 
 
 @pytest.mark.parametrize("module", [tp, cache, samplers], ids=lambda one: one.__name__)

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import trainpipes as tp
 from every_stage import odd
@@ -121,16 +121,24 @@ class Run:
         return None
 
 
-def meshed() -> dict[str, Any]:
-    """What this rank gets of a filtered epoch in a mesh of 4 data-parallel ranks of 2 processes each, and
-    the state of all ranks at its 20th step."""
-    mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("data", "tensor"))
-    loader = tp.Loader(PIPELINES["filtered"]().distributed(mesh=mesh["data"]))
+def meshed() -> list[dict[str, Any]]:
+    """What this rank gets of a filtered epoch in two meshes of 4 data-parallel ranks of 2 processes each, and
+    the state of all ranks at its 20th step. In the second mesh the ranks have two dimensions."""
+    one = init_device_mesh("cpu", (4, 2), mesh_dim_names=("data", "tensor"))
+    two = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("replicate", "shard", "tp"))
+    row, column = two.get_local_rank("replicate"), two.get_local_rank("shard")
+    ranks = {"data": (one["data"], one.get_local_rank("data"))}
+    ranks["replicate, shard"] = two["replicate", "shard"], 2 * row + column
+    return [_read_in(name, *parts) for name, parts in ranks.items()]
+
+
+def _read_in(name: str, mesh: DeviceMesh, rank: int) -> dict[str, Any]:
+    loader = tp.Loader(PIPELINES["filtered"]().distributed(mesh=mesh))
     batches = iter(loader)
     given = [digest(next(batches)) for _ in range(20)]
     state = loader.gather_state()
     given += [digest(batch) for batch in batches]
-    return {"data": mesh.get_local_rank("data"), "given": given, "state": state}
+    return {"mesh": name, "rank": rank, "given": given, "state": state}
 
 
 def out_of_step() -> str:

@@ -59,7 +59,7 @@ def main() -> None:
         for step, batch in enumerate(batches, start=1):
             got.append([row["x"] for row in batch])
             if leg == "0" and (epoch, step) == SAVED:
-                state = loader.whole_state()
+                state = loader.full_state_dict()
                 write_beside(out / f"rows-{leg}-{epoch}-{rank}.json", got)
                 dist.barrier()
                 if not rank:

@@ -6,11 +6,14 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
@@ -163,6 +166,24 @@ def test_an_epoch_of_unknown_length_on_several_ranks_needs_torch_distributed() -
 
 
 @pytest.mark.usefixtures("group_of_one")
+def test_a_mesh_that_is_not_data_parallel_alone_is_refused() -> None:
+    mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("replicate", "shard", "tp"))
+    with refused(
+        tp.ConfigError,
+        "distributed(mesh) must have only dimensions that are data parallel",
+        "pass mesh['replicate', 'shard']",
+    ):
+        filtered().distributed(mesh=mesh)
+    with refused(tp.ConfigError, "rank=0 and world_size=None; leave these out"):
+        filtered().distributed(mesh=mesh["replicate", "shard"], rank=0)
+    alone = filtered().distributed(mesh=mesh["replicate", "shard"])
+    assert list(alone) == list(filtered())
+    others = SimpleNamespace(mesh_dim_names=("dp",), mesh=torch.tensor([1, 2]), get_rank=lambda: 0)
+    with refused(tp.ConfigError, "a mesh of this process, got one of ranks [1, 2] in rank 0"):
+        filtered().distributed(mesh=others)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("group_of_one")
 def test_an_epoch_of_unknown_length_on_ranks_that_cannot_meet_is_refused() -> None:
     with refused(
         tp.TopologyError,
@@ -189,30 +210,14 @@ def test_an_epoch_of_unknown_length_on_several_ranks_with_plain_workers_is_refus
 # States that do not make one
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (
-            lambda: [*states(3)[:2], states(3, seed=2)[2]],
-            ("stages/shuffle/seed", "0 has 1", "2 has 2"),
-        ),
-        (
-            lambda: [states(3)[0], *states(3, count=210)[1:]],
-            ("data/rows", "0 has 203", "1 has 210"),
-        ),
-        (lambda: [states(3)[0], states(3, shards=24)[1]], ("num_shards", "0 has 12", "1 has 24")),
-        (lambda: states(2, [25, 24]), ("epoch", "0 has 1", "1 has 0", "the same step")),
-        (
-            lambda: states(3, [4, 4, 3]),
-            ("batches: state 0 has 12, state 2 has 9", "after the same step"),
-        ),
-        (
-            lambda: states(3, [0, 1, 1]),
-            ("batches: state 0 has 0, state 1 has 3", "after the same step"),
-        ),
-    ],
-    ids=["options", "data", "shards", "epochs", "a step behind", "not started"],
-)
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: [*states(3)[:2], states(3, seed=2)[2]], ("stages/shuffle/seed", "0 has 1", "2 has 2")),
+    (lambda: [states(3)[0], *states(3, count=210)[1:]], ("data/rows", "0 has 203", "1 has 210")),
+    (lambda: [states(3)[0], states(3, shards=24)[1]], ("num_shards", "0 has 12", "1 has 24")),
+    (lambda: states(2, [25, 24]), ("epoch", "0 has 1", "1 has 0", "the same step")),
+    (lambda: states(3, [4, 4, 3]), ("batches: state 0 has 12, state 2 has 9", "after the same step")),
+    (lambda: states(3, [0, 1, 1]), ("batches: state 0 has 0, state 1 has 3", "after the same step")),
+], ids=["options", "data", "shards", "epochs", "a step behind", "not started"])  # fmt: skip
 def test_states_that_differ_in_what_ranks_share_are_not_merged(
     make: Callable[[], list[dict[str, Any]]], said: tuple[str, ...]
 ) -> None:
@@ -227,16 +232,13 @@ def test_a_rank_that_comes_twice_is_named(again: list[int]) -> None:
         tp.merge_states([saved[rank] for rank in again])
 
 
-@pytest.mark.parametrize(
-    ("world", "there", "shards", "ranks"),
-    [
-        (2, [0], [1, 3, 5, 7, 9, 11], "rank [1] of 2"),
-        (3, [0, 2], [1, 4, 7, 10], "rank [1] of 3"),
-        (3, [1], [0, 2, 3, 5, 6, 8, 9, 11], "ranks [0, 2] of 3"),
-        (4, [3, 1, 0], [2, 6, 10], "rank [2] of 4"),
-        (12, [*range(3), *range(4, 12)], [3], "rank [3] of 12"),
-    ],
-)
+@pytest.mark.parametrize(("world", "there", "shards", "ranks"), [
+    (2, [0], [1, 3, 5, 7, 9, 11], "rank [1] of 2"),
+    (3, [0, 2], [1, 4, 7, 10], "rank [1] of 3"),
+    (3, [1], [0, 2, 3, 5, 6, 8, 9, 11], "ranks [0, 2] of 3"),
+    (4, [3, 1, 0], [2, 6, 10], "rank [2] of 4"),
+    (12, [*range(3), *range(4, 12)], [3], "rank [3] of 12"),
+])  # fmt: skip
 def test_a_rank_that_is_missing_is_named_with_its_shards(
     world: int, there: list[int], shards: list[int], ranks: str
 ) -> None:
@@ -247,22 +249,18 @@ def test_a_rank_that_is_missing_is_named_with_its_shards(
         ranks,
         "merge the states of all ranks",
         "torch.distributed.checkpoint",
-        "loader.gather_state()",
+        "loader.full_state_dict()",
     ):
         tp.merge_states([saved[rank] for rank in there])
 
 
-@pytest.mark.parametrize(
-    ("steps", "state", "shard", "delivered", "m", "owed"),
-    [
-        ([4, 4, 3], 2, 11, 0, 12, 1),
-        ([3, 4, 4], 0, 9, 0, 12, 1),
-        ([4, 4, 0], 2, 2, 0, 12, 1),
-        ([0, 1, 0], 0, 0, 0, 3, 1),
-        ([9, 8, 9], 1, 1, 2, 27, 3),
-    ],
-    ids=["one step behind", "first rank behind", "not started", "one started", "later on"],
-)
+@pytest.mark.parametrize(("steps", "state", "shard", "delivered", "m", "owed"), [
+    ([4, 4, 3], 2, 11, 0, 12, 1),
+    ([3, 4, 4], 0, 9, 0, 12, 1),
+    ([4, 4, 0], 2, 2, 0, 12, 1),
+    ([0, 1, 0], 0, 0, 0, 3, 1),
+    ([9, 8, 9], 1, 1, 2, 27, 3),
+], ids=["one step behind", "first rank behind", "not started", "one started", "later on"])  # fmt: skip
 def test_a_rank_that_is_behind_or_has_not_started_is_named(
     steps: list[int], state: int, shard: int, delivered: int, m: int, owed: int
 ) -> None:
@@ -288,15 +286,12 @@ def test_no_states_are_not_merged() -> None:
         tp.merge_states(3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("thing", "message"),
-    [
-        (3, "got int"),
-        (None, "got NoneType"),
-        ("{}", "got str"),
-        ({"model": 1}, "without the key 'trainpipes' ('model')"),
-    ],
-)
+@pytest.mark.parametrize(("thing", "message"), [
+    (3, "got int"),
+    (None, "got NoneType"),
+    ("{}", "got str"),
+    ({"model": 1}, "without the key 'trainpipes' ('model')"),
+])  # fmt: skip
 def test_what_is_no_state_is_not_merged(thing: Any, message: str) -> None:
     with refused(tp.StateError, "state", message):
         tp.merge_states([states(2)[0], thing])
@@ -311,14 +306,11 @@ def load(state: dict[str, Any], rank: int, world: int, make: Any = rows, **optio
     return next(iter(pipe))
 
 
-@pytest.mark.parametrize(
-    ("rank", "world", "own", "lacking"),
-    [
-        (0, 1, [*range(12)], [1, 2, 4, 5, 7, 8, 10, 11]),
-        (1, 3, [1, 4, 7, 10], [1, 4, 7, 10]),
-        (0, 2, [0, 2, 4, 6, 8, 10], [2, 4, 8, 10]),
-    ],
-)
+@pytest.mark.parametrize(("rank", "world", "own", "lacking"), [
+    (0, 1, [*range(12)], [1, 2, 4, 5, 7, 8, 10, 11]),
+    (1, 3, [1, 4, 7, 10], [1, 4, 7, 10]),
+    (0, 2, [0, 2, 4, 6, 8, 10], [2, 4, 8, 10]),
+])  # fmt: skip
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_state_that_lacks_shards_of_a_rank_is_refused_with_the_ways_to_get_them(
     rank: int, world: int, own: list[int], lacking: list[int], workers: int
@@ -329,7 +321,7 @@ def test_a_state_that_lacks_shards_of_a_rank_is_refused_with_the_ways_to_get_the
         str(own),
         str(lacking),
         "trainpipes.merge_states([...])",
-        "loader.gather_state()",
+        "loader.full_state_dict()",
         "torch.distributed.checkpoint",
     ):
         loader.load_state_dict(states(3, make=uncounted)[0])
@@ -416,12 +408,7 @@ def test_a_workers_state_in_one_of_other_workers_is_refused() -> None:
         state = iterator.state_dict()
     with (
         in_worker(0, 3, 1000, pipe),
-        refused(
-            tp.StateError,
-            "worker 0 of 2",
-            "worker 0 of 3",
-            "trainpipes.Loader takes any",
-        ),
+        refused(tp.StateError, "worker 0 of 2", "worker 0 of 3", "trainpipes.Loader takes any"),
     ):
         iterator = iter(pipe)
         iterator.load_state_dict(state)

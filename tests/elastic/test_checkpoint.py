@@ -59,9 +59,7 @@ def eight_ranks_of_others(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("way", "name"),
     [
         pytest.param(
-            *pair,
-            marks=[] if pair in OFTEN else pytest.mark.slow,
-            id=f"{WAYS[pair[0]]}, {pair[1]}",
+            *pair, marks=[] if pair in OFTEN else pytest.mark.slow, id=f"{WAYS[pair[0]]}, {pair[1]}"
         )
         for pair in PAIRS
     ],
@@ -82,11 +80,13 @@ def test_a_run_saved_on_1_2_4_3_1_and_8_ranks_is_one_sequence(
 
 
 @pytest.mark.timeout(200)
-def test_in_a_mesh_only_the_data_parallel_dimension_counts(eight_ranks: Path) -> None:
-    found = [json.loads(path.read_text()) for path in eight_ranks.glob("meshed-*.json")]
+@pytest.mark.parametrize("mesh", ["data", "replicate, shard"])
+def test_in_a_mesh_only_the_data_parallel_dimensions_count(eight_ranks: Path, mesh: str) -> None:
+    left = [json.loads(path.read_text()) for path in eight_ranks.glob("meshed-*.json")]
+    found = [one for of_rank in left for one in of_rank if one["mesh"] == mesh]
     by_rank: dict[int, list[list[str]]] = {}
     for one in found:
-        by_rank.setdefault(one["data"], []).append(one["given"])
+        by_rank.setdefault(one["rank"], []).append(one["given"])
     assert {rank: len(pair) for rank, pair in by_rank.items()} == {0: 2, 1: 2, 2: 2, 3: 2}
     assert all(first == second for first, second in by_rank.values())
     whole = [digest(batch) for batch in PIPELINES["filtered"]()]
@@ -140,43 +140,6 @@ def test_a_checkpoint_of_a_loader_is_read_by_a_pipeline_and_the_reverse(tmp_path
     loader = tp.Loader(rows(), num_workers=1)
     loaded_by_dcp(loader, tmp_path / "pipe")
     assert numbers(loader) == whole[12:]
-
-
-def test_a_checkpoint_at_an_epochs_end_goes_on_with_the_next(tmp_path: Path) -> None:
-    loader = tp.Loader(rows())
-    first = numbers(loader)
-    saved_by_dcp(loader, tmp_path)
-    second = numbers(loader)
-    again = tp.Loader(rows())
-    loaded_by_dcp(again, tmp_path)
-    assert numbers(again) == second != first
-
-
-def test_a_checkpoint_saved_right_after_it_was_loaded_is_the_same(tmp_path: Path) -> None:
-    whole = numbers(rows())
-    loader = tp.Loader(rows())
-    numbers(iter(loader), 7)
-    saved_by_dcp(loader, tmp_path / "first")
-    between = tp.Loader(rows())
-    loaded_by_dcp(between, tmp_path / "first")
-    saved_by_dcp(between, tmp_path / "second")
-    last = tp.Loader(rows())
-    loaded_by_dcp(last, tmp_path / "second")
-    assert numbers(last) == whole[7:]
-
-
-def test_a_checkpoint_knows_of_a_batch_size_that_was_changed(tmp_path: Path) -> None:
-    loader = tp.Loader(rows(8))
-    numbers(iter(loader), 5)
-    changed = tp.Loader(rows(5))
-    changed.load_state_dict(loader.state_dict(), allow_changes=["batch_size"])
-    batches = iter(changed)
-    numbers(batches, 3)
-    saved_by_dcp(changed, tmp_path)
-    rest = numbers(batches)
-    again = tp.Loader(rows(5))
-    loaded_by_dcp(again, tmp_path)
-    assert numbers(again) == rest
 
 
 def test_a_checkpoint_can_be_read_as_a_plain_state(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from elastic.errors_on_ranks import uneven
 from launch import Launch
@@ -12,35 +14,52 @@ from launch import Launch
 SCRIPT = Path(__file__).parent / "errors_on_ranks.py"
 
 
-def test_a_batch_that_fails_is_raised_at_its_step_and_no_rank_waits(tmp_path: Path) -> None:
-    sequence = [[row["x"] for row in batch] for batch in islice(uneven(), 100)]
-    cases = [(step, workers, sequence[2 * step + 1][-1]) for step in (6, 29) for workers in (0, 2)]
-    named = [f"{workers},{failing}" for _, workers, failing in cases]
-    run = Launch(SCRIPT, 2, tmp_path, str(tmp_path), *named)
-    assert run.wait(100) == 0, run.said()
-    for case, (step, _, failing) in zip(named, cases, strict=True):
-        first, second = (
-            json.loads((tmp_path / f"errors-{case}-{rank}.json").read_text()) for rank in (0, 1)
-        )
-        assert first["got"] == sequence[: 2 * step + 1 : 2]
-        assert second["got"] == sequence[1 : 2 * step : 2]
-        assert all(f"cannot take row {failing}" in text for text in second["told"])
-        assert first["told"] == sequence[2 * step + 2 : 2 * step + 6 : 2]
-        assert second["state"]["batches"] == 2 * step  # the batch that failed was not given
+SEQUENCE = [[row["x"] for row in batch] for batch in uneven()]
+#: A step, and workers of each rank.
+CASES = [(step, workers) for step in (6, 29) for workers in (0, 2)]
 
 
-def test_one_rank_alone_may_ask_whether_a_batch_was_the_last(tmp_path: Path) -> None:
-    script = Path(__file__).parent / "lone_questions_on_ranks.py"
-    run = Launch(script, 2, tmp_path, str(tmp_path))
+def failing(step: int) -> int:
+    """The last row of rank 1's batch of a step."""
+    return int(SEQUENCE[2 * step + 1][-1])
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of what two ranks wrote, and what they said."""
+    folder = tmp_path_factory.mktemp("ranks")
+    named = [f"{workers},{failing(step)}" for step, workers in CASES]
+    run = Launch(SCRIPT, 2, folder, str(folder), *named)
     assert run.wait(100) == 0, run.said()
-    first, second = (json.loads((tmp_path / f"asked-{rank}.json").read_text()) for rank in (0, 1))
-    sequence = [[row["x"] for row in batch] for batch in uneven()]
-    for way in ("plain", "placed"):
-        steps = len(second[way])
-        assert first[way] == sequence[: 2 * steps : 2]
-        assert second[way] == sequence[1 : 2 * steps : 2]
-        assert first[f"{way} answers"] == [False] * (steps - 1) + [True]
-        left = len(sequence) - 2 * steps
-        assert left > 0
-        assert f"epoch 0: {left} of {len(sequence)} batches" in run.said()
-        assert first[f"{way} made"] < 300  # the first batch waits for two, not for sixteen
+    return folder, run.said()
+
+
+def of_both(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(("step", "workers"), CASES)
+def test_a_batch_that_fails_is_raised_at_its_step_and_no_rank_waits(
+    step: int, workers: int, ran: tuple[Path, str]
+) -> None:
+    first, second = of_both(ran[0], f"errors-{workers},{failing(step)}")
+    assert first["got"] == SEQUENCE[: 2 * step + 1 : 2]
+    assert second["got"] == SEQUENCE[1 : 2 * step : 2]
+    assert all(f"cannot take row {failing(step)}" in text for text in second["told"])
+    assert first["told"] == SEQUENCE[2 * step + 2 : 2 * step + 6 : 2]
+    assert second["state"]["batches"] == 2 * step  # the batch that failed was not given
+
+
+@pytest.mark.parametrize("way", ["plain", "placed"])
+def test_one_rank_alone_may_ask_whether_a_batch_was_the_last(
+    way: str, ran: tuple[Path, str]
+) -> None:
+    first, second = of_both(ran[0], "asked")
+    steps = len(second[way])
+    assert first[way] == SEQUENCE[: 2 * steps : 2]
+    assert second[way] == SEQUENCE[1 : 2 * steps : 2]
+    assert first[f"{way} answers"] == [False] * (steps - 1) + [True]
+    left = len(SEQUENCE) - 2 * steps
+    assert left > 0
+    assert f"epoch 0: {left} of {len(SEQUENCE)} batches" in ran[1]
+    assert first[f"{way} looked at"] < 300  # the first batch waits for two, not for sixteen

@@ -56,14 +56,14 @@ RAGGED: dict[str, Make] = {
     "filtered": lambda f: sharded(f).filter(_some).batch(3),
     "filtered batches": lambda f: sharded(f).batch(2).filter(_first),
     "stream": lambda f: (
-        tp.from_iterable(_count).sharding_filter(12, tail="ragged").shuffle(7).batch(4)
+        tp.from_iterable(_count).sharding_filter(12, tail="uneven").shuffle(7).batch(4)
     ),
 }
 
 
 def sharded(folder: Path) -> tp.Pipeline:
     dealt = FINITE["read_parquet"](folder).stages[:2]
-    return tp.Pipeline(dealt).sharding_filter(12, tail="ragged").shuffle(9, seed=3)
+    return tp.Pipeline(dealt).sharding_filter(12, tail="uneven").shuffle(9, seed=3)
 
 
 def _some(row: dict[str, Any]) -> bool:

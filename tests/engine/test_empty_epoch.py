@@ -44,26 +44,21 @@ def said(items: Any) -> list[str]:
     return [str(one.message) for one in found if issubclass(one.category, UserWarning)]
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda: rows().filter(never), "filter(never ("),
-        (lambda: rows().filter(pc.field("x") > 100).batch(4), "filter(<pyarrow.compute.Expression"),
-        (lambda: rows().filter(never).sharding_filter(4).shuffle(9).batch(4), "filter(never ("),
-        (lambda: rows().batch(4).filter(never), "filter(never ("),
-        (lambda: rows().sample(1e-6), "sample(1e-06) left none of 97 rows"),
-        (lambda: rows().skip(97), "skip(97) left none of 97 rows"),
-        (lambda: rows().batch(10).skip(10), "skip(10) left none of 97 rows"),
-        (lambda: rows().shuffle(9).filter(pc.field("x") < 3).skip(5), "and skip(5) left none of 97 rows"),
-        (lambda: rows().batch(98, drop_last=True), "batch(98, drop_last=True) left none of 97 rows"),
-        (lambda: rows().flat_map(lambda row: []), "left none of 97 rows"),
-        (lambda: tp.from_iterable(lambda: range(9)).skip(9), "skip(9) left none of the rows"),
-        (
-            lambda: rows().sharding_filter(8).batch(50).distributed(rank=0, world_size=4),
-            "its 2 batches are fewer than 4 ranks",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("made", "message"), [
+    (lambda: rows().filter(never), "filter(never ("),
+    (lambda: rows().filter(pc.field("x") > 100).batch(4), "filter(<pyarrow.compute.Expression"),
+    (lambda: rows().filter(never).sharding_filter(4).shuffle(9).batch(4), "filter(never ("),
+    (lambda: rows().batch(4).filter(never), "filter(never ("),
+    (lambda: rows().sample(1e-6), "sample(1e-06) left none of 97 rows"),
+    (lambda: rows().skip(97), "skip(97) left none of 97 rows"),
+    (lambda: rows().batch(10).skip(10), "skip(10) left none of 97 rows"),
+    (lambda: rows().shuffle(9).filter(pc.field("x") < 3).skip(5), "and skip(5) left none of 97 rows"),
+    (lambda: rows().batch(98, drop_last=True), "batch(98, drop_last=True) left none of 97 rows"),
+    (lambda: rows().flat_map(lambda row: []), "left none of 97 rows"),
+    (lambda: tp.from_iterable(lambda: range(9)).skip(9), "skip(9) left none of the rows"),
+    (lambda: rows().sharding_filter(8).batch(50).distributed(rank=0, world_size=4),
+        "its 2 batches are fewer than 4 ranks"),
+])  # fmt: skip
 def test_the_stage_and_the_rows_are_named(made: Callable[[], Any], message: str) -> None:
     (found,) = said(made())
     assert found.startswith("an epoch of this pipeline gives nothing: ")
@@ -89,18 +84,14 @@ def test_files_say_how_many_rows_they_had(tmp_path: Path) -> None:
     assert "left none of 10 rows" in found
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda: rows().take(0),
-        lambda: rows().batch(4).take(0),
-        lambda: rows().sample(0),
-        lambda: tp.from_arrow(table(0)),
-        lambda: tp.from_arrow(table(0)).filter(never).batch(3, drop_last=True),
-        lambda: rows().sharding_filter(8).batch(50).distributed(rank=1, world_size=4),
-    ],
-    ids=["take", "take batches", "sample", "no rows", "no rows to filter", "another rank"],
-)
+@pytest.mark.parametrize("made", [
+    lambda: rows().take(0),
+    lambda: rows().batch(4).take(0),
+    lambda: rows().sample(0),
+    lambda: tp.from_arrow(table(0)),
+    lambda: tp.from_arrow(table(0)).filter(never).batch(3, drop_last=True),
+    lambda: rows().sharding_filter(8).batch(50).distributed(rank=1, world_size=4),
+], ids=["take", "take batches", "sample", "no rows", "no rows to filter", "another rank"])  # fmt: skip
 def test_nothing_is_said_where_nothing_was_asked_for(made: Callable[[], Any]) -> None:
     assert said(made()) == []
 

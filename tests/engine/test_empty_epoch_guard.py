@@ -8,11 +8,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
-from trainpipes.interfaces.empty_epoch_guard import (
-    MOST_EMPTY_EPOCHS,
-    MOST_EMPTY_ROWS,
-    most_empty,
-)
+from trainpipes.interfaces.empty_epoch_guard import MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS, most_empty
 from trainpipes.order.layout import Layout
 
 

@@ -12,16 +12,13 @@ from trainpipes.state.format import BatchSizes
 ROWS = tp.from_arrow(pa.table({"x": np.arange(100)}))
 
 
-@pytest.mark.parametrize(
-    "pipe",
-    [
-        ROWS.batch(3),
-        ROWS.sharding_filter(4).batch(3),
-        ROWS.batch(7, drop_last=True),
-        ROWS.skip(5).sharding_filter(4).batch(3).skip(2).repeat(3),
-        ROWS.repeat(3).batch(7),
-    ],
-)
+@pytest.mark.parametrize("pipe", [
+    ROWS.batch(3),
+    ROWS.sharding_filter(4).batch(3),
+    ROWS.batch(7, drop_last=True),
+    ROWS.skip(5).sharding_filter(4).batch(3).skip(2).repeat(3),
+    ROWS.repeat(3).batch(7),
+])  # fmt: skip
 def test_a_cursor_by_arithmetic_stands_at_the_first_row_of_its_micro_batch(pipe):
     plan = Plan.of(pipe.stages)
     counts, shards = plan.counts, plan.chain.num_shards

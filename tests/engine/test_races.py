@@ -56,15 +56,12 @@ def _at_line(
     return number < lines, result
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: RandomSampler(seed=3),
-        lambda: RandomSampler(seed=3, num_samples=70),
-        lambda: SubsetRandomSampler(range(5, 25), seed=3),
-        lambda: WeightedRandomSampler(range(30), 12, replacement=False, seed=3),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    lambda: RandomSampler(seed=3),
+    lambda: RandomSampler(seed=3, num_samples=70),
+    lambda: SubsetRandomSampler(range(5, 25), seed=3),
+    lambda: WeightedRandomSampler(range(30), 12, replacement=False, seed=3),
+])  # fmt: skip
 def test_an_epochs_order_is_its_own_whatever_others_draw_meanwhile(
     make: Callable[[], RowSampler],
 ) -> None:

@@ -134,19 +134,16 @@ def test_the_order_is_the_same_in_another_process_with_another_hash_seed() -> No
 # Golden orders
 
 GOLDEN = {
-    "one shard, blocks of row groups": Spec(
-        (5, 4, 6, 5), num_shards=None, buffer_size=8, seed=42, batch_size=4
-    ),
+    "one shard, blocks of row groups": Spec((5, 4, 6, 5), num_shards=None, buffer_size=8, seed=42,
+        batch_size=4),
     "four shards": Spec((7, 9, 8, 16, 5), num_shards=4, buffer_size=10, seed=42, batch_size=4),
     "24 shards of one row group": Spec((40,), buffer_size=64, seed=42, batch_size=4),
     "four shards, no shuffle": Spec((30,), num_shards=4, batch_size=4),
     "stride": Spec((20, 10), num_shards=4, stride=True, batch_size=4),
     "a stream": Spec((26,), num_shards=2, buffer_size=8, seed=42, batch_size=4, stream=True),
     "a negative seed": Spec((12,), num_shards=None, buffer_size=12, seed=-1, batch_size=4),
-    "a seed of more than 64 bits": Spec(
-        (12,), num_shards=None, buffer_size=12, seed=2**70, batch_size=4
-    ),
-}
+    "a seed of more than 64 bits": Spec((12,), num_shards=None, buffer_size=12, seed=2**70, batch_size=4),
+}  # fmt: skip
 
 
 def test_orders_are_those_that_earlier_versions_gave_and_those_of_the_laws(golden: Any) -> None:

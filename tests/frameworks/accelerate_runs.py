@@ -39,7 +39,7 @@ def pipeline(kind: str, batch_size: int = 4) -> tp.Pipeline:
 
 
 def numbered(
-    rows: int, tail: Literal["even", "ragged"] = "even", batch_size: int = 4
+    rows: int, tail: Literal["even", "uneven"] = "even", batch_size: int = 4
 ) -> tp.Pipeline:
     table = pa.table({"row": list(range(rows)), "name": [f"row {i}" for i in range(rows)]})
     dealt = tp.from_arrow(table).sharding_filter(4, tail=tail)
@@ -119,7 +119,7 @@ def evaluated(cases: list[tuple[int, int, int]]) -> list[dict[str, Any]]:
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
         model: Any = torch.nn.Linear(1, 1)
         train = loader(numbered(20, batch_size=2), accelerator)
-        valid = loader(numbered(rows, "ragged", batch_size), accelerator, num_workers=workers)
+        valid = loader(numbered(rows, "uneven", batch_size), accelerator, num_workers=workers)
         valid, model, train = accelerator.prepare(valid, model, train)
         synced, passes = [], []
         for number, _ in enumerate(train, start=1):
@@ -151,7 +151,7 @@ def apart() -> dict[str, Any]:
     """Ranks end apart where they are let."""
     config = DataLoaderConfiguration(even_batches=False)
     accelerator = Accelerator(cpu=True, dataloader_config=config)
-    batches = loader(numbered(18, "ragged"), accelerator)
+    batches = loader(numbered(18, "uneven"), accelerator)
     found: dict[str, Any] = {"sizes": [len(batch["row"]) for batch in batches], "len": len(batches)}
     accelerator.even_batches = True
     found["even sizes"] = [len(batch["row"]) for batch in batches]
@@ -185,9 +185,9 @@ def bad_uses(folder: str) -> dict[str, str]:
     ask("no accelerator", lambda: loader(batched, 2))  # type: ignore[arg-type]
     split = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True))
     ask("split_batches", lambda: loader(batched, split))
-    ragged = numbered(40, "ragged").filter(lambda batch: True)
-    ask("uncounted", lambda: list(loader(ragged, accelerator)))
-    rows = numbered(40, "ragged").map(lambda batch: {"name": "x"})
+    uneven = numbered(40, "uneven").filter(lambda batch: True)
+    ask("uncounted", lambda: list(loader(uneven, accelerator)))
+    rows = numbered(40, "uneven").map(lambda batch: {"name": "x"})
     ask("no rows", lambda: list(loader(rows, accelerator)))
     ask("single rows", lambda: loader(tp.from_dataset([{"x": 1}]), accelerator))
     return told
@@ -196,8 +196,8 @@ def bad_uses(folder: str) -> dict[str, str]:
 def half_way(folder: str) -> str:
     """An evaluation goes on on two ranks where one has stopped at an odd batch."""
     accelerator = Accelerator(cpu=True)
-    valid = loader(numbered(38, "ragged"), accelerator)
-    valid.load_state_dict(numbered(38, "ragged").distributed(rank=0, world_size=1).state_at(5))
+    valid = loader(numbered(38, "uneven"), accelerator)
+    valid.load_state_dict(numbered(38, "uneven").distributed(rank=0, world_size=1).state_at(5))
     try:
         return str(_metrics(accelerator, valid))
     except tp.ConfigError as error:

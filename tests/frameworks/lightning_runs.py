@@ -159,7 +159,7 @@ def fit(
     pipes = {name: pipeline(one) if isinstance(one, str) else one for name, one in named.items()}
     module = PipelineDataModule(
         pipes if isinstance(kind, dict) else pipes[""],
-        held_out(tail="ragged") if validates else None,
+        held_out(tail="uneven") if validates else None,
         **(data or {}),
     )
     trainer = make_trainer(folder, [save(folder) for save in saves], **options)

@@ -26,14 +26,14 @@ def saved_alone(counted: bool) -> Any:
     told = []
     if dist.get_rank() == 0:
         try:
-            told.append(loader.whole_state(timeout=1)["batches"])
+            told.append(loader.full_state_dict(timeout=1)["batches"])
         except tp.StateError as error:
             told.append(str(error))
     dist.barrier()
-    told += [loader.whole_state(timeout=30)["batches"] for _ in range(3)]
+    told += [loader.full_state_dict(timeout=30)["batches"] for _ in range(3)]
     list(islice(loader, 1 + dist.get_rank()))
     try:
-        told.append(loader.whole_state(timeout=30)["batches"])
+        told.append(loader.full_state_dict(timeout=30)["batches"])
     except tp.StateError as error:
         told.append(str(error))
     return told

@@ -113,7 +113,7 @@ def test_where_all_ranks_fail_the_checkpoint_goes_on_with_the_batch_that_failed(
 
 
 def test_every_row_is_evaluated_once_and_each_pass_is_the_same(tmp_path: Path) -> None:
-    told = run(evaluations, 2, tmp_path / "a", tmp_path / "run", {"tail": "ragged"})
+    told = run(evaluations, 2, tmp_path / "a", tmp_path / "run", {"tail": "uneven"})
     rows = list(range(17))
     assert [passes for passes, *_ in told] == [[True, True]] * 2
     for which in (1, 2):  # validated and tested

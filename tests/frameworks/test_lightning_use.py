@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("lightning")
 
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
 
@@ -26,6 +27,7 @@ from frameworks.lightning_runs import (
 )
 from frameworks.steps import digests_by_step
 from trainpipes._internal import messages as warn_once
+from trainpipes.integrations import lightning as lightning_module
 from trainpipes.integrations.lightning import PipelineDataModule
 
 pytestmark = [
@@ -233,6 +235,16 @@ def test_evaluation_that_would_leave_rows_out_is_warned_of(
     monkeypatch.setattr(warn_once, "_warned", set())
     data = PipelineDataModule(val=held_out().distributed(rank=0, world_size=2))
     with pytest.warns(UserWarning, match="leaves out the last 1 of 5 batches on 2 ranks"):
+        make_trainer(tmp_path).validate(EvaluatedModel(), datamodule=data, verbose=False)
+
+
+def test_where_forward_passes_are_collectives_ranks_must_end_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lightning_module, "IN_STEP", (SingleDeviceStrategy,))  # as FSDP, on a CPU
+    ranks = held_out(tail="uneven").distributed(rank=0, world_size=2)
+    data = PipelineDataModule(val=ranks)
+    with pytest.raises(tp.ConfigError, match='got 5 batches on 2 ranks and tail="uneven"'):
         make_trainer(tmp_path).validate(EvaluatedModel(), datamodule=data, verbose=False)
 
 

@@ -3,70 +3,78 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import json
 import os
+import subprocess
 import sys
-import time
-from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from frozen import chains, corpus, public, showing
+from frozen import chains, public, running
 
 
-def say(text: str = "", end: str = "\n") -> None:
-    sys.stdout.write(text + end)
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/frozen", description=__doc__)
-    parser.add_argument("command", choices=["compare", "make", "show", "dump", "public"])
+    parser.add_argument("command", choices=["compare", "make", "items", "gives", "public"])
     parser.add_argument("numbers", nargs="*", type=int, help="chains; all if none are given")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--against", help="show: another checkout, to compare items with")
+    parser.add_argument("--against", help="compare, items: another checkout of the library")
     given = parser.parse_args()
     numbers = given.numbers or list(chains.read())
     if given.command == "public":
         public.FILE.write_text(public.text())
-        say(f"wrote {public.FILE}")
         return 0
-    if given.command == "show":
-        return max(showing.show(number, say, given.against) for number in numbers)
-    if given.command == "dump":
-        for number in numbers:
-            showing.dump(number, say)
+    if given.command == "items":
+        return items(numbers, given.against)
+    found = running.run_all(numbers, given.jobs)
+    if given.command == "gives":  # for another checkout
+        say(json.dumps(found))
         return 0
-    return run(given.command, numbers, given.jobs)
-
-
-def run(command: str, numbers: list[int], jobs: int) -> int:
-    written = {number: line.digest for number, line in chains.read().items()}
-    started, kinds, new, bad = time.monotonic(), Counter[str](), dict[int, str](), 0
-    try:
-        for count, result in enumerate(corpus.run_all(numbers, jobs), 1):
-            kinds[result.kind] += 1
-            wrong = result.kind in ("differs", "hangs") or result.accident
-            bad += wrong
-            if result.kind != "gone" and written[result.number] != result.digest:
-                new[result.number] = result.digest
-                wrong |= command == "compare"
-            if wrong:
-                why = showing.changed(written[result.number], result.digest)
-                say(f"\r{result.number}: {why}: {result.kind}, {result.said[:300]}")
-            if count % 20 == 0 or count == len(numbers):
-                took = time.monotonic() - started
-                say(f"\r{count} of {len(numbers)} chains, {took:.0f} s ", end="")
-    except KeyboardInterrupt:
-        say("\nstopped; what has run counts")
-    say("\n" + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
-    if command == "make" and not bad:
+    wanted = {number: chains.read()[number].digest for number in numbers}
+    if given.against:
+        there = elsewhere(given.against, "gives", *numbers, "--jobs", given.jobs)
+        wanted = {int(number): digest for number, (digest, _) in json.loads(there).items()}
+    new = {number: found[number][0] for number in numbers if found[number][0] != wanted[number]}
+    for number, digest in new.items():
+        what = "the run without a stop" if digest[:8] != wanted[number][:8] else "the legs alone"
+        say(f"{number}: other is {what}: {found[number][1][:300]}")
+    say(f"{len(new)} of {len(numbers)} chains give something else")
+    if given.command == "make":
         chains.write(new)
-        say(f"{len(new)} digests are new; wrote {chains.FILE}")
-    elif new:
-        say(f"{len(new)} changed: {' '.join(map(str, sorted(new)[:40]))}")
-        say("look at one: python tests/frozen show NUMBER; where it is meant: make NUMBER")
-    return int(bool(bad) or (command == "compare" and bool(new)))
+        return 0
+    return bool(new)
+
+
+def items(numbers: list[int], against: str | None) -> int:
+    """Print chains and the items that they read, or those that another checkout reads otherwise."""
+    for number in numbers if not against else ():
+        _, plan, code = chains.read()[number]
+        say(f"# {number}: {code}\n# read as {json.dumps(plan)}")
+        running.digest = lambda item: say(" ".join(repr(item).split())[:600]) or ""  # type: ignore[func-returns-value]
+        with running.small_data():
+            say(f"# {running.run(code, plan, number)[1]}")
+    if against:
+        there, here = (
+            elsewhere(where, "items", *numbers).splitlines() for where in (against, public.ROOT)
+        )
+        lines = difflib.unified_diff(there, here, lineterm="", n=1)
+        say("\n".join(list(lines)[2:80]))
+    return 0
+
+
+def elsewhere(checkout: str | Path, *words: object) -> str:
+    """What this program prints with the library of another checkout."""
+    path = os.pathsep.join(str(Path(checkout).resolve() / part) for part in ("pipes", "recipes"))
+    command = [sys.executable, str(Path(__file__).parent), *map(str, words)]
+    environment = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(command, env=environment, stdout=-1, text=True, check=True).stdout
 
 
 if __name__ == "__main__":

@@ -18,20 +18,8 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 
 ROWS = 97
-WORDS = [
-    "red",
-    "green",
-    "blue",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "up",
-    "down",
-    "left",
-    "right",
-]
+WORDS = ["red", "green", "blue", "one", "two", "three", "four", "five"]
+WORDS += ["up", "down", "left", "right"]
 LABELS = ["cat", "dog", "eel"]
 
 _folder: Path | None = None
@@ -218,13 +206,10 @@ class Generated:
 # Files
 
 
-def make(folder: Path, write_memmap: Callable[..., Any]) -> None:
-    """Write all files.
+def make(folder: Path) -> None:
+    """Write all files into an empty folder."""
+    from trainpipes import write_memmap
 
-    Args:
-        folder: an empty one.
-        write_memmap: (path, rows) writes a memory map.
-    """
     use(folder)
     _parquet(folder)
     _arrow(folder)
@@ -340,15 +325,8 @@ def _pictures(folder: Path) -> None:
 def _tokenizers(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    pieces = [
-        "[PAD]",
-        "[MASK]",
-        "[UNK]",
-        "</s>",
-        *WORDS,
-        *"0123456789",
-        *(f"##{d}" for d in range(10)),
-    ]
+    pieces = ["[PAD]", "[MASK]", "[UNK]", "</s>", *WORDS, *"0123456789"]
+    pieces += [f"##{d}" for d in range(10)]
     known = {piece: n for n, piece in enumerate(dict.fromkeys([*pieces, "+", "=", "hm"]))}
     made = Tokenizer(models.WordPiece(known, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

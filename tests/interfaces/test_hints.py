@@ -27,24 +27,21 @@ def rows(count: int = 100) -> tp.Pipeline:
     return tp.from_tensors(x=range(count))
 
 
-@pytest.mark.parametrize(
-    ("ask", "answer"),
-    [
-        (lambda: tp.Loader(rows(), batch_size=4), "pipe.batch(batch_size)"),
-        (lambda: tp.Loader(rows(), shuffle=True), "pipe.shuffle(buffer_size, seed=0)"),
-        (lambda: tp.Loader(rows(), num_wokers=2), "did you mean 'num_workers'?"),
-        (lambda: rows().shuffle(bufer_size=4), "did you mean 'buffer_size'?"),
-        (lambda: tp.from_csv("x.csv"), "did you mean 'read_csv'?"),
-        (lambda: tp.load_json("x.json"), "did you mean 'read_json'?"),
-        (lambda: rows()[0], "got pipe[0]: peek() is the next item"),
-        (lambda: rows().head(), "a pipeline has no 'head'"),
-        (lambda: rows().shufle(), "did you mean 'shuffle'?"),
-        (lambda: rows().pin_memory(), "did you mean 'pin'?"),
-        (lambda: rows().bucket(), "did you mean 'bucket_by_length'?"),
-        (lambda: tp.mix([rows(), rows()], [0.7, 0.3]), 'such as mix({"a": a, "b": b}, weights='),
-        (lambda: rows() + 1, "concat"),
-    ],
-)
+@pytest.mark.parametrize(("ask", "answer"), [
+    (lambda: tp.Loader(rows(), batch_size=4), "pipe.batch(batch_size)"),
+    (lambda: tp.Loader(rows(), shuffle=True), "pipe.shuffle(buffer_size, seed=0)"),
+    (lambda: tp.Loader(rows(), num_wokers=2), "did you mean 'num_workers'?"),
+    (lambda: rows().shuffle(bufer_size=4), "did you mean 'buffer_size'?"),
+    (lambda: tp.from_csv("x.csv"), "did you mean 'read_csv'?"),
+    (lambda: tp.load_json("x.json"), "did you mean 'read_json'?"),
+    (lambda: rows()[0], "got pipe[0]: peek() is the next item"),
+    (lambda: rows().head(), "a pipeline has no 'head'"),
+    (lambda: rows().shufle(), "did you mean 'shuffle'?"),
+    (lambda: rows().pin_memory(), "did you mean 'pin'?"),
+    (lambda: rows().bucket(), "did you mean 'bucket_by_length'?"),
+    (lambda: tp.mix([rows(), rows()], [0.7, 0.3]), 'such as mix({"a": a, "b": b}, weights='),
+    (lambda: rows() + 1, "concat"),
+])  # fmt: skip
 def test_one_sentence_says_what_to_write(ask: Callable[[], Any], answer: str) -> None:
     with pytest.raises((TypeError, AttributeError, tp.ConfigError)) as caught:
         ask()
@@ -217,16 +214,13 @@ def test_an_epoch_that_was_counted_to_its_end_was_not_left() -> None:
     leave(loader)
 
 
-@pytest.mark.parametrize(
-    ("ask", "answer"),
-    [
-        (lambda: tp.interleave_datasets, "here that is tp.mix"),
-        (lambda: tp.load_dataset, 'tp.from_hf(load_dataset(name)["train"])'),
-        (lambda: rows().with_format, ".batch(n).collate(format=...)"),
-        (lambda: rows().shuffled_flatmap, ".flat_map(...).shuffle(...)"),
-        (lambda: rows().train_test_split, "here that is .split"),
-    ],
-)
+@pytest.mark.parametrize(("ask", "answer"), [
+    (lambda: tp.interleave_datasets, "here that is tp.mix"),
+    (lambda: tp.load_dataset, 'tp.from_hf(load_dataset(name)["train"])'),
+    (lambda: rows().with_format, ".batch(n).collate(format=...)"),
+    (lambda: rows().shuffled_flatmap, ".flat_map(...).shuffle(...)"),
+    (lambda: rows().train_test_split, "here that is .split"),
+])  # fmt: skip
 def test_a_name_of_another_library_leads_to_ours(ask: Callable[[], Any], answer: str) -> None:
     with pytest.raises(AttributeError) as caught:
         ask()

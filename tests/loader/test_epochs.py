@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -42,8 +41,8 @@ WAYS = [
     pytest.param(in_process, 0, {}, id="in process"),
     *[
         pytest.param(way, workers, {}, id=f"{way.__name__}, {workers} workers")
-        for way in (plain, stateful, ours)
-        for workers in (0, 1, 2)
+        for way, numbers in ((plain, (0, 2)), (stateful, (0, 2)), (ours, (0, 1, 2)))
+        for workers in numbers
     ],
     *[
         pytest.param(way, 2, {"persistent_workers": True}, id=f"{way.__name__}, persistent")
@@ -51,22 +50,17 @@ WAYS = [
     ],
     *[
         pytest.param(
-            way,
-            2,
-            {"persistent_workers": way is ours, "multiprocessing_context": start},
+            way, 2, {"persistent_workers": way is ours, "multiprocessing_context": start},
             id=f"{way.__name__}, {start}",
-            marks=marks,
+            marks=pytest.mark.slow if start == "spawn" or way is stateful else (),
         )
-        for way, start, marks in (
-            *((way, "forkserver", ()) for way in (ours, plain, stateful)),
-            *((way, "spawn", pytest.mark.slow) for way in (ours, plain)),
-        )
+        for way in (ours, plain, stateful)
+        for start in ("forkserver", "spawn")
     ],
-]
-EVERY_WAY = pytest.mark.parametrize(("way", "workers", "options"), WAYS)
+]  # fmt: skip
 
 
-@EVERY_WAY
+@pytest.mark.parametrize(("way", "workers", "options"), WAYS)
 def test_each_iteration_is_the_next_epoch(way: Any, workers: int, options: Any) -> None:
     """After one that was broken off, too, and with the same global seed before each."""
     run = way(pipeline(), workers, **options)
@@ -172,16 +166,6 @@ def test_an_endless_pipeline_goes_on_where_it_stands(way: Any, workers: int, pla
     assert found == sequence(spec, 0, 27)
 
 
-def test_repeated_epochs_are_the_epochs_of_iterating_again() -> None:
-    assert given_by(pipeline().repeat(3)) == epoch(0) + epoch(1) + epoch(2)
-
-
-def test_rolling_epochs_have_each_row_once_in_an_epoch() -> None:
-    pipe = shuffled_rows().repeat(3).batch(10)
-    rows = [row for batch in given_by(pipe) for row in batch]
-    assert sorted(rows) == sorted([*range(100)] * 3)
-
-
 @examples(60)
 @given(specs(st.integers(1, 120).map(lambda rows: [rows])), st.integers(1, 3))
 def test_passes_of_a_finite_repeat_never_share_an_epoch(spec: Spec, times: int) -> None:
@@ -207,44 +191,34 @@ def nothing(row: Any) -> bool:
     return False
 
 
-def endless_with_nothing() -> Iterator[Any]:
-    """Pipelines that would look for rows for ever."""
-    rows = tp.from_arrow(TABLE).sharding_filter(4)
-    shuffled = rows.shuffle(15)
-    yield pytest.param(shuffled.filter(nothing).batch(8).repeat(), id="filter, batch, repeat")
-    yield pytest.param(shuffled.filter(nothing).repeat().batch(8), id="filter, repeat, batch")
-    yield pytest.param(shuffled.batch(8).filter(nothing).repeat(), id="batch, filter, repeat")
-    yield pytest.param(shuffled.repeat().batch(8).filter(nothing), id="repeat, batch, filter")
-    yield pytest.param(rows.filter(nothing).shuffle(15).repeat().batch(8), id="filter, shuffle")
-    yield pytest.param(rows.filter(nothing).shuffle(15).batch(8).repeat(), id="filter, shuffle 2")
-    yield pytest.param(shuffled.filter(nothing).repeat(), id="rows")
-    yield pytest.param(
-        shuffled.filter(is_even).batch(8).skip(100).repeat(), id="all batches skipped"
-    )
-    yield pytest.param(
-        tp.from_arrow(TABLE).filter(is_even).skip(100).batch(8).repeat(), id="all rows skipped"
-    )
-    yield pytest.param(
-        tp.from_arrow(TABLE).filter(is_even).skip(100).repeat().batch(8),
-        id="all rows skipped, rolling",
-    )
-    yield pytest.param(
-        tp.from_arrow(TABLE).shuffle(15).take(0).repeat().batch(8), id="none taken, rolling"
-    )
-    yield pytest.param(tp.from_iterable(list).batch(8).repeat(), id="an empty stream")
-    yield pytest.param(tp.from_iterable(list).repeat().batch(8), id="an empty stream, rolling")
-    yield pytest.param(tp.from_arrow(TABLE.slice(0, 0)).batch(8).repeat(), id="no rows")
-    yield pytest.param(tp.from_arrow(TABLE.slice(0, 0)).repeat().batch(8), id="no rows, rolling")
-    yield pytest.param(
-        tp.from_arrow(TABLE.slice(0, 5)).batch(8, drop_last=True).repeat(), id="all dropped"
-    )
+ROWS, NO_ROWS = tp.from_arrow(TABLE).sharding_filter(4), tp.from_arrow(TABLE.slice(0, 0))
+ONE_SHARD = tp.from_arrow(TABLE)
+#: Pipelines that would look for rows for ever.
+ENDLESS_WITH_NOTHING = {
+    "filter, batch, repeat": ROWS.shuffle(15).filter(nothing).batch(8).repeat(),
+    "filter, repeat, batch": ROWS.shuffle(15).filter(nothing).repeat().batch(8),
+    "batch, filter, repeat": ROWS.shuffle(15).batch(8).filter(nothing).repeat(),
+    "repeat, batch, filter": ROWS.shuffle(15).repeat().batch(8).filter(nothing),
+    "filter, shuffle": ROWS.filter(nothing).shuffle(15).repeat().batch(8),
+    "filter, shuffle 2": ROWS.filter(nothing).shuffle(15).batch(8).repeat(),
+    "rows": ROWS.shuffle(15).filter(nothing).repeat(),
+    "all batches skipped": ROWS.shuffle(15).filter(is_even).batch(8).skip(100).repeat(),
+    "all rows skipped": ONE_SHARD.filter(is_even).skip(100).batch(8).repeat(),
+    "all rows skipped, rolling": ONE_SHARD.filter(is_even).skip(100).repeat().batch(8),
+    "none taken, rolling": ONE_SHARD.shuffle(15).take(0).repeat().batch(8),
+    "an empty stream": tp.from_iterable(list).batch(8).repeat(),
+    "an empty stream, rolling": tp.from_iterable(list).repeat().batch(8),
+    "no rows": NO_ROWS.batch(8).repeat(),
+    "no rows, rolling": NO_ROWS.repeat().batch(8),
+    "all dropped": tp.from_arrow(TABLE.slice(0, 5)).batch(8, drop_last=True).repeat(),
+}
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("pipe", list(endless_with_nothing()))
-def test_what_lets_nothing_through_under_repeat_raises(pipe: tp.Pipeline) -> None:
+@pytest.mark.parametrize("name", ENDLESS_WITH_NOTHING)
+def test_what_lets_nothing_through_under_repeat_raises(name: str) -> None:
     with pytest.raises(tp.DataError, match=r"forever|nothing|no row"):
-        next(iter(pipe))
+        next(iter(ENDLESS_WITH_NOTHING[name]))
 
 
 @pytest.mark.timeout(30)
@@ -279,15 +253,12 @@ def test_an_iterator_is_not_copied(again: Any) -> None:
 
 
 @pytest.mark.parametrize("repeated", [False, True])
-@pytest.mark.parametrize(
-    ("cut", "kept"),
-    [
-        (lambda pipe: pipe.skip(3), slice(3, None)),
-        (lambda pipe: pipe.skip(1).skip(4), slice(5, None)),
-        (lambda pipe: pipe.skip(2).take(7).skip(1), slice(3, 9)),
-        (lambda pipe: pipe.take(9).skip(2), slice(2, 9)),
-    ],
-)
+@pytest.mark.parametrize(("cut", "kept"), [
+    (lambda pipe: pipe.skip(3), slice(3, None)),
+    (lambda pipe: pipe.skip(1).skip(4), slice(5, None)),
+    (lambda pipe: pipe.skip(2).take(7).skip(1), slice(3, 9)),
+    (lambda pipe: pipe.take(9).skip(2), slice(2, 9)),
+])  # fmt: skip
 def test_counted_batches_that_are_skipped_are_left_out_of_each_epoch_wherever_it_is_resumed(
     cut: Any, kept: slice, repeated: bool
 ) -> None:

@@ -33,16 +33,12 @@ PIPES = {
     "shuffled": lambda: rows().shuffle(20).batch(4),
     "filtered": lambda: rows().filter(is_even).map(jitter, rng=True).batch(4),
     "packed": lambda: rows().shuffle(20).pack(16, buffer_size=8).batch(2).pad_collate(),
-    "masked": lambda: (
-        rows()
-        .mask_tokens(0.5, mask_token_id=99, vocab_size=9, special_ids=[])
-        .batch(4)
-        .pad_collate()
-    ),
+    "masked": lambda: (rows().mask_tokens(0.5, mask_token_id=99, vocab_size=9, special_ids=[]).batch(4)
+        .pad_collate()),
     "stream": lambda: tp.from_iterable(lambda: iter(range(50))).shuffle(9).batch(4),
     "two epochs": lambda: rows().shuffle(20).batch(16).repeat(2),
     "mixed": lambda: tp.mix({"a": rows_of(40), "b": rows_of(10)}).sharding_filter(4).batch(3),
-}
+}  # fmt: skip
 
 
 def rows_of(count: int) -> Pipeline:
@@ -69,10 +65,9 @@ EVERY_WAY = pytest.mark.parametrize(
 @pytest.mark.parametrize("name", ["counted", "packed"])
 def test_each_iteration_is_the_same_epoch(name: str, options: Any) -> None:
     whole = epochs(name, 3)
-    assert whole[0] != whole[1]
-    for number in (0, 2):
-        loader = tp.Loader(PIPES[name](), epoch=number, **options)
-        assert [given_by(loader) for _ in range(3)] == [whole[number]] * 3
+    assert whole[0] != whole[2]
+    loader = tp.Loader(PIPES[name](), epoch=2, **options)
+    assert [given_by(loader) for _ in range(3)] == [whole[2]] * 3
 
 
 @pytest.mark.parametrize("name", PIPES)
@@ -98,13 +93,12 @@ def test_the_pipeline_stays_where_it_stands_and_the_loader_begins_where_it_is_to
     assert given_by(tp.Loader(pipe)) == whole[3]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", PIPES)
+@pytest.mark.parametrize(
+    ("name", "workers"), [*((name, 0) for name in PIPES), ("counted", 2), ("packed", 2)]
+)
 def test_a_loaded_state_goes_on_there_and_then_comes_the_epoch_again(
     name: str, workers: int
 ) -> None:
-    if workers and name not in ("counted", "packed"):
-        pytest.skip("tried without workers")
     whole = epochs(name, 3)
     for saving, of in ((None, 2), (0, 0)):  # of any loader
         saver = tp.Loader(PIPES[name](), epoch=saving)
@@ -165,7 +159,7 @@ def test_a_state_of_some_ranks_goes_on_on_others(name: str) -> None:
 
 def ragged(name: str) -> Pipeline:
     stages = [
-        stage._replaced(tail="ragged") if stage.name == "sharding_filter" else stage
+        stage._replaced(tail="uneven") if stage.name == "sharding_filter" else stage
         for stage in PIPES[name]().stages
     ]
     return Pipeline(stages)

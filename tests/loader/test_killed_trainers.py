@@ -49,16 +49,10 @@ def test_nothing_is_left_of_a_trainer_that_is_killed() -> None:
     assert not [one for one in killed(SAMPLE) if one["alive"] or one["files"]]
 
 
-@pytest.mark.parametrize(
-    ("start", "moment"),
-    [
-        ("forkserver", "asleep"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in product(STARTS, ["first", "slow"])
-        ),
-    ],
-)
+@pytest.mark.parametrize(("start", "moment"), [
+    ("forkserver", "asleep"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in product(STARTS, ["first", "slow"])),
+])  # fmt: skip
 def test_an_interrupt_ends_a_trainer_and_its_workers_in_seconds(start: str, moment: str) -> None:
     command = [sys.executable, killed_trainers.__file__, "train", "rows", start, moment]
     run = subprocess.Popen(

@@ -23,7 +23,7 @@ PIPELINES = {
     "counted": lambda: numbers().batch(3),
     "filtered": lambda: numbers().filter(lambda row: row % 3 > 0).batch(2),
     "filtered to nothing": lambda: numbers().filter(lambda row: row == 5).batch(2),
-    "ragged": lambda: tp.from_dataset(range(23)).sharding_filter(4, tail="ragged").batch(3),
+    "ragged": lambda: tp.from_dataset(range(23)).sharding_filter(4, tail="uneven").batch(3),
     "repeated twice": lambda: numbers().filter(lambda row: row % 3 > 0).repeat(2).batch(2),
     "placed": lambda: numbers().filter(lambda row: row > 4).batch(2).to("cpu"),
     "rows": lambda: numbers(),

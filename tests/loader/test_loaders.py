@@ -13,9 +13,7 @@ import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from torchdata.nodes import (
-    BaseNode,
-)
+from torchdata.nodes import BaseNode
 from torchdata.nodes import Loader as NodeLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -88,23 +86,6 @@ def test_a_state_before_the_first_item_is_the_start(loader: Any, workers: int) -
     assert given_by(started) == expected[0]  # it was not disturbed
 
 
-@WITH_STATE
-@pytest.mark.parametrize(("workers", "persistent"), [(1, False), (2, False), (2, True)])
-def test_every_state_of_a_run_with_workers_resumes(
-    loader: Any, workers: int, persistent: bool
-) -> None:
-    first = loader(pipeline(), workers, persistent_workers=persistent)
-    given_by(first)  # the states are of the second epoch
-    states = [copy.deepcopy(first.state_dict()) for _ in first]
-    expected = epochs_of(3)
-    for taken in (4, 12):
-        run = loader(pipeline(), workers, persistent_workers=persistent)
-        run.load_state_dict(kept(states[taken - 1]))
-        assert given_by(run) == expected[1][taken:]
-        if taken == 4:
-            assert given_by(run) == expected[2]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_snapshots_every_few_steps_resume_exactly(workers: int) -> None:
     first = stateful(pipeline(), workers, snapshot_every_n_steps=3)
@@ -128,19 +109,6 @@ def test_taking_a_state_changes_nothing(loader: Any, workers: int) -> None:
         found.append(rows_of(item))
     run.state_dict()
     assert [found, given_by(run)] == epochs_of(2)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_taking_a_state_right_after_loading_one_changes_nothing(workers: int) -> None:
-    first = ours(pipeline(), workers)
-    given_by(first, 5)
-    state = first.state_dict()
-    run = ours(pipeline(), workers)
-    run.load_state_dict(state)
-    assert run.state_dict() == state
-    started = iter(run)
-    assert run.state_dict() == state
-    assert given_by(started) == epochs_of(1)[0][5:]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

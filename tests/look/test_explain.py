@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
+from trainpipes._internal import messages
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,8 @@ def test_it_says_who_gets_what(files):
     assert "held by each worker" in str(said)
 
 
-def test_a_world_size_that_does_not_divide_is_warned_of(files):
+def test_a_world_size_that_does_not_divide_is_warned_of(files, monkeypatch):
+    monkeypatch.setattr(messages, "_warned", set())
     with pytest.warns(UserWarning, match="5 ranks do not divide num_shards=12"):
         said = pipeline(files).explain(world_size=5)
     assert said.num_batches == 75
@@ -100,6 +102,17 @@ def test_where_a_share_is_left_it_says_about_how_many(files):
     assert pipe.explain().num_batches is None
 
 
+def test_ranks_that_may_end_apart_are_told_of_collectives():
+    ten = tp.from_dataset(range(20)).sharding_filter(6, tail="uneven").batch(2)
+    (note,) = ten.explain(world_size=3).notes
+    assert "ranks may end a step or more apart" in note
+    assert 'tail="even"' in note
+    assert not ten.explain(world_size=2).notes
+    assert not ten.explain(world_size=1).notes
+    unknown = ten.filter(len)
+    assert unknown.explain(world_size=2).notes == (note,)
+
+
 def test_columns_have_types_whatever_rows_are(files):
     rows = pipeline(files)
     assert rows.explain().columns == {"text": "string", "x": "int64"}
@@ -110,28 +123,3 @@ def test_columns_have_types_whatever_rows_are(files):
     assert tp.from_dataset([{"a": 1, "b": "c"}]).explain().columns == {"a": "int", "b": "str"}
     assert tp.from_dataset([1, 2]).explain().columns == {}
     assert tp.from_dataset([]).explain().columns == {}
-
-
-def test_spans_of_even_bytes_end_nearly_together(tmp_path):
-    """Rows of the first files are ten times as long as those of the last."""
-    for number in range(8):
-        words = "word " * (40 if number < 4 else 4)
-        pq.write_table(
-            pa.table({"text": [words] * 1000}), tmp_path / f"{number}.parquet", row_group_size=100,
-            use_dictionary=False,
-        )  # fmt: skip
-
-    def lengths(balance):
-        pipe = (
-            tp.list_files(str(tmp_path)).read_parquet().sharding_filter(4, balance=balance)
-            .filter(lambda row: True).batch(10)
-        )  # fmt: skip
-        found = []
-        for rank in range(4):
-            layout = pipe._iteration.plan.layouts.of(0)
-            start, stop = layout.span(rank)
-            found.append(sum(40 if row < 4000 else 4 for row in range(start, stop)))
-        return max(found) / min(found)
-
-    assert lengths("bytes") < 1.1
-    assert lengths("rows") > 5

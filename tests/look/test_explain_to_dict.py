@@ -50,16 +50,15 @@ def stage(record: dict[str, Any], name: str) -> dict[str, Any]:
 @pytest.mark.filterwarnings(r"ignore:pin\(\) does nothing")
 @pytest.mark.parametrize("name", [*FINITE, *ENDLESS])
 def test_every_pipeline_has_a_diagram_and_a_record_of_json_that_moves_nothing(
-    name: str, tmp_path: Path
+    name: str, folder: Path
 ) -> None:
-    pipe = {**FINITE, **ENDLESS}[name](tmp_path)
-    record = pipe.explain().to_dict()
+    pipe = {**FINITE, **ENDLESS}[name](folder)
+    told = pipe.explain()
+    record = told.to_dict()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert pipe.explain().to_dict() == record
     assert record["pipeline"] == repr(pipe)
     assert record["stages"]
-    drawn = pipe.explain().mermaid
-    assert all(f'"{own.name}(' in drawn for own in pipe.stages)
+    assert all(f'"{own.name}(' in told.mermaid for own in pipe.stages)
     items = iter(pipe)
     next(items)
     assert pipe.explain().to_dict() == record
@@ -112,6 +111,16 @@ def variants(folder: Path) -> dict[str, tp.Pipeline]:
     os.makedirs(folder / "moved")
     shutil.copy(folder / "tokenizer.json", folder / "moved" / "renamed.json")
     rows = tp.list_files(here).read_parquet(columns=["text"])
+
+    def chain(rows: tp.Pipeline, pad: dict[str, Any] | None = None, **options: Any) -> tp.Pipeline:
+        tokens = rows.tokenize("bytes", max_length=16, **options)
+        return tokens.batch(4).pad_collate(**pad or {})
+
+    def shuffled(rows: tp.Pipeline, **options: Any) -> tp.Pipeline:
+        return rows.sharding_filter(12, **options).shuffle(20, seed=5)
+
+    before = rows.sharding_filter(12).tokenize("bytes", max_length=16).shuffle(20, seed=5)
+    defaults = rows.sharding_filter(12).shuffle(20, seed=5, scope="buffer")
     return {
         "plain": pipeline(here),
         "other folder": pipeline(there),
@@ -121,28 +130,11 @@ def variants(folder: Path) -> dict[str, tp.Pipeline]:
         "other shards": pipeline(here, num_shards=24),
         "tokenizer": pipeline(here, folder / "tokenizer.json"),
         "tokenizer moved": pipeline(here, folder / "moved" / "renamed.json"),
-        "tokenized before the shuffle": rows.sharding_filter(12)
-        .tokenize("bytes", max_length=16)
-        .shuffle(20, seed=5)
-        .batch(4)
-        .pad_collate(),
+        "tokenized before the shuffle": before.batch(4).pad_collate(),
         "pinned": pipeline(here).pin(),
-        "cached": rows.cache(folder / "cache")
-        .sharding_filter(12)
-        .shuffle(20, seed=5)
-        .tokenize("bytes", max_length=16)
-        .batch(4)
-        .pad_collate(),
-        "ragged": rows.sharding_filter(12, tail="ragged")
-        .shuffle(20, seed=5)
-        .tokenize("bytes", max_length=16)
-        .batch(4)
-        .pad_collate(),
-        "explicit default": rows.sharding_filter(12)
-        .shuffle(20, seed=5, scope="buffer")
-        .tokenize("bytes", max_length=16, add_eos=False, labels=None)
-        .batch(4)
-        .pad_collate(mask=None),
+        "cached": chain(shuffled(rows.cache(folder / "cache"))),
+        "ragged": chain(shuffled(rows, tail="uneven")),
+        "explicit default": chain(defaults, {"mask": None}, add_eos=False, labels=None),
     }
 
 
@@ -151,12 +143,9 @@ def test_fingerprints_are_equal_where_states_fit_and_only_there(tmp_path: Path) 
     prints = {name: pipe.explain().to_dict()["fingerprint"] for name, pipe in pipes.items()}
     assert len(set(prints.values())) == 6
     for one, saved in pipes.items():
-        for other, loading in variants_fresh(pipes).items():
+        for other, pipe in pipes.items():
+            loading = tp.Pipeline(pipe.stages)
             assert (prints[one] == prints[other]) == accepts(saved, loading), (one, other)
-
-
-def variants_fresh(pipes: dict[str, tp.Pipeline]) -> dict[str, tp.Pipeline]:
-    return {name: tp.Pipeline(pipe.stages) for name, pipe in pipes.items()}
 
 
 # Secrets

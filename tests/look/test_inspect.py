@@ -18,7 +18,6 @@ import fsspec
 import numpy as np
 import psutil
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
@@ -83,18 +82,19 @@ def test_it_says_rows_row_groups_sizes_columns_and_nulls(tmp_path: Path) -> None
 
 def test_it_prints_as_tables_and_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet(tmp_path / "a.parquet", {"text": ["one", None], "<b>": [1, 2]})
+    (tmp_path / "b.txt").write_text("x")
     found = inspect_files(tmp_path)
     told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert (told["rows"], told["columns"][1]["name"]) == (2, "<b>")
-    assert told["findings"][0]["kind"] == "nulls"
+    assert told["findings"][0]["kind"] == "other_formats"
     monkeypatch.setenv("COLUMNS", "30")
     narrow = str(found).splitlines()
     assert f"  -> {found.findings[0].cure}" in narrow, "commands are copied"
     assert max(len(line) for line in narrow if "->" not in line) <= 30
     monkeypatch.delenv("COLUMNS")
     text = str(found)
-    assert "warning: nulls in 'text' (50 %)" in text
-    assert "  -> .filter(pc.field('text').is_valid())" in text
+    assert "warning: read_parquet() does not read files of other formats: 1 beside the data" in text
+    assert f"  -> trainpipes inspect {tmp_path}/b.txt" in text
     cells = [line.split() for line in text.splitlines()]
     assert ["text", "one", "null"] in cells
     assert ["text", "string", "50", "%"] in cells
@@ -356,7 +356,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
         inspect_files(tmp_path, column="txt")
     with pytest.raises(tp.SchemaError, match="'n' of int64"):
         inspect_files(tmp_path, column="n")
-    for option in ("rows", "sample", "max_length"):
+    for option in ("rows", "sample"):
         with pytest.raises(tp.ConfigError, match=option):
             inspect_files(tmp_path, **{option: -1})  # type: ignore[arg-type]
 
@@ -385,17 +385,14 @@ def test_damaged_files_are_named_and_the_others_told(tmp_path: Path) -> None:
     assert found.shown[0] == {"text": "row 0"}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    [
-        ("b.jsonl", b'{"x": "\xff"}\n', "not UTF-8"),
-        ("b.jsonl.gz", b"\x1f\x8bnothing", "gzip"),
-        ("b.npy", b"junk" * 99, "neither .npy nor .npz"),
-        ("b.arrow", b"junk" * 99, "not an Arrow file"),
-        ("b.tar", b"junk" * 999, "not a tar archive"),
-        ("b.png", b"", "empty: 0 bytes"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "reason"), [
+    ("b.jsonl", b'{"x": "\xff"}\n', "not UTF-8"),
+    ("b.jsonl.gz", b"\x1f\x8bnothing", "gzip"),
+    ("b.npy", b"junk" * 99, "neither .npy nor .npz"),
+    ("b.arrow", b"junk" * 99, "not an Arrow file"),
+    ("b.tar", b"junk" * 999, "not a tar archive"),
+    ("b.png", b"", "empty: 0 bytes"),
+])  # fmt: skip
 def test_damaged_files_of_every_format_are_named(
     name: str, content: bytes, reason: str, tmp_path: Path
 ) -> None:
@@ -502,26 +499,20 @@ MESSAGES = [[{"role": "u", "text": "abc"}, {"role": "a", "text": None}], None, [
 MAPS = [[("key", ["a", "bc"])], None, [], [("k", None), ("kk", ["d"])]] * 3
 
 
-@pytest.mark.parametrize(
-    ("column", "unit", "lengths"),
-    [
-        (pa.array(["é", "abc", None]), "bytes", [2, 3, 0]),
-        (pa.array([b"\xff", None, b""]), "bytes", [1, 0, 0]),
-        (pa.array([[1, 2], None, [], [3]]), "items", [2, 0, 0, 1]),
-        (pa.array([[0.5, 2.5], None], pa.list_(pa.float32(), 2)), "items", [2, 0]),
-        (pa.array(["a", None, "bcd"]).dictionary_encode(), "bytes", [1, 0, 3]),
-        (pa.array(["a", None, "bcd"], pa.string_view()), "bytes", [1, 0, 3]),
-        (pa.array([["a"], ["b", "cd"]], pa.list_(pa.string_view())), "bytes", [1, 3]),
-        (pa.array(["{}", None, "[1]"], pa.json_()), "bytes", [2, 0, 3]),
-        (pa.array(MESSAGES), "bytes", [5, 0, 0] * 5),
-        (pa.array(MESSAGES).slice(1, 7), "bytes", [0, 0, 5, 0, 0, 5, 0]),
-        (
-            pa.array(MAPS, pa.map_(pa.string(), pa.list_(pa.string()))).slice(1, 7),
-            "bytes",
-            [0, 0, 4, 6, 0, 0, 4],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("column", "unit", "lengths"), [
+    (pa.array(["é", "abc", None]), "bytes", [2, 3, 0]),
+    (pa.array([b"\xff", None, b""]), "bytes", [1, 0, 0]),
+    (pa.array([[1, 2], None, [], [3]]), "items", [2, 0, 0, 1]),
+    (pa.array([[0.5, 2.5], None], pa.list_(pa.float32(), 2)), "items", [2, 0]),
+    (pa.array(["a", None, "bcd"]).dictionary_encode(), "bytes", [1, 0, 3]),
+    (pa.array(["a", None, "bcd"], pa.string_view()), "bytes", [1, 0, 3]),
+    (pa.array([["a"], ["b", "cd"]], pa.list_(pa.string_view())), "bytes", [1, 3]),
+    (pa.array(["{}", None, "[1]"], pa.json_()), "bytes", [2, 0, 3]),
+    (pa.array(MESSAGES), "bytes", [5, 0, 0] * 5),
+    (pa.array(MESSAGES).slice(1, 7), "bytes", [0, 0, 5, 0, 0, 5, 0]),
+    (pa.array(MAPS, pa.map_(pa.string(), pa.list_(pa.string()))).slice(1, 7), "bytes",
+        [0, 0, 4, 6, 0, 0, 4]),
+])  # fmt: skip
 def test_lengths_of_every_kind_of_column(
     column: pa.Array, unit: str, lengths: list[int], tmp_path: Path
 ) -> None:
@@ -555,8 +546,6 @@ def test_columns_of_one_length_are_left_out(tmp_path: Path) -> None:
     rows = {"id": ["0001", "0002"], "vector": [[0.0] * 8] * 2, "text": ["a", "bc"]}
     path = parquet(tmp_path / "a.parquet", rows)
     assert [one.columns for one in inspect_files(path).lengths] == [["text"]]
-    found = inspect_files(path, max_length=5)
-    assert [one.columns for one in found.lengths] == [["vector"], ["text"]]
 
 
 def test_text_that_is_not_utf8_is_counted_and_not_shown(tmp_path: Path) -> None:
@@ -582,7 +571,7 @@ def test_good_data_has_no_findings(tmp_path: Path) -> None:
         texts = [f"row {k} of {n}" for k in range(20_000)]
         rows = {"text": texts, "label": DRAW.integers(0, 10, 20_000)}
         parquet(tmp_path / f"{n}.parquet", rows, row_group_size=5000)
-    assert inspect_files(tmp_path, max_length=100).findings == []
+    assert inspect_files(tmp_path).findings == []
 
 
 def test_large_row_groups_are_told_with_the_command_that_cuts_them(tmp_path: Path) -> None:
@@ -615,44 +604,6 @@ def test_small_row_groups_are_told_where_there_are_many(
         rows = {"text": [str(n).zfill(width) for n in range(500)]}
         parquet(path, rows, row_group_size=50, use_dictionary=False)
         assert ("small_row_groups" in kinds(inspect_files(path))) == (width == 4)
-
-
-@pytest.mark.parametrize("members", [1, 40])
-def test_compressed_text_that_can_only_be_read_from_its_start_is_told(
-    members: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainpipes.look.inspect_findings.LARGE_BYTES", 16 << 20)
-    lines = [json.dumps({"text": DRAW.bytes(500).hex()}).encode() + b"\n"] * 1000
-    content = b"".join(lines)
-    parts = [content * 40] if members == 1 else [content] * 40
-    (tmp_path / "a.jsonl.gz").write_bytes(b"".join(gzip.compress(part, 1) for part in parts))
-    found = inspect_files(tmp_path / "a.jsonl.gz")
-    assert ("large_blocks" in kinds(found)) == (members == 1)
-    np.save(tmp_path / "a.npy", np.arange(3 << 20))  # of which each row can be read by itself
-    assert kinds(inspect_files(tmp_path / "a.npy")) == []
-
-
-def test_nulls_are_told_with_a_filter_that_drops_them(tmp_path: Path) -> None:
-    rows = {"text": [f"text {n}" if n % 4 else None for n in range(100)], "no": pa.nulls(100)}
-    path = parquet(tmp_path / "a.parquet", rows)
-    told = said(inspect_files(path), "nulls")
-    assert "'no' (100 %), 'text' (25 %)" in told
-    assert ".filter(pc.field('text').is_valid())" in told
-    assert len(list(tp.read_parquet(path).filter(pc.field("text").is_valid()))) == 75
-
-
-def test_rows_longer_than_max_length_are_told(tmp_path: Path) -> None:
-    rows = {"text": ["a", "bbb", "ccccc", "d"], "ids": [[1], [1, 2, 3], [4], [5]]}
-    path = parquet(tmp_path / "a.parquet", rows)
-    found = inspect_files(path, tokenizer="bytes", column="text", max_length=3)
-    assert found.lengths[0].too_long == 0.25
-    told = said(found, "too_long")
-    assert "25 % of rows have more than 3 tokens in 'text', up to 5" in told
-    assert ".tokenize(..., max_length=3)" in told
-    assert kinds(inspect_files(path, max_length=5)) == []
-    assert "more than 2 items in 'ids'" in said(
-        inspect_files(path, column="ids", max_length=2), "too_long"
-    )
 
 
 def test_files_with_other_columns_or_types_are_told(tmp_path: Path) -> None:

@@ -91,14 +91,11 @@ def test_what_a_stateful_data_loader_keeps_is_refused_with_what_takes_it(workers
 
 
 @pytest.mark.parametrize("layout", ["torch", "json", "dcp"])
-@pytest.mark.parametrize(
-    ("wrap", "keys"),
-    [
-        (lambda s: s, ""),
-        (lambda s: {"step": 3, "loader": s}, '["loader"]'),
-        (lambda s: {"a": [1, {"b c": s, "w": [0.5] * 9}]}, '["a"][1]["b c"]'),
-    ],
-)
+@pytest.mark.parametrize(("wrap", "keys"), [
+    (lambda s: s, ""),
+    (lambda s: {"step": 3, "loader": s}, '["loader"]'),
+    (lambda s: {"a": [1, {"b c": s, "w": [0.5] * 9}]}, '["a"][1]["b c"]'),
+])  # fmt: skip
 def test_a_state_is_found_under_any_keys(layout, wrap, keys, tmp_path):
     if layout == "dcp" and not keys:
         wrap, keys = (lambda s: {"top": s}), '["top"]'
@@ -177,22 +174,18 @@ def test_nothing_is_there(tmp_path):
             read_states(path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\x00" * 100,
-        b"{",
-        b"[" * 200_000,
-        b'{"a": 1e999999, "b": ' + b"9" * 10_000 + b"}",
-        b"PK\x03\x04",
-        pickle.dumps({"trainpipes": 2}),
-        b"\xff\xfe{",
-        struct.pack("<Q", 40) + b'{"w":{"dtype":"F32"}}' + bytes(50),
-        gzip.compress(b"{}", mtime=0),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("content", [
+    b"",
+    b"\x00" * 100,
+    b"{",
+    b"[" * 200_000,
+    b'{"a": 1e999999, "b": ' + b"9" * 10_000 + b"}",
+    b"PK\x03\x04",
+    pickle.dumps({"trainpipes": 2}),
+    b"\xff\xfe{",
+    struct.pack("<Q", 40) + b'{"w":{"dtype":"F32"}}' + bytes(50),
+    gzip.compress(b"{}", mtime=0),
+], ids=str)  # fmt: skip
 def test_files_of_something_else(content, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(content)
@@ -204,18 +197,12 @@ def test_an_archive_of_something_else_is_refused(tmp_path):
     assert "what it cannot read" in refused(tmp_path / "arrays.npz")
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ({"a": 1}, "a dict without the key 'trainpipes' ('a')"),
-        ({"root": {}, "num_yielded": 3}, "the state of a torchdata.nodes.Loader"),
-        (
-            [1, 2],
-            "has no state of trainpipes in it: a state must be the dict that state_dict() gave",
-        ),
-        ({"trainpipes": 2}, "a dict without the key 'batches' ('trainpipes')"),
-    ],
-)
+@pytest.mark.parametrize(("value", "said"), [
+    ({"a": 1}, "a dict without the key 'trainpipes' ('a')"),
+    ({"root": {}, "num_yielded": 3}, "the state of a torchdata.nodes.Loader"),
+    ([1, 2], "has no state of trainpipes in it: a state must be the dict that state_dict() gave"),
+    ({"trainpipes": 2}, "a dict without the key 'batches' ('trainpipes')"),
+])  # fmt: skip
 def test_what_another_library_saved_is_named(value, said, tmp_path):
     told = refused(save(value, tmp_path / "other.json", "json"))
     assert said in told

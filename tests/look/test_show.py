@@ -242,16 +242,13 @@ def test_what_a_terminal_would_obey_is_written_as_an_escape(text):
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'& [bold]"
 
 
-@pytest.mark.parametrize(
-    "item",
-    [
-        {EVIL: EVIL},
-        [{EVIL: [EVIL]}],
-        {"input_ids": torch.tensor([list(EVIL.encode())])},
-        {"x": EVIL.encode()},
-        pa.table({EVIL: [EVIL]}),
-    ],
-)
+@pytest.mark.parametrize("item", [
+    {EVIL: EVIL},
+    [{EVIL: [EVIL]}],
+    {"input_ids": torch.tensor([list(EVIL.encode())])},
+    {"x": EVIL.encode()},
+    pa.table({EVIL: [EVIL]}),
+])  # fmt: skip
 def test_html_and_markup_of_the_data_are_text(item):
     shown = tp.show(item, tokenizer="bytes")
     assert Page(shown).text == shown.text()
@@ -443,34 +440,31 @@ CYCLE.append(CYCLE)
 LOOP["x"] = LOOP
 
 
-@pytest.mark.parametrize(
-    ("item", "said"),
-    [
-        ({"x": torch.zeros(2, 3)}, "batch  dict of 1, 2 rows"),
-        ((torch.zeros(2, 3), torch.zeros(2)), "batch  tuple of 2, 2 rows"),
-        (torch.zeros(0, 5), "batch  Tensor, 0 rows"),
-        (np.zeros((2, 2)), "batch  ndarray, 2 rows"),
-        ([{"x": 1}, {"x": None}], "batch  list of 2, 2 rows"),
-        (pa.table({"x": [1, 2], "y": [None, "b"]}), "batch  Table of 2 columns, 2 rows"),
-        (pa.table({"x": pa.array([], pa.int64())}), "batch  Table of 1 column, 0 rows"),
-        ({"x": {"y": torch.zeros(3, 1)}}, "batch  dict of 1, 3 rows"),
-        ({"x": torch.zeros(2, 3, dtype=torch.bfloat16)}, "x  tensor bfloat16  [2, 3]  0 to 0"),
-        ({"x": torch.tensor([[float("nan"), 1.0]])}, "1 NaN"),
-        ({"x": torch.zeros(2, device="meta")}, "x  tensor float32 on meta  [2]"),
-        ({"x": torch.zeros(2, 2).to_sparse()}, "x  tensor float32"),
-        ({"x": "é\u202e\x1b[31m"}, r"é\u202e\x1b[31m"),
-        ({"x": "long " * 1000}, "str of 5,000 characters"),
-        ({"x": [1, 2.5, 3]}, "x  list  [3]  1 to 3"),
-        ({"x": [3, 10**5000]}, "a number of"),
-        ({"input_ids": [1, 2, 3]}, "row  dict of 1"),
-        ({}, "row  dict of 0"),
-        ([], "row  list of 0"),
-        (None, "row  NoneType"),
-        (CYCLE, "batch  list of 1"),
-        (LOOP, "row  dict of 1"),
-        ({"x": [torch.zeros(2), torch.zeros(3)]}, "batch  dict of 1"),
-    ],
-)
+@pytest.mark.parametrize(("item", "said"), [
+    ({"x": torch.zeros(2, 3)}, "batch  dict of 1, 2 rows"),
+    ((torch.zeros(2, 3), torch.zeros(2)), "batch  tuple of 2, 2 rows"),
+    (torch.zeros(0, 5), "batch  Tensor, 0 rows"),
+    (np.zeros((2, 2)), "batch  ndarray, 2 rows"),
+    ([{"x": 1}, {"x": None}], "batch  list of 2, 2 rows"),
+    (pa.table({"x": [1, 2], "y": [None, "b"]}), "batch  Table of 2 columns, 2 rows"),
+    (pa.table({"x": pa.array([], pa.int64())}), "batch  Table of 1 column, 0 rows"),
+    ({"x": {"y": torch.zeros(3, 1)}}, "batch  dict of 1, 3 rows"),
+    ({"x": torch.zeros(2, 3, dtype=torch.bfloat16)}, "x  tensor bfloat16  [2, 3]  0 to 0"),
+    ({"x": torch.tensor([[float("nan"), 1.0]])}, "1 NaN"),
+    ({"x": torch.zeros(2, device="meta")}, "x  tensor float32 on meta  [2]"),
+    ({"x": torch.zeros(2, 2).to_sparse()}, "x  tensor float32"),
+    ({"x": "é\u202e\x1b[31m"}, r"é\u202e\x1b[31m"),
+    ({"x": "long " * 1000}, "str of 5,000 characters"),
+    ({"x": [1, 2.5, 3]}, "x  list  [3]  1 to 3"),
+    ({"x": [3, 10**5000]}, "a number of"),
+    ({"input_ids": [1, 2, 3]}, "row  dict of 1"),
+    ({}, "row  dict of 0"),
+    ([], "row  list of 0"),
+    (None, "row  NoneType"),
+    (CYCLE, "batch  list of 1"),
+    (LOOP, "row  dict of 1"),
+    ({"x": [torch.zeros(2), torch.zeros(3)]}, "batch  dict of 1"),
+])  # fmt: skip
 def test_what_is_said_of_an_item(item, said):
     assert said in repr(tp.show(item))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -142,15 +141,3 @@ def test_a_number_of_batches_is_whole(batches):
 
 def test_an_order_that_would_have_to_be_read_is_not_measured():
     assert tp.from_iterable(lambda: iter(range(9))).batch(2).stats().shuffle is None
-
-
-def test_stats_show_that_the_first_rows_of_an_epoch_are_mixed_with_fewer() -> None:
-    rows = tp.from_tensors(x=np.arange(20_000)).sharding_filter(4)
-    found = rows.shuffle(1000).batch(32).stats().shuffle
-    # as a span of 5,000 rows is cut: a sixteenth of the buffer, a little more in the first span
-    assert (found.first_window_rows, found.window_rows) == (68, 1000)
-    assert "mixed together     68 rows at first, 1,000 later" in str(found)
-    whole = rows.shuffle(20_000).batch(32).stats().shuffle
-    assert (whole.first_window_rows, whole.window_rows) == (20_000, 20_000)
-    assert "mixed together" not in str(whole)
-    assert rows.shuffle(scope="global").batch(32).stats().shuffle.window_rows is None

@@ -201,14 +201,11 @@ def test_what_bounds_a_run(case: str) -> None:
     assert "times as fast" in str(said.changes[0]) or gain is None
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        found(facts(PARQUET), 0.1),
-        found(facts(PARQUET, CLEAN), 0.4, iterates={"map(clean)": (0.4, 0.4)}),
-        found(facts(PARQUET, BUCKETS), 0.1, cells=1000, padding=100),
-    ],
-)
+@pytest.mark.parametrize("run", [
+    found(facts(PARQUET), 0.1),
+    found(facts(PARQUET, CLEAN), 0.4, iterates={"map(clean)": (0.4, 0.4)}),
+    found(facts(PARQUET, BUCKETS), 0.1, cells=1000, padding=100),
+])  # fmt: skip
 def test_a_trainer_that_is_slow_needs_no_change(run: Verdict) -> None:
     assert run == Verdict("trainer", "the trainer: data is there when it asks")
 
@@ -216,8 +213,7 @@ def test_a_trainer_that_is_slow_needs_no_change(run: Verdict) -> None:
 def test_a_first_batch_that_was_late_is_no_slow_pipeline() -> None:
     said = verdict(facts(PARQUET), Measured(10.0, 2.1, 2.0))
     assert said == Verdict(
-        "trainer",
-        "the trainer: data is there when it asks, but for the first batch after 2.0 s",
+        "trainer", "the trainer: data is there when it asks, but for the first batch after 2.0 s"
     )
 
 

@@ -183,23 +183,20 @@ ALONE: dict[str, Any] = {
     "whole batches only": lambda: tn.Batch(shuffled(), batch_size=4, drop_last=True),
     "shards": sharded,
     "filtered": filtered,
-    "filtered shards": lambda: tn.Batch(
-        tn.Filter(tn.ShardingFilter(shuffled(), num_shards=2), predicate=some), batch_size=2
-    ),
+    "filtered shards": lambda: tn.Batch(tn.Filter(tn.ShardingFilter(shuffled(), num_shards=2),
+        predicate=some), batch_size=2),
     "mixed": mixed,
     "repeated": lambda: tn.Batch(tn.Repeat(shuffled(count=5), times=2), batch_size=2),
     "batches, repeated": lambda: tn.Repeat(tn.Batch(shuffled(count=5), batch_size=2), times=2),
     "the first batches": lambda: tn.Take(batches(), count=2),
     "without the first batches": lambda: tn.Skip(batches(), count=2),
     "without the first rows": lambda: tn.Batch(tn.Skip(rows(), count=4), batch_size=2),
-    "by a function": lambda: tn.Batch(
-        tn.FromIterable(factory=lambda: iter(map(as_row, range(ROWS)))), batch_size=3
-    ),
+    "by a function": lambda: tn.Batch(tn.FromIterable(factory=lambda: iter(map(as_row, range(ROWS)))),
+        batch_size=3),
     "several of each": lambda: tn.Batch(tn.FlatMap(shuffled(), fn=times), batch_size=4),
-    "tensors": lambda: tn.Batch(
-        tn.Shuffle(tn.FromTensors(tensors=[torch.arange(ROWS)]), buffer_size=5), batch_size=4
-    ),
-}
+    "tensors": lambda: tn.Batch(tn.Shuffle(tn.FromTensors(tensors=[torch.arange(ROWS)]), buffer_size=5),
+        batch_size=4),
+}  # fmt: skip
 
 UNDER: dict[str, Any] = {
     "Unbatcher": lambda: Unbatcher(batches()),
@@ -396,7 +393,7 @@ class Opaque(Drawing):
 def test_a_state_that_json_cannot_hold_is_refused_when_it_is_asked_for() -> None:
     chain = tn.Batch(Opaque(), batch_size=2)
     assert len(next(chain)) == 2
-    with pytest.raises(tp.DataError, match="JSON cannot hold"):
+    with pytest.raises(tp.DataError, match="must give what JSON can hold"):
         chain.state_dict()
 
 

@@ -22,7 +22,7 @@ from trainpipes.errors import (
     UnreachableError,
     WorkerError,
 )
-from trainpipes.filesystems.stopping import check_stop
+from trainpipes.filesystems.output_file import check_stop
 from trainpipes.writers import Ray
 
 

@@ -16,7 +16,6 @@ from trainpipes.order.layout import (
     Layout,
     StreamLayout,
     count_batches,
-    divisors,
     permutation,
     random_key,
     segments,
@@ -46,13 +45,9 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 @st.composite
-def cut_layouts(draw: st.DrawFn) -> Layout:
-    """Layouts whose spans are cut by bytes, or whose batch size changed."""
+def changed_layouts(draw: st.DrawFn) -> Layout:
+    """Layouts whose batch size changed."""
     layout = draw(layouts())
-    if draw(st.booleans()):
-        cuts = draw(st.lists(st.integers(0, layout.rows), min_size=layout.num_spans - 1,
-                             max_size=layout.num_spans - 1))  # fmt: skip
-        return replace(layout, whole=False, cuts=(0, *sorted(cuts), layout.rows))
     change = (draw(st.integers(1, 40)), draw(st.integers(1, 64)))
     return replace(layout, whole=True, rolling=False, changes=(change,))
 
@@ -98,24 +93,16 @@ def test_spans_partition_the_rows_of_an_epoch(layout: Layout) -> None:
 
 
 @examples(300)
-@given(layouts())
-def test_windows_partition_a_span_and_none_is_empty(layout: Layout) -> None:
-    for span, (start, stop) in enumerate(spans_of(layout)):
-        edges = windows_of(layout, span)
-        assert sum(b - a for a, b in edges) == stop - start
-        assert all(a < b for a, b in edges)
-        assert [a for a, _ in edges] == [0, *[b for _, b in edges]][: len(edges)]
-
-
-@examples(300)
-@given(cut_layouts(), st.data())
-def test_windows_of_spans_of_any_length_partition_them(layout: Layout, data: st.DataObject) -> None:
+@given(layouts() | changed_layouts(), st.data())
+def test_windows_partition_their_span_and_none_is_empty(
+    layout: Layout, data: st.DataObject
+) -> None:
     for span, (start, stop) in enumerate(spans_of(layout)):
         edges = windows_of(layout, span)
         assert [a for a, _ in edges] == [0, *[b for _, b in edges]][: len(edges)]
         assert all(a < b for a, b in edges)
         assert sum(b - a for a, b in edges) == stop - start
-        row = data.draw(st.integers(0, stop - start))
+        row = data.draw(st.integers(0, stop - start + 2))
         window = layout.window_of(span, row)
         assert window == sum(b <= row for _, b in edges)
 
@@ -139,14 +126,15 @@ def test_a_window_has_the_buffer_to_twice_the_buffer_once_windows_have_grown(
 
 
 @examples(200)
-@given(layouts(), st.integers(2, 500))
-def test_windows_that_memory_limits_are_no_smaller_than_it_asks_for(
+@given(layouts(), st.integers(1, 500))
+def test_windows_that_memory_limits_are_no_larger_and_no_smaller_than_it_asks_for(
     layout: Layout, limit: int
 ) -> None:
     layout = replace(layout, window_limit=limit)
     least = min(layout.window_rows, limit * 6 // 7)
     for span in range(layout.num_spans):
         sizes = [b - a for a, b in windows_of(layout, span)]
+        assert all(size <= limit for size in sizes)
         assert all(size >= least for size in sizes[6:-2])
         if len(sizes) > 7:
             assert sizes[-1] >= limit // 2 or sizes[-1] >= layout.window_rows
@@ -195,27 +183,12 @@ def test_windows_that_begin_within_a_24th_of_an_epoch_have_twice_its_rows_at_mos
     assert most <= (2.06 if buffers < 3.1 else 2.0) * part * rows
 
 
-@pytest.mark.parametrize("rows", [1, 3, 100])
-def test_a_buffer_of_one_row_mixes_none(rows: int) -> None:
-    layout = Layout(rows, 8, 4, window_rows=1, span_rows=1, grows=True)
-    for span in range(layout.num_spans):
-        assert all(stop - start == 1 for start, stop in windows_of(layout, span))
-
-
 def test_a_first_window_is_a_sixteenth_of_the_buffer() -> None:
     layout = Layout(24 * 133_333, 32, 24, 40_960, 40_960, grows=True)
     assert [b - a for a, b in windows_of(layout, 0)] == [
         1629, 1630, 3259, 6518, 13_036, 26_483, 80_789,
     ]  # fmt: skip
     assert [a for a, _ in windows_of(layout, 23)][:3] == [0, 3167, 6335]
-
-
-@examples(200)
-@given(layouts(), st.integers(1, 500))
-def test_no_window_is_larger_than_the_memory_limit_allows(layout: Layout, limit: int) -> None:
-    layout = replace(layout, window_limit=limit)
-    for span in range(layout.num_spans):
-        assert all(b - a <= limit for a, b in windows_of(layout, span))
 
 
 @examples(300)
@@ -273,21 +246,12 @@ def test_known_counts_make_the_micro_batches_of_a_plain_data_loader(layout: Layo
         for at, first in enumerate(range(0, len(rows), layout.batch_size)):
             number = shard + at * layout.num_shards
             sizes[number] = len(rows[first : first + layout.batch_size])
+            # Micro-batch i of the epoch is number i // G of span i mod G.
+            assert rows[first] // layout.batch_size * layout.num_spans + span == number
     assert sorted(sizes) == list(range(total))  # no holes
     full = [number for number in sizes if sizes[number] == layout.batch_size]
     assert len(full) == layout.rows // layout.batch_size
-    assert full == [] or sorted(full) == list(range(len(full)))  # only the last may be short
-
-
-@examples(200)
-@given(layouts())
-def test_micro_batch_i_of_an_epoch_is_number_i_over_g_of_span_i_mod_g(layout: Layout) -> None:
-    layout = replace(layout, whole=True, rolling=False)
-    for shard in range(layout.num_shards):
-        span, sharer = shard % layout.num_spans, shard // layout.num_spans
-        for row in dealt(layout, span, sharer):
-            chunk = row // layout.batch_size
-            assert (chunk * layout.num_spans + span) % layout.num_shards == shard
+    assert sorted(full) == list(range(len(full)))  # only the last may be short
 
 
 @examples(200)
@@ -310,20 +274,6 @@ def test_rolling_micro_batches_are_dealt_in_turn_over_the_joints_of_epochs(
                 if row // layout.batch_size % layout.sharers == sharer
             ]
             assert rows == expected
-
-
-@examples(300)
-@given(layouts(), st.data())
-def test_the_window_of_a_row_is_the_one_that_holds_it(layout: Layout, data: st.DataObject) -> None:
-    span = data.draw(st.integers(0, layout.num_spans - 1))
-    start, stop = layout.span(span)
-    row = data.draw(st.integers(0, stop - start + 2))
-    window = layout.window_of(span, row)
-    if row >= stop - start:
-        assert window == layout.num_windows(span)
-    else:
-        first, end = layout.window(span, window)
-        assert first <= row < end
 
 
 @examples(200)
@@ -358,11 +308,6 @@ def test_slots_before_counts_the_numbers_of_a_residue_class(
     assert slots_before(m, shard, num_shards) == sum(
         number % num_shards == shard for number in range(m)
     )
-
-
-@given(st.integers(1, 3000))
-def test_divisors_are_all_that_divide(n: int) -> None:
-    assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
 
 
 @given(st.integers(0, 300), st.integers(1, 40), st.booleans())
@@ -410,16 +355,6 @@ def test_keys_of_neighboring_seeds_and_paths_differ() -> None:
     keys = {tuple(random_key(seed, *path).tolist()) for seed, path in paths}
     assert len(keys) == len(paths)
     assert random_key(1, 2).tolist() != random_key(1, "2").tolist()
-
-
-def test_permutations_of_a_shuffle_are_close_to_uniform() -> None:
-    # 4! orders of 4 rows in 4,800 epochs: 200 each, standard deviation 14.
-    seen: dict[tuple[int, ...], int] = {}
-    for epoch in range(4800):
-        order = tuple(permutation(4, 0, "window", epoch).tolist())
-        seen[order] = seen.get(order, 0) + 1
-    assert len(seen) == 24
-    assert max(abs(count - 200) for count in seen.values()) < 70
 
 
 @pytest.mark.parametrize("grows", [False, True])

@@ -104,11 +104,8 @@ MAY_IMPORT = {"trainpipes", "pyarrow", "fsspec", "numpy", *sys.stdlib_module_nam
 #: What fsspec imports wherever it is installed.
 MAY_IMPORT |= {"backports", "zstandard", "lz4", "snappy", "isal", "lzmaffi"}
 NOT_AT_ONCE = {
-    "pyarrow.dataset",
-    "pyarrow.flight",
-    "pyarrow.substrait",
-    "fsspec.implementations.http",
-}
+    "pyarrow.dataset", "pyarrow.flight", "pyarrow.substrait", "fsspec.implementations.http",
+}  # fmt: skip
 
 
 def test_importing_brings_nothing_that_takes_its_time() -> None:

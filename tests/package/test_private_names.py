@@ -74,24 +74,21 @@ def test_the_sources_use_every_name_of_the_list() -> None:
     assert not unused
 
 
-@pytest.mark.parametrize(
-    ("code", "name"),
-    [
-        ("loader._workers", "_workers"),
-        ("self._foreign.append(1)", "_foreign"),
-        ("super()._prepare(batch)", "_prepare"),
-        ("import torch._utils", "_utils"),
-        ("from torch import _C", "_C"),
-        ("from torch.utils._pytree import tree_map", "_pytree"),
-        ("getattr(dataset, '_ex_iterable', None)", "_ex_iterable"),
-        ("resolve_name('torch.x:_Y.z')", "_Y"),
-        ("setattr(loader, '_shutdown', True)", "_shutdown"),
-        ("frame.f_locals['x']", "f_locals"),
-        ("sys._getframe()", "_getframe"),
-        ("frame.f_code.co_name == 'loop'", "loop"),
-        ("type(one).__name__ in ('Buffer', 'Other')", "Other"),
-    ],
-)
+@pytest.mark.parametrize(("code", "name"), [
+    ("loader._workers", "_workers"),
+    ("self._foreign.append(1)", "_foreign"),
+    ("super()._prepare(batch)", "_prepare"),
+    ("import torch._utils", "_utils"),
+    ("from torch import _C", "_C"),
+    ("from torch.utils._pytree import tree_map", "_pytree"),
+    ("getattr(dataset, '_ex_iterable', None)", "_ex_iterable"),
+    ("resolve_name('torch.x:_Y.z')", "_Y"),
+    ("setattr(loader, '_shutdown', True)", "_shutdown"),
+    ("frame.f_locals['x']", "f_locals"),
+    ("sys._getframe()", "_getframe"),
+    ("frame.f_code.co_name == 'loop'", "loop"),
+    ("type(one).__name__ in ('Buffer', 'Other')", "Other"),
+])  # fmt: skip
 def test_a_private_name_is_seen(code: str, name: str) -> None:
     assert name in set(foreign(parsed(code), {"_own"}, {"_own"}))
 
@@ -674,7 +671,8 @@ def test_accelerate_knows_the_loader_at_work() -> None:
     without="the processor is called for each row to know it, which decodes pictures twice",
 )
 def test_processors_count_the_tokens_of_pictures() -> None:
-    for name in ("llava:Llava", "idefics3:Idefics3", "qwen2_vl:Qwen2VL"):
+    families = "llava:Llava llava_next:LlavaNext idefics3:Idefics3 qwen2_vl:Qwen2VL"
+    for name in f"{families} qwen2_5_vl:Qwen2_5_VL paligemma:PaliGemma".split():
         module, _, family = name.partition(":")
         kind = resolve_name(f"transformers.models.{module}:{family}Processor")
         assert "image_sizes" in inspect.signature(kind._get_num_multimodal_tokens).parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 import trainpipes as tp
 from chats import conversations_of, small_tokenizer
-from trainpipes.testing import check_resume, digest
+from trainpipes.testing import digest
 from trainpipes_recipes import chat
 from trainpipes_recipes.chats import conversations
 
@@ -95,14 +96,9 @@ FILES: dict[str, Callable[[pa.Table, Path], Any]] = {
 SOURCES: dict[str, Callable[[list[Any]], tp.Pipeline]] = {
     "from_iterable": lambda told: tp.from_iterable([{"conversations": each} for each in told]),
     "filter": lambda told: tp.from_arrow(pa.table({"conversations": told})).filter(len),
-    "mix": lambda told: tp.mix(
-        {
-            "a": tp.from_arrow(pa.table({"conversations": told[:8]})),
-            "b": tp.from_dataset([{"conversations": each} for each in told[8:]]),
-        },
-        weights={"a": 1, "b": 1},
-    ),
-}
+    "mix": lambda told: tp.mix({"a": tp.from_arrow(pa.table({"conversations": told[:8]})),
+        "b": tp.from_dataset([{"conversations": each} for each in told[8:]])}, weights={"a": 1, "b": 1}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -115,7 +111,6 @@ def test_both_layouts_in_files_of_any_format(name: str, tmp_path: Path) -> None:
     found = [digest(batch) for batch in chat(one, small_tokenizer(), **SMALL)]
     assert found == [digest(batch) for batch in chat(other, small_tokenizer(), **SMALL)]
     assert len(found) == len(told) // 4
-    check_resume(lambda: chat(other, small_tokenizer(), **SMALL), every=2, processes=0)
 
 
 @pytest.mark.parametrize("layout", [list, share_gpt])
@@ -123,13 +118,9 @@ def test_both_layouts_in_files_of_any_format(name: str, tmp_path: Path) -> None:
 def test_both_layouts_from_pipelines_of_rows(name: str, layout: Any) -> None:
     told = [layout(each) for each in made()]
     pipe = chat(SOURCES[name](told), small_tokenizer(), **{**SMALL, "drop_last": False})
-    if name != "mix":  # which has no end
-        found = sorted(pair for batch in pipe for pair in texts(batch))
-        assert found == only(*made())
-    check_resume(
-        lambda: chat(SOURCES[name](told), small_tokenizer(), **SMALL), every=2, processes=0,
-        limit=6 if name == "mix" else None, epochs=1,
-    )  # fmt: skip
+    count = 40 if name == "mix" else None  # which has no end
+    found = [pair for batch in islice(pipe, count) for pair in texts(batch)]
+    assert sorted(set(found) if count else found) == only(*made())
 
 
 def test_packed_rows_hold_each_conversation_once() -> None:
@@ -318,20 +309,13 @@ def test_a_bad_row_is_named_or_dropped_or_kept(name: str, tmp_path: Path) -> Non
         assert len(list(kept)) == 5
 
 
-@pytest.mark.parametrize(
-    ("messages", "error", "said"),
-    [
-        (["text"], tp.SchemaError, r"holds lists of messages, got str: .* by json.loads"),
-        ([["text"]], tp.SchemaError, r'dicts with "role" and "content" or with "from" and "value"'),
-        ([[{"text": "x"}]], tp.SchemaError, r'dicts with "role" and "content"'),
-        (
-            [[{"role": {"name": "user"}, "content": "x"}]],
-            tp.SchemaError,
-            "a role is text, got .*user",
-        ),
-        ([7], tp.SchemaError, "holds lists of messages, got int "),
-    ],
-)
+@pytest.mark.parametrize(("messages", "error", "said"), [
+    (["text"], tp.SchemaError, r"holds lists of messages, got str: .* by json.loads"),
+    ([["text"]], tp.SchemaError, r'dicts with "role" and "content" or with "from" and "value"'),
+    ([[{"text": "x"}]], tp.SchemaError, r'dicts with "role" and "content"'),
+    ([[{"role": {"name": "user"}, "content": "x"}]], tp.SchemaError, "a role is text, got .*user"),
+    ([7], tp.SchemaError, "holds lists of messages, got int "),
+])  # fmt: skip
 def test_what_are_no_conversations_is_refused(messages: Any, error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
         list(chat(tp.from_arrow(pa.table({"messages": messages})), small_tokenizer(), **ONE))

@@ -15,7 +15,6 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import trainpipes as tp
-from trainpipes.testing import check_resume
 from trainpipes_recipes import classification
 
 #: Made rows: texts of several lengths, about animals or about food.
@@ -97,7 +96,7 @@ def test_rows_of_several_classes_have_a_float_for_each() -> None:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_each_kind_of_source_gives_every_row_and_resumes(name: str, tmp_path: Path) -> None:
+def test_each_kind_of_source_gives_every_row(name: str, tmp_path: Path) -> None:
     pipe = classification(SOURCES[name](tmp_path), "bytes", drop_last=False, **SMALL)
     found = []
     for batch in pipe:
@@ -107,7 +106,6 @@ def test_each_kind_of_source_gives_every_row_and_resumes(name: str, tmp_path: Pa
     if name == "filter":
         wanted = {(text, label) for text, label in wanted if "7" not in text}
     assert set(found) == wanted
-    check_resume(pipe, every=5)
 
 
 def test_buckets_spare_padding_and_none_counts_batches() -> None:
@@ -152,16 +150,13 @@ def test_classes_given_in_another_order_are_another_state() -> None:
         other.load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    ("values", "labels"),
-    [
-        ([True, False], [1, 0]),
-        ([1.0, 0.0], [1, 0]),
-        ([3, 1], [3, 1]),
-        (["b ", "b"], [1, 0]),
-        (["", "x"], [0, 1]),
-    ],
-)
+@pytest.mark.parametrize(("values", "labels"), [
+    ([True, False], [1, 0]),
+    ([1.0, 0.0], [1, 0]),
+    ([3, 1], [3, 1]),
+    (["b ", "b"], [1, 0]),
+    (["", "x"], [0, 1]),
+])  # fmt: skip
 def test_labels_of_all_kinds_are_classes(values: list[Any], labels: list[int]) -> None:
     rows = [{"text": t, "label": v} for t, v in zip("ab", values, strict=True)]
     assert in_order(rows)["labels"].tolist() == labels
@@ -192,22 +187,19 @@ def test_columns_of_common_names_are_found(caplog: pytest.LogCaptureFixture) -> 
     assert "label from column 'intent'" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "error", "said"),
-    [
-        ([{"text": "a", "lable": 0}], {}, tp.SchemaError, r"the columns are \['text', 'lable'\]"),
-        ([{"premise": "a", "label": 0}], {}, tp.SchemaError, "for the text; the columns are"),
-        (ROWS, {"classes": ["animal", "foods"]}, tp.DataError,
-         r"'food', which .*\(did you mean 'foods'\?\).* row \d+\)"),
-        ([{"text": "a", "label": 0}, {"text": "b", "label": None}], {}, tp.DataError, r"a null.*row 1\)"),
-        ([{"text": "a", "label": 0}, {"text": "b", "label": -1}], {}, tp.DataError, r"label -1.*row 1\)"),
-        ([{"text": "a", "label": 0.5}], {}, tp.DataError, "holds 0.5, and a label is a text"),
-        ([{"text": "a", "label": 10**6}], {}, tp.DataError, "integers up to 1,000,000, and only 1 diff"),
-        ([{"text": "a", "label": 0}, {"text": None, "label": 0}], {"num_shards": 1}, tp.DataError,
-         r"'text' is null.*row 1\)"),
-        ([], {"text": "text", "label": "label"}, tp.TrainpipesError, "no label|there is no row"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("rows", "options", "error", "said"), [
+    ([{"text": "a", "lable": 0}], {}, tp.SchemaError, r"the columns are \['text', 'lable'\]"),
+    ([{"premise": "a", "label": 0}], {}, tp.SchemaError, "for the text; the columns are"),
+    (ROWS, {"classes": ["animal", "foods"]}, tp.DataError,
+        r"'food', which .*\(did you mean 'foods'\?\).* row \d+\)"),
+    ([{"text": "a", "label": 0}, {"text": "b", "label": None}], {}, tp.DataError, r"a null.*row 1\)"),
+    ([{"text": "a", "label": 0}, {"text": "b", "label": -1}], {}, tp.DataError, r"label -1.*row 1\)"),
+    ([{"text": "a", "label": 0.5}], {}, tp.DataError, "holds 0.5, and a label is a text"),
+    ([{"text": "a", "label": 10**6}], {}, tp.DataError, "integers up to 1,000,000, and only 1 diff"),
+    ([{"text": "a", "label": 0}, {"text": None, "label": 0}], {"num_shards": 1}, tp.DataError,
+        r"'text' is null.*row 1\)"),
+    ([], {"text": "text", "label": "label"}, tp.TrainpipesError, "no label|there is no row"),
+])  # fmt: skip
 def test_what_is_not_right_is_refused(
     rows: Any, options: Any, error: type[Exception], said: str
 ) -> None:

@@ -31,20 +31,17 @@ def test_equal_logs_are_identical() -> None:
     assert differences(LOG, list(LOG)) == []
 
 
-@pytest.mark.parametrize(
-    ("other", "first"),
-    [
-        ([], 1),
-        (renumbered(LOG[:40] + LOG[41:]), 41),
-        (LOG[:-1], 100),
-        ([*LOG, LOG[0]], 101),
-        (renumbered(LOG[:41] + LOG[40:]), 42),
-        ([*LOG[:40], LOG[40]._replace(batch="other"), *LOG[41:]], 41),
-        (renumbered(MOVED), 4),
-        (MOVED, 4),
-        ([*LOG[:9], LOG[9]._replace(loss=NEARLY), *LOG[10:]], 10),
-    ],
-)
+@pytest.mark.parametrize(("other", "first"), [
+    ([], 1),
+    (renumbered(LOG[:40] + LOG[41:]), 41),
+    (LOG[:-1], 100),
+    ([*LOG, LOG[0]], 101),
+    (renumbered(LOG[:41] + LOG[40:]), 42),
+    ([*LOG[:40], LOG[40]._replace(batch="other"), *LOG[41:]], 41),
+    (renumbered(MOVED), 4),
+    (MOVED, 4),
+    ([*LOG[:9], LOG[9]._replace(loss=NEARLY), *LOG[10:]], 10),
+])  # fmt: skip
 def test_what_differs_is_seen(other: list[Step], first: int) -> None:
     assert differences(LOG, other)[0] == first
 

@@ -75,7 +75,7 @@ def test_compressed_files_count_by_the_name_before_that(ending: str, tmp_path: P
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_any_pipeline_of_rows_stands_in_the_place_of_files(name: str) -> None:
-    check_resume(lambda: sft(PIPELINES[name](), "bytes", **OPTIONS), every=3, epochs=2)
+    check_resume(lambda: sft(PIPELINES[name](), "bytes", **OPTIONS), every=7, epochs=1, processes=0)
 
 
 def test_memory_mapped_rows_and_text_files_are_known(tmp_path: Path) -> None:
@@ -88,15 +88,12 @@ def test_memory_mapped_rows_and_text_files_are_known(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("columns", "found"),
-    [
-        (["prompt", "response", "question", "answer"], ("prompt", "response")),
-        (["answer", "question"], ("question", "answer")),
-        (["instruction", "input", "output"], ("instruction", "output")),
-        (["prompt", "completion"], ("prompt", "completion")),
-    ],
-)
+@pytest.mark.parametrize(("columns", "found"), [
+    (["prompt", "response", "question", "answer"], ("prompt", "response")),
+    (["answer", "question"], ("question", "answer")),
+    (["instruction", "input", "output"], ("instruction", "output")),
+    (["prompt", "completion"], ("prompt", "completion")),
+])  # fmt: skip
 def test_common_names_are_found_and_told(
     columns: list[str], found: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,7 +130,6 @@ def test_the_context_of_alpacas_rows_is_joined_where_there_is_one() -> None:
     texts = sorted(bytes(i for i in b["input_ids"][0].tolist() if i < 256).decode() for b in pipe)
     assert texts == ["Add:\n\n1 + 12", "Hum!mm", "Sing!la"]
     assert pipe == sft(data, "bytes", batch_size=1, drop_last=False, num_shards=1)
-    check_resume(lambda: sft(data, "bytes", batch_size=1, num_shards=1))
 
 
 def test_every_recipe_gives_the_same_prompt_of_alpacas_rows() -> None:

@@ -140,7 +140,7 @@ def test_a_recipe_leaves_them_out(
     with pytest.raises(TypeError):
         len(pipe)
     if name != "sft / evaluated" and not cache:
-        check_resume(pipe, epochs=2, every=3, processes=0)
+        check_resume(pipe, epochs=1, every=7, processes=0)
 
 
 def test_a_malformed_conversation_and_one_without_a_target_go_by_one_option(

@@ -83,16 +83,13 @@ def test_long_and_empty_prompts(tmp_path: Path) -> None:
         list(prompts(full, "bytes", batch_size=None, max_length=3, **SMALL))
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"num_generations": 3}, "multiple of num_generations=3, so that no prompt"),
-        ({"num_generations": 0}, "num_generations"),
-        ({"num_generations": 2, "batch_size": None}, "must be 1 for single rows"),
-        ({"max_length": 5}, "counts tokens"),
-        ({"output": "tensor"}, 'must be "ids" or "text"'),
-    ],
-)
+@pytest.mark.parametrize(("options", "said"), [
+    ({"num_generations": 3}, "multiple of num_generations=3, so that no prompt"),
+    ({"num_generations": 0}, "num_generations"),
+    ({"num_generations": 2, "batch_size": None}, "must be 1 for single rows"),
+    ({"max_length": 5}, "counts tokens"),
+    ({"output": "tensor"}, 'must be "ids" or "text"'),
+])  # fmt: skip
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(tp.ConfigError, match=said):
         prompts(tp.from_dataset(ROWS), **options)

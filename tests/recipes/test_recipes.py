@@ -240,14 +240,11 @@ def test_another_package_can_offer_recipes(tmp_path: Path, monkeypatch: Any) -> 
     sys.modules.pop("counting_recipes", None)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("broken", "no_such_module:broken", "cannot be imported: No module named 'no_such_module'"),
-        ("sft", "elsewhere:sft", "offered more than once"),
-        ("odd", "fractions:Fraction", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("broken", "no_such_module:broken", "cannot be imported: No module named 'no_such_module'"),
+    ("sft", "elsewhere:sft", "offered more than once"),
+    ("odd", "fractions:Fraction", None),
+])  # fmt: skip
 def test_a_recipe_that_cannot_be_used_is_listed_with_the_reason(
     name: str, value: str, said: str | None, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -85,20 +85,13 @@ def test_labels_of_the_rows_are_kept() -> None:
     assert batch["labels"].tolist() == [[-100, 2, -100, -100, 2, -100]]
 
 
-@pytest.mark.parametrize(
-    ("data", "options", "said"),
-    [
-        ("a.bin", {"dtype": "uint16", "column": "ids"}, "got dtype='uint16' and column='ids'"),
-        (tp.from_dataset([1]), {"dtype": "uint16"}, "got dtype='uint16' and a pipeline"),
-        ("a.parquet", {}, "no file or folder 'a.parquet'"),
-        (
-            tp.from_dataset([{"x": [1]}]),
-            {},
-            r"no column found for the token ids; the columns are \['x'\]",
-        ),
-        (tp.from_dataset([{"ids": "text"}]), {}, "ids"),
-    ],
-)
+@pytest.mark.parametrize(("data", "options", "said"), [
+    ("a.bin", {"dtype": "uint16", "column": "ids"}, "got dtype='uint16' and column='ids'"),
+    (tp.from_dataset([1]), {"dtype": "uint16"}, "got dtype='uint16' and a pipeline"),
+    ("a.parquet", {}, "no file or folder 'a.parquet'"),
+    (tp.from_dataset([{"x": [1]}]), {}, r"no column found for the token ids; the columns are \['x'\]"),
+    (tp.from_dataset([{"ids": "text"}]), {}, "ids"),
+])  # fmt: skip
 def test_bad_input_is_refused_in_words(data: object, options: dict[str, str], said: str) -> None:
     with pytest.raises(tp.TrainpipesError, match=said):
         next(iter(tokens(data, num_shards=1, **options)))  # type: ignore[arg-type]

@@ -114,11 +114,7 @@ def chat(folder: Path, packed: bool = False) -> Case:
     pq.write_table(talks, folder / "x.parquet")
     options = {"max_length": 128, "num_shards": 2, "packed": packed, "on_error": "keep", **SMALL}
     made = lambda: tp.recipe("chat", folder / "x.parquet", small_tokenizer(), **options)  # noqa: E731
-    return (
-        made,
-        lambda: causal(len(small_tokenizer())),
-        packed_loss if packed else padded,
-    )
+    return (made, lambda: causal(len(small_tokenizer())), packed_loss if packed else padded)
 
 
 def packed_chat(folder: Path) -> Case:
@@ -213,16 +209,12 @@ class Forgetful(nn.Linear):
 CALLS = iter(range(10_000))
 
 
-@pytest.mark.parametrize(
-    ("model", "noise", "lr", "said"),
-    [
-        (nn.Linear, None, 3e-3, None),
-        (nn.Linear, lambda batch: {"x": batch["x"] + next(CALLS)}, 3e-3, "^"),
-        (Forgetful, None, 3e-3, "after a resume at step"),
-        (nn.Linear, None, 0.0, "the loss went from"),
-    ],
-    ids=["sound", "other batches", "other weights", "learns nothing"],
-)
+@pytest.mark.parametrize(("model", "noise", "lr", "said"), [
+    (nn.Linear, None, 3e-3, None),
+    (nn.Linear, lambda batch: {"x": batch["x"] + next(CALLS)}, 3e-3, "^"),
+    (Forgetful, None, 3e-3, "after a resume at step"),
+    (nn.Linear, None, 0.0, "the loss went from"),
+], ids=["sound", "other batches", "other weights", "learns nothing"])  # fmt: skip
 def test_the_check_sees_what_it_is_there_for(
     model: Any, noise: Any, lr: float, said: str | None, tmp_path: Path
 ) -> None:

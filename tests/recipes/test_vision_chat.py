@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import logging
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
+from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 import trainpipes as tp
@@ -145,6 +149,56 @@ def test_batches_of_a_budget_of_tokens_hold_all_rows() -> None:
     assert max(rows * length for rows, length in sizes) <= 400
 
 
+# A prompt and a suffix, without a chat
+
+
+PAIRS = [
+    {"prompt": f"caption {n}" * (1 + n % 3), "response": f"a cat {n}" * (1 + n % 2), "images": some}
+    for n, some in enumerate([[jpeg(n, 30 + n), jpeg(n + 1)][: 1 + n % 2] for n in range(11)])
+]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_prompt_and_a_suffix_are_the_processors_own_batch() -> None:
+    processor = processor_of("paligemma")
+    batches = list(vision_chat(tp.from_dataset(PAIRS), processor, batch_size=4, **ONE))
+    for number, batch in enumerate(batches):
+        rows = PAIRS[4 * number : 4 * number + 4]
+        own = processor(
+            images=[[decoded(one) for one in row["images"]] for row in rows],
+            text=["<image>" * len(row["images"]) + row["prompt"] for row in rows],
+            suffix=[row["response"] for row in rows], padding=True, padding_side="right",
+            return_tensors="pt",
+        )  # fmt: skip
+        assert batch.keys() == own.keys() >= {"labels", "token_type_ids", "pixel_values"}
+        for name, value in own.items():
+            assert batch[name].dtype == value.dtype
+            assert torch.equal(batch[name], value), name
+        for place, row in enumerate(rows):
+            assert said("paligemma", batch, place) == f"{row['response']}<eos>"
+    loss = model_of("paligemma")(**{**batch, "pixel_values": batch["pixel_values"].double()}).loss
+    assert loss.isfinite()
+
+
+def test_the_length_of_a_prompt_and_a_suffix_is_known_before_pixels() -> None:
+    pipe = vision_chat(
+        tp.from_dataset(PAIRS), processor_of("paligemma"), batch_size=1, max_length=100, **ONE
+    )
+    rows = list(tp.Pipeline(pipe.stages[:-2]))
+    assert [row["length"] for row in rows] == [batch["input_ids"].shape[1] for batch in pipe]
+    assert all(isinstance(one, bytes) for row in rows for one in row["images"])
+
+
+def test_of_a_processor_with_a_suffix_chats_and_packed_rows_are_refused() -> None:
+    processor = processor_of("paligemma")
+    with pytest.raises(tp.ConfigError, match=r"packs for .*, got PaliGemmaProcessor"):
+        vision_chat(tp.from_dataset(PAIRS), processor, packed=True)
+    with pytest.raises(tp.DataError, match="PaliGemmaProcessor takes prompts with a picture"):
+        list(vision_chat(tp.from_dataset([{**PAIRS[0], "images": []}]), processor, **ONE))
+    with pytest.raises(tp.DataError, match="takes a prompt and a response, got the roles"):
+        list(vision_chat(tp.from_arrow(TABLE), processor, **ONE))
+
+
 # Packed
 
 
@@ -214,7 +268,7 @@ def test_packing_is_refused_for_a_family_of_which_it_is_not_known() -> None:
         pass
 
     with pytest.raises(
-        tp.ConfigError, match=r"packs for .* Qwen2VL, got OtherProcessor.*max_tokens"
+        tp.ConfigError, match=r"packs for .* Qwen2_5_VL, got OtherProcessor.*max_tokens"
     ):
         vision_chat(tp.from_arrow(TABLE), OtherProcessor(processor_of("llava")), packed=True)
 
@@ -270,6 +324,70 @@ def test_a_tar_has_a_conversation_and_a_picture_for_each_sample(tmp_path: Path) 
     assert (
         digests(vision_chat(str(tmp_path / "rows.tar"), processor, batch_size=4, **ONE)) == expected
     )
+
+
+class Guarded(MemoryFileSystem):
+    """A store that gives its files to whom has the key."""
+
+    protocol = "guarded"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    def __init__(self, *, key: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.key = key
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("guarded://", "memory://"))
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if self.key != "open sesame":
+            raise PermissionError(path)
+        return super()._open(path, mode, **options)
+
+
+class WithoutOptions(MemoryFileSystem):
+    protocol = "bare"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("bare://", "memory://"))
+
+
+def test_storage_options_reach_pictures_at_urls(tmp_path: Path) -> None:
+    fsspec.register_implementation("guarded", Guarded, clobber=True)
+    fsspec.register_implementation("bare", WithoutOptions, clobber=True)
+    key = {"key": "open sesame"}
+    Guarded(**key).pipe({"/rows/a.png": jpeg(0), "/rows/b.jpg": jpeg(1)})
+    WithoutOptions().pipe("/c.jpg", jpeg(3))
+    row = {"prompt": "What?", "response": "A cat."}
+    expected = {**row, "images": [jpeg(0), jpeg(1), jpeg(3)]}
+    urls = ["guarded://rows/a.png", "guarded://rows/b.jpg"]
+    on_disk = tmp_path / "rows.jsonl"
+    on_disk.write_text(json.dumps({**row, "images": urls}))
+    beside = {**row, "images": ["a.png", urls[1], "bare://c.jpg"]}
+    Guarded(**key).pipe("/rows/rows.jsonl", json.dumps(beside).encode())
+    processor, options = processor_of("llava"), {**ONE, "batch_size": 1}
+
+    def found(files: Any, **more: Any) -> list[str]:
+        return digests(vision_chat(files, processor, **options, **more))
+
+    wanted = digests(vision_chat(tp.from_dataset([expected]), processor, **options))
+    assert found("guarded://rows/rows.jsonl", storage_options=key) == wanted
+    expected["images"].pop()
+    wanted = digests(vision_chat(tp.from_dataset([expected]), processor, **options))
+    assert found(on_disk, storage_options=key) == wanted
+    with pytest.raises(tp.DataError, match=r"guarded://rows/a.png cannot be read \(PermissionE"):
+        found(on_disk)
+    pipe = vision_chat(on_disk, processor, **options, storage_options=key)
+    assert "sesame" not in f"{pipe!r} {pipe.state_at(0)} {pipe.show()}"
+    pipe.load_state_dict(vision_chat(on_disk, processor, **options).state_at(0))
 
 
 def test_pairs_with_one_picture_and_marks_in_texts_are_conversations_too() -> None:
@@ -468,9 +586,29 @@ def test_show_prints_the_conversations(packed: bool) -> None:
         tp.from_arrow(TABLE), processor_of("llava"), packed=packed, max_length=300, **ONE
     )
     shown = " ".join(str(pipe.show()).split())
-    assert "<|im_start|>user\\n<image>" in shown
+    assert "<|im_start|>user\\n‹5 <image>›What is number 0?" in shown
+    assert ("2 pictures: 49 x 63, 49 x 30" if packed else "1 picture: 40 x 30") in shown
     assert "⟦It is" in shown
     assert "pixel_values" in shown
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_notebook_shows_small_pictures(packed: bool) -> None:
+    wide = Image.fromarray(np.full((60, 300, 3), (250, 0, 0), np.uint8))
+    out = io.BytesIO()
+    wide.save(out, "PNG")
+    rows = [{"prompt": "What?", "response": "Red.", "images": [out.getvalue(), jpeg(1)]}]
+    rows.append({"prompt": "What?", "response": "Nothing.", "images": [jpeg(1)[:-60]]})
+    pipe = vision_chat(
+        tp.from_dataset(rows), processor_of("qwen2_vl"), packed=packed, on_error="skip", **ONE
+    )
+    shown = pipe.show()._repr_mimebundle_()["text/html"]
+    found = re.findall(r'<img src="data:image/png;base64,(\S+)" title="([0-9x ]+)">', shown)
+    assert [title for _, title in found] == ["300 x 60", "40 x 30"]
+    pictures = [Image.open(io.BytesIO(base64.b64decode(data))) for data, _ in found]
+    assert [one.size for one in pictures] == [(96, 19), (40, 30)]
+    assert pictures[0].getpixel((50, 10)) == (250, 0, 0)
+    assert shown.count("<div>batch 0, row 0: ") == 1
 
 
 def test_the_recipe_is_written_and_read_as_yaml(tmp_path: Path) -> None:

@@ -71,26 +71,27 @@ def test_no_tensor_has_more_cells_than_the_budget() -> None:
 
 
 def test_rows_may_say_themselves_how_long_they_are() -> None:
-    expected = [[0, 1], [2], [3, 4]]
-    tables: list[tp.Pipeline] = [
-        tp.from_arrow(pa.table({"n": [3, 2, 7, 1, 1], "row": range(5)})),
-        tp.from_arrow(pa.table({"n": [[1] * k for k in (3, 2, 7, 1, 1)], "row": range(5)})),
-        tp.from_dataset([{"n": k, "row": i} for i, k in enumerate((3, 2, 7, 1, 1))]),
-        tp.from_dataset([{"n": [0] * k, "row": i} for i, k in enumerate((3, 2, 7, 1, 1))]),
-        tp.from_tensors(n=torch.tensor([3, 2, 7, 1, 1]), row=torch.arange(5)),
+    sizes, rows = [3, 2, 7, 1, 1], range(5)
+    lists = [[1] * size for size in sizes]
+    both = [
+        [{"n": n, "row": row} for n, row in zip(own, rows, strict=True)] for own in (sizes, lists)
     ]
-    for rows in tables:
-        batches = rows.batch(max_tokens=7, column="n")
-        assert [[int(row["row"]) for row in batch] for batch in batches] == expected
+    tables: list[tp.Pipeline] = [
+        *(tp.from_arrow(pa.Table.from_pylist(own)) for own in both),
+        *map(tp.from_dataset, both),
+        tp.from_tensors(n=torch.tensor(sizes), row=torch.arange(5)),
+    ]
+    for table in tables:
+        batches = table.batch(max_tokens=7, column="n")
+        assert [[int(row["row"]) for row in batch] for batch in batches] == [[0, 1], [2], [3, 4]]
     even = tp.from_tensors(n=torch.zeros(5, 3)).batch(max_tokens=7, column="n")
     assert [len(batch) for batch in even] == [2, 2, 1]
 
 
 def test_a_row_over_the_budget_is_refused_or_alone() -> None:
     rows = source([3, 3, 20, 3, 3])
-    with pytest.raises(
-        tp.DataError, match=r"no row may be longer than max_tokens, got one of 20"
-    ) as caught:
+    said = "no row may be longer than max_tokens, got one of 20"
+    with pytest.raises(tp.DataError, match=said) as caught:
         list(rows.batch(max_tokens=9))
     assert caught.value.row == 2
     alone = rows.batch(max_tokens=9, overflow="alone")
@@ -113,12 +114,10 @@ def test_a_batch_of_rows_is_known_in_states_as_it_was() -> None:
 
 
 def test_a_state_of_tokens_does_not_go_on_with_rows() -> None:
-    rows = source([3] * 20)
-    state = rows.batch(max_tokens=9).state_dict()
-    for allowed in ((), ("batch_size",)):
-        with pytest.raises(tp.StateError, match="stages/batch"):
-            rows.batch(4).load_state_dict(state, allow_changes=allowed)
-        with pytest.raises(tp.StateError, match="stages/batch"):
-            rows.batch(max_tokens=9).load_state_dict(
-                rows.batch(4).state_dict(), allow_changes=allowed
-            )
+    by_tokens, by_rows = (
+        source([3] * 20).batch(**o) for o in ({"max_tokens": 9}, {"batch_size": 4})
+    )
+    for first, then in ((by_tokens, by_rows), (by_rows, by_tokens)):
+        for allowed in ((), ("batch_size",)):
+            with pytest.raises(tp.StateError, match="stages/batch"):
+                then.load_state_dict(first.state_dict(), allow_changes=allowed)

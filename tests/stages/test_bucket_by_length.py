@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import chain, islice
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from drawn import examples
 from trainpipes import Pipeline
-from trainpipes.testing import check_resume, digest
+from trainpipes.testing import digest
 
 
 def source(lengths: list[int]) -> tp.Pipeline:
@@ -74,15 +73,10 @@ def test_every_row_is_in_one_micro_batch_and_few_are_short(
     by_rows = rows_of(rows.bucket_by_length(4, num_buckets=buckets, buffer_size=window))
     assert sorted(row for batch in by_rows for row in batch) == list(range(len(lengths)))
     assert sum(len(batch) < 4 for batch in by_rows) <= 1
-    full = rows_of(
-        rows.bucket_by_length(4, num_buckets=buckets, buffer_size=window, drop_last=True)
-    )
+    options: dict[str, Any] = {"num_buckets": buckets, "buffer_size": window}
+    full = rows_of(rows.bucket_by_length(4, drop_last=True, **options))
     assert sorted(full) == sorted(batch for batch in by_rows if len(batch) == 4)
-    by_tokens = rows_of(
-        rows.bucket_by_length(
-            max_tokens=tokens, max_rows=6, num_buckets=buckets, buffer_size=window
-        )
-    )
+    by_tokens = rows_of(rows.bucket_by_length(max_tokens=tokens, max_rows=6, **options))
     assert sorted(row for batch in by_tokens for row in batch) == list(range(len(lengths)))
     for batch in by_tokens:
         assert len(batch) <= 6
@@ -126,9 +120,8 @@ def test_less_is_padded_than_without_buckets() -> None:
 
 def test_a_row_over_the_budget_is_refused_or_alone() -> None:
     rows = source([3, 3, 20, 3, 3])
-    with pytest.raises(
-        tp.DataError, match=r"no row may be longer than max_tokens, got one of 20"
-    ) as caught:
+    said = "no row may be longer than max_tokens, got one of 20"
+    with pytest.raises(tp.DataError, match=said) as caught:
         list(rows.bucket_by_length(max_tokens=9))
     assert caught.value.row == 2
     alone = rows_of(rows.bucket_by_length(max_tokens=9, overflow="alone"))
@@ -167,34 +160,6 @@ def rows(count: int = SHARDS) -> Pipeline:
     return tp.from_arrow(pa.table({"input_ids": ids}))
 
 
-def endless_mix() -> Pipeline:
-    sources = {"a": rows(SHARDS).shuffle(20), "b": rows(30)}
-    return tp.mix(sources, weights={"a": 1, "b": 1}, stop="repeat").sharding_filter(SHARDS)
-
-
-ENDLESS: dict[str, Callable[[], Pipeline]] = {
-    "pack": lambda: rows().sharding_filter(SHARDS).shuffle(20).repeat().pack(16).batch(2),
-    "pack, unshuffled": lambda: rows().sharding_filter(SHARDS).repeat().pack(16).batch(2),
-    "pack, first fit": lambda: (
-        rows(40).sharding_filter(SHARDS).shuffle(20).repeat().pack(16, method="first_fit").batch(2)
-    ),
-    "pack, filtered": lambda: (
-        rows(40).sharding_filter(4).filter(lambda row: row["input_ids"][0] % 2).repeat().pack(9)
-    ),
-    "pack of packed rows, bucketed": lambda: (
-        rows(40).sharding_filter(4).repeat().pack(5, method="concat").bucket_by_length(3)
-    ),
-    "bucket": lambda: rows().sharding_filter(SHARDS).shuffle(20).repeat().bucket_by_length(5),
-    "bucket of tokens": lambda: (
-        rows().sharding_filter(SHARDS).repeat().bucket_by_length(max_tokens=12, buffer_size=50)
-    ),
-    "mix": lambda: endless_mix().pack(16).batch(2),
-    "mix, rolling": lambda: (
-        tp.mix({"a": rows(9), "b": rows(30)}).sharding_filter(3).repeat().pack(16).batch(2)
-    ),
-}
-
-
 @pytest.mark.parametrize("cut", ["pack", "bucket", "mix"])
 def test_the_first_batch_of_few_rows_takes_few_epochs(cut: str) -> None:
     data = Counting(SHARDS)
@@ -208,10 +173,10 @@ def test_the_first_batch_of_few_rows_takes_few_epochs(cut: str) -> None:
     assert data.read <= (4 * 16 if cut != "bucket" else 4 * SHARDS)
 
 
-@pytest.mark.parametrize("length", [4, 16, 64])
+@pytest.mark.parametrize("length", [4, 32])
 def test_rows_of_few_documents_are_full(length: int) -> None:
     pipe = rows().sharding_filter(SHARDS).shuffle(20).repeat().pack(length)
-    packed = list(islice(pipe, 20 * SHARDS))
+    packed = list(islice(pipe, 10 * SHARDS))
     full = sum(number > 0 for row in packed for number in row["segment_ids"])
     assert full > 0.8 * length * len(packed)
 
@@ -221,29 +186,6 @@ def test_a_row_of_long_documents_is_of_few_epochs() -> None:
     for number in range(0, 4 * SHARDS, SHARDS // 2):
         found = [place.epoch for place in tp.locate(pipe, number).places]
         assert max(found) - min(found) <= 1
-
-
-@pytest.mark.parametrize("name", ENDLESS)
-def test_every_position_resumes_exactly(name: str) -> None:
-    pipe = ENDLESS[name]()
-    check_resume(pipe, limit=6, every=3, epochs=1, processes=0)
-
-
-@pytest.mark.parametrize("name", ENDLESS)
-def test_ranks_and_workers_give_the_same_batches(name: str) -> None:
-    pipe = ENDLESS[name]()
-    ranks = 3 if "rolling" in name else 2
-    whole = [digest(item) for item in islice(pipe, 24)]
-    parts = [
-        [
-            digest(item)
-            for item in islice(
-                tp.Loader(ENDLESS[name]().distributed(rank=r, world_size=ranks)), 24 // ranks
-            )
-        ]
-        for r in range(ranks)
-    ]
-    assert [item for step in zip(*parts, strict=True) for item in step] == whole
 
 
 def test_no_bucketed_batch_is_short_without_an_end() -> None:

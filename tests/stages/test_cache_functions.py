@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,76 +35,65 @@ def rows() -> Pipeline:
     return tp.from_arrow(pa.table({"x": list(range(20))}))
 
 
-#: Modules of the user's own, by name; K is edited. The function is ``f`` of ``user``.
-EDITS: dict[str, dict[str, str]] = {
-    "its code": {"user": "def f(row): return {'n': row['x'] * K}"},
-    "a default": {"user": "def f(row, k=K): return {'n': row['x'] * k}"},
-    "a keyword's default": {"user": "def f(row, *, k=K): return {'n': row['x'] * k}"},
-    "what it closes over": {
-        "user": "def make(k):\n return lambda row: {'n': row['x'] * k}\nf = make(K)"
-    },
-    "a helper far away": {
-        "user": "def a(x): return x * K\n"
-        + "\n".join(f"def {b}(x): return {a}(x)" for a, b in zip("abcdegh", "bcdeghi", strict=True))
-        + "\ndef f(row): return {'n': i(row['x'])}"
-    },
-    "helpers that call each other": {
-        "user": "def a(x, n): return b(x, n - 1) if n else x * K\ndef b(x, n): return a(x, n)\n"
+#: The user's module, or several by name; K is edited. The function is ``f`` of ``user``.
+EDITS: dict[str, str | dict[str, str]] = {
+    "its code": "def f(row): return {'n': row['x'] * K}",
+    "a default": "def f(row, k=K): return {'n': row['x'] * k}",
+    "a keyword's default": "def f(row, *, k=K): return {'n': row['x'] * k}",
+    "what it closes over": "def make(k):\n return lambda row: {'n': row['x'] * k}\nf = make(K)",
+    "a helper far away": (
+        "def a(x): return x * K\n"
+        + "".join(f"def {b}(x): return {a}(x)\n" for a, b in pairwise("abcdeghi"))
+        + "def f(row): return {'n': i(row['x'])}"
+    ),
+    "helpers that call each other": (
+        "def a(x, n): return b(x, n - 1) if n else x * K\ndef b(x, n): return a(x, n)\n"
         "def f(row): return {'n': a(row['x'], 3)}"
-    },
-    "a constant": {"user": "FACTOR = K\ndef f(row): return {'n': row['x'] * FACTOR}"},
-    "a global number": {"user": "factor = K\ndef f(row): return {'n': row['x'] * factor}"},
-    "a global dict": {"user": "table = {'k': K}\ndef f(row): return {'n': row['x'] * table['k']}"},
-    "a global in a comprehension": {
-        "user": "factor = K\ndef f(row): return {'n': [x * factor for x in [row['x']]][0]}"
-    },
-    "a class": {
-        "user": "class C:\n def do(self, x): return x * K\n"
-        "def f(row): return {'n': C().do(row['x'])}"
-    },
-    "a global object's class": {
-        "user": "class C:\n def do(self, x): return x * K\nc = C()\n"
-        "def f(row): return {'n': c.do(row['x'])}"
-    },
-    "a global object's state": {
-        "user": "class C:\n def __init__(self, k): self.k = k\nc = C(K)\n"
-        "def f(row): return {'n': row['x'] * c.k}"
-    },
-    "a method of a callable object": {
-        "user": "class C:\n def do(self, x): return x * K\n"
+    ),
+    "a constant": "FACTOR = K\ndef f(row): return {'n': row['x'] * FACTOR}",
+    "a global number": "factor = K\ndef f(row): return {'n': row['x'] * factor}",
+    "a global dict": "table = {'k': K}\ndef f(row): return {'n': row['x'] * table['k']}",
+    "a global in a comprehension": (
+        "factor = K\ndef f(row): return {'n': [x * factor for x in [row['x']]][0]}"
+    ),
+    "a class": "class C:\n def do(self, x): return x * K\ndef f(row): return {'n': C().do(row['x'])}",
+    "a global object's class": (
+        "class C:\n def do(self, x): return x * K\nc = C()\ndef f(row): return {'n': c.do(row['x'])}"
+    ),
+    "a global object's state": (
+        "class C:\n def __init__(self, k): self.k = k\nc = C(K)\ndef f(row): return {'n': row['x'] * c.k}"
+    ),
+    "a method of a callable object": (
+        "class C:\n def do(self, x): return x * K\n"
         " def __call__(self, row): return {'n': self.do(row['x'])}\nf = C()"
-    },
-    "another method of a method's object": {
-        "user": "class C:\n def do(self, x): return x * K\n"
-        " def go(self, row): return {'n': self.do(row['x'])}\nf = C().go"
-    },
-    "a base class": {
-        "user": "class B:\n def do(self, x): return x * K\n"
-        "class C(B):\n def __call__(self, row): return {'n': self.do(row['x'])}\nf = C()"
-    },
-    "a class's attribute": {
-        "user": "class C:\n k = K\n def __call__(self, row): return {'n': row['x'] * self.k}\nf = C()"
-    },
-    "a property": {
-        "user": "class C:\n @property\n def k(self): return K\n"
+    ),
+    "another method of a method's object": (
+        "class C:\n def do(self, x): return x * K\n def go(self, row): return {'n': self.do(row['x'])}\n"
+        "f = C().go"
+    ),
+    "a base class": (
+        "class B:\n def do(self, x): return x * K\nclass C(B):\n"
+        " def __call__(self, row): return {'n': self.do(row['x'])}\nf = C()"
+    ),
+    "a class's attribute": (
+        "class C:\n k = K\n def __call__(self, row): return {'n': row['x'] * self.k}\nf = C()"
+    ),
+    "a property": (
+        "class C:\n @property\n def k(self): return K\n"
         " def __call__(self, row): return {'n': row['x'] * self.k}\nf = C()"
-    },
-    "a static method": {
-        "user": "class C:\n @staticmethod\n def do(x): return x * K\n"
-        "def f(row): return {'n': C.do(row['x'])}"
-    },
-    "slots": {
-        "user": "class C:\n __slots__ = ('k',)\n def __init__(self, k): self.k = k\n"
+    ),
+    "a static method": (
+        "class C:\n @staticmethod\n def do(x): return x * K\ndef f(row): return {'n': C.do(row['x'])}"
+    ),
+    "slots": (
+        "class C:\n __slots__ = ('k',)\n def __init__(self, k): self.k = k\n"
         " def __call__(self, row): return {'n': row['x'] * self.k}\nf = C(K)"
-    },
-    "a dataclass": {
-        "user": "import dataclasses\n@dataclasses.dataclass(frozen=True, slots=True)\nclass C:\n k: int\n"
+    ),
+    "a dataclass": (
+        "import dataclasses\n@dataclasses.dataclass(frozen=True, slots=True)\nclass C:\n k: int\n"
         " def __call__(self, row): return {'n': row['x'] * self.k}\nf = C(K)"
-    },
-    "an enum": {
-        "user": "import enum\nclass E(enum.Enum):\n k = K\n"
-        "def f(row): return {'n': row['x'] * E.k.value}"
-    },
+    ),
+    "an enum": "import enum\nclass E(enum.Enum):\n k = K\ndef f(row): return {'n': row['x'] * E.k.value}",
     "a function of a module": {
         "user": "import helpers\ndef f(row): return {'n': helpers.do(row['x'])}",
         "helpers": "def do(x): return x * K",
@@ -118,72 +107,68 @@ EDITS: dict[str, dict[str, str]] = {
         "package": "",
         "package.inner": "def do(x): return x * K",
     },
-    "a function that keeps results": {
-        "user": "import functools\n@functools.lru_cache\ndef do(x): return x * K\n"
+    "a function that keeps results": (
+        "import functools\n@functools.lru_cache\ndef do(x): return x * K\n"
         "def f(row): return {'n': do(row['x'])}"
-    },
-    "a decorated function": {
-        "user": "import functools\ndef around(g):\n @functools.wraps(g)\n def inner(*a): return g(*a)\n"
+    ),
+    "a decorated function": (
+        "import functools\ndef around(g):\n @functools.wraps(g)\n def inner(*a): return g(*a)\n"
         " return inner\n@around\ndef f(row): return {'n': row['x'] * K}"
-    },
-    "a decorator": {
-        "user": "def around(g):\n def inner(row): return {'n': g(row)['n'] * K}\n return inner\n"
-        "@around\ndef f(row): return {'n': row['x']}"
-    },
-    "a decorator of a library": {
-        "user": "import contextlib\n@contextlib.contextmanager\ndef k(): yield K\n"
-        "def f(row):\n with k() as factor: return {'n': row['x'] * factor}"
-    },
-    "a partial": {
-        "user": "import functools\nf = functools.partial(lambda k, row: {'n': row['x'] * k}, K)"
-    },
-    "a global partial": {
-        "user": "import functools\ndo = functools.partial(lambda k, x: x * k, K)\n"
+    ),
+    "a decorator": (
+        "def around(g):\n def inner(row): return {'n': g(row)['n'] * K}\n return inner\n@around\n"
+        "def f(row): return {'n': row['x']}"
+    ),
+    "a decorator of a library": (
+        "import contextlib\n@contextlib.contextmanager\ndef k(): yield K\ndef f(row):\n"
+        " with k() as factor: return {'n': row['x'] * factor}"
+    ),
+    "a partial": "import functools\nf = functools.partial(lambda k, row: {'n': row['x'] * k}, K)",
+    "a global partial": (
+        "import functools\ndo = functools.partial(lambda k, x: x * k, K)\n"
         "def f(row): return {'n': do(row['x'])}"
-    },
-    "a function's attribute": {"user": "def f(row): return {'n': row['x'] * f.k}\nf.k = K"},
-    "functions by type": {
-        "user": "import functools\n@functools.singledispatch\ndef do(x): pass\n"
-        "@do.register\ndef _(x: int): return x * K\ndef f(row): return {'n': do(row['x'])}"
-    },
-    "functions in a tuple": {
-        "user": "def do(x): return x * K\nall_of = (do,)\n"
-        "def f(row): return {'n': [g(row['x']) for g in all_of][0]}"
-    },
-    "a C function's object": {
-        "user": "def make(get): return lambda row: get(row['x'])\n"
-        "f = make({n: {'n': n * K} for n in range(20)}.get)"
-    },
-    "a long pattern": {
-        "user": "import re\npattern = re.compile('a' * 300 + str(K))\n"
+    ),
+    "a function's attribute": "def f(row): return {'n': row['x'] * f.k}\nf.k = K",
+    "functions by type": (
+        "import functools\n@functools.singledispatch\ndef do(x): pass\n@do.register\n"
+        "def _(x: int): return x * K\ndef f(row): return {'n': do(row['x'])}"
+    ),
+    "functions in a tuple": (
+        "def do(x): return x * K\nall_of = (do,)\ndef f(row): return {'n': [g(row['x']) for g in all_of][0]}"
+    ),
+    "a C function's object": (
+        "def make(get): return lambda row: get(row['x'])\nf = make({n: {'n': n * K} for n in range(20)}.get)"
+    ),
+    "a long pattern": (
+        "import re\npattern = re.compile('a' * 300 + str(K))\n"
         "def f(row): return {'n': row['x'] * int(pattern.pattern[-1])}"
-    },
-    "a table": {
-        "user": "import pyarrow as pa\nt = pa.table({'k': [0] * 500 + [K] + [0] * 500})\n"
+    ),
+    "a table": (
+        "import pyarrow as pa\nt = pa.table({'k': [0] * 500 + [K] + [0] * 500})\n"
         "def f(row): return {'n': row['x'] * t['k'][500].as_py()}"
-    },
-    "an array of objects": {
-        "user": "import numpy as np\na = np.array(['x' * K, None], dtype=object)\n"
+    ),
+    "an array of objects": (
+        "import numpy as np\na = np.array(['x' * K, None], dtype=object)\n"
         "def f(row): return {'n': row['x'] * len(a[0])}"
-    },
-    "a tensor of 16 bits": {
-        "user": "import torch\nt = torch.tensor([K], dtype=torch.bfloat16)\n"
+    ),
+    "a tensor of 16 bits": (
+        "import torch\nt = torch.tensor([K], dtype=torch.bfloat16)\n"
         "def f(row): return {'n': int(row['x'] * t[0].item())}"
-    },
-    "the weights of a module": {
-        "user": "import torch\nclass M(torch.nn.Module):\n def __init__(self):\n  super().__init__()\n"
+    ),
+    "the weights of a module": (
+        "import torch\nclass M(torch.nn.Module):\n def __init__(self):\n  super().__init__()\n"
         "  self.w = torch.nn.Parameter(torch.tensor(float(K)))\n def forward(self, x): return x * self.w\n"
         "m = M()\ndef f(row): return {'n': int(m(row['x']).item())}"
-    },
-    "the forward of a module": {
-        "user": "import torch\nclass M(torch.nn.Module):\n"
-        " def forward(self, row): return {'n': row['x'] * K}\nf = M()"
-    },
-    "where an error is caught": {
-        "user": "def f(row):\n n = row['x']\n try:\n  int('x' * (K - 1) or '1')\n  n += 100\n"
-        " except ValueError:\n  n -= 100\n return {'n': n}"
-    },
-}
+    ),
+    "the forward of a module": (
+        "import torch\nclass M(torch.nn.Module):\n def forward(self, row): return {'n': row['x'] * K}\n"
+        "f = M()"
+    ),
+    "where an error is caught": (
+        "def f(row):\n n = row['x']\n try:\n  int('x' * (K - 1) or '1')\n  n += 100\n except ValueError:\n"
+        "  n -= 100\n return {'n': n}"
+    ),
+}  # fmt: skip
 
 
 class Users:
@@ -194,7 +179,8 @@ class Users:
         self._patch = monkeypatch
         monkeypatch.syspath_prepend(str(folder))
 
-    def load(self, texts: dict[str, str], k: int) -> Any:
+    def load(self, given: str | dict[str, str], k: int) -> Any:
+        texts = {"user": given} if isinstance(given, str) else given
         for name in ("user", "helpers", "package", "package.inner"):
             self._patch.delitem(sys.modules, name, raising=False)
         for name in texts:
@@ -237,7 +223,7 @@ def test_what_a_function_counts_or_logs_does_not_make_rows_anew(users: Users) ->
         "import logging, threading\nlog = logging.getLogger('user')\nlock = threading.Lock()\ncalls = 0\n"
         "def f(row):\n global calls\n with lock: calls += 1\n log.debug('x')\n return {'n': row['x'] * K}"
     )
-    user = users.load({"user": text}, 1)
+    user = users.load(text, 1)
     for _ in range(3):
         assert [row["n"] for row in rows().map(user.f).cache()] == list(range(20))
     assert user.calls == 40  # of which 20 to find the types of columns
@@ -302,20 +288,17 @@ def test_a_module_of_ones_own_that_is_imported_when_it_is_called_is_refused(user
     assert len(list(rows().map(user.f, version="1").cache())) == 20
 
 
-def holds_itself() -> Iterator[Any]:
+def test_what_holds_itself_is_known() -> None:
     endless: list[Any] = []
     endless.append(endless)
-    yield endless
     pair: dict[str, Any] = {}
     pair["other"] = {"other": pair}
-    yield pair
-
-
-@pytest.mark.parametrize("thing", list(holds_itself()), ids=["a list", "two dicts"])
-def test_what_holds_itself_is_known(thing: Any) -> None:
-    for _ in range(2):
-        assert len(list(rows().map(lambda row: row if thing else {}).cache())) == 20
-    assert blocks() == 1
+    for made, thing in enumerate((endless, pair), start=1):
+        for _ in range(2):
+            assert (
+                len(list(rows().map(lambda row, thing=thing: row if thing else {}).cache())) == 20
+            )
+        assert blocks() == made
 
 
 def test_what_holds_too_much_within_itself_is_refused() -> None:
@@ -354,7 +337,7 @@ for name in user.names:
 
 
 def test_every_process_knows_a_function_alike(tmp_path: Path) -> None:
-    texts = [text["user"] for text in EDITS.values() if len(text) == 1]
+    texts = [text for text in EDITS.values() if isinstance(text, str)]
     whole = "\n".join(
         f"def make_{n}():\n" + "\n".join(f"  {line}" for line in text.split("\n")) + "\n  return f"
         for n, text in enumerate(texts)

@@ -63,21 +63,18 @@ def spoken(row: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("template", [None, MARKED])
 def test_labels_are_what_the_assistant_says_and_the_mark_after_it(template: Any) -> None:
-    pipe = rows(*CONVERSATIONS).chat_template(chat_tokenizer(), template=template)
-    for row, told in zip(pipe, CONVERSATIONS, strict=True):
-        tokenizer = chat_tokenizer()
+    tokenizer = chat_tokenizer()
+    found = list(rows(*CONVERSATIONS).chat_template(tokenizer, template=template))
+    assert found == list(rows(*CONVERSATIONS).chat_template(tokenizer))
+    for row, told in zip(found, CONVERSATIONS, strict=True):
         text = tokenizer.apply_chat_template(told, tokenize=False)
         assert row["input_ids"] == tokenizer(text, add_special_tokens=False)["input_ids"]
-        said = [m["content"] + "<|im_end|>" for m in told if m["role"] == "assistant"]
-        assert spoken(row) == said
+        assert spoken(row) == [
+            m["content"] + "<|im_end|>" for m in told if m["role"] == "assistant"
+        ]
         pairs = zip(row["labels"], row["input_ids"], strict=True)
         assert all(label in (-100, i) for label, i in pairs)
         assert list(row) == ["n", "input_ids", "labels"]
-
-
-def test_marks_of_the_template_and_its_prompt_tell_the_same() -> None:
-    plain = list(rows(*CONVERSATIONS).chat_template(chat_tokenizer()))
-    assert plain == list(rows(*CONVERSATIONS).chat_template(chat_tokenizer(), template=MARKED))
 
 
 def test_a_directory_is_loaded_and_known_by_its_content(tmp_path: Path) -> None:
@@ -105,15 +102,6 @@ def test_it_is_cut_padded_and_packed_as_tokenized_text_is() -> None:
     assert list(bare) == ["n", "input_ids"]
 
 
-def test_threads_and_workers_give_the_same() -> None:
-    pipe = rows(*CONVERSATIONS * 20).sharding_filter(4).shuffle(9)
-    pipe = pipe.chat_template(chat_tokenizer(), template=MARKED).batch(4).pad_collate()
-    expected = [digest(batch) for batch in tp.Loader(pipe, threads=0)]
-    for options in ({"threads": 3}, {"num_workers": 2}):
-        fresh = tp.Pipeline(pipe.stages)
-        assert [digest(batch) for batch in tp.Loader(fresh, **options)] == expected  # type: ignore[arg-type]
-
-
 def test_keys_that_are_null_are_left_out() -> None:
     told = [{"role": "user", "content": "x", "name": "me"}, {"role": "assistant", "content": "y"}]
     named = (
@@ -125,13 +113,11 @@ def test_keys_that_are_null_are_left_out() -> None:
 
 
 def test_a_template_that_writes_earlier_turns_otherwise_is_refused(tmp_path: Path) -> None:
-    table = pa.table({"messages": [CONVERSATIONS[0], CONVERSATIONS[1]]})
-    pq.write_table(table, tmp_path / "x.parquet")
-    source = tp.list_files(tmp_path).read_parquet()
-    with pytest.raises(
-        tp.DataError, match=r"mark the assistant.s tokens by \{% generation %\}"
-    ) as caught:
-        list(source.chat_template(chat_tokenizer(), template=FORGETS))
+    pq.write_table(pa.table({"messages": CONVERSATIONS[:2]}), tmp_path / "x.parquet")
+    pipe = tp.read_parquet(tmp_path).chat_template(chat_tokenizer(), template=FORGETS)
+    said = r"mark the assistant.s tokens by \{% generation %\}"
+    with pytest.raises(tp.DataError, match=said) as caught:
+        list(pipe)
     assert caught.value.row == 1
 
 
@@ -258,10 +244,11 @@ def test_what_are_no_tools_names_its_row(tools: str) -> None:
 
 def test_what_a_template_refuses_names_its_row() -> None:
     refuses = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}x"
+    pipe = rows(*CONVERSATIONS).chat_template(chat_tokenizer(), template=refuses, labels=False)
     with pytest.raises(
         tp.DataError, match=r"cannot write this .*TemplateError: too long"
     ) as caught:
-        list(rows(*CONVERSATIONS).chat_template(chat_tokenizer(), template=refuses, labels=False))
+        list(pipe)
     assert caught.value.row == 1
 
 
@@ -280,20 +267,20 @@ def test_what_has_no_template_is_refused(tmp_path: Path) -> None:
     bare.chat_template = None
     with pytest.raises(tp.ConfigError, match=r"no chat template of its own .*pass chat_template"):
         list(rows(CONVERSATIONS[0]).chat_template(bare))
+    said = "must be a tokenizer of transformers, or the name or folder"
     for bad in ("bytes", str(tmp_path / "no.json"), len):
-        with pytest.raises(
-            tp.ConfigError, match="must be a tokenizer of transformers, or the name or folder"
-        ):
+        with pytest.raises(tp.ConfigError, match=said):
             rows(CONVERSATIONS[0]).chat_template(bad)
-    for options in (
-        {"prompt": "messages"},
-        {"tools": 5},
-        {"column": 5},
-        {"labels": 1},
-        {"max_length": 0},
-        {"template": 5},
-    ):
-        with pytest.raises(tp.ConfigError, match=next(iter(options))):
-            rows(CONVERSATIONS[0]).chat_template(chat_tokenizer(), **options)  # type: ignore[arg-type]
+    wrong = {
+        "prompt": "messages",
+        "tools": 5,
+        "column": 5,
+        "labels": 1,
+        "max_length": 0,
+        "template": 5,
+    }
+    for option, value in wrong.items():
+        with pytest.raises(tp.ConfigError, match=option):
+            rows(CONVERSATIONS[0]).chat_template(chat_tokenizer(), **{option: value})  # type: ignore[arg-type]
     with pytest.raises(tp.SchemaError, match="messages"):
         list(tp.from_arrow(pa.table({"x": [1]})).chat_template(chat_tokenizer()))

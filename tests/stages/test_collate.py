@@ -22,21 +22,15 @@ TODAY = datetime.date(2020, 1, 1)
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (pa.array([1, 2, 3, 4, 5, None, 7, 8]), "column 'a' is null"),
-        (pa.array([1.5] * 5 + [None] + [2.5] * 2), "column 'a' is null"),
-        (
-            pa.array([[1, 2]] * 5 + [[3]] + [[4, 5]] * 2),
-            r"has the shape \[1\].* has \[2\].*pad_collate",
-        ),
-        (pa.array([[1, 2]] * 5 + [None] + [[4, 5]] * 2), "column 'a' is null"),
-        (pa.array([[1, 2]] * 5 + [[3, None]] + [[4, 5]] * 2), r"is \[3, None\]"),
-        (
-            pa.array([[1, 2]] * 5 + [None] + [[4, 5]] * 2, pa.list_(pa.int8(), 2)),
-            "column 'a' is null",
-        ),
+        ([1, 2, 3, 4, 5, None, 7, 8], "column 'a' is null"),
+        ([1.5] * 5 + [None] + [2.5] * 2, "column 'a' is null"),
+        ([[1, 2]] * 5 + [[3]] + [[4, 5]] * 2, r"has the shape \[1\].* has \[2\].*pad_collate"),
+        ([[1, 2]] * 5 + [None] + [[4, 5]] * 2, "column 'a' is null"),
+        ([[1, 2]] * 5 + [[3, None]] + [[4, 5]] * 2, r"is \[3, None\]"),
+        (pa.array([[1, 2]] * 5 + [None] + [[4, 5]] * 2, pa.list_(pa.int8(), 2)), "column 'a' is null"),
     ],
     ids=["null", "null float", "ragged", "null list", "null within", "null of fixed size"],
-)
+)  # fmt: skip
 def test_a_row_that_cannot_be_stacked_is_named(column: Any, message: str, tmp_path: Path) -> None:
     table = pa.table({"n": range(8), "a": column})
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=3)
@@ -65,16 +59,6 @@ def test_python_rows_that_cannot_be_stacked_are_named(rows: Any, row: int, messa
     with pytest.raises(tp.DataError, match=message) as caught:
         list(pipe)
     assert caught.value.row == row
-
-
-def test_what_torch_stacks_is_stacked_as_before() -> None:
-    table = pa.table({"n": [1, 2], "t": ["a", "b"], "f": pa.array([0.5, 1.5], pa.float32())})
-    (batch,) = tp.from_arrow(table).batch(2).collate()
-    assert batch["n"].tolist() == [1, 2]
-    assert batch["t"] == ["a", "b"]
-    assert batch["f"].dtype == torch.float64  # rows hold Python's floats
-    ((left, right),) = tp.from_dataset([(1, {"a": 2}), (3, {"a": 4})]).batch(2).collate()
-    assert (left.tolist(), right["a"].tolist()) == ([1, 3], [2, 4])
 
 
 class Whole(int):

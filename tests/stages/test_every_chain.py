@@ -1,32 +1,46 @@
-"""Everyday chains give what plain Python gives, and resume."""
+"""Everyday chains, and chains of any stages in any order: what they give, and that they go on exactly.
+
+``python -m tests.attacks --only chains`` draws more of them, and runs them with worker processes, too.
+"""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from attacks.chains import came_of
 from chains import tp_plain
+from drawn import examples
+from drawn_chains import draw_chain
 from every_chain import CHAINS
 from trainpipes.testing import check_resume
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("everyday")
-
-
 @pytest.mark.parametrize("name", CHAINS)
-def test_gives_what_plain_python_gives(name: str, folder: Path) -> None:
+def test_an_everyday_chain_gives_what_plain_python_gives_and_resumes(
+    name: str, folder: Path
+) -> None:
     chain = CHAINS[name]
     found = [tp_plain(item) for item in chain.make(folder)]
     assert chain.seen(found) == chain.seen([tp_plain(item) for item in chain.plain()])
-
-
-@pytest.mark.parametrize("name", CHAINS)
-def test_resumes(name: str, folder: Path) -> None:
-    check_resume(lambda: CHAINS[name].make(folder), points=15, processes=0, epochs=2)
+    check_resume(lambda: chain.make(folder), points=10, processes=0, epochs=2)
 
 
 def test_there_are_forty_at_least() -> None:
     assert len(CHAINS) >= 40
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*do not divide num_shards", "ignore:.*columns that", "ignore:mix.*never ends"
+)
+@given(st.integers(0, 2**32))
+@examples(300, often=40, shrink=False)
+def test_any_chain_gives_what_plain_python_gives_and_goes_on_anywhere(
+    folder: Path, seed: int
+) -> None:
+    draw = random.Random(seed)
+    assert came_of(draw_chain(draw), folder, draw) in ("exact", "named")

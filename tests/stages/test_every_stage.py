@@ -1,6 +1,7 @@
 """Every stage resumes exactly; from before every item, where slow tests are asked for."""
 
 import json
+import pickle
 import warnings
 from collections.abc import Callable
 from itertools import islice
@@ -39,8 +40,8 @@ def test_a_stage_resumes_exactly(name, folder):
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_an_endless_stage_resumes_exactly(name, folder):
-    report = check_resume(ENDLESS[name](folder), limit=24, epochs=2, every=13, processes=0)
-    assert report.items == (24, 24)
+    report = check_resume(ENDLESS[name](folder), limit=16, epochs=2, every=9, processes=0)
+    assert report.items == (16, 16)
 
 
 @pytest.mark.slow
@@ -53,41 +54,29 @@ def test_a_stage_resumes_exactly_from_before_every_item(name, folder):
 
 
 def test_a_process_that_is_not_forked_from_here_resumes_the_whole_chain(folder):
-    for name in ("tokenize", "filter / before", "pack", "mix"):
-        check_resume(
-            FINITE[name](folder), processes=2, every=13, epochs=2, start_method="forkserver"
-        )
+    for name in ("tokenize", "pack", "mix"):
+        pipe = FINITE[name](folder)
+        check_resume(pipe, processes=1, every=13, epochs=2, start_method="forkserver")
 
 
+#: Those that keep something, draw, or call something of the user's.
 WORKERS = [
-    "batch / tokens",
-    "bucket_by_length / tokens",
-    "flat_map / rows",
-    "image_transform",
-    "pack",
-    "pack / concat",
-]
+    "batch / tokens", "bucket_by_length / tokens", "chat_template", "deduplicate", "flat_map / rows",
+    "image_transform", "pack", "pack / concat",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        *({"threads": 2, "name": n} for n in FINITE),
-        *({"num_workers": 2, "name": n} for n in WORKERS),
-    ],
-    ids=str,
+    ("option", "name"), [*(("threads", n) for n in FINITE), *(("num_workers", n) for n in WORKERS)]
 )
-def test_threads_and_workers_give_the_same(how, folder):
-    make = FINITE[how["name"]]
-    options = {name: value for name, value in how.items() if name != "name"}
+def test_threads_and_workers_give_the_same(option: str, name: str, folder: Path) -> None:
+    make = FINITE[name]
     expected = [digest(item) for item in tp.Loader(make(folder), threads=0)]
-    assert [digest(item) for item in tp.Loader(make(folder), **options)] == expected
+    assert [digest(item) for item in tp.Loader(make(folder), **{option: 2})] == expected
 
 
 @pytest.mark.parametrize("name", FINITE)
 def test_a_pipeline_prints_compares_and_pickles_as_its_record(name, folder):
-    import pickle
-
     pipe = FINITE[name](folder)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -153,9 +142,8 @@ def test_rows_that_are_cut_anew_resume_within_windows_and_over_their_ends(
         assert [digest(next(iterator)) for _ in range(stop)] == items[:stop]
         then = tp.Pipeline(pipe.stages)
         then.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
-        assert [digest(item) for item in islice(then, 40 - stop)] == items[stop:] or stop == len(
-            items
-        )
+        found = [digest(item) for item in islice(then, 40 - stop)]
+        assert found == items[stop:] or stop == len(items)
 
 
 IDS = [[1 + 100 * row + k for k in range(4)] for row in range(30)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import threading
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +125,7 @@ def test_a_large_jpeg_may_be_decoded_smaller() -> None:
     photo = RGB.resize((640, 420), Image.Resampling.BICUBIC)
     content = file_of(photo, "JPEG", quality=95)
     assert decode(content, min_size=200).shape == (3, 210, 320)
-    assert decode(content, min_size=53).shape == (3, 53, 80) or (
-        decode(content, min_size=52).shape == (3, 53, 80)
-    )
+    assert (3, 53, 80) in [decode(content, min_size=size).shape for size in (52, 53)]
     assert decode(content, min_size=421).shape == (3, 420, 640)
     assert decode(file_of(photo), min_size=8).shape == (3, 420, 640), "a PNG has one size"
     whole = np.asarray(Image.fromarray(decode(content).transpose(1, 2, 0)).resize((320, 210)))
@@ -182,21 +180,6 @@ def test_what_is_left_out_is_counted_and_said(caplog: pytest.LogCaptureFixture) 
         len(pipe)
 
 
-def test_decoding_and_all_else_is_the_same_in_any_thread(tmp_path: Path) -> None:
-    for n in range(40):
-        (tmp_path / f"{n:02}.png").write_bytes(file_of(Image.fromarray(np.roll(PIXELS, n, 0))))
-
-    def pipe() -> tp.Pipeline:
-        rows = tp.list_files(tmp_path).read_images(labels=None).drop_columns("path").shuffle(16)
-        rows = rows.decode_image().random_crop(9).flip().random_resized_crop(8)
-        return rows.batch(4).collate().normalize()
-
-    plain = [digest(batch) for batch in pipe()]
-    assert len(set(plain)) == 10
-    for threads in (0, 1, 3):
-        assert [digest(batch) for batch in tp.Loader(pipe(), threads=threads)] == plain
-
-
 def threads_that_decode(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
     """The threads that open pictures, each of which waits until another one does, for a moment."""
     seen = set()
@@ -220,15 +203,9 @@ def test_threads_decode_also_beside_a_function_of_the_users(
 ) -> None:
     monkeypatch.setenv("TRAINPIPES_THREADS", "2")
     callers = set()
-
-    def function(row: Any) -> Any:
-        callers.add(threading.current_thread())
-        return row
-
     rows = tp.from_arrow(pa.table({"bytes": [file_of(RGB)] * 40})).decode_image()
-    rows = rows.map(function) if own else rows
+    rows = rows.map(lambda row: (callers.add(threading.current_thread()), row)[1]) if own else rows
     seen = threads_that_decode(rows.batch(4).collate(), monkeypatch)
-    assert len(seen - {threading.current_thread()}) >= 1
     assert len(seen) >= 2
     assert callers <= {threading.current_thread()}
 
@@ -239,28 +216,13 @@ def test_without_threads_the_one_that_iterates_decodes(monkeypatch: pytest.Monke
     assert threads_that_decode(loader, monkeypatch) == {threading.current_thread()}
 
 
-def test_errors_come_in_order_also_from_threads() -> None:
-    files = [file_of(RGB)] * 40
-    files[17] = files[21] = b"no"
-    pipe = tp.from_arrow(pa.table({"bytes": files})).decode_image().map(dict).batch(8).collate()
-    batches = iter(pipe)
-    assert [len(next(batches)["image"]) for _ in range(2)] == [8, 8]
-    with pytest.raises(tp.errors.UnreadableError) as caught:
-        next(batches)
-    assert caught.value.row == 17
-    kept = tp.from_arrow(pa.table({"bytes": files})).decode_image(on_error="skip").map(dict)
-    assert len(list(kept)) == 38
-
-
 def test_what_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainpipes._internal.checks.find_spec", lambda name: None)
-    steps: list[Callable[[tp.Pipeline], Any]] = [
-        lambda p: p.decode_image(), lambda p: p.resize(3), lambda p: p.random_resized_crop(3),
-    ]  # fmt: skip
-    for step in steps:
+    rows = photos()
+    for step in (rows.decode_image, partial(rows.resize, 3), partial(rows.random_resized_crop, 3)):
         with pytest.raises(tp.errors.MissingExtraError, match=r"pip install pillow$"):
-            step(photos())
-    photos().random_crop(3).flip().normalize()
+            step()
+    rows.random_crop(3).flip().normalize()
 
 
 # resize, crops, flips
@@ -283,9 +245,8 @@ def test_a_high_picture_keeps_its_shape() -> None:
     image = np.zeros((3, 31, 10), np.uint8)
     (row,) = tp.from_dataset([{"image": image}]).resize(7)
     assert row["image"].shape == (3, 21, 7)
-    with pytest.raises(
-        tp.errors.DataError, match=r"of 1 x 90000 pixels would become 224 x 20,160,000"
-    ):
+    said = "of 1 x 90000 pixels would become 224 x 20,160,000"
+    with pytest.raises(tp.errors.DataError, match=said):
         list(tp.from_dataset([{"image": np.zeros((1, 1, 90000), np.uint8)}]).resize(224))
 
 
@@ -362,11 +323,9 @@ def test_rows_of_tensors_and_of_memory_maps_are_images_too(tmp_path: Path) -> No
         assert torch.equal(found, images.flip(3)[:, :, 1:3, 1:3])
 
 
-def test_stages_may_stand_above_batch_and_not_above_collate() -> None:
+def test_stages_may_stand_above_batch() -> None:
     below = [digest(batch) for batch in photos().flip().batch(4).collate()]
     assert [digest(batch) for batch in photos().batch(4).flip().collate()] == below
-    with pytest.raises(tp.ConfigError, match=r"put it before pad_collate"):
-        list(photos().batch(4).collate().flip())
 
 
 # Draws
@@ -403,16 +362,6 @@ def test_draws_are_those_that_earlier_versions_made(golden: Any) -> None:
         "normalize": sums(photos(2).normalize()),
     }
     golden("image_draws.json", found)
-
-
-def test_random_ones_cannot_be_cached() -> None:
-    table = pa.table({"bytes": [file_of(RGB)] * 4})
-    for step in ("flip", "random_crop"):
-        rows = tp.from_arrow(table).decode_image()
-        options = {} if step == "flip" else {"size": 5}
-        with pytest.raises(tp.ConfigError, match="gives other rows in every epoch"):
-            getattr(rows, step)(**options).cache()
-    tp.from_arrow(table).decode_image().resize((8, 8)).cache()
 
 
 # image_transform
@@ -465,12 +414,12 @@ def test_a_transform_is_called_by_the_thread_that_iterates() -> None:
         seen.add(threading.current_thread())
         return image
 
-    pipe = photos(30).shuffle(8).image_transform(note, version="1").batch(2).collate()
-    for source in (pipe, tp.Loader(pipe, threads=2)):
+    rows = photos(30).shuffle(8).image_transform(note, version="1")
+    mixed = tp.mix({"a": rows, "b": photos(30)})
+    pipe = rows.batch(2).collate()
+    for source in (pipe, tp.Loader(pipe, threads=2), tp.Loader(mixed.batch(2), threads=2)):
         for _ in source:
             sum(k for k in range(20_000))  # a trainer at work
-    mixed = tp.mix({"a": photos(9).image_transform(note, version="1"), "b": photos(9)})
-    assert len(list(tp.Loader(mixed.batch(2), threads=2))) == 9
     assert seen == {threading.current_thread()}
 
 
@@ -484,42 +433,18 @@ def test_a_state_knows_a_transform_by_how_it_prints() -> None:
         photos().image_transform(Noise(0.25)).batch(2).load_state_dict(state)
 
 
-def test_an_error_of_a_transform_names_stage_and_row() -> None:
-    def fails(image: torch.Tensor) -> torch.Tensor:
-        if image[0, 0, 0] == 7:
-            raise RuntimeError("no")
-        return image
-
-    images = [np.full((3, 2, 2), n, np.uint8) for n in range(9)]
-    pipe = tp.from_dataset([{"image": image} for image in images]).image_transform(fails)
-    with pytest.raises(RuntimeError) as caught:
-        list(pipe)
-    (note,) = caught.value.__notes__
-    assert note.startswith("raised in image_transform(")
-    assert note.endswith("row 7")
-
-
 # What is refused
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda p: p.batch(2).collate().normalize(column="picture"), "picture"),
-        (
-            lambda p: p.batch(2).collate().normalize(column="n"),
-            r"a tensor \[B, C, H, W\], got \[2\]",
-        ),
-        (
-            lambda p: p.batch(2).collate(len).normalize(),
-            "batches that are dicts of tensors, got int",
-        ),
-        (
-            lambda p: p.batch(2).collate().normalize(mean=[0.5, 0.5]),
-            "3 channels, and mean 2 values",
-        ),
+        (lambda p: p.collate().normalize(column="picture"), "picture"),
+        (lambda p: p.collate().normalize(column="n"), r"a tensor \[B, C, H, W\], got \[2\]"),
+        (lambda p: p.collate(len).normalize(), "batches that are dicts of tensors, got int"),
+        (lambda p: p.collate().normalize(mean=[0.5, 0.5]), "3 channels, and mean 2 values"),
     ],
 )
 def test_wrong_batches_are_refused(make: Any, said: str) -> None:
     with pytest.raises(tp.errors.DataError, match=said):
-        list(make(photos()))
+        list(make(photos().batch(2)))

@@ -77,7 +77,7 @@ def test_at_most_an_open_row_goes_on_into_the_next_epoch(
     rows = rows.shuffle(20) if shuffled else rows
     pipe = rows.repeat().pack(length, method=method, buffer_size=window, max_documents=most)
     larger = sum(lengths) >= length and len(lengths) >= (most or 1)  # than a row
-    check_each_comes_once_an_epoch(map(in_packed, islice(pipe, 80)), lengths, length, larger)
+    check_each_comes_once_an_epoch(map(in_packed, islice(pipe, 60)), lengths, length, larger)
 
 
 @examples(150)
@@ -94,7 +94,7 @@ def test_at_most_an_open_batch_goes_on_into_the_next_epoch(
     pipe = rows.repeat().bucket_by_length(
         batch_size, max_tokens=tokens, max_rows=most, num_buckets=4, buffer_size=window
     )
-    batches = [in_batch(batch) for batch in islice(pipe, 120)]
+    batches = [in_batch(batch) for batch in islice(pipe, 60)]
     for batch in batches:
         if tokens is None:
             assert len(batch) == batch_size
@@ -120,11 +120,11 @@ def test_of_each_source_of_a_mix_at_most_an_open_row_goes_on(
     }
     pipe = tp.mix(sources, weights={"few": weight, "many": 3}, stop=stop)
     if packs:
-        items = [in_packed(row) for row in islice(pipe.pack(24), 150)]
+        items = [in_packed(row) for row in islice(pipe.pack(24), 80)]
         weights, most = lengths, 24
     else:
         batches = pipe.bucket_by_length(5, num_buckets=4)
-        numbers = [[row["input_ids"][0] - FIRST for row in b] for b in islice(batches, 100)]
+        numbers = [[row["input_ids"][0] - FIRST for row in b] for b in islice(batches, 60)]
         items, weights, most = numbers, [1] * len(lengths), 4
     few = [[row for row in item if row < len(lengths)] for item in items]
     check_each_comes_once_an_epoch(few, weights, most, False)
@@ -151,17 +151,14 @@ SHARDED: dict[str, Callable[[tp.Pipeline], Iterable[list[int]]]] = {
 }
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("name", SHARDED)
-def test_after_some_epochs_of_tokens_each_row_came_as_often_plus_or_minus_one(
-    name: str, epochs: int
-) -> None:
+def test_after_two_epochs_of_tokens_each_row_came_twice_plus_or_minus_once(name: str) -> None:
     """All but what the shards, which take turns, are apart: of 3,000 documents of 24 shards 12 %."""
     lengths = lengths_of(3000)
     rows = documents(lengths).sharding_filter(24).shuffle(2000).repeat()
-    times = times_of(SHARDED[name](rows), lengths, epochs)
-    assert set(times) <= {epochs - 1, epochs, epochs + 1}
-    assert 3000 - times[epochs] < 0.2 * 3000
+    times = times_of(SHARDED[name](rows), lengths, 2)
+    assert set(times) <= {1, 2, 3}
+    assert 3000 - times[2] < 0.2 * 3000
 
 
 def test_rows_of_small_epochs_are_hardly_emptier_than_those_of_large_ones() -> None:
@@ -183,12 +180,13 @@ def mixed(stop: Any = "repeat") -> tp.Pipeline:
 
 
 CHAINS: dict[str, Callable[[], tp.Pipeline]] = {
-    "a row of several epochs": lambda: few().repeat().pack(2048),
+    "a row of several epochs": lambda: few(6).repeat().pack(1024),
     "several rows": lambda: few(100).repeat().pack(256).batch(2),
     "before repeat": lambda: few(40).pack(256).repeat().batch(2),
     "first fit": lambda: few(100).repeat().pack(256, method="first_fit", buffer_size=30),
+    "unshuffled": lambda: documents(lengths_of(4)).sharding_filter(4).repeat().pack(256).batch(2),
     "joined": lambda: few().repeat().pack(256, method="concat"),
-    "few documents in a row": lambda: few().repeat().pack(512, max_documents=2),
+    "few documents in a row": lambda: few().repeat().pack(256, max_documents=2),
     "filtered": lambda: few(40).filter([("row", ">", 9)]).repeat().pack(256),
     "some epochs": lambda: few(20).repeat(5).pack(256),
     "buckets": lambda: few(40).repeat().bucket_by_length(4),
@@ -196,6 +194,7 @@ CHAINS: dict[str, Callable[[], tp.Pipeline]] = {
     "buckets of tokens": lambda: few(40).repeat().bucket_by_length(max_tokens=600),
     "tokens": lambda: few(40).repeat().batch(max_tokens=600),
     "packed rows in buckets": lambda: few(40).repeat().pack(128).bucket_by_length(3),
+    "joined rows in buckets": lambda: few(40).repeat().pack(64, method="concat").bucket_by_length(3),
     "mix, packed": lambda: mixed().pack(256),
     "mix, repeated": lambda: mixed("all_exhausted").repeat().pack(256),
     "mix, buckets": lambda: mixed().bucket_by_length(5),
@@ -207,14 +206,10 @@ CHAINS: dict[str, Callable[[], tp.Pipeline]] = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_every_position_over_the_joints_resumes_exactly(name: str) -> None:
-    report = check_resume(CHAINS[name](), limit=24, epochs=1, processes=0)
-    assert report.state_bytes < 8_000  # positions, no rows
-
-
-@pytest.mark.parametrize("name", CHAINS)
-def test_other_ranks_go_on_over_the_joints(name: str) -> None:
+def test_every_position_over_the_joints_resumes_exactly_on_other_ranks_too(name: str) -> None:
     pipe = CHAINS[name]()
+    report = check_resume(pipe, limit=16, epochs=1, processes=0)
+    assert report.state_bytes < 8_000  # positions, no rows
     assert_ranks_agree(pipe, 1)
     assert assert_resumes_elsewhere(pipe)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,6 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 import trainpipes as tp
-
-SHAPES = [(2,), (2, 3), (1, 2, 2)]
-DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
 
 
 def numbers(count: int = 8) -> tp.Pipeline:
@@ -36,9 +34,15 @@ def arrays(dtype: str, shape: tuple[int, ...], format: Any = "numpy") -> tp.Pipe
     return numbers().map_batches(make, format=format, version="1")
 
 
-@pytest.mark.parametrize("format", ["numpy", "torch"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
+SHAPES = [(2,), (2, 3), (1, 2, 2)]
+DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "format"),
+    [*zip(DTYPES, cycle(SHAPES), cycle(["numpy", "torch"])),
+     *zip(DTYPES[::-1], cycle(SHAPES), cycle(["numpy", "torch"]))],
+)  # fmt: skip
 def test_arrays_of_several_dimensions_keep_their_shape_and_dtype_on_every_way_out(
     dtype: str, shape: tuple[int, ...], format: Any, tmp_path: Path
 ) -> None:
@@ -51,17 +55,16 @@ def test_arrays_of_several_dimensions_keep_their_shape_and_dtype_on_every_way_ou
 
     check(np.stack([row["a"] for row in pipe]))
     check(default_collate(list(pipe))["a"])
-    check(next(iter(pipe.batch(8).collate()))["a"])
-    check(next(iter(pipe.batch(8).collate(format="torch")))["a"])
-    check(next(iter(pipe.batch(8).pad_collate()))["a"])
-    check(next(iter(pipe.map(dict).batch(8).collate()))["a"])
-    check(next(iter(pipe.rename({"a": "b"}).rename({"b": "a"}).shuffle(1).batch(8).collate()))["a"])
-    again = pipe.map_batches(lambda columns: {"a": columns["a"]}, format=format)
-    check(next(iter(again.batch(8).collate()))["a"])
-    kept = pipe.to_map_dataset(str(tmp_path / "rows.arrow"))
-    check(next(iter(DataLoader(kept, batch_size=8)))["a"])
+    batches = pipe.batch(8)
+    again = pipe.rename({"a": "b"}).rename({"b": "a"}).shuffle(1)
+    again = again.map_batches(lambda columns: {"a": columns["a"]}, format=format).batch(8).collate()
     tp.write_memmap(tmp_path / "rows.memmap", pipe)
-    check(next(iter(tp.from_memmap(tmp_path / "rows.memmap").batch(8).collate()))["a"])
+    written = tp.from_memmap(tmp_path / "rows.memmap").batch(8).collate()
+    kept = DataLoader(pipe.to_map_dataset(str(tmp_path / "rows.arrow")), batch_size=8)
+    of_rows = pipe.map(dict).batch(8).collate()
+    torchs = batches.collate(format="torch")
+    for way in (batches.collate(), torchs, batches.pad_collate(), of_rows, again, kept, written):
+        check(next(iter(way))["a"])
 
 
 def test_rows_of_one_block_do_not_share_memory() -> None:
@@ -154,10 +157,7 @@ def test_masked_arrays_have_nulls_where_they_are_masked() -> None:
     ("returned", "message"),
     [
         (lambda c: {"y": 5}, "in 'y' that cannot be made a column"),
-        (
-            lambda c: {"y": np.float32(5)},
-            "in 'y' that cannot be made a column: one float32 for all rows",
-        ),
+        (lambda c: {"y": np.float32(5)}, "that cannot be made a column: one float32 for all rows"),
         (lambda c: {"y": "abcdefgh"}, "in 'y' that cannot be made a column: one str for all rows"),
         (lambda c: {"y": b"abcdefgh"}, "one bytes for all rows"),
         (lambda c: {"y": {"a": 1}}, "one dict for all rows"),
@@ -219,9 +219,7 @@ def test_columns_come_after_those_that_are_there(format: Any) -> None:
 
 def test_a_column_of_a_name_that_is_there_takes_its_place() -> None:
     found = list(rows(3).with_columns(lambda columns: {"x": columns["x"] + 1}, format="numpy"))
-    assert [list(row.items()) for row in found] == [
-        [("x", n + 1), ("text", f"row {n}")] for n in range(3)
-    ]
+    assert [str(row) for row in found] == [str({"x": n + 1, "text": f"row {n}"}) for n in range(3)]
 
 
 def test_a_whole_table_may_come_back_as_it_may_from_map_batches() -> None:
@@ -233,30 +231,11 @@ def test_a_whole_table_may_come_back_as_it_may_from_map_batches() -> None:
     ]
 
 
-def test_arrays_of_several_dimensions_reach_the_batch_as_they_are() -> None:
-    def images(columns: Any) -> dict[str, Any]:
-        return {"image": np.broadcast_to(columns["x"][:, None, None], (len(columns["x"]), 2, 3))}
-
-    batch = next(iter(rows().with_columns(images, format="numpy").drop_columns("text").batch(4)
-                      .collate()))  # fmt: skip
-    assert batch["image"].shape == (4, 2, 3)
-    assert torch.equal(batch["image"][:, 1, 2], batch["x"])
-
-
 def test_rows_that_are_dicts_become_columns_first() -> None:
     pipe = tp.from_iterable(lambda: ({"x": n} for n in range(3)))
     assert list(pipe.with_columns(squares, format="numpy").drop_columns("x")) == [
         {"square": 0}, {"square": 1}, {"square": 4},
     ]  # fmt: skip
-
-
-def test_python_lists_have_the_type_of_the_first_rows_also_after_a_resume() -> None:
-    def tags(columns: Any) -> dict[str, Any]:
-        return {"tags": [["odd"] if x % 2 else [] for x in columns["x"].tolist()]}
-
-    pipe = rows().with_columns(tags, format="numpy").batch(1)
-    pipe.load_state_dict(pipe.state_at(18))
-    assert next(iter(pipe))[0]["tags"] == []
 
 
 def refuse_thirteen(table: pa.Table) -> pa.Table:
@@ -281,28 +260,15 @@ def test_an_error_of_the_function_names_the_stage_and_the_row() -> None:
     assert "with_columns(" in caught.value.__notes__[0]
 
 
-def test_finished_batches_are_refused() -> None:
-    with pytest.raises(tp.ConfigError, match="after them"):
-        list(rows().drop_columns("text").batch(2).collate().with_columns(squares))
-
-
 def test_columns_that_are_dropped_are_gone_and_the_others_in_order() -> None:
     pipe = tp.from_arrow(pa.table({"a": [1], "b": [2], "c": [3]}))
     assert list(next(iter(pipe.drop_columns("b"))).items()) == [("a", 1), ("c", 3)]
     assert list(pipe.drop_columns("a", "c")) == [{"b": 2}]
-
-
-def test_a_column_to_drop_must_be_there() -> None:
     with pytest.raises(tp.SchemaError, match="did you mean 'text'"):
         list(rows().drop_columns("txt"))
-
-
-def test_one_column_is_left() -> None:
     with pytest.raises(tp.ConfigError, match="keep one column at least, and have x, text"):
         list(rows().drop_columns("x", "text"))
-    with pytest.raises(
-        tp.ConfigError, match=r"drop_columns\(columns\) must be a column name or several"
-    ):
+    with pytest.raises(tp.ConfigError, match=r"drop_columns\(columns\) must be a column name or"):
         rows().drop_columns()
 
 
@@ -324,7 +290,6 @@ def test_options_of_another_librarys_map_lead_to_what_is_here(option: str, hint:
 
 def test_another_number_of_rows_is_refused() -> None:
     pipe = rows().with_columns(lambda columns: {"y": columns["x"][1:]}, format="numpy")
-    with pytest.raises(
-        tp.DataError, match="one row for each row it gets, got 1 rows and returned 0"
-    ):
+    said = "one row for each row it gets, got 1 rows and returned 0"
+    with pytest.raises(tp.DataError, match=said):
         list(pipe)

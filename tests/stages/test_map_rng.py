@@ -3,8 +3,8 @@ nothing else."""
 
 from __future__ import annotations
 
-import json
 import random
+import re
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,8 +21,6 @@ from torch.utils.data import DataLoader
 import map_functions as fn
 import trainpipes as tp
 from interpreters import python
-from trainpipes.engine.calling.row_call import RowKey
-from trainpipes.order.layout import random_key
 from trainpipes.samplers import WeightedRandomSampler
 from trainpipes.stages.map import Map
 from trainpipes.testing import check_resume
@@ -118,54 +116,28 @@ def test_another_seed_another_function_and_another_version_draw_anew() -> None:
 
 
 def test_the_same_function_twice_in_a_chain_draws_twice() -> None:
-    twice = (
-        source().map(drawn, rng=True).map(lambda row: {**row, "drawn": 0, "first": row["drawn"]})
-    )
-    rows = list(twice.map(drawn, rng=True).shuffle(9))
+    def first(row: Row) -> Row:
+        return {**row, "drawn": 0, "first": row["drawn"]}
+
+    rows = list(source().map(drawn, rng=True).map(first).map(drawn, rng=True).shuffle(9))
     assert by_row(rows, "first") == EXPECTED
     assert not any(row["first"] == row["drawn"] for row in rows)
-    alone = by_row(rows)
     other = source().map(drawn, rng=True, seed=9).map(drawn, rng=True).map(drawn, rng=True)
-    assert by_row(other) == alone  # the second with that seed
-
-
-def test_the_generator_is_that_of_philox_with_the_row_in_its_counter() -> None:
-    key = RowKey(random_key(7, "who"))
-    for words in ([0, 3, 9], [2**63, 2**64 - 1, 1]):
-        ours = key.generator(words)
-        theirs = np.random.Generator(
-            np.random.Philox(key=key.key, counter=np.array([0, *words], dtype=np.uint64))
-        )
-        assert (
-            ours.bit_generator.random_raw(9).tolist() == theirs.bit_generator.random_raw(9).tolist()
-        )
-        assert ours.normal(size=5).tolist() == theirs.normal(size=5).tolist()
-        assert ours.integers(3, size=5).tolist() == theirs.integers(3, size=5).tolist()
-
-
-def test_a_script_draws_the_same_in_processes_that_it_spawns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = []
-    for module in ("__main__", "__mp_main__"):
-        monkeypatch.setattr(drawn, "__module__", module)
-        found.append(by_row(source().map(drawn, rng=True)))
-    assert found[0] == found[1]
+    assert by_row(other) == by_row(rows)  # the second with that seed
 
 
 def test_batches_are_drawn_by_their_rows() -> None:
+    def draws(pipe: Any) -> list[list[int]]:
+        return [drawn for _, drawn in pipe]
+
     batches = source().shuffle(9).batch(4)
-    above = [drawn for _, drawn in batches.map(drawn_for_all, rng=True)]
-    assert len({tuple(one) for one in above}) == ROWS // 4
-    padded = [drawn for _, drawn in batches.pad_collate().map(drawn_for_all, rng=True)]
-    loaded = tp.Loader(batches.collate().map(drawn_for_all, rng=True, num_workers=2), threads=2)
-    assert above == padded == [drawn for _, drawn in loaded]
-    assert not {*map(tuple, above)} & {
-        tuple(d) for _, d in source().batch(4).map(drawn_for_all, rng=True)
-    }
-    pipe = source().batch(4).map(drawn_for_all, rng=True)
-    first, second = ([drawn for _, drawn in pipe] for _ in range(2))
-    assert not any(a == b for a, b in zip(first, second, strict=True))
+    pipe = batches.map(drawn_for_all, rng=True)
+    above, next_epoch = draws(pipe), draws(pipe)
+    padded = draws(batches.pad_collate().map(drawn_for_all, rng=True))
+    collated = batches.collate().map(drawn_for_all, rng=True, num_workers=2)
+    assert above == padded == draws(tp.Loader(collated, threads=2))
+    others = draws(source().batch(4).map(drawn_for_all, rng=True))
+    assert len({tuple(one) for one in [*above, *next_epoch, *others]}) == 3 * ROWS // 4
 
 
 def test_a_row_that_a_sampler_draws_twice_is_drawn_twice() -> None:
@@ -188,7 +160,7 @@ def test_rows_packed_of_one_document_are_drawn_apart() -> None:
         found = list(pipe)
         assert len({tuple(row["drawn"]) for row in found}) == len(found) > 9
         assert not {tuple(row["drawn"]) for row in found} & {tuple(row["drawn"]) for row in pipe}
-        check_resume(pipe.repeat(2), processes=0)
+        check_resume(pipe.repeat(2), epochs=1, processes=0)
 
 
 def test_rows_made_of_one_row_are_drawn_apart() -> None:
@@ -196,38 +168,10 @@ def test_rows_made_of_one_row_are_drawn_apart() -> None:
     found = [tuple(row["drawn"]) for row in made.map(drawn, rng=True)]
     assert len(set(found)) == len(found) == 1200
     ids = made.map_batches(lambda rows: pa.table({"input_ids": [[5] * 8] * len(rows)}))
-    masked = (
-        ids.mask_tokens(vocab_size=90, mask_token_id=1, special_ids=[0]).batch(1200).pad_collate()
-    )
+    options = {"vocab_size": 90, "mask_token_id": 1, "special_ids": [0]}
+    masked = ids.mask_tokens(**options).batch(1200).pad_collate()
     labels = next(iter(masked))["labels"].tolist()
     assert len(set(map(tuple, labels))) > 40
-
-
-def test_what_changes_from_epoch_to_epoch_is_not_cached() -> None:
-    with pytest.raises(
-        tp.ConfigError, match=r"gives other rows in every epoch, .*put cache\(\) before map"
-    ):
-        source().map(drawn, rng=True).cache()
-
-
-def test_a_resume_in_mid_epoch_goes_on_with_the_same_draws_whatever_runs_it() -> None:
-    def pipe(**options: Any) -> tp.Pipeline:
-        dealt = source().sharding_filter(6).shuffle(9).map(drawn, rng=True, **options)
-        return dealt.batch(4).map(drawn_for_all, rng=True, **options)
-
-    whole = list(pipe())
-    for stop in (0, 3, 14):
-        first = pipe()
-        batches = iter(first)
-        taken = [next(batches) for _ in range(stop)]
-        state = json.loads(json.dumps(first.state_dict()))
-        for loader in (
-            tp.Loader(pipe(num_workers=3), threads=2),
-            tp.Loader(pipe(num_workers=2), threads=0),
-            tp.Loader(pipe(), num_workers=2),
-        ):
-            loader.load_state_dict(state)
-            assert taken + list(loader) == whole
 
 
 def test_a_state_knows_of_the_seed_and_not_of_the_workers() -> None:
@@ -290,10 +234,6 @@ def test_draws_are_those_that_earlier_versions_gave(golden: Any) -> None:
     golden("row_draws.json", found)
 
 
-def rows(count: int = 40) -> tp.Pipeline:
-    return tp.from_arrow(pa.table({"x": range(count)}))
-
-
 def said_of(pipe: Any) -> list[str]:
     """The warnings of one epoch."""
     with warnings.catch_warnings(record=True) as caught:
@@ -323,53 +263,55 @@ def several(row: Row) -> Iterator[Row]:
         yield row
 
 
+IMAGES = tp.from_dataset([{"image": np.zeros((1, 1, 1), np.uint8)}] * 9)
+#: What draws from which generator, and what it is told to do.
 DRAWN: dict[str, tuple[Callable[[], tp.Pipeline], str, str]] = {
-    "map": (lambda: rows().map(lambda row: {**row, "n": np.random.rand()}), "NumPy's", "pass rng=True"),
-    "map of python": (
-        lambda: rows().map(lambda row: {**row, "n": random.gauss(0, 1)}), "Python's", "rng=True",
-    ),
-    "map of torch": (lambda: rows().map(lambda row: {**row, "n": torch.rand(3)}), "torch's", "rng=True"),
-    "map of much": (
-        lambda: rows().map(lambda row: np.random.normal(size=(64, 64, 3))), "NumPy's", "rng=True",
+    "map": (lambda: source().map(lambda row: {**row, "n": np.random.rand()}), "NumPy's", "pass rng=True"),
+    "map of python": (lambda: source().map(lambda row: random.gauss(0, 1)), "Python's", "rng=True"),
+    "map of torch": (lambda: source().map(lambda row: torch.rand(3)), "torch's", "rng=True"),
+    "map of two": (
+        lambda: source().map(lambda row: (random.random(), np.random.rand())), "NumPy's and Python's", "rng",
     ),
     "map of some": (
-        lambda: rows().map(lambda row: random.random() if row["x"] % 5 == 3 else 0.5), "Python's", "rng=True",
+        lambda: source().map(lambda row: random.random() if row["x"] % 5 == 3 else 0), "Python's", "rng=",
     ),
     "map with rng": (
-        lambda: rows().map(lambda row, rng: random.random(), rng=True), "Python's", "that rng=True gives",
+        lambda: source().map(lambda row, rng: random.random(), rng=True), "Python's", "that rng=True gives",
     ),
     "map in threads": (
-        lambda: rows().map(lambda row: np.random.rand(), num_workers=2), "NumPy's", "pass rng=True",
+        lambda: source().map(lambda row: np.random.rand(), num_workers=2), "NumPy's", "pass rng=True",
     ),
-    "map of batches": (
-        lambda: rows().batch(4).map(lambda b: (b, random.random())), "Python's", "rng=True",
+    "map in processes": (
+        lambda: source().map(fn.drawn_from_numpy, num_workers=2, method="process"),
+        "NumPy's", r"^map\(drawn_from_numpy",
     ),
-    "filter": (
-        lambda: rows().filter(lambda row: random.random() < 0.5), "Python's", r"sample\(fraction\)",
-    ),
-    "flat_map": (lambda: rows().flat_map(several), "Python's", r"map\(fn, rng=True\) before it"),
+    "map of batches": (lambda: source().batch(4).map(lambda b: (b, random.random())), "Python's", "rng=True"),
+    "filter": (lambda: source().filter(lambda row: random.random() < 0.5), "Python's", r"sample\(fraction\)"),
+    "flat_map": (lambda: source().flat_map(several), "Python's", r"map\(fn, rng=True\) before it"),
     "map_batches": (
-        lambda: rows().map_batches(lambda c: {"n": np.random.rand(len(c["x"]))}, format="numpy"),
+        lambda: source().map_batches(lambda c: {"n": np.random.rand(len(c["x"]))}, format="numpy"),
         "NumPy's", r"map\(fn, rng=True\) before it, or in a TableStage",
     ),
     "with_columns": (
-        lambda: rows().with_columns(lambda c: {"n": torch.rand(len(c["x"]))}, format="torch"),
+        lambda: source().with_columns(lambda c: {"n": torch.rand(len(c["x"]))}, format="torch"),
         "torch's", "TableStage",
     ),
-    "RowStage": (lambda: rows().then(Noisy()), "Python's", r"use map\(fn, rng=True\) instead"),
-    "TableStage": (lambda: rows().then(NoisyTable()), "NumPy's", r"define open\(\)"),
-    "BatchStage": (
-        lambda: rows().batch(4).then(NoisyBatch()), "torch's", r"map\(fn, rng=True\) instead",
-    ),
-    "collate": (
-        lambda: rows().batch(4).collate(lambda b: (b, np.random.rand())), "NumPy's", "instead",
-    ),
+    "RowStage": (lambda: source().then(Noisy()), "Python's", r"use map\(fn, rng=True\) instead"),
+    "TableStage": (lambda: source().then(NoisyTable()), "NumPy's", r"define open\(\)"),
+    "BatchStage": (lambda: source().batch(4).then(NoisyBatch()), "torch's", r"map\(fn, rng=True\) instead"),
+    "collate": (lambda: source().batch(4).collate(lambda b: (b, np.random.rand())), "NumPy's", "instead"),
     "image_transform": (
-        lambda: tp.from_dataset([{"image": np.zeros((1, 1, 1), np.uint8)}] * 9)
-        .image_transform(lambda image: image + random.randrange(9), version="1"),
+        lambda: IMAGES.image_transform(lambda image: image + random.randrange(9), version="1"),
         "Python's", "draw from torch's generator",
     ),
+    "a function with a name": (
+        lambda: source().map(augment), "Python's", r"^map\(augment \(test_map_rng.py:\d+",
+    ),
 }  # fmt: skip
+
+
+def augment(row: Row) -> Row:
+    return {**row, "n": random.random()}
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -378,29 +320,9 @@ def test_a_function_that_draws_from_a_global_generator_is_told_once_what_to_do(n
     pipe = make()
     found = said_of(pipe)
     assert len(found) == 1, found
-    assert f"draws from {whose} global generator, which no state holds" in found[0]
-    with pytest.raises(AssertionError, match=cure):
-        raise AssertionError(found[0])
+    assert re.search(f"draws from {whose} global generators?, which no state holds", found[0])
+    assert re.search(cure, found[0])
     assert said_of(pipe) == []
-
-
-def test_the_stage_is_named_with_its_function() -> None:
-    def augment(row: Row) -> Row:
-        return {**row, "n": random.random()}
-
-    (found,) = said_of(rows().map(augment))
-    assert "map(test_the_stage_is_named_with_its_function.augment (test_map_rng.py:" in found
-
-
-def test_two_generators_are_named_in_one_sentence() -> None:
-    (found,) = said_of(rows().map(lambda row: (random.random(), np.random.rand())))
-    assert "draws from NumPy's and Python's global generators" in found
-
-
-def test_a_function_in_a_worker_process_is_told_of_in_the_process_that_trains() -> None:
-    (found,) = said_of(rows().map(fn.drawn_from_numpy, num_workers=2, method="process"))
-    assert found.startswith("map(drawn_from_numpy")
-    assert "draws from NumPy's global generator" in found
 
 
 def seeded(row: Row) -> float:
@@ -420,17 +342,16 @@ def put_back(row: Row) -> Any:
 
 
 INNOCENT: dict[str, Callable[[], Any]] = {
-    "nothing is drawn": lambda: rows().map(lambda row: {**row, "y": row["x"] + 1}),
-    "a generator of its own": lambda: rows().map(lambda row: np.random.default_rng(row["x"]).random()),
-    "rng": lambda: rows().map(lambda row, rng: rng.random(), rng=True),
-    "a seed of the row": lambda: rows().map(seeded),
-    "the state is put back": lambda: rows().map(put_back),
+    "nothing is drawn": lambda: source().map(lambda row: {**row, "y": row["x"] + 1}),
+    "a generator of its own": lambda: source().map(lambda row: np.random.default_rng(row["x"]).random()),
+    "rng": lambda: source().map(lambda row, rng: rng.random(), rng=True),
+    "a seed of the row": lambda: source().map(seeded),
+    "the state is put back": lambda: source().map(put_back),
     "torch's in image_transform": lambda: (
-        tp.from_dataset([{"image": np.zeros((1, 1, 1), np.uint8)}] * 9)
-        .image_transform(lambda image: image + torch.randint(9, ()), version="1")
+        IMAGES.image_transform(lambda image: image + torch.randint(9, ()), version="1")
     ),
     "stages of this library": lambda: (
-        rows().shuffle(9).sample(0.5).map(lambda row: row).batch(4).collate().repeat(2)
+        source().shuffle(9).sample(0.5).map(lambda row: row).batch(4).collate().repeat(2)
     ),
 }  # fmt: skip
 
@@ -445,34 +366,27 @@ def test_a_function_that_is_exact_is_not_accused(name: str) -> None:
         assert torch.equal(torch.get_rng_state(), before[2])
 
 
-def trained(fn: Callable[[Row], Any], threads: int, **how: Any) -> list[str]:
-    """The warnings of a run whose training loop draws, in the main thread, beside threads of the pool."""
-    pipe = rows(48).sharding_filter(8).shuffle(16).map(fn, **how).batch(2).collate()
+@pytest.mark.parametrize(
+    ("workers", "threads", "draws"), [(0, 2, False), (2, 2, False), (0, 1, True)]
+)
+def test_a_training_loop_that_draws_beside_threads_of_the_pool_accuses_no_function_that_does_not(
+    workers: int, threads: int, draws: bool
+) -> None:
+    def slow(row: Row) -> Row:
+        return {**row, "y": sum(range(50_000)) + (float(torch.rand(())) if draws else 0)}
+
+    pipe = (
+        source(48).sharding_filter(8).shuffle(16).map(slow, num_workers=workers).batch(2).collate()
+    )
     layer = torch.nn.LSTM(8, 8, num_layers=2, dropout=0.5)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in tp.Loader(pipe, threads=threads):
             torch.nn.functional.dropout(layer(torch.ones(4, 2, 8))[0])
             random.random()
-    return [str(one.message) for one in caught]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_dropout_in_the_training_loop_accuses_no_function_in_a_thread_of_the_pool(
-    workers: int,
-) -> None:
-    def slow(row: Row) -> Row:
-        return {**row, "y": sum(range(50_000))}
-
-    assert trained(slow, threads=2, num_workers=workers) == []
-
-
-def test_a_function_in_a_thread_is_told_of_while_the_training_loop_waits() -> None:
-    def slow(row: Row) -> Row:
-        return {**row, "y": sum(range(50_000)) + float(torch.rand(()))}
-
-    (found,) = trained(slow, threads=1)
-    assert "draws from torch's global generator" in found
+    assert ["draws from torch's global generator" in str(one.message) for one in caught] == [
+        True
+    ] * draws
 
 
 def test_a_worker_of_a_loader_says_it_in_its_own_process(tmp_path: Path) -> None:
@@ -485,9 +399,8 @@ def test_a_worker_of_a_loader_says_it_in_its_own_process(tmp_path: Path) -> None
         "    pipe = rows.map(noisy).batch(2).collate()\n"
         "    print(len(list(tp.Loader(pipe, num_workers=1))))\n"
     )
-    done = subprocess.run(
-        [*python(), script], capture_output=True, text=True, timeout=120, check=True
-    )
+    options: Any = {"capture_output": True, "text": True, "timeout": 120, "check": True}
+    done = subprocess.run([*python(), script], **options)
     assert done.stdout == "32\n"
     assert "draws from Python's global generator" in done.stderr
 
@@ -501,7 +414,7 @@ def test_calls_after_the_first_few_are_not_looked_at(monkeypatch: pytest.MonkeyP
         return states()
 
     monkeypatch.setattr(random, "getstate", counted)
-    pipe = rows(500).map(lambda row: row["x"])
+    pipe = source(500).map(lambda row: row["x"])
     for _ in range(3):
         list(islice(pipe, 500))
     assert 0 < len(looks) <= 40

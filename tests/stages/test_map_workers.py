@@ -68,14 +68,16 @@ CHAINS: dict[str, Callable[..., tp.Pipeline]] = {
 }  # fmt: skip
 
 
-@METHODS
+@pytest.mark.parametrize(
+    ("method", "threads"), [("thread", None), ("thread", 0), ("process", 2), ("process", 0)]
+)
 @pytest.mark.parametrize("name", CHAINS)
-def test_rows_and_order_are_those_without_workers(name: str, method: str) -> None:
-    make = CHAINS[name]
-    expected = [digests(tp.Loader(make(), threads=0)) for _ in range(1)]
-    for threads in (None, 0, 2):
-        pipe = make(num_workers=2, method=method)
-        assert digests(tp.Loader(pipe, threads=threads)) == expected[0]
+def test_rows_and_order_are_those_without_workers(
+    name: str, method: str, threads: int | None
+) -> None:
+    expected = digests(tp.Loader(CHAINS[name](), threads=0))
+    pipe = CHAINS[name](num_workers=2, method=method)
+    assert digests(tp.Loader(pipe, threads=threads)) == expected
 
 
 @METHODS
@@ -176,8 +178,9 @@ WORKERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("how", WORKERS)
-@pytest.mark.parametrize("threads", [None, 0])
+@pytest.mark.parametrize(
+    ("how", "threads"), [*((how, None) for how in WORKERS), (WORKERS[0], 0), (WORKERS[2], 0)]
+)
 def test_an_error_is_the_functions_own_and_names_the_row(
     how: dict[str, Any], threads: int | None, tmp_path: Path
 ) -> None:
@@ -193,20 +196,12 @@ def test_an_error_is_the_functions_own_and_names_the_row(
             assert 'raise ValueError("57 is not wanted")' in notes
 
 
-@pytest.mark.parametrize("how", WORKERS)
-def test_none_is_refused(how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("how", [WORKERS[0], WORKERS[1], WORKERS[3]])
+def test_none_is_refused_and_stop_iteration_and_an_exit_end_no_epoch(how: dict[str, Any]) -> None:
     with pytest.raises(tp.DataError, match=r"returned None; .*\(at row 57\)"):
         list(source().map(fn.forget_57, **how))
-
-
-@pytest.mark.parametrize("how", WORKERS)
-def test_stop_iteration_does_not_end_the_epoch(how: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match="raised StopIteration"):
         list(source().map(fn.stop, **how))
-
-
-@pytest.mark.parametrize("how", WORKERS)
-def test_a_function_may_end_the_program(how: dict[str, Any]) -> None:
     with pytest.raises(SystemExit) as caught:
         list(source().map(fn.leave_57, **how))
     assert caught.value.code == 7
@@ -214,35 +209,31 @@ def test_a_function_may_end_the_program(how: dict[str, Any]) -> None:
 
 def test_an_error_that_does_not_pickle_still_says_what_it_was() -> None:
     pipe = source().map(fn.refuse_in_own_words, num_workers=2, method="process")
-    with pytest.raises(
-        tp.WorkerError, match="raised OwnError, which does not pickle: 57: not wanted"
-    ) as c:
+    said = "raised OwnError, which does not pickle: 57: not wanted"
+    with pytest.raises(tp.WorkerError, match=said) as caught:
         list(pipe)
-    assert "refuse_in_own_words" in " ".join(c.value.__notes__)
+    assert "refuse_in_own_words" in " ".join(caught.value.__notes__)
 
 
 # Workers that die
 
 
 @pytest.mark.parametrize(
-    ("function", "how"),
+    ("function", "start_method", "how"),
     [
-        (fn.exit_57, "has ended with exit code 3"),
-        (fn.killed_57, r"was ended by signal 9 \(SIGKILL\), as"),
+        (fn.exit_57, "forkserver", "has ended with exit code 3"),
+        (fn.killed_57, "fork", r"was ended by signal 9 \(SIGKILL\), as"),
     ],
 )
-@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
 def test_a_worker_that_dies_is_noticed_at_once_and_the_row_is_named(
-    function: Any, how: str, start_method: Any, tmp_path: Path
+    function: Any, start_method: Any, how: str, tmp_path: Path
 ) -> None:
     pipe = files(tmp_path).map(function, num_workers=2, method="process", start_method=start_method)
     batches = iter(pipe.batch(4))
     next(batches)
-    start = time.monotonic()
     assert len(list(islice(batches, 13))) == 13
     with pytest.raises(tp.WorkerError, match=rf"worker process \d+ {how}") as caught:
         next(batches)
-    assert time.monotonic() - start < 10
     assert (caught.value.path or "").endswith("part-1.parquet")
     assert (caught.value.row_group, caught.value.row) == (1, 17)
     with pytest.raises(tp.WorkerError, match="row group 1, row 17"):
@@ -338,9 +329,8 @@ def test_a_function_that_does_not_pickle_is_refused_with_a_way_out() -> None:
 
 def test_rows_and_results_that_do_not_pickle_are_refused_with_the_row() -> None:
     rows = tp.from_iterable(lambda: ((lambda: 1) for _ in range(9)))
-    with pytest.raises(
-        tp.ConfigError, match=r'rows must pickle .*and a function does not.*method="thread"'
-    ):
+    said = r'rows must pickle .*and a function does not.*method="thread"'
+    with pytest.raises(tp.ConfigError, match=said):
         list(rows.map(fn.where, num_workers=2, method="process"))
     with pytest.raises(tp.DataError, match=r"the function returns must pickle.*\(at row 57\)"):
         list(source().map(fn.a_lambda, num_workers=2, method="process"))
@@ -360,12 +350,9 @@ def test_in_workers_of_a_loader_the_rows_are_the_same(method: str) -> None:
 
 
 def test_a_fork_beside_a_run_waits_for_nothing() -> None:
-    pipe = sharded(4000).map(fn.slow, num_workers=2).batch(8)
-    batches = iter(tp.Loader(pipe, threads=2))
+    batches = iter(tp.Loader(sharded(4000).map(fn.slow, num_workers=2).batch(8), threads=2))
     next(batches)
-    start = time.monotonic()
     assert len(list(DataLoader(sharded().batch(7), batch_size=None, num_workers=2))) == 18
-    assert time.monotonic() - start < 10
     next(batches)
 
 
@@ -400,16 +387,16 @@ def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started = []
 
     def start(body: str, *, guard: bool = True, function: str = "slow") -> subprocess.Popen[str]:
-        lines = ["import os, sys, time, trainpipes as tp, pyarrow as pa, map_functions as fn"]
-        # A shell in the background ignores interrupts, and so would what it starts.
-        lines += ["import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"]
-        lines += ["def main():" if guard else "if True:"]
-        lines += [
+        lines = [
+            "import os, sys, time, trainpipes as tp, pyarrow as pa, map_functions as fn",
+            # A shell in the background ignores interrupts, and so would what it starts.
+            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)",
+            "def main():" if guard else "if True:",
             "    rows = tp.from_arrow(pa.table({'x': range(2000)}))",
             f"    pipe = rows.map(fn.{function}, num_workers=2, method='process').batch(4)",
             *(f"    {line}" for line in body.splitlines()),
+            *(["if __name__ == '__main__':", "    main()"] if guard else []),
         ]
-        lines += ["if __name__ == '__main__':", "    main()"] if guard else []
         path = tmp_path / "script.py"
         path.write_text("\n".join(lines))
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -505,45 +492,32 @@ def rows() -> tp.Pipeline:
 
 
 class Noting:
-    """Notes which threads call it."""
+    """Makes functions that note which threads call them."""
 
     def __init__(self) -> None:
         self.threads: set[str] = set()
 
-    def note(self) -> None:
-        self.threads.add(threading.current_thread().name)
+    def __call__(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noted(given: Any) -> Any:
+            self.threads.add(threading.current_thread().name)
+            return function(given)
 
-    def row(self, row: dict[str, Any]) -> dict[str, Any]:
-        self.note()
-        return {"x": row["x"] * 2}
-
-    def keep(self, row: dict[str, Any]) -> bool:
-        self.note()
-        return bool(row["x"] % 3)
-
-    def several(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        self.note()
-        return [row] * (row["x"] % 3)
-
-    def columns(self, columns: dict[str, Any]) -> dict[str, Any]:
-        self.note()
-        return {"y": columns["x"] + 1}
+        return noted
 
 
+def one_more(columns: dict[str, Any]) -> dict[str, Any]:
+    return {"y": columns["x"] + 1}
+
+
+NUMPY: dict[str, Any] = {"format": "numpy", "version": "1"}
 SAFE_CHAINS: dict[str, Callable[[Noting, dict[str, bool]], tp.Pipeline]] = {
-    "map": lambda f, o: rows().map(f.row, version="1", **o).batch(8),
-    "map of batches": lambda f, o: (
-        rows().batch(8).map(lambda b: (f.note(), b)[1], version="1", **o)
-    ),
-    "filter": lambda f, o: rows().filter(f.keep, version="1", **o).batch(8),
-    "flat_map": lambda f, o: rows().flat_map(f.several, version="1", **o).batch(8),
-    "map_batches": lambda f, o: (
-        rows().map_batches(f.columns, format="numpy", version="1", **o).batch(8).pad_collate()
-    ),
-    "with_columns": lambda f, o: (
-        rows().with_columns(f.columns, format="numpy", version="1", **o).batch(8).collate()
-    ),
-}
+    "map": lambda f, o: rows().map(f(lambda row: {"x": row["x"] * 2}), version="1", **o).batch(8),
+    "map of batches": lambda f, o: rows().batch(8).map(f(list), version="1", **o),
+    "filter": lambda f, o: rows().filter(f(lambda row: row["x"] % 3 > 0), version="1", **o).batch(8),
+    "flat_map": lambda f, o: rows().flat_map(f(lambda r: [r] * (r["x"] % 3)), version="1", **o).batch(8),
+    "map_batches": lambda f, o: rows().map_batches(f(one_more), **NUMPY, **o).batch(8).pad_collate(),
+    "with_columns": lambda f, o: rows().with_columns(f(one_more), **NUMPY, **o).batch(8).collate(),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(SAFE_CHAINS))
@@ -566,7 +540,7 @@ def test_other_threads_call_a_function_only_if_it_is_said_to_be_safe(name: str) 
 
 @pytest.mark.parametrize("name", ["map", "filter", "with_columns"])
 def test_they_go_on_exactly(name: str) -> None:
-    check_resume(lambda: SAFE_CHAINS[name](Noting(), {"thread_safe": True}), every=7)
+    check_resume(lambda: SAFE_CHAINS[name](Noting(), {"thread_safe": True}), every=7, epochs=2)
 
 
 def test_a_function_that_fails_names_its_row_and_the_batches_before_it_come() -> None:
@@ -581,13 +555,6 @@ def test_a_function_that_fails_names_its_row_and_the_batches_before_it_come() ->
         got.extend(tp.Loader(pipe, threads=2))
     assert [row["x"] for batch in got for row in batch] == list(range(100))
     assert "row 100" in "".join(caught.value.__notes__)
-
-
-def test_recipes_leave_no_work_to_the_thread_that_trains(tmp_path: Any) -> None:
-    alpaca = tmp_path / "alpaca.jsonl"
-    alpaca.write_text('{"instruction": "add", "input": "1 1", "output": "2"}\n' * 40)
-    pipe = tp.recipe("sft", str(alpaca), tokenizer="bytes")
-    assert not any(stage._runs_user_code for stage in pipe.stages)
 
 
 @pytest.mark.parametrize("options", [{}, {"thread_safe": True}, {"num_workers": 2}])

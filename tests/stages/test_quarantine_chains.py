@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow.compute as pc
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import trainpipes as tp
 from bad_data import FORMATS, GROUPED, ROWS, in_groups, listed, numbers_of, write_files
 from drawn import examples
-from ranks import ENDED, Leg
+from ranks import ENDED, Leg, Reads
 
 FILES = 3
 #: How a rank reads, and its workers.
@@ -77,14 +80,14 @@ def whole_steps(pipe: tp.Pipeline, ranks: int) -> int:
 
 
 @given(cases())
-@examples(100, often=60, shrink=False)
+@examples(100, shrink=False)
 def test_an_epoch_gives_each_row_or_sets_it_aside(case: dict[str, Any]) -> None:
     everything, bad = range(FILES * ROWS), bad_rows(case)
     with TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         quarantine = tp.Quarantine(folder / "bad", max_share=1)
         ranks = 1 + case["ways"][0] if case["shards"] == 12 else 1
-        uneven = {"tail": "ragged"} if ranks > 1 else {}
+        uneven = {"tail": "uneven"} if ranks > 1 else {}
         pipe = pipeline(case, folder, quarantine, **uneven)
         states, given_rows, full = None, Counter[int](), 0
         room = whole_steps(pipeline(case, folder, "skip", **uneven), ranks) - 1
@@ -115,7 +118,7 @@ def test_an_epoch_gives_each_row_or_sets_it_aside(case: dict[str, Any]) -> None:
 
 
 @given(cases())
-@examples(100, often=40, shrink=False)
+@examples(100, shrink=False)
 def test_any_ranks_give_the_sequence_of_skip(case: dict[str, Any]) -> None:
     # In file order, all rows of a shard might be bad, in every epoch.
     case = {**case, "shards": 12, "buffer": case["buffer"] or 16, "stops": [*case["stops"], 6]}
@@ -142,3 +145,63 @@ def test_any_ranks_give_the_sequence_of_skip(case: dict[str, Any]) -> None:
             states = json.loads(json.dumps(tp.merge_states(leg.states())))
             leg.close()
         assert {n for _, n in numbers_of(listed(folder / "bad"))} <= bad
+
+
+# Up to an epoch's end and behind it
+
+BAD = {0, 1, 2, 3, 7, 21, 38, 39, 59}
+
+
+def steps(leg: Leg) -> Iterator[list[int]]:
+    """The rows of each step of an epoch."""
+    leg.begin()
+    while batches := [item for item in leg.step() if item is not ENDED]:
+        yield [int(row["id"]) for batch in batches for row in batch]
+
+
+@pytest.mark.parametrize(
+    ("buffer", "ranks", "reads", "workers"),
+    [(None, 2, "pipe", 1), (8, 2, "loader", 2), (8, 3, "pipe", 1), (None, 4, "loader", 2)],
+)
+def test_ragged_ranks_give_or_list_each_row_of_each_epoch(
+    buffer: int | None, ranks: int, reads: Reads, workers: int, tmp_path: Path
+) -> None:
+    files = write_files(tmp_path / "data", "json", 3, BAD)
+    quarantine = tp.Quarantine(tmp_path / "bad", max_share=1)
+    pipe = tp.read_json(files, max_row_bytes=300, on_error=quarantine)
+    pipe = pipe.sharding_filter(12, tail="uneven")
+    leg = Leg((pipe if buffer is None else pipe.shuffle(buffer)).batch(2), ranks, workers, reads)
+    for epoch in range(2):
+        given = Counter(row for step in steps(leg) for row in step)
+        assert given == Counter({*range(3 * ROWS)} - BAD)
+        assert {n for e, n in numbers_of(listed(tmp_path / "bad")) if e == epoch} == BAD
+    leg.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ranks_that_end_together_list_the_rows_up_to_their_last_step(
+    workers: int, tmp_path: Path
+) -> None:
+    shards, size = 6, 8000  # rows of a shard
+    rows = shards * size
+    bad, filtered = {*range(0, rows, 500)}, 7900  # the first shard ends soon
+    lines = [f'{{"id": {n}{"" if n in bad else "}"}\n' for n in range(rows)]
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    quarantine = tp.Quarantine(tmp_path / "bad", max_share=1)
+    pipe = tp.read_json(tmp_path / "rows.jsonl", block_rows=50, on_error=quarantine)
+    pipe = pipe.filter(pc.field("id") >= filtered).sharding_filter(shards).batch(2)
+    leg = Leg(pipe, 3, workers, "loader")
+    given = Counter(row for step in steps(leg) for row in step)
+    leg.close()
+    found = {line["row"] for line in listed(tmp_path / "bad")}
+    assert max(given.values()) == 1
+    assert not found & given.keys()
+    assert found <= bad
+    for start in range(0, rows, size):
+        own = {*range(start, start + size)} & given.keys()
+        before = {*range(start, max(own) + 1)}
+        assert before - {*range(filtered)} - own == before - {*range(filtered)} & bad
+        assert before & bad <= found
+    left = {*range(filtered, rows)} - given.keys() - found
+    assert left - bad, "all rows are given"
+    assert left & bad, "bad rows are listed that no rank has come to"

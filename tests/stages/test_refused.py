@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
+from every_stage import chat_tokenizer
 from mutants import resealed
 from trainpipes.config import loads
 
@@ -146,6 +147,11 @@ PLACES: list[tuple[Make, str]] = [
     (lambda p: p.batch(2).pad_collate().truncate(2), "put it before pad_collate"),
     (lambda p: p.batch(2).pad_collate().flip(), "put it before pad_collate"),
     (lambda p: p.batch(2).decode_image(on_error="skip"), r"put it before batch\(\)"),
+    *((lambda p, step=step: step(p.batch(2)), r"put it before batch\(\)") for step in (
+        lambda p: p.truncate(2, on_error="skip"),
+        lambda p: p.tokenize("bytes", on_error="skip"),
+        lambda p: p.chat_template(chat_tokenizer(), on_error="skip"),
+    )),
     (lambda p: p.batch(2).batch(max_tokens=2), "a pipeline has one"),
     (lambda p: p.shuffle(4).shuffle(scope="global"), r"has ordered or made them already: use shuffle\("),
     (lambda p: p.sharding_filter(2).batch(2).take(3).shuffle(2), "drops, groups or shuffles batches"),
@@ -178,9 +184,7 @@ ROWS: list[tuple[Any, Make, str]] = [
         ([{"input_ids": 3}, {"input_ids": "a"}], "how long a row is.*got 'a'.*row 1"),
     ),
     *[
-        case
-        for method in ("best_fit", "first_fit", "concat")
-        for case in of(
+        case for method in ("best_fit", "first_fit", "concat") for case in of(
             lambda p, method=method: p.pack(8, method=method),
             ({"ids": [[1]]}, r"no column 'input_ids'.*there are \['ids'\]"),
             ({"input_ids": ["a"]}, "a list of numbers a row, got string; tokenize"),
@@ -195,20 +199,14 @@ ROWS: list[tuple[Any, Make, str]] = [
             ),
         )
     ],
-    *of(
-        lambda p: p.truncate(2, columns="inputs"),
-        ({"input_ids": [[1]]}, "did you mean 'input_ids'"),
-    ),
+    *of(lambda p: p.truncate(2, columns="inputs"), ({"input_ids": [[1]]}, "did you mean 'input_ids'")),
     *of(
         lambda p: p.truncate(2),
         ({"input_ids": ["a"]}, "must hold a list of numbers"),
         ([1, 2], "each row must be a dict|no dict, got int"),
     ),
     *of(lambda p: p.add_labels(where="mask"), ({"input_ids": [[1]]}, "mask")),
-    *of(
-        lambda p: p.add_labels(),
-        ({"input_ids": [[1]], "labels": [[1]]}, "a column 'labels' already"),
-    ),
+    *of(lambda p: p.add_labels(), ({"input_ids": [[1]], "labels": [[1]]}, "a column 'labels' already")),
     *of(lambda p: p.enumerate(output_column="x"), ({"x": [1]}, "a column 'x' already")),
     *of(
         lambda p: p.mask_tokens(mask_token_id=9, vocab_size=9, special_ids=[]),
@@ -245,7 +243,7 @@ ROWS: list[tuple[Any, Make, str]] = [
     *of(lambda p: p.random_crop(5), ([{"image": PIXELS}], "4 x 4 pixels, and 5 x 5.*row 0")),
     *of(lambda p: p.center_crop(5), ([{"image": PIXELS}], "put resize.*row 0")),
     *of(lambda p: p.normalize(), ([{"image": PIXELS[:1]}], "1 channels, and mean 3.*row 0")),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("data", "step", "message"), ROWS, ids=range(len(ROWS)))
@@ -260,16 +258,10 @@ def test_rows_that_do_not_fit_are_refused(data: Any, step: Make, message: str) -
 
 UNCOUNTED: dict[str, tuple[Make, str]] = {
     "batch": (lambda p: p.batch(max_tokens=512), r"how many items batch\(max_tokens=512\) makes"),
-    "bucket_by_length": (
-        lambda p: p.bucket_by_length(max_tokens=512),
-        "bucket_by_length.* is known only at the end",
-    ),
-    "pack": (
-        lambda p: p.shuffle(500).pack(64).batch(4),
-        r"how many items pack\(64\) makes is known only at the end",
-    ),
+    "bucket_by_length": (lambda p: p.bucket_by_length(max_tokens=512), "bucket_by_length.* is known only"),
+    "pack": (lambda p: p.shuffle(500).pack(64).batch(4), r"how many items pack\(64\) makes is known only"),
     "sample": (lambda p: p.sample(0.5).batch(4), r"sample\(0.5\)"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("stage", UNCOUNTED)

@@ -137,7 +137,7 @@ def test_cursors_of_two_shards_cannot_be_exchanged(folder: Path) -> None:
     state = state_of(EVERY["filter"](folder), 0)
     first, second = state["shard-0000"], state["shard-0001"]
     assert json.loads(first)["row"] == json.loads(second)["row"] == 0
-    with pytest.raises(tp.StateError, match="shard-0000: must be a cursor"):
+    with pytest.raises(tp.StateError, match="shard-0000: must be a position"):
         EVERY["filter"](folder).load_state_dict(
             {**state, "shard-0000": second, "shard-0001": first}
         )
@@ -146,7 +146,7 @@ def test_cursors_of_two_shards_cannot_be_exchanged(folder: Path) -> None:
 def test_a_cursor_of_another_pipeline_is_refused(folder: Path) -> None:
     state = state_of(EVERY["filter"](folder))
     other = state_of(EVERY["filter / batches"](folder))
-    with pytest.raises(tp.StateError, match="shard-0002: must be a cursor"):
+    with pytest.raises(tp.StateError, match="shard-0002: must be a position"):
         EVERY["filter"](folder).load_state_dict({**state, "shard-0002": other["shard-0002"]})
 
 

@@ -48,39 +48,26 @@ def recipe(name: str, folder: Path, **options: Any) -> tp.Pipeline:
 OPTIONS: dict[str, Make] = {
     "add_labels": lambda f: rows(f).add_labels("tokens", where="tokens", ignore=2),
     "batch": lambda f: rows(f).batch(3, drop_last=True),
-    "batch / tokens": lambda f: rows(f).batch(
-        max_tokens=30, max_rows=4, column="tokens", overflow="alone", drop_last=True
-    ),
-    "bucket_by_length": lambda f: rows(f).bucket_by_length(
-        3, boundaries=[2, 5], column="tokens", buffer_size=40, drop_last=True, seed=3
-    ),
-    "bucket_by_length / tokens": lambda f: rows(f).bucket_by_length(
-        max_tokens=30, num_buckets=4, column="tokens", max_rows=9, overflow="alone"
-    ),
-    "chat_template": lambda f: (
-        rows(f)
-        .map(every_stage.conversation, version="1")
-        .chat_template(
-            every_stage.chat_tokenizer(),
-            "messages",
-            labels=False,
-            max_length=50,
-            template="{{ messages[0]['content'] }}",
-        )
-    ),
+    "batch / tokens": lambda f: rows(f).batch(max_tokens=30, max_rows=4, column="tokens",
+        overflow="alone", drop_last=True),
+    "bucket_by_length": lambda f: rows(f).bucket_by_length(3, boundaries=[2, 5], column="tokens",
+        buffer_size=40, drop_last=True, seed=3),
+    "bucket_by_length / tokens": lambda f: rows(f).bucket_by_length(max_tokens=30, num_buckets=4,
+        column="tokens", max_rows=9, overflow="alone"),
+    "chat_template": lambda f: (rows(f).map(every_stage.conversation, version="1")
+        .chat_template(every_stage.chat_tokenizer(), "messages", labels=False, max_length=50,
+        template="{{ messages[0]['content'] }}")),
     "collate": lambda f: rows(f).batch(2).collate(every_stage.first_of, format="numpy"),
     "collate / version": lambda f: rows(f).batch(2).collate(lambda rows: rows, version="3"),
-    "draw": lambda f: tp.from_arrow(table(f)).shuffle(
-        sampler=tp.samplers.WeightedRandomSampler(range(97), 50, replacement=False, seed=2)
-    ),
+    "draw": lambda f: tp.from_arrow(table(f)).shuffle(sampler=tp.samplers.WeightedRandomSampler(range(97),
+        50, replacement=False, seed=2)),
     "enumerate": lambda f: rows(f).enumerate(5, output_column="number"),
     "filter": lambda f: rows(f).filter(odd),
     "filter / expression": lambda f: rows(f).filter(pc.field("x") > 3),
     "filter / version": lambda f: rows(f).filter(lambda row: True, version="2"),
     "flat_map": lambda f: rows(f).flat_map(every_stage.words),
-    "flat_map / schema": lambda f: rows(f).flat_map(
-        every_stage.words, version="4", schema=pa.schema([("x", pa.int64()), ("word", pa.string())])
-    ),
+    "flat_map / schema": lambda f: rows(f).flat_map(every_stage.words, version="4",
+        schema=pa.schema([("x", pa.int64()), ("word", pa.string())])),
     "map": lambda f: rows(f).map(every_stage.double, num_workers=1, method="thread"),
     "map / rng": lambda f: rows(f).map(jitter, rng=True, seed=4),
     "map / version": lambda f: rows(f).map(lambda row: row, version="5"),
@@ -89,168 +76,88 @@ OPTIONS: dict[str, Make] = {
     "with_columns": lambda f: rows(f).with_columns(every_stage.lengths, format="numpy"),
     "with_columns / version": lambda f: rows(f).with_columns(lambda t: t, version="6"),
     "drop_columns": lambda f: rows(f).drop_columns("text", "x"),
-    "encode_labels": lambda f: rows(f).encode_labels(
-        "x", classes={"a": 1, "b": 0}, output_column="y"
-    ),
-    "encode_labels / many": lambda f: rows(f).encode_labels(
-        "answer", classes=[f"a{i}" for i in range(500)], counts=[1] * 500
-    ),
-    "mask_tokens": lambda f: rows(f).mask_tokens(
-        0.2,
-        column="tokens",
-        mask_token_id=7,
-        special_ids=[1],
-        vocab_size=9,
-        mask_replace_prob=0.5,
-        random_replace_prob=0.2,
-        seed=5,
-    ),
-    "mask_tokens / tokenizer": lambda f: ids(f).mask_tokens(
-        whole_words=True, tokenizer=tokenizer(f), mask_token_id=3
-    ),
-    "decode_image": lambda f: tp.read_images(every_stage.pictures(f)).decode_image(
-        "bytes", output_column="picture", mode="L", on_error="skip", min_size=8
-    ),
+    "encode_labels": lambda f: rows(f).encode_labels("x", classes={"a": 1, "b": 0}, output_column="y"),
+    "encode_labels / many": lambda f: rows(f).encode_labels("answer",
+        classes=[f"a{i}" for i in range(500)], counts=[1] * 500),
+    "mask_tokens": lambda f: rows(f).mask_tokens(0.2, column="tokens", mask_token_id=7, special_ids=[1],
+        vocab_size=9, mask_replace_prob=0.5, random_replace_prob=0.2, seed=5),
+    "mask_tokens / tokenizer": lambda f: ids(f).mask_tokens(whole_words=True, tokenizer=tokenizer(f),
+        mask_token_id=3),
+    "decode_image": lambda f: tp.read_images(every_stage.pictures(f)).decode_image("bytes",
+        output_column="picture", mode="L", on_error="skip", min_size=8),
     "resize": lambda f: every_stage.decoded(f).resize([6, 5], interpolation="lanczos"),
     "center_crop": lambda f: every_stage.decoded(f).center_crop(9, column="image"),
     "random_crop": lambda f: every_stage.decoded(f).random_crop((9, 8), padding=2, fill=7, seed=3),
-    "random_resized_crop": lambda f: every_stage.decoded(f).random_resized_crop(
-        9, scale=[0.5, 1], ratio=(1.0, 2.0), interpolation="nearest", seed=4
-    ),
+    "random_resized_crop": lambda f: every_stage.decoded(f).random_resized_crop(9, scale=[0.5, 1],
+        ratio=(1.0, 2.0), interpolation="nearest", seed=4),
     "flip": lambda f: every_stage.decoded(f).flip(0.25, direction="vertical", seed=5),
     "normalize": lambda f: every_stage.decoded(f).normalize([0.5, 0.4, 0.3], 0.2),
-    "image_transform": lambda f: every_stage.decoded(f).image_transform(
-        every_stage.Jitter(), seed=6, num_workers=1
-    ),
-    "image_transform / version": lambda f: every_stage.decoded(f).image_transform(
-        lambda image: image, version="9"
-    ),
-    "pack": lambda f: rows(f).pack(
-        11,
-        method="first_fit",
-        column="tokens",
-        buffer_size=30,
-        max_documents=3,
-        overflow="truncate",
-        seed=6,
-        pad_token_id=8,
-    ),
-    "pack / along": lambda f: (
-        ids(f)
-        .map_batches(every_stage.beside, version="1")
-        .pack(12, method="concat", along=["weight"], overflow="drop")
-    ),
-    "pad_collate": lambda f: (
-        ids(f)
-        .batch(4)
-        .pad_collate(
-            max_length=9,
-            pad_to_multiple_of=8,
-            padding_side="left",
-            truncation_side="left",
-            value=3,
-            mask={"input_ids": "seen"},
-            columns={
-                "tokens": {"max_length": 4, "padding_side": "right", "value": 1, "mask": "there"}
-            },
-        )
-    ),
-    "pad_collate / dtype": lambda f: (
-        rows(f).select("tokens").batch(4).pad_collate(mask=False, dtype=torch.int32)
-    ),
+    "image_transform": lambda f: every_stage.decoded(f).image_transform(every_stage.Jitter(), seed=6,
+        num_workers=1),
+    "image_transform / version": lambda f: every_stage.decoded(f).image_transform(lambda image: image,
+        version="9"),
+    "pack": lambda f: rows(f).pack(11, method="first_fit", column="tokens", buffer_size=30,
+        max_documents=3, overflow="truncate", seed=6, pad_token_id=8),
+    "pack / along": lambda f: (ids(f).map_batches(every_stage.beside, version="1")
+        .pack(12, method="concat", along=["weight"], overflow="drop")),
+    "pad_collate": lambda f: (ids(f).batch(4).pad_collate(max_length=9, pad_to_multiple_of=8,
+        padding_side="left", truncation_side="left", value=3, mask={"input_ids": "seen"},
+        columns={"tokens": {"max_length": 4, "padding_side": "right", "value": 1, "mask": "there"}})),
+    "pad_collate / dtype": lambda f: (rows(f).select("tokens").batch(4)
+        .pad_collate(mask=False, dtype=torch.int32)),
     "pad_collate / default": lambda f: ids(f).batch(4).pad_collate(),
     "rename": lambda f: rows(f).rename({"x": "y", "text": "words"}),
     "repeat": lambda f: rows(f).repeat(3),
     "repeat / endless": lambda f: rows(f).repeat(),
     "sample": lambda f: rows(f).sample(0.3, key=["x", "answer"], seed=9),
     "select": lambda f: rows(f).select("text", "x"),
-    "sharding_filter": lambda f: rows(f).sharding_filter(
-        6, split="stride", balance="rows", tail="ragged"
-    ),
-    "sharding_filter / bytes": lambda f: rows(f).sharding_filter(6, balance="bytes"),
+    "sharding_filter": lambda f: rows(f).sharding_filter(6, split="stride", tail="uneven"),
     "shuffle": lambda f: rows(f).shuffle(50, seed=8, max_bytes=1 << 20),
     "shuffle / global": lambda f: tp.from_arrow(table(f)).shuffle(scope="global", seed=3),
     "split": lambda f: rows(f).split({"a": 0.25, "b": 0.75}, key="x", seed=7)["b"],
     "take": lambda f: rows(f).take(9),
     "skip": lambda f: rows(f).skip(9),
     "take / batches": lambda f: rows(f).batch(2).skip(1).take(3),
-    "tokenize": lambda f: rows(f).tokenize(
-        tokenizer(f),
-        concat=["text", "answer"],
-        max_length=20,
-        truncation_side="left",
-        add_special_tokens=False,
-        add_eos="</s>",
-        labels="answer",
-        keep_text=True,
-        engine="tokenizers",
-    ),
+    "tokenize": lambda f: rows(f).tokenize(tokenizer(f), concat=["text", "answer"], max_length=20,
+        truncation_side="left", add_special_tokens=False, add_eos="</s>", labels="answer", keep_text=True,
+        engine="tokenizers"),
     "tokenize / pair": lambda f: rows(f).tokenize(tokenizer(f), ["text", "answer"], pair=True),
     "tokenize / template": lambda f: rows(f).tokenize("bytes", template="{text}: {x}", labels=True),
     "tokenize / columns": lambda f: rows(f).tokenize("bytes", every_stage.PAIRS, add_eos=257),
     "tokenize / function": lambda f: rows(f).tokenize(every_stage.codes, "text"),
     "truncate": lambda f: rows(f).truncate(3, columns=["tokens"], truncation_side="left"),
-    "read_parquet": lambda f: tp.list_files(every_stage.files(f), suffix=[".parquet"]).read_parquet(
-        ["x", "tokens"], index=False, errors="replace"
-    ),
-    "read_json": lambda f: tp.list_files(every_stage.text_files(f)["json"], suffix="").read_json(
-        ["x"],
-        schema=pa.schema([("x", pa.int32())]),
-        infer="all",
-        block_rows=5,
-        errors="replace",
-        index=False,
-    ),
-    "read_csv": lambda f: tp.list_files(every_stage.text_files(f)["csv"]).read_csv(
-        ["x"],
-        delimiter=",",
-        quote="'",
-        column_names=["x", "y"],
-        null_values=["", "x"],
-        block_rows=5,
-        schema=pa.schema([("x", pa.string())]),
-        infer="all",
-        errors="replace",
-        index=False,
-    ),
-    "read_text": lambda f: tp.list_files(every_stage.text_files(f)["csv"]).read_text(
-        "paragraph", output_column="t", block_rows=5, errors="replace", index=False
-    ),
+    "read_parquet": lambda f: tp.list_files(every_stage.files(f), suffix=[".parquet"])
+        .read_parquet(["x", "tokens"], index=False, errors="replace"),
+    "read_json": lambda f: tp.list_files(every_stage.text_files(f)["json"], suffix="").read_json(["x"],
+        schema=pa.schema([("x", pa.int32())]), infer="all", block_rows=5, errors="replace", index=False),
+    "read_csv": lambda f: tp.list_files(every_stage.text_files(f)["csv"]).read_csv(["x"], delimiter=",",
+        quote="'", column_names=["x", "y"], null_values=["", "x"], block_rows=5,
+        schema=pa.schema([("x", pa.string())]), infer="all", errors="replace", index=False),
+    "read_text": lambda f: tp.list_files(every_stage.text_files(f)["csv"]).read_text("paragraph",
+        output_column="t", block_rows=5, errors="replace", index=False),
     "from_arrow": lambda f: tp.from_arrow(table(f)),
     "from_dataset": lambda f: tp.from_dataset(every_stage.SQUARES),
     "from_dataset / sampler": lambda f: tp.from_dataset(every_stage.SQUARES, every_stage.SAMPLER),
-    "from_dataset / batch_sampler": lambda f: tp.from_dataset(
-        every_stage.SQUARES, batch_sampler=every_stage.BATCHES
-    ),
+    "from_dataset / batch_sampler": lambda f: tp.from_dataset(every_stage.SQUARES,
+        batch_sampler=every_stage.BATCHES),
     "from_iterable": lambda f: tp.from_iterable(every_stage.count_61),
     "from_memmap": lambda f: tp.from_memmap(mapped(f), columns=["tokens"]),
     "from_memmap / dtype": lambda f: tp.from_memmap(bare(f), dtype="uint16", length=7, labels=True),
     "from_tensors": lambda f: tp.from_tensors(np.arange(5), np.arange(5)),
     "concat": lambda f: tp.concat(rows(f).select("x"), tp.from_arrow(table(f).select(["x"]))),
-    "zip": lambda f: tp.zip(
-        rows(f).select("x").skip(2), tp.from_arrow(table(f).slice(2).select(["text"]))
-    ),
-    "mix": lambda f: tp.mix(
-        {"a": part(f, 24), "b": part(f, 15, 50)},
-        weights={"a": 1, "b": 2},
-        weight_by="tokens",
-        column="tokens",
-        max_epochs={"a": 2},
-        stop="first_exhausted",
-        schedule=[(10, {"a": 1, "b": 1}), (20, {"a": 2, "b": 1})],
-        interpolation="linear",
-        output_column="source",
-    ),
-    "mix / temperature": lambda f: tp.mix(
-        {"a": part(f, 24), "b": part(f, 15, 50)}, temperature=3.0, max_epochs=4
-    ),
+    "zip": lambda f: tp.zip(rows(f).select("x").skip(2),
+        tp.from_arrow(table(f).slice(2).select(["text"]))),
+    "mix": lambda f: tp.mix({"a": part(f, 24), "b": part(f, 15, 50)}, weights={"a": 1, "b": 2},
+        weight_by="tokens", column="tokens", max_epochs={"a": 2}, stop="first_exhausted",
+        schedule=[(10, {"a": 1, "b": 1}), (20, {"a": 2, "b": 1})], interpolation="linear",
+        output_column="source"),
+    "mix / temperature": lambda f: tp.mix({"a": part(f, 24), "b": part(f, 15, 50)}, temperature=3.0,
+        max_epochs=4),
     "mix / repeat": lambda f: tp.mix({"a": part(f, 24)}, stop="repeat"),
     "recipe pretrain": lambda f: recipe("pretrain", f, text="text", max_length=32),
     "recipe sft": lambda f: recipe("sft", f, prompt="text", response="answer"),
-    "recipe seq2seq": lambda f: recipe(
-        "seq2seq", f, prompt="text", response="answer", drop_last=False
-    ),
-}
+    "recipe seq2seq": lambda f: recipe("seq2seq", f, prompt="text", response="answer", drop_last=False),
+}  # fmt: skip
 
 EVERY: dict[str, Make] = (
     {f"every stage, {name}": make for name, make in {**FINITE, **ENDLESS}.items()}

@@ -180,33 +180,21 @@ def test_what_only_changes_how_a_pipeline_runs_may_change() -> None:
 # By number
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        pipeline,
-        lambda: rows().sharding_filter(4).batch(8),
-        lambda: rows().sharding_filter(6).shuffle(15, seed=2).batch(8, drop_last=True),
-        lambda: pipeline().skip(3).take(7),
-        lambda: pipeline().repeat(2),
-        lambda: rows().sharding_filter(4).shuffle(15, seed=2).repeat().batch(8),
-        filtered,
-        lambda: filtered().repeat(),
-        lambda: rows().sharding_filter(4).shuffle(15, seed=2),
-        lambda: tp.from_iterable(lambda: range(30), version="1").batch(4),
-    ],
-    ids=[
-        "known",
-        "file order",
-        "drop_last",
-        "skip and take",
-        "repeated",
-        "rolling",
-        "filtered",
-        "filtered, endless",
-        "rows",
-        "stream",
-    ],
-)
+@pytest.mark.parametrize("make", [
+    pipeline,
+    lambda: rows().sharding_filter(4).batch(8),
+    lambda: rows().sharding_filter(6).shuffle(15, seed=2).batch(8, drop_last=True),
+    lambda: pipeline().skip(3).take(7),
+    lambda: pipeline().repeat(2),
+    lambda: rows().sharding_filter(4).shuffle(15, seed=2).repeat().batch(8),
+    filtered,
+    lambda: filtered().repeat(),
+    lambda: rows().sharding_filter(4).shuffle(15, seed=2),
+    lambda: tp.from_iterable(lambda: range(30), version="1").batch(4),
+], ids=[
+    "known", "file order", "drop_last", "skip and take", "repeated", "rolling", "filtered",
+    "filtered, endless", "rows", "stream",
+])  # fmt: skip
 @pytest.mark.parametrize("epoch", [0, 2])
 def test_the_state_at_a_number_is_the_state_of_the_run_there(
     make: Callable[[], tp.Pipeline], epoch: int
@@ -384,32 +372,18 @@ def test_another_table_is_refused() -> None:
 # Refusals: not a state, or a damaged one
 
 
-@pytest.mark.parametrize(
-    ("state", "said"),
-    [
-        (None, "a state must be the dict that state_dict() gave, got NoneType"),
-        ([1, 2], "got list; of the states of all ranks make one with merge_states(states)"),
-        ("run/last.pt", "got str; load what torch.load(path, weights_only=True) gives"),
-        ({}, "a dict without the key 'trainpipes' (empty)"),
-        ({"model": 1, "optimizer": 2}, "the key 'trainpipes' ('model', 'optimizer')"),
-        ({"model": 1, "data": {"batches": 3}}, "load state['data'], which is in it"),
-        (
-            {"_snapshot": 3},
-            "got the state of a StatefulDataLoader; load it into a StatefulDataLoader",
-        ),
-        ({"root": {}, "num_yielded": 3}, "got the state of a torchdata.nodes.Loader; load it into"),
-    ],
-    ids=[
-        "None",
-        "list",
-        "path",
-        "empty",
-        "dict",
-        "around one",
-        "StatefulDataLoader",
-        "nodes.Loader",
-    ],
-)
+@pytest.mark.parametrize(("state", "said"), [
+    (None, "a state must be the dict that state_dict() gave, got NoneType"),
+    ([1, 2], "got list; of the states of all ranks make one with merge_states(states)"),
+    ("run/last.pt", "got str; load what torch.load(path, weights_only=True) gives"),
+    ({}, "a dict without the key 'trainpipes' (empty)"),
+    ({"model": 1, "optimizer": 2}, "the key 'trainpipes' ('model', 'optimizer')"),
+    ({"model": 1, "data": {"batches": 3}}, "load state['data'], which is in it"),
+    ({"_snapshot": 3}, "got the state of a StatefulDataLoader; load it into a StatefulDataLoader"),
+    ({"root": {}, "num_yielded": 3}, "got the state of a torchdata.nodes.Loader; load it into"),
+], ids=[
+    "None", "list", "path", "empty", "dict", "around one", "StatefulDataLoader", "nodes.Loader",
+])  # fmt: skip
 def test_what_is_no_state_is_refused(state: Any, said: str) -> None:
     assert said in refusal(pipeline(), state)
 
@@ -460,25 +434,14 @@ def test_a_shard_that_there_is_not_is_named(key: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "cursor",
-    [
-        "",
-        "{",
-        "null",
-        "[]",
-        "{}",
-        '{"delivered":1}',
-        '{"epoch":0,"window":0,"row":-1,"delivered":1,"at":1}',
-        '{"epoch":0,"window":"a","row":0,"delivered":1,"at":1}',
-        '{"below":3,"delivered":1,"at":1}',
-        None,
-        3,
-    ],
-)
+@pytest.mark.parametrize("cursor", [
+    "", "{", "null", "[]", "{}", '{"delivered":1}',
+    '{"epoch":0,"window":0,"row":-1,"delivered":1,"at":1}',
+    '{"epoch":0,"window":"a","row":0,"delivered":1,"at":1}', '{"below":3,"delivered":1,"at":1}', None, 3,
+])  # fmt: skip
 def test_a_damaged_cursor_is_named(cursor: Any) -> None:
     told = refusal(filtered(), {**saved(filtered()), "shard-0001": cursor})
-    assert told.startswith("shard-0001: must be a cursor as state_dict() wrote it")
+    assert told.startswith("shard-0001: must be a position as state_dict() wrote it")
 
 
 def test_an_edited_count_is_refused() -> None:
@@ -499,16 +462,12 @@ def test_an_edited_m_is_refused(m: int) -> None:
     assert "batches, but batches =" in refusal(filtered(), resealed(state))
 
 
-@pytest.mark.parametrize(
-    ("make", "most"),
-    [
-        (pipeline, 13),
-        (lambda: pipeline().skip(3).take(7), 7),
-        (lambda: pipeline().repeat(2), 26),
-        (lambda: rows().sharding_filter(4, tail="ragged").batch(8), 16),
-    ],
-    ids=["once", "some", "twice", "ragged"],
-)
+@pytest.mark.parametrize(("make", "most"), [
+    (pipeline, 13),
+    (lambda: pipeline().skip(3).take(7), 7),
+    (lambda: pipeline().repeat(2), 26),
+    (lambda: rows().sharding_filter(4, tail="uneven").batch(8), 16),
+], ids=["once", "some", "twice", "ragged"])  # fmt: skip
 def test_an_m_beyond_the_epoch_is_refused(make: Callable[[], tp.Pipeline], most: int) -> None:
     state = make().state_at(0, epoch=2)
     for m in (0, most):

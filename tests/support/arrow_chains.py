@@ -152,7 +152,7 @@ CHAINS: dict[str, Make] = {
         rows(d).take(290).skip(3).enumerate().sample(0.9, seed=2)
         .sample(0.9, key=["number", "text", "real", "day", "flag"])
         .split({"a": 0.9, "b": 0.1}, key="text")["a"]
-        .sharding_filter(4, balance="bytes", tail="ragged").shuffle(64)
+        .sharding_filter(4, tail="uneven").shuffle(64)
         .map_batches(everything, format="arrow").with_columns(renamed, format="arrow")
         .rename({"real": "r"}).drop_columns("text", "said", "day").select("index", "n", "r")
         .batch(8).repeat(2).pad_collate()

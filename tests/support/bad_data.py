@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import tarfile
@@ -139,9 +138,3 @@ def listed(folder: Path) -> list[dict[str, Any]]:
 def numbers_of(lines: list[dict[str, Any]]) -> set[tuple[int, int]]:
     """Epoch and number of each row that is listed."""
     return {(line["epoch"], int(Path(line["file"]).stem) * ROWS + line["row"]) for line in lines}
-
-
-def written_csv(rows: list[list[Any]]) -> str:
-    file = io.StringIO()
-    csv.writer(file).writerows(rows)
-    return file.getvalue()

@@ -125,7 +125,7 @@ COUNTED: dict[str, Make] = {
     "tokenized and padded": lambda _: sharded().tokenize("bytes").batch(4).pad_collate(),
     "mapped": lambda _: sharded().map(negative).map(jitter, rng=True).batch(4),
     "stride": lambda _: rows().sharding_filter(4, split="stride").batch(4),
-    "ragged": lambda _: sharded(tail="ragged").batch(4),
+    "ragged": lambda _: sharded(tail="uneven").batch(4),
     "files": lambda _: (
         tp.list_files(str(FOLDER / "rows-*.parquet")).shuffle(seed=1).read_parquet()
         .sharding_filter(4).batch(4)
@@ -174,7 +174,7 @@ UNCOUNTED: dict[str, Make] = {
         .sharding_filter(4).shuffle(9).batch(4)
     ),
     "filter batches": lambda _: sharded().batch(4).filter(long),
-    "filter, ragged": lambda _: sharded(tail="ragged").filter(odd, version="1").batch(2),
+    "filter, ragged": lambda _: sharded(tail="uneven").filter(odd, version="1").batch(2),
     "filter, cache": lambda _: rows().filter(odd).cache().sharding_filter(4).shuffle(9).batch(4),
     "filter, repeat": lambda _: sharded().filter(odd).repeat().batch(4),
     "filter, batch, repeat": lambda _: sharded().filter(odd).batch(4).repeat(),

@@ -38,7 +38,7 @@ PIPELINES: dict[str, Callable[[Path], tp.Pipeline]] = {
         text(sharded(f, split="stride").filter(two_of_three)).repeat().batch(3).pad_collate()
     ),
     "repeat_twice": lambda f: text(sharded(f)).batch(10).pad_collate().repeat(2),
-    "ragged": lambda f: text(sharded(f, tail="ragged")).batch(1).pad_collate().repeat(3),
+    "ragged": lambda f: text(sharded(f, tail="uneven")).batch(1).pad_collate().repeat(3),
 }
 #: Run for one pass only, of 291, to an end at different steps.
 RAGGED = "ragged"

@@ -29,17 +29,8 @@ __all__ = ["Subject", "Wrong", "mutant", "resealed", "subjects"]
 
 #: Stages whose cursors are more than where a source stands.
 WITH_OWN_STATES = (
-    "shuffle",
-    "filter",
-    "pack",
-    "bucket",
-    "mix",
-    "repeat",
-    "skip",
-    "take",
-    "flat_map",
-    "deduplicate",
-)
+    "shuffle", "filter", "pack", "bucket", "mix", "repeat", "skip", "take", "flat_map", "deduplicate",
+)  # fmt: skip
 #: What stands in the place of something else.
 VALUES: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 2, 7, 1.0, 1.5, -0.0, math.nan, math.inf, 1 << 31, 1 << 62, 1 << 63, 10**30,

@@ -15,19 +15,9 @@ from typing import Any
 from chains import Stage, first_number, marked, pieces, row
 
 __all__ = [
-    "GROUPS",
-    "LAWS",
-    "PER_EPOCH",
-    "Differs",
-    "Epochs",
-    "atoms",
-    "compare",
-    "exactly",
-    "flat",
-    "same",
-    "windows",
-    "without",
-]
+    "GROUPS", "LAWS", "PER_EPOCH", "Differs", "Epochs", "atoms", "compare", "exactly", "flat", "same",
+    "windows", "without",
+]  # fmt: skip
 
 Epochs = list[list[Any]]
 

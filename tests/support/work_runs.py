@@ -24,7 +24,7 @@ def rows(ids: slice = slice(None)) -> tp.Pipeline:
 
 
 def dealt(pipe: tp.Pipeline) -> tp.Pipeline:
-    return pipe.sharding_filter(SHARDS, tail="ragged")
+    return pipe.sharding_filter(SHARDS, tail="uneven")
 
 
 #: Counted pipelines and others, of rows and of batches.
@@ -33,19 +33,13 @@ PIPELINES: dict[str, Callable[[], tp.Pipeline]] = {
     "shuffled": lambda: dealt(rows()).shuffle(20, seed=1),
     "filtered": lambda: dealt(rows()).shuffle(20, seed=2).filter(pc.field("n") < 7),
     "unevenly filtered": lambda: dealt(rows()).filter(pc.field("id") < 40),
-    "mixed": lambda: dealt(
-        tp.mix(
-            {"a": rows(slice(0, 40)), "b": rows(slice(40, 97))},
-            weights={"a": 2, "b": 1},
-            max_epochs=1,
-        )
-    ),
+    "mixed": lambda: dealt(tp.mix({"a": rows(slice(0, 40)), "b": rows(slice(40, 97))},
+        weights={"a": 2, "b": 1}, max_epochs=1)),
     "batches": lambda: dealt(rows()).shuffle(20, seed=4).batch(3),
-    "packed": lambda: (
-        dealt(tp.from_dataset(ROWS_OF_TEXT)).shuffle(20, seed=5).tokenize("bytes").pack(48)
-    ),
+    "packed": lambda: (dealt(tp.from_dataset(ROWS_OF_TEXT)).shuffle(20, seed=5).tokenize("bytes")
+        .pack(48)),
     "two rounds": lambda: dealt(rows(slice(0, 30))).shuffle(9, seed=6).repeat(2),
-}
+}  # fmt: skip
 #: Those whose items are rows that are the same in all epochs.
 OF_ROWS = ("in order", "shuffled", "filtered", "unevenly filtered", "mixed")
 

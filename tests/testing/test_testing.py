@@ -120,27 +120,18 @@ def rows(count=8):
 
 DIFFERENT = {
     "a row": (lambda: rows().map(counted_calls()), "column 'seen' is 1 instead of 2"),
-    "a batch": (
-        lambda: rows().batch(2).map(lambda b, own=[]: own.append(0) or [*b[:-1], {"x": len(own)}]),
-        "row 1, column 'x' is 1 instead of 2",
-    ),
-    "tensors": (
-        lambda: rows().map(counted_calls()).batch(2).collate(),
-        r"column 'seen' at \[0\] is 1 instead of 3",
-    ),
-    "a shape": (
-        lambda: rows().map(lambda r, own=[]: own.append(0) or {"x": torch.zeros(len(own), 2)}),
-        r"column 'x' is a tensor float32 \[1, 2\] instead of float32 \[2, 2\]",
-    ),
-    "the columns": (
-        lambda: rows().map(lambda r, own=[]: own.append(0) or {f"x{len(own)}": 0}),
-        r"it has \['x1'\] instead of \['x2'\]",
-    ),
-    "a type": (
-        lambda: rows().map(lambda r, own=[]: own.append(0) or ("1" if len(own) == 1 else 1)),
-        r"it is '1' \(str\) instead of 1 \(int\)",
-    ),
-}
+    "a batch": (lambda: rows().batch(2)
+        .map(lambda b, own=[]: own.append(0) or [*b[:-1], {"x": len(own)}]),
+        "row 1, column 'x' is 1 instead of 2"),
+    "tensors": (lambda: rows().map(counted_calls()).batch(2).collate(),
+        r"column 'seen' at \[0\] is 1 instead of 3"),
+    "a shape": (lambda: rows().map(lambda r, own=[]: own.append(0) or {"x": torch.zeros(len(own), 2)}),
+        r"column 'x' is a tensor float32 \[1, 2\] instead of float32 \[2, 2\]"),
+    "the columns": (lambda: rows().map(lambda r, own=[]: own.append(0) or {f"x{len(own)}": 0}),
+        r"it has \['x1'\] instead of \['x2'\]"),
+    "a type": (lambda: rows().map(lambda r, own=[]: own.append(0) or ("1" if len(own) == 1 else 1)),
+        r"it is '1' \(str\) instead of 1 \(int\)"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DIFFERENT)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -190,9 +191,8 @@ class TestTokenize:
             states.append(pipe.state_dict())
         with pytest.raises(tp.StateError, match=r"engine: saved \"gigatoken\".*pip install"):
             plain.load_state_dict(states[0])
-        with pytest.raises(
-            tp.StateError, match=r"now \"gigatoken\"; write .*engine=\"tokenizers\""
-        ):
+        said = r"now \"gigatoken\"; write .*engine=\"tokenizers\""
+        with pytest.raises(tp.StateError, match=said):
             auto.load_state_dict(states[1])
 
     def test_resumes_exactly_at_every_batch(self) -> None:
@@ -230,13 +230,12 @@ def fast() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=bracketed())
 
 
+PAIR: Any = {"columns": ["text", "text_too"], "pair": True, "max_length": 9}
 KINDS: dict[str, Callable[[Path], Tokenize]] = {
     "auto": lambda _: Tokenize(tokenizer=bracketed()),
     "tokenizers": lambda _: Tokenize(tokenizer=bracketed(), engine="tokenizers"),
     "cut": lambda _: Tokenize(tokenizer=bracketed(), max_length=6, engine="tokenizers"),
-    "pairs": lambda _: Tokenize(
-        tokenizer=bracketed(), columns=["text", "text_too"], pair=True, max_length=9
-    ),
+    "pairs": lambda _: Tokenize(tokenizer=bracketed(), **PAIR),
     "transformers": lambda _: Tokenize(tokenizer=fast()),
     "transformers, slow": lambda _: Tokenize(tokenizer=slow()),
     "tiktoken": lambda _: Tokenize(tokenizer=tiktoken_encoding()),
@@ -260,23 +259,14 @@ def tables() -> list[pa.Table]:
 def in_threads(work: Callable[[int], None], count: int = THREADS) -> None:
     """The same work in threads that begin together; raises what one of them raises."""
     barrier = threading.Barrier(count)
-    errors: list[BaseException] = []
 
     def begin(number: int) -> None:
-        try:
-            barrier.wait(30)
-            work(number)
-        except BaseException as error:
-            errors.append(error)
+        barrier.wait(30)
+        work(number)
 
-    threads = [threading.Thread(target=begin, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(begin, number) for number in range(count)]:
+            done.result(60)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -320,8 +310,7 @@ def test_a_forked_child_starts_an_engine_of_its_own() -> None:
 
 
 def test_a_function_is_called_by_one_thread_at_a_time() -> None:
-    inside = 0
-    most = 0
+    inside = most = 0
     scratch: list[list[int]] = []
 
     def ids(texts: list[str]) -> list[list[int]]:

@@ -31,7 +31,7 @@ class TuneLoader:
             yield {"tokens": batch["input_ids"], "labels": batch["labels"]}
 
     def state_dict(self) -> dict[str, Any]:
-        return self.loader.whole_state()  # all ranks ask for it, rank 0 writes it
+        return self.loader.full_state_dict()  # all ranks ask for it, rank 0 writes it
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.loader.load_state_dict(state)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from trainpipes.errors import TrainpipesError
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import cut
-
-E = TypeVar("E", bound=BaseException)
 
 #: Values of an error that hold no text.
 _PLAIN = (int, float, bytes, type(None))
@@ -32,7 +30,7 @@ def clean(error: BaseException) -> Any:
 def _clean(error: BaseException, known: dict[int, BaseException]) -> BaseException:
     if id(error) in known:
         return known[id(error)]
-    found = error if isinstance(error, TrainpipesError) else _stand_in(error, known)
+    found = error if isinstance(error, TrainpipesError) else _stand_in(error)
     known[id(error)] = found
     cause, context, silent = error.__cause__, error.__context__, error.__suppress_context__
     found.__cause__ = None if cause is None else _clean(cause, known)
@@ -46,33 +44,23 @@ def _clean(error: BaseException, known: dict[int, BaseException]) -> BaseExcepti
     return found
 
 
-def _stand_in(error: BaseException, known: dict[int, BaseException]) -> BaseException:
-    if isinstance(error, BaseExceptionGroup):
-        inner = [_clean(one, known) for one in error.exceptions]
-        return BaseExceptionGroup(hidden(error.message), inner)
-    kind = type(error)
-    if kind.__module__ == "builtins":
-        if isinstance(error, OSError) and error.errno is not None:
-            names = [n if n is None else hidden(str(n)) for n in (error.filename, error.filename2)]
-            return kind(error.errno, hidden(str(error.strerror)), names[0], None, names[1])
+def _stand_in(error: BaseException) -> BaseException:
+    """An error of the first of its kinds that Python has itself, or else ``OriginalError``."""
+    kind: Any = next(one for one in type(error).__mro__ if one.__module__ == "builtins")
+    given: list[Any] = [_named(error)]
+    if kind is type(error):
         given = [one if isinstance(one, _PLAIN) else hidden(str(one)) for one in error.args]
-        return _made(kind, given) or OriginalError(_named(error))
-    for base in kind.__mro__:
-        if base.__module__ == "builtins" and base not in (Exception, BaseException, object):
-            found = _made(base, [_named(error)])
-            if found is not None:
-                if isinstance(found, OSError) and isinstance(error, OSError):
-                    found.errno = error.errno
-                return found
-    return OriginalError(_named(error))
-
-
-def _made(kind: Any, given: list[Any]) -> BaseException | None:
+    elif kind in (Exception, BaseException):
+        kind = OriginalError
     try:
-        found = kind(*given)
+        found: BaseException = kind(*given)
     except Exception:
-        return None
-    return found if isinstance(found, BaseException) else None
+        return OriginalError(_named(error))
+    if isinstance(error, OSError) and isinstance(found, OSError):
+        found.errno = error.errno
+        if kind is type(error) and error.filename is not None:
+            found.filename = hidden(str(error.filename))
+    return found
 
 
 def _named(error: BaseException) -> str:

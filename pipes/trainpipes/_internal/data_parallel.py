@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
-from trainpipes.errors import TopologyError
+from trainpipes.errors import ConfigError, TopologyError
+
+#: Usual names of dimensions whose processes need the same batches.
+SAME_BATCHES = frozenset({"tp", "pp", "cp", "sp", "tensor", "pipeline", "context", "sequence"})
 
 
 def data_parallel() -> tuple[int, int]:
@@ -35,3 +39,22 @@ def data_parallel() -> tuple[int, int]:
             "pipe.distributed(rank=..., world_size=...)"
         )
     return rank, world
+
+
+def in_mesh(mesh: Any) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """Rank and world size among the processes of a ``DeviceMesh``, and their global ranks."""
+    names = tuple(mesh.mesh_dim_names or ())
+    if any(name in SAME_BATCHES for name in names):
+        parallel = [name for name in names if name not in SAME_BATCHES] or ["dp"]
+        way = ", ".join(map(repr, parallel))
+        raise ConfigError(
+            f"distributed(mesh) must have only dimensions that are data parallel, got {names}; pass "
+            f"mesh[{way}]"
+        )
+    members = tuple(int(rank) for rank in mesh.mesh.flatten().tolist())
+    if mesh.get_rank() not in members:
+        raise ConfigError(
+            f"distributed(mesh) must be a mesh of this process, got one of ranks {list(members)} in rank "
+            f"{mesh.get_rank()}; make the pipeline only where mesh.get_coordinate() is not None"
+        )
+    return (members.index(mesh.get_rank()), len(members)), members

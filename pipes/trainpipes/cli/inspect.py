@@ -14,7 +14,6 @@ from trainpipes.cli.options import AS_JSON, COUNT, STORAGE_OPTIONS, option
 @click.argument("files", nargs=-1, required=True)
 @option("--tokenizer", help="Count tokens with it: a path, a folder, or bytes; bytes if left out.")
 @option("--column", multiple=True, help="Measure its lengths; those of several are added.")
-@option("--max-length", type=COUNT, help="Report rows longer than this.")
 @option("--rows", type=click.IntRange(0), default=3, help="Rows to show.")
 @option("--sample", type=COUNT, default=10_000, help="The most rows to look at.")
 @STORAGE_OPTIONS

@@ -23,26 +23,21 @@ from trainpipes.columns.payload import (
 
 #: Bits of a row's number that are its own; those above tell the source in a mix.
 SOURCE_BIT = 40
-#: The length of a piece that is a row as it is, not packed.
-WHOLE = -1
 
 
 class Pieces(NamedTuple):
-    """The pieces of packed rows: documents' ``ids`` and ``epochs``, ``starts`` and ``lengths`` in
-    tokens (WHOLE if not packed), int64 ``[pieces]``; ``bounds`` int64 ``[rows + 1]``.
+    """What packed rows are made of: documents' ``ids`` and ``epochs``, int64 ``[pieces]``; ``bounds`` int64
+    ``[rows + 1]``.
     """
 
     ids: IntArray
     epochs: IntArray
-    starts: IntArray
-    lengths: IntArray
     bounds: IntArray
 
     @staticmethod
     def whole(ids: IntArray, epoch: int | IntArray) -> Pieces:
         epochs = np.broadcast_to(np.asarray(epoch, dtype=np.int64), len(ids))
-        bounds = np.arange(len(ids) + 1, dtype=np.int64)
-        return Pieces(ids, epochs, np.zeros_like(ids), np.full_like(ids, WHOLE), bounds)
+        return Pieces(ids, epochs, np.arange(len(ids) + 1, dtype=np.int64))
 
     def at(self, rows: IntArray | slice) -> Pieces:
         if isinstance(rows, slice):
@@ -50,14 +45,14 @@ class Pieces(NamedTuple):
         counts = np.diff(self.bounds)[rows]
         piece = stretches(self.bounds[:-1][rows], counts)
         bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return Pieces._make([*(values[piece] for values in self[:-1]), bounds])
+        return Pieces(self.ids[piece], self.epochs[piece], bounds)
 
     @staticmethod
     def join(parts: Sequence[Pieces]) -> Pieces:
         sizes = np.concatenate([np.diff(part.bounds) for part in parts])
         bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        joined = (np.concatenate([part[n] for part in parts]) for n in range(4))
-        return Pieces._make([*joined, bounds])
+        ids, epochs = (np.concatenate([part[n] for part in parts]) for n in (0, 1))
+        return Pieces(ids, epochs, bounds)
 
 
 #: A number that all rows share, or one of each row: int64 ``[rows]``.

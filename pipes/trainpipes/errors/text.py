@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 import signal
 from collections.abc import Mapping
@@ -34,14 +35,18 @@ def cut(text: str, most: int = MOST) -> str:
 
 
 def shown(value: Any, most: int = MOST) -> str:
-    """``repr(value)`` without secrets, cut where it is long.
+    """``repr(value)`` without secrets, in one line, cut where it is long.
 
     >>> shown([1, "b"])
     "[1, 'b']"
     >>> shown("x" * 1_000_000, 20)
     "'xxxxxxxxx…xxxxxxxx'"
     """
-    return cut(hidden(_Short().repr(value)), most)
+    return cut(_in_one_line(hidden(_Short().repr(value))), most)
+
+
+def _in_one_line(text: str) -> str:
+    return re.sub(r"\n\s*(\.?)", lambda end: end[1] or " ", text) if "\n" in text else text
 
 
 class _Short(reprlib.Repr):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,7 +12,24 @@ from typing import Any
 from zlib import crc32
 
 from trainpipes.errors import ConfigError, UnreachableError
-from trainpipes.filesystems.stopping import check_stop
+
+
+class TaskStopped(BaseException):
+    """Raised in a task that is to end because another one failed."""
+
+
+_here = threading.local()
+
+
+def check_stop() -> None:
+    """Raise ``TaskStopped`` in a task that is to end."""
+    check = getattr(_here, "check", None)
+    if check is not None:
+        check()
+
+
+def set_stop_check(check: Callable[[], None] | None) -> None:
+    _here.check = check
 
 
 class OutputFile:

@@ -41,7 +41,7 @@ def loader(
     Make the loaders in the same order before either. Batches come on the accelerator's device; at the last
     batch of an epoch, accumulated gradients are applied.
 
-    With ``sharding_filter(tail="ragged")``, for evaluation, the last step is filled up with repeated rows,
+    With ``sharding_filter(tail="uneven")``, for evaluation, the last step is filled up with repeated rows,
     and ``gather_for_metrics`` drops these: every row counts once.
 
     Args:
@@ -127,12 +127,12 @@ class AccelerateLoader(DataLoaderStateMixin):
     def _steps_of_all(self, batches: EpochIterator) -> int | None:
         """Steps that all ranks take in this pass, if one may have to be filled up."""
         plan, (_, world) = plan_of(self.loader), iteration_of(self.loader).ranks()
-        if not (plan.chain.ragged and world > 1 and self._accelerator.even_batches):
+        if not (plan.chain.uneven and world > 1 and self._accelerator.even_batches):
             return None
         left = batches_left(plan, batches.state_dict()["batches"])
         if left is None:
             raise ConfigError(
-                'sharding_filter(tail="ragged") on several ranks must have batches that are counted in '
+                'sharding_filter(tail="uneven") on several ranks must have batches that are counted in '
                 f'advance, got {no_length(plan)}; write tail="even", or let ranks end apart with '
                 "DataLoaderConfiguration(even_batches=False), and call accelerator.reduce() after the loop"
             )
@@ -164,8 +164,8 @@ class AccelerateLoader(DataLoaderStateMixin):
     # Where it stands
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks: see ``Loader.whole_state``."""
-        return self.loader.whole_state()
+        """The state of all ranks: see ``Loader.full_state_dict``."""
+        return self.loader.full_state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration go on where ``state`` was taken."""
@@ -182,7 +182,7 @@ class AccelerateLoader(DataLoaderStateMixin):
 
     def __len__(self) -> int:
         plan, (_, world) = plan_of(self.loader), iteration_of(self.loader).ranks()
-        if plan.chain.ragged and plan.counts.known and self._accelerator.even_batches:
+        if plan.chain.uneven and plan.counts.known and self._accelerator.even_batches:
             return math.ceil(plan.counts.batches_in_pass / world)
         return len(self.loader)
 

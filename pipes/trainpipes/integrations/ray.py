@@ -76,7 +76,7 @@ def save(loader: Loader, folder: str | os.PathLike[str], *, name: str = FILE) ->
         StateError: batches are not counted, and not all workers asked for the position in time.
     """
     require(isinstance(loader, Loader), "save(loader)", "a trainpipes.Loader", loader)
-    (Path(folder) / name).write_text(json.dumps(loader.whole_state()))
+    (Path(folder) / name).write_text(json.dumps(loader.full_state_dict()))
 
 
 def load(

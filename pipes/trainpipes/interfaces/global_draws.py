@@ -17,13 +17,6 @@ from trainpipes._internal.messages import warn_once
 #: Calls of a function that are looked at, about 0.2 ms each. In a thread beside the main one only the first
 #: two: the loop that trains waits for these, and may draw during later ones.
 CALLS, CALLS_ASIDE = 16, 2
-#: Numbers of a block of the Mersenne Twister, which NumPy and Python use.
-BLOCK = 624
-#: Blocks that are drawn anew, at most, to tell a call that draws many numbers from one that sets a seed.
-BLOCKS = 512
-Block: TypeAlias = "np.ndarray[Any, Any]"
-#: A state: the numbers of a block, where they are known, and what else changes with each draw.
-State: TypeAlias = "tuple[Block | None, Any]"
 Call: TypeAlias = "Callable[..., Any]"
 
 #: Calls of each function that have been looked at in this process.
@@ -93,32 +86,20 @@ class DrawWatch:
             warn_once(_seen[self.said])
 
 
-def _states() -> dict[str, State]:
-    own = np.random.get_state(legacy=False)
-    block = own["state"].pop("key") if own["bit_generator"] == "MT19937" else None
-    _, numbers, spare = random.getstate()
+def _states() -> dict[str, tuple[Any, Any]]:
+    """Of each generator what a seed sets, and where it stands. NumPy's and Python's set the first anew after
+    624 numbers, too: a call that draws more looks like one that sets a seed.
+    """
+    numpys = np.random.get_state(legacy=False)
+    inner = numpys["state"]
+    _, (*numbers, place), spare = random.getstate()
     return {
-        "NumPy's": (block, repr(own)),
-        "Python's": (np.array(numbers[:BLOCK], dtype=np.uint32), (numbers[BLOCK], spare)),
-        "torch's": (None, (torch.initial_seed(), torch.get_rng_state().numpy().tobytes())),
+        "NumPy's": (bytes(inner.pop("key", b"")), repr(numpys)),
+        "Python's": (numbers, (place, spare)),
+        "torch's": (torch.initial_seed(), torch.get_rng_state().numpy().tobytes()),
     }
 
 
-def _drew(before: State, after: State) -> bool:
+def _drew(before: tuple[Any, Any], after: tuple[Any, Any]) -> bool:
     """Whether numbers were drawn between two states without setting a seed."""
-    (block, rest), (new_block, new_rest) = before, after
-    # torch's, whose seed stands first, or a generator put in by hand
-    if block is None or new_block is None:
-        return bool(rest[0] == new_rest[0] and rest != new_rest)
-    return bool(rest != new_rest) if np.array_equal(block, new_block) else _leads(block, new_block)
-
-
-def _leads(block: Block, later: Block) -> bool:
-    """Whether drawing leads from one block to another."""
-    return bool((_drawn(block, BLOCK, BLOCKS) == _drawn(later, 0, 1)).all(axis=1).any())
-
-
-def _drawn(block: Block, place: int, blocks: int) -> Block:
-    bits = np.random.MT19937(0)
-    bits.state = {"bit_generator": "MT19937", "state": {"key": block, "pos": place}}
-    return bits.random_raw(BLOCK * blocks).reshape(blocks, BLOCK)
+    return bool(before[0] == after[0] and before[1] != after[1])

@@ -94,8 +94,17 @@ else:
                 return values[self._name]
 
 
+class ListsWhatIsUsed(type):
+    """``dir()`` and ``help()`` of a stage name what its users call or define, and fit on a screen."""
+
+    _inside: frozenset[str]
+
+    def __dir__(cls) -> list[str]:
+        return [n for n in super().__dir__() if not n.startswith("__") and n not in cls._inside]
+
+
 @dataclass_transform(frozen_default=True, eq_default=False)
-class Stage:
+class Stage(metaclass=ListsWhatIsUsed):
     """One step of a pipeline: a frozen dataclass of options.
 
     Subclass ``TableStage``, ``RowStage``, ``BatchStage``, ``StatefulStage`` or ``Source``, whose texts show
@@ -112,6 +121,8 @@ class Stage:
     thread_safe = False
     free: ClassVar[frozenset[str]] = frozenset()
 
+    #: What only plans and states ask.
+    _inside = frozenset({"equals", "fingerprint", "identity", "traits"})
     _given: ClassVar[dict[str, Any]] = {}
     _fixed: ClassVar[Traits] = Traits()
     _inputs: ClassVar[Any] = None

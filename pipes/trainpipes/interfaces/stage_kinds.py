@@ -26,6 +26,8 @@ OpenBelow = Callable[[dict[str, Any]], Iterator[Run]]
 class RunStage(Stage):
     """A stage without a position of its own: makes a run of a run."""
 
+    _inside = Stage._inside | {"process"}
+
     @abstractmethod
     def process(self, run: Run) -> Run:
         """What comes out for what goes in. Without ``keeps_rows`` rows may be dropped
@@ -344,7 +346,6 @@ class ShardStage(Stage):
 
     num_shards = 1
     split = "spans"
-    balance = "rows"
     tail = "even"
 
 

@@ -57,6 +57,7 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
     ['a', 'b']
     """
 
+    _inside = PackingStage._inside | {"open"}
     state_every: ClassVar[int] = 1024
 
     def __init_subclass__(cls, **traits: Any) -> None:

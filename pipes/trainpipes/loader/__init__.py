@@ -253,7 +253,8 @@ class Loader:
         state = self._iteration.state()
         if state is None:
             raise StateError(
-                "a Loader runs in the process that trains, not in a DataLoader's worker"
+                "state_dict() of a Loader must be called in the process that iterates it, got a call in a "
+                "DataLoader's worker; give the pipeline to the DataLoader in place of the Loader"
             )
         return state
 
@@ -278,9 +279,12 @@ class Loader:
         states = gather((rank, state), members, timeout, "the state")
         return merge_states(dict(states).values())  # processes of one rank have the same
 
-    def whole_state(self, group: Any = None, *, timeout: float = TIMEOUT) -> dict[str, Any]:
-        """Return a state that any number of ranks can load: ``state_dict()`` where batches are counted,
-        which one rank alone may call; otherwise ``gather_state()``, which all ranks must call.
+    def full_state_dict(self, group: Any = None, *, timeout: float = TIMEOUT) -> dict[str, Any]:
+        """Return the state of all ranks, which any number of ranks can load. All ranks call it after the
+        same step, and one may save it.
+
+        Where batches are counted it is ``state_dict()``, and asks no other rank; else it is
+        ``gather_state()``.
 
         Args:
             group: as for ``gather_state``.

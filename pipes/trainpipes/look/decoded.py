@@ -27,6 +27,7 @@ from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors.text import escaped
 from trainpipes.interfaces.stage import Stage
+from trainpipes.look.pictures import MakesPictures
 from trainpipes.look.values import MASKS, Array, head
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.pack import Pack
@@ -64,6 +65,7 @@ class KnownIds:
 
     engines: dict[str, TokenizerEngine | None] = field(default_factory=dict)
     masked: bool = False
+    pictures: MakesPictures | None = None
 
     def engine(self, name: str) -> TokenizerEngine | None:
         """The tokenizer of a column; of a new name, the only one."""
@@ -88,6 +90,8 @@ def known_ids(plan: Plan) -> KnownIds:
         elif isinstance(stage, Pack) and stage.column in engines:
             engines["input_ids"] = engines[stage.column]
         found.masked |= isinstance(stage, MaskTokens)
+        if isinstance(stage, MakesPictures):
+            found.pictures = stage
     return found
 
 
@@ -113,6 +117,7 @@ class TokenGrid:
     in_loss: Array | None = None
     truth: Array | None = None
     starts: Array | None = None
+    picture_token: int | None = None
 
     @property
     def padding(self) -> int:
@@ -152,7 +157,12 @@ def _grid(
 ) -> TokenGrid:
     def beside(*names: str) -> Array | None:
         """The first column of these names, after the same prefix, that is as large."""
-        grids = (number_grid(values.get(f"{prefix}{one}")) for one in names)
+        given = (values.get(f"{prefix}{one}") for one in names)
+        # Of positions with several axes, the first is that of the text.
+        grids = (
+            number_grid(one[0] if isinstance(one, torch.Tensor) and one.ndim == 3 else one)
+            for one in given
+        )
         return next((one for one in grids if one is not None and one.shape == ids.shape), None)
 
     engine, segments, positions = known.engine(name), beside("segment_ids"), beside("position_ids")
@@ -163,6 +173,8 @@ def _grid(
     elif there.all() and not of_row:
         there = _unpadded(ids, engine)
     made = TokenGrid(name, ids, there, engine)
+    if known.pictures is not None:
+        made.picture_token = known.pictures.picture_token
     if segments is not None:
         made.starts = _starts(segments[:, 1:] != segments[:, :-1], there)
     elif positions is not None:
@@ -260,8 +272,10 @@ def pieces_of(grid: TokenGrid, row: int, most: int = ROW) -> list[Piece]:
     in_loss = np.zeros_like(there) if grid.in_loss is None else grid.in_loss[row]
     starts = np.zeros_like(there) if grid.starts is None else grid.starts[row]
     shown = there | in_loss
+    drawn = shown & (ids == (MISSING if grid.picture_token is None else grid.picture_token))
     cuts = np.ones(len(ids), dtype=np.bool_)
     cuts[1:] = (shown[1:] != shown[:-1]) | (in_loss[1:] != in_loss[:-1]) | starts[1:]
+    cuts[1:] |= drawn[1:] != drawn[:-1]
     if grid.truth is not None:  # each hidden token has a label of its own
         cuts[1:] |= in_loss[1:]
     found: list[Piece] = []
@@ -270,6 +284,9 @@ def pieces_of(grid: TokenGrid, row: int, most: int = ROW) -> list[Piece]:
             found.append(Piece("document"))
         if not shown[start]:
             found.append(Piece("padding", tokens=stop - start))
+            continue
+        if drawn[start]:
+            found.append(Piece("picture", _text(engine, ids, start, start + 1), stop - start))
             continue
         if most <= 0 and stop < len(ids):
             tokens = int(np.count_nonzero(there[start:]))

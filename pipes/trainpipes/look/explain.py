@@ -20,7 +20,7 @@ from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import amount, cut
 from trainpipes.interfaces.source import RandomAccessSource
 from trainpipes.interfaces.stage_kinds import PackingStage, ShuffleStage
-from trainpipes.look.lengths import ends_short, exact_length, expected_items, left_open
+from trainpipes.look.lengths import ends_apart, ends_short, exact_length, expected_items, left_open
 from trainpipes.look.record import mermaid, record, written
 from trainpipes.order.layout import Layout, divisors
 from trainpipes.order.topology import Topology
@@ -181,7 +181,7 @@ def explain(
     return Explanation(
         plan.inputs.epoch_rows, batches, shards, sizes, window, held, memory,
         tuple((label, hidden(text)) for label, text in lines),
-        tuple(map(hidden, _notes(plan, window))), pipeline, iteration, loader,
+        tuple(map(hidden, _notes(plan, window, world_size))), pipeline, iteration, loader,
     )  # fmt: skip
 
 
@@ -303,8 +303,14 @@ def _beside_windows(plan: Plan, processes: int, threads: int) -> int:
     return found + math.ceil(RUNS * min(rows, ALL_ROWS, shards * RUN_ROWS) * row_bytes)
 
 
-def _notes(plan: Plan, window_rows: int | None) -> Iterator[str]:
+def _notes(plan: Plan, window_rows: int | None, world_size: int) -> Iterator[str]:
     chain = plan.chain
+    if ends_apart(plan, world_size):
+        yield (
+            'by tail="uneven" ranks may end a step or more apart: put no collective call into the loop. A '
+            "forward pass of FSDP is one: let a rank that has ended repeat its last batch, without counting "
+            'it, or leave out the last few batches by tail="even"'
+        )
     if chain.shuffle is not None and window_rows and chain.drawn is None:
         blocks = plan.inputs.blocks
         buffer, longest = int(chain.shuffle.buffer_size), int(blocks.lengths.max(initial=0))

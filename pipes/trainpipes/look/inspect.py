@@ -37,7 +37,6 @@ def inspect_files(
     *,
     tokenizer: Any = None,
     column: str | Sequence[str] | None = None,
-    max_length: int | None = None,
     rows: int = 3,
     sample: int = 10_000,
     storage_options: Mapping[str, Any] | None = None,
@@ -57,7 +56,6 @@ def inspect_files(
         tokenizer: counts tokens of text, as ``tokenize`` takes it; None to count bytes.
         column: the columns whose lengths are measured, and added; None for each column of texts, bytes or
             lists of numbers by itself.
-        max_length: report rows longer than this, in tokens, or in bytes without a tokenizer.
         rows: number of rows to show.
         sample: the most rows to look at.
         storage_options: options of the file system, as fsspec takes them. They are not shown.
@@ -72,13 +70,11 @@ def inspect_files(
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.parquet"
     >>> pq.write_table(pa.table({"text": ["a", "bc", None]}), path)
     >>> found = inspect_files(path)
-    >>> found.rows, [one.kind for one in found.findings]
-    (3, ['nulls'])
+    >>> found.rows, found.lengths[0].most, [one.kind for one in found.findings]
+    (3, 2, [])
     """
     whole_number(rows, 0, "inspect_files(rows)", "rows that are shown")
     whole_number(sample, 1, "inspect_files(sample)", "rows that are looked at")
-    if max_length is not None:
-        whole_number(max_length, 1, "inspect_files(max_length)", "tokens or bytes in a row")
     asked = [] if column is None else column_names(column, "inspect_files(column)")
     engine = None if tokenizer is None else load(tokenizer)
     given = [files] if isinstance(files, str | os.PathLike) else files
@@ -89,10 +85,10 @@ def inspect_files(
     chunks = _chunks(tables)
     columns = _columns(found, chunks)
     need_columns([one.name for one in columns], asked, "inspect_files(column)")
-    together = [asked] if asked else [[name] for name in _measured_columns(chunks, max_length)]
+    together = [asked] if asked else [[name] for name in _measured_columns(chunks)]
     having = [table for table in tables if set(asked) <= set(table.column_names)]
     measured = _chunks(having) if asked else chunks
-    lengths = [_lengths(measured, names, engine, max_length) for names in together if having]
+    lengths = [_lengths(measured, names, engine) for names in together if having]
     groups = None
     if found.reader == "read_parquet" and len(found.lengths):
         sizes = np.quantile(found.lengths, (0, 0.5, 1)).astype(int).tolist()
@@ -114,8 +110,6 @@ def inspect_files(
             *findings.of_files(found),
             *findings.of_bad_rows(found),
             *findings.of_blocks(found, total),
-            *findings.of_values(columns),
-            *findings.of_lengths(lengths, max_length),
         ],
         unreadable=found.unreadable,
         bad_rows=found.bad_rows,
@@ -175,23 +169,20 @@ def _value(scalar: pa.Scalar) -> str:
     return "null" if value is None else cut(str(value), MOST_SHOWN)
 
 
-def _measured_columns(chunks: Columns, max_length: int | None) -> list[str]:
+def _measured_columns(chunks: Columns) -> list[str]:
     """The columns with most bytes whose lengths differ."""
     total: dict[str, int] = {}
     for name in chunks.keys() - NAMES:
         lengths, _ = _measured(chunks[name], None) or (np.empty(0), "")
         if not lengths.any():
             continue
-        too_long = max_length is not None and lengths.max() > max_length
-        if len(lengths) == 1 or lengths.min() < lengths.max() or too_long:
+        if len(lengths) == 1 or lengths.min() < lengths.max():
             total[name] = int(lengths.sum())
     largest = sorted(total, key=lambda name: -total[name])[:MOST_COLUMNS]
     return [name for name in chunks if name in largest]
 
 
-def _lengths(
-    chunks: Columns, names: list[str], engine: TokenizerEngine | None, max_length: int | None
-) -> Lengths:
+def _lengths(chunks: Columns, names: list[str], engine: TokenizerEngine | None) -> Lengths:
     lengths, units = np.zeros(1, dtype=np.int64), []
     for name in names:
         measured = _measured(chunks[name], engine)
@@ -213,7 +204,6 @@ def _lengths(
         mean=float(lengths.mean()),
         percentiles=dict(zip(("50", "90", "95", "99"), percentiles, strict=True)),
         most=int(lengths.max()),
-        too_long=None if max_length is None else float((lengths > max_length).mean()),
     )
 
 

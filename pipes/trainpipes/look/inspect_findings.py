@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from trainpipes.errors import SchemaError
 from trainpipes.errors.secrets import hidden
-from trainpipes.errors.text import amount, cut
+from trainpipes.errors.text import amount
 from trainpipes.look.inspect_reading import TEXTS, Found
-from trainpipes.look.inspect_result import Column, Finding, Lengths, percent
+from trainpipes.look.inspect_result import Finding
 from trainpipes.sources.files.schema import one_schema
 
 #: Rows that ``shuffle`` mixes at a time in README and recipes, and shards that ``sharding_filter`` makes.
 BUFFER_ROWS, NUM_SHARDS = 40_960, 24
-#: Rows of a row group above which a resume within it is slow: docs/speed.md. Bytes of a compressed
-#: block that is decoded as a whole.
-LARGE_ROWS, LARGE_BYTES = 100_000, 64 << 20
+#: Rows of a row group above which a resume within it is slow: docs/speed.md.
+LARGE_ROWS = 100_000
 #: Row groups of fewer rows and bytes cost a seek or a request each. Of few of them it does not matter.
 SMALL_ROWS, SMALL_BYTES, MANY = 1000, 1 << 20, 100
 #: Rows of a row group that are good for most data.
 GOOD_ROWS = 10_000
-#: Files or columns that a finding or a command names.
+#: Files that a command names.
 NAMED = 5
-#: Formats of which every row can be read by itself.
-BY_ROW = ("read_images", "read_numpy", "from_memmap")
 
 
 def of_files(found: Found) -> Iterator[Finding]:
@@ -56,17 +53,11 @@ def of_bad_rows(found: Found) -> Iterator[Finding]:
 def of_blocks(found: Found, rows: int) -> Iterator[Finding]:
     filled = found.lengths > 0
     lengths, sizes = found.lengths[filled], found.block_bytes[filled]
-    if not len(lengths) or found.reader in BY_ROW:
+    if not len(lengths) or found.reader != "read_parquet":
         return
-    if found.reader != "read_parquet":
-        if sizes.max() > LARGE_BYTES:
-            text = (
-                f"files can only be read from few places on, up to {amount(sizes.max())} apart: each shard, "
-                "and each resume, reads from the last such place"
-            )
-            yield Finding("large_blocks", text, _repack(found, ""))
-        return
-    cure = _repack(found, f"--row-group-size {GOOD_ROWS}")
+    files = " ".join(shlex.quote(hidden(url)) for url in found.urls[:NAMED])
+    more = " …" if found.urls[NAMED:] else ""
+    cure = f"trainpipes repack {files}{more} OUT --row-group-size {GOOD_ROWS}"
     if lengths.max() > LARGE_ROWS or len(lengths) < min(NUM_SHARDS, rows // BUFFER_ROWS):
         text = (
             f"{len(lengths):,} row groups for {NUM_SHARDS} shards, of up to {lengths.max():,} rows "
@@ -81,40 +72,3 @@ def of_blocks(found: Found, rows: int) -> Iterator[Finding]:
             "costs a seek, or a request to a server"
         )
         yield Finding("small_row_groups", text, cure)
-
-
-def of_values(columns: Sequence[Column]) -> Iterator[Finding]:
-    if nulls := {one.name: one.nulls for one in columns if one.nulls}:
-        some = [name for name, share in nulls.items() if share < 1][:1]
-        ways = [f".filter(pc.field({name!r}).is_valid())" for name in some]
-        cure = " or ".join([*ways, "leave the column out by columns=[...]"])
-        yield Finding("nulls", f"nulls in {_named(nulls)}", cure)
-
-
-def of_lengths(lengths: Sequence[Lengths], max_length: int | None) -> Iterator[Finding]:
-    for one in lengths:
-        if one.too_long:
-            text = (
-                f"{percent(one.too_long)} of rows have more than {max_length:,} {one.unit} in "
-                f"{_joined(one.columns)}, up to {one.most:,}"
-            )
-            cure = f".tokenize(..., max_length={max_length}), which cuts them"
-            if one.unit == "items":
-                cure = f"a larger max_length than {max_length}, or shorter rows"
-            yield Finding("too_long", text, cure)
-
-
-def _repack(found: Found, options: str) -> str:
-    files = " ".join(shlex.quote(hidden(url)) for url in found.urls[:NAMED])
-    more = " …" if found.urls[NAMED:] else ""
-    return f"trainpipes repack {files}{more} OUT {options}".rstrip()
-
-
-def _named(shares: dict[str, float]) -> str:
-    largest = sorted(shares, key=lambda name: -shares[name])
-    said = ", ".join(f"{_joined([name])} ({percent(shares[name])})" for name in largest[:NAMED])
-    return said + (f" and {len(largest) - NAMED:,} more columns" if largest[NAMED:] else "")
-
-
-def _joined(names: Sequence[str]) -> str:
-    return " + ".join(repr(cut(name, 60)) for name in names)

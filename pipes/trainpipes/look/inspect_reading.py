@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -13,7 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from trainpipes._internal.pool import default_threads
 from trainpipes._internal.progress import counted
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.columns import table_of
@@ -30,7 +34,6 @@ from trainpipes.errors.text import cut
 from trainpipes.filesystems.retry import Stopped
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.source import Place, RowSource
-from trainpipes.look.inspect_pictures import bad_pictures
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.arrow.saved_dataset import saved_files
 from trainpipes.sources.files.bad_rows import BAD, separate
@@ -40,6 +43,7 @@ from trainpipes.sources.files.file_reader import COMPRESSED, ends_of_names, read
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.memmap.from_memmap import FromMemmap
 from trainpipes.sources.memmap.manifest import is_memmap
+from trainpipes.stages.decode_image import NoPicture, by_pillow
 from trainpipes.stages.quarantine import PLACES
 
 #: Formats without a header: a file is read once to count its rows.
@@ -65,6 +69,10 @@ REMOTE_IMAGES = 64
 ABOUT = ("state.json", "dataset_info.json", "dataset_dict.json")
 #: Errors that are not of one file.
 OF_ALL = (UnreachableError, Stopped, MemoryError, MissingExtraError)
+#: How files of images begin: JPEG, PNG, GIF, and WebP or AVIF behind other bytes.
+BEGINS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"\0\0\0")
+#: Rows whose first bytes say whether a column holds images.
+LOOKED_AT = 64
 
 
 @dataclass
@@ -276,3 +284,36 @@ def _places(found: Found, rows: int) -> list[tuple[int, int, int, int]]:
         owners.tolist(), starts.tolist(), np.minimum(own, starts + each).tolist(), strict=True
     )
     return [(*blocks[owner], start, stop) for owner, start, stop in places]
+
+
+def bad_pictures(table: pa.Table, of_images: bool) -> Iterator[tuple[int, str]]:
+    """The rows with an image that cannot be decoded, and why; of files that are images or columns of such.
+    Nothing where Pillow is not installed.
+    """
+    if find_spec("PIL") is None:
+        return
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+            column = pc.struct_field(column, "bytes")
+        if column.type not in (pa.binary(), pa.large_binary()) or not len(column):
+            continue
+        if of_images or _are_images(column):
+            with ThreadPoolExecutor(default_threads() or 1, "trainpipes-images") as pool:
+                for row, why in enumerate(pool.map(_problem, column)):
+                    if why:
+                        yield row, why if of_images else f"column {name!r}: {why}"
+
+
+def _are_images(column: pa.ChunkedArray) -> bool:
+    some: list[bytes] = pc.binary_slice(column.slice(0, LOOKED_AT).drop_null(), 0, 4).to_pylist()
+    return 2 * sum(one.startswith(BEGINS) for one in some) > len(some)
+
+
+def _problem(content: Any) -> str:
+    if not content.is_valid:
+        return ""
+    try:
+        by_pillow(content.as_py(), "RGB", 1)
+    except NoPicture as error:
+        return str(error)
+    return ""

@@ -42,7 +42,6 @@ class Lengths:
         mean: of the lengths.
         percentiles: by "50", "90", "95", "99".
         most: the greatest length.
-        too_long: the share of rows longer than ``max_length``; None if it is not given.
     """
 
     columns: list[str]
@@ -51,7 +50,6 @@ class Lengths:
     mean: float
     percentiles: dict[str, int]
     most: int
-    too_long: float | None
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Finding:
     """Something to fix before training.
 
     Attributes:
-        kind: a name for scripts, such as "nulls".
+        kind: a name for scripts, such as "bad_rows".
         text: what was found.
         cure: the command or the code that fixes it.
     """

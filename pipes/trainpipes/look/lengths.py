@@ -50,6 +50,14 @@ def batches_left(plan: Plan, done: int) -> int | None:
     return int(plan.counts.batches_in_pass) - done
 
 
+def ends_apart(plan: Plan, world_size: int) -> bool:
+    """Whether ranks may get different numbers of batches in an epoch."""
+    if not plan.chain.uneven or plan.chain.endless or world_size == 1:
+        return False
+    whole = batches_left(plan, 0)
+    return whole is None or whole % world_size > 0
+
+
 def estimated_length(plan: Plan, rank: int, world_size: int) -> int:
     """Items that a rank gets in an epoch, about."""
     exact = exact_length(plan, rank, world_size)

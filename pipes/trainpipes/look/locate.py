@@ -14,7 +14,7 @@ from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.progress import counted
 from trainpipes._internal.table import table
 from trainpipes._internal.types import IntArray
-from trainpipes.columns.block import WHOLE, Pieces
+from trainpipes.columns.block import Pieces
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Run
 from trainpipes.engine.iterating.consumer import Consumer, RunOptions
@@ -31,8 +31,8 @@ from trainpipes.state.format import Position
 
 #: Columns of a table, by what they show.
 TITLES = {
-    "index": "in batch", "segment": "segment", "source": "source", "path": "file",
-    "row_group": "row group", "row": "row", "tokens": "tokens", "epoch": "epoch",
+    "index": "in batch", "source": "source", "path": "file", "row_group": "row group", "row": "row",
+    "epoch": "epoch",
 }  # fmt: skip
 
 
@@ -82,47 +82,36 @@ class RowPlace(Place):
         source: its name in a ``mix``, or its number in a ``zip``.
         index: the row of the batch, from 0.
         epoch: from 0; in a ``mix`` that of its source.
-        segment: of a packed row, the document's number in ``segment_ids``, from 1.
-        tokens: of a packed row, the document's first token in it, and the one after the last.
     """
 
     index: int = 0
     epoch: int = 0
-    segment: int | None = None
-    tokens: tuple[int, int] | None = None
 
 
 class Provenance(list[RowPlace]):
     """Where the rows of a batch come from: a ``RowPlace`` for each, in order; for each document of a packed
-    row, and each source of a row of ``zip``. Prints as a table.
+    row, as ``segment_ids`` counts them, and each source of a row of ``zip``. Prints as a table.
     """
 
     def __init__(self, rows: KnownItem, inputs: Inputs) -> None:
         super().__init__()
         pieces = Pieces.whole(rows.ids, rows.epochs) if rows.pieces is None else rows.pieces
-        ids, epochs, starts, lengths, bounds = (column.tolist() for column in pieces)
+        ids, epochs, bounds = (column.tolist() for column in pieces)
         for index, (first, stop) in enumerate(pairwise(bounds)):
             for n in range(first, stop):
-                segment = tokens = None
-                if lengths[n] != WHOLE:
-                    segment, tokens = n - first + 1, (starts[n], starts[n] + lengths[n])
                 for p in inputs.places_of(ids[n]):
-                    place = (p.path, p.row_group, p.row, p.source)
-                    self.append(RowPlace(*place, index, epochs[n], segment, tokens))
+                    self.append(RowPlace(p.path, p.row_group, p.row, p.source, index, epochs[n]))
 
     def __repr__(self) -> str:
         prefix = os.path.commonprefix([hidden(one.path) for one in self if one.path is not None])  # noqa: RUF071
         folder = prefix[: prefix.rfind("/") + 1]
         columns = {}
         for name, title in TITLES.items():
-            cells = ["" if v is None else _said(v) for v in (getattr(one, name) for one in self)]
+            values = (getattr(one, name) for one in self)
+            cells = ["" if value is None else hidden(str(value)) for value in values]
             if any(cells):
                 columns[title] = [cell.removeprefix(folder) for cell in cells]
         return table([list(columns), *zip(*columns.values(), strict=True)])
-
-
-def _said(value: Any) -> str:
-    return f"{value[0]}-{value[1]}" if isinstance(value, tuple) else hidden(str(value))
 
 
 @dataclass(frozen=True, eq=False)

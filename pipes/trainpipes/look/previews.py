@@ -8,7 +8,7 @@ from typing import Any
 
 from trainpipes._internal.checks import copied
 from trainpipes._internal.progress import counted
-from trainpipes.engine.iterating.consumer import Consumer
+from trainpipes.engine.iterating.consumer import SERIAL, Consumer, RunOptions
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.errors import DataError, StateError
 from trainpipes.errors.text import shown
@@ -52,7 +52,7 @@ def peek(iteration: IterationState) -> Any:
     )
 
 
-def coming(iteration: IterationState) -> Iterator[Any]:
+def coming(iteration: IterationState, options: RunOptions = SERIAL) -> Iterator[Any]:
     """The items of what comes next."""
     position = iteration.upcoming()
     plan = iteration.plan_of(position)
@@ -63,7 +63,7 @@ def coming(iteration: IterationState) -> Iterator[Any]:
         starts.append(iteration.start_of(iteration.passes.after(position.pass_number)))
     for start in starts:
         gave = False
-        for item in Consumer(plan, iteration.topology(), start):
+        for item in Consumer(plan, iteration.topology(), start, options=options):
             gave = True
             yield item
         if gave:

@@ -18,10 +18,12 @@ import torch
 
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.table import WIDTH, folded, in_color, table, terminal_width
+from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.errors import DataError
 from trainpipes.errors.text import escaped
 from trainpipes.look.decoded import KnownIds, Piece, TokenGrid, known_ids, pieces_of, token_grids
+from trainpipes.look.pictures import Picture, WithRows, small, with_rows
 from trainpipes.look.previews import coming
 from trainpipes.look.values import NAME, as_mapping, cells_of, leaves, rows_of
 from trainpipes.tokenizers.load import load
@@ -42,6 +44,7 @@ MARKS = {
     "masked": ("⟦{text}→{truth}⟧", "in the loss: text hides label"),
     "document": (" ║ ", "another document begins"),
     "left_out": ("…{tokens:,}…", "tokens that are not printed"),
+    "picture": ("‹{tokens:,} {text}›", "tokens of pictures"),
     "padding": ("‹{tokens:,} padding›", "padding, not printed"),
 }
 #: What has a color, and its color on a terminal and in a notebook.
@@ -63,6 +66,7 @@ class ItemView:
     lines: Sequence[str] = ()
     texts: Mapping[str, Sequence[Sequence[Piece]]] = field(default_factory=dict)
     items: Sequence[ItemView] = ()
+    pictures: Sequence[Sequence[Picture]] = ()
 
 
 class Preview:
@@ -90,12 +94,21 @@ class Preview:
         return COLORED.sub(ON_TERMINAL, text) if at_terminal and in_color(sys.stdout) else text
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": f"<pre>{html_of(self)}</pre>"}
+        page = f"<pre>{html_of(self)}</pre>{''.join(_thumbnails(self.items))}"
+        return {"text/plain": repr(self), "text/html": page}
 
 
 def html_of(preview: Preview, colored: str = IN_NOTEBOOK) -> str:
     """The text of a preview as HTML, to stand within ``pre``."""
     return COLORED.sub(colored, html.escape(preview.text()))
+
+
+def _thumbnails(views: Sequence[ItemView]) -> Iterator[str]:
+    for view in views:
+        for row, some in enumerate(view.pictures):
+            if some:
+                images = " ".join(one.html for one in some)
+                yield f"<div>{html.escape(view.title)}, row {row}: {images}</div>"
 
 
 def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
@@ -136,8 +149,17 @@ def show_next(iteration: IterationState, count: int, rows: int) -> Preview:
     plan, known = iteration.plan, known_ids(iteration.plan)
     is_batch = plan.chain.batch is not None or plan.chain.opener.traits.makes_batches
     title = "batch {:,}" if is_batch else "row {:,}"
-    items = enumerate(islice(coming(iteration), count))
-    found = Preview([_view(item, known, title.format(k), is_batch, rows) for k, item in items])
+    came: Iterator[WithRows]
+    if known.pictures is None:
+        came = (WithRows(item, ()) for item in coming(iteration))
+    else:
+        came = coming(iteration, RunOptions(unroll=with_rows))
+    found = Preview(
+        [
+            _view(one.item, known, title.format(k), is_batch, rows, one.rows)
+            for k, one in enumerate(islice(came, count))
+        ]
+    )
     if not len(found):
         raise DataError(
             "show() shows the first items of the next epoch, and that gives nothing: see explain() for what "
@@ -158,7 +180,9 @@ def _is_batch(item: Any) -> bool:
 # An item
 
 
-def _view(item: Any, known: KnownIds, title: str, is_batch: bool, rows: int) -> ItemView:
+def _view(
+    item: Any, known: KnownIds, title: str, is_batch: bool, rows: int, made_of: Sequence[Any] = ()
+) -> ItemView:
     kind = type(item).__name__
     if hasattr(item, "__len__") and (
         as_mapping(item) is not None or isinstance(item, list | tuple)
@@ -177,7 +201,11 @@ def _view(item: Any, known: KnownIds, title: str, is_batch: bool, rows: int) -> 
     lines = ["…  and more values"] * more + [_share_line(grid) for grid in grids]
     lines += [f"note: {note}" for note in _notes(grids, values if is_batch else None)]
     cells = [cells_of(name, value) for name, value in found]
-    return ItemView(title, kind, rows_of(item) if is_batch else None, cells, lines, texts)
+    pictures: list[list[Picture]] = []
+    if known.pictures is not None and made_of:
+        pictures = [[*map(small, some)] for some in known.pictures.pictures(made_of)[:most]]
+    count = rows_of(item) if is_batch else None
+    return ItemView(title, kind, count, cells, lines, texts, pictures=pictures)
 
 
 def _notes(grids: list[TokenGrid], batch: Mapping[str, Any] | None) -> Iterator[str]:
@@ -233,6 +261,10 @@ def _texts(view: ItemView) -> list[list[str]]:
                 named = [name] if len(view.texts) > 1 or not title else []
                 found.append([*title, *named, "".join(map(_marked, rows[row]))])
                 title = [""] * len(title)
+        if row < len(view.pictures) and (some := view.pictures[row]):
+            named = [""] * (len(view.texts) > 1)
+            said = f"{len(some):,} picture{'s' * (len(some) > 1)}: {', '.join(map(str, some))}"
+            found.append([*title, *named, f"{said} pixels"])
     return found
 
 

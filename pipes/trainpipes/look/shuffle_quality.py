@@ -21,7 +21,6 @@ from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RandomAccessSource, RowSource
 from trainpipes.interfaces.stage import Stage
 from trainpipes.look.lengths import Numbered, walk
-from trainpipes.order.layout import Layout
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.stages.batch import Batch
 
@@ -49,9 +48,6 @@ class ShuffleQuality:
             0.01, batches hold stretches of files.
         files_per_batch: mean number of files that a batch has rows of.
         random_files_per_batch: the same in a random order.
-        window_rows: rows that are mixed with each other, once windows have grown; None where no shuffle of
-            the pipeline has windows.
-        first_window_rows: rows that the first ones of an epoch are mixed with.
     """
 
     rows: int
@@ -62,11 +58,9 @@ class ShuffleQuality:
     neighbors_kept: float
     files_per_batch: float
     random_files_per_batch: float
-    window_rows: int | None = None
-    first_window_rows: int | None = None
 
     def __str__(self) -> str:
-        n, first, later = max(1, self.epoch_rows), self.first_window_rows, self.window_rows
+        n = max(1, self.epoch_rows)
         of = f"{self.rows:,}" + f" of {n:,}" * (self.rows < self.epoch_rows)
         files = f"{self.files:,} file{'s'[: self.files != 1]}"
         lines = [
@@ -75,8 +69,6 @@ class ShuffleQuality:
             ("neighbors kept", f"{self.neighbors_kept:<10.4f}random: {min(1.0, 2 / n):.4f}"),
             ("files in a batch", f"{self.files_per_batch:<10.1f}random: {self.random_files_per_batch:.1f}"),
         ]  # fmt: skip
-        if first and later and first < later:
-            lines.append(("mixed together", f"{first:,} rows at first, {later:,} later"))
         return table(lines)
 
     __repr__ = __str__
@@ -145,14 +137,10 @@ def order_quality(
     plan = Plan(Inputs(replace(chain, before=(), after=tuple(after)), _Numbers(source)))
     items = counted(islice(walk(plan, epoch), batches), "measuring the shuffle", batches, "batches")
     numbers = np.concatenate([np.empty(0, dtype=np.int64), *(ids for ids, _ in items)])
-    files, lengths, layout = source.file_of_block, source.lengths, plan.layouts.of(epoch)
+    files, lengths = source.file_of_block, source.lengths
     if files is not None:
         lengths = np.bincount(files, weights=lengths).astype(np.int64)
-    found = _measured(numbers, lengths, size, plan.inputs.epoch_rows or 0)
-    if chain.buffer is None or chain.drawn is not None or not isinstance(layout, Layout):
-        return found
-    first = layout.window(0, 0)[1]
-    return replace(found, window_rows=layout.mixed_rows(0), first_window_rows=first)
+    return _measured(numbers, lengths, size, plan.inputs.epoch_rows or 0)
 
 
 def _measured(

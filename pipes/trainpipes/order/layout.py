@@ -187,7 +187,6 @@ class Layout:
         whole: whether spans are cut and dealt in whole batches; else by rows.
         rolling: whether batches go on over the joint of two epochs (``.repeat().batch()``).
         stride: whether there is one span over all rows: file order.
-        cuts: first row of each span, and N, where spans hold equal numbers of bytes.
         changes: first batch of each new size, by its number in the epoch, and that size.
         lanes: that take turns at each shard's batches (only with ``whole``).
         grows: whether the first windows of a span are small, and spans' windows end at different
@@ -203,7 +202,6 @@ class Layout:
     whole: bool = True
     rolling: bool = False
     stride: bool = False
-    cuts: tuple[int, ...] | None = None
     changes: tuple[tuple[int, int], ...] = ()
     lanes: int = 1
     grows: bool = False
@@ -259,8 +257,6 @@ class Layout:
 
     @cached_property
     def _starts(self) -> Sequence[int]:
-        if self.cuts is not None:
-            return self.cuts
         spans = self.num_spans
         return [self._start(span, spans) for span in range(spans + 1)]
 
@@ -369,20 +365,6 @@ def _chunk_at(rows: IntArray, pieces: Sequence[tuple[int, int, int]]) -> IntArra
     for first, row, size in pieces[1:]:
         chunk = np.where(rows >= row, first + (rows - row) // size, chunk)
     return chunk
-
-
-def even_cuts(starts: IntArray, sizes: npt.NDArray[np.float64], spans: int) -> tuple[int, ...]:
-    """The first row of each of several spans of about as many bytes, and N. ``starts`` as in ``segments``;
-    ``sizes``: bytes of each block.
-
-    >>> even_cuts(np.array([0, 10, 20]), np.array([30.0, 10.0]), 2)
-    (0, 7, 20)
-    """
-    before = np.concatenate([[0.0], np.cumsum(sizes)])
-    wanted = before[-1] * np.arange(spans + 1) / spans
-    cuts = np.rint(np.interp(wanted, before, starts)).astype(np.int64)
-    cuts[0], cuts[-1] = 0, starts[-1]
-    return tuple(int(cut) for cut in np.maximum.accumulate(cuts))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from trainpipes._internal.callers import (
     warn_without_data_module,
 )
 from trainpipes._internal.checks import one_by_one, require, whole_number
-from trainpipes._internal.data_parallel import data_parallel
+from trainpipes._internal.data_parallel import data_parallel, in_mesh
 from trainpipes._internal.messages import renamed
 from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
@@ -339,13 +339,14 @@ class Pipeline(IterableDataset[Any]):
         Args:
             rank: from 0.
             world_size: number of ranks.
-            mesh: instead of both, the data-parallel dimension of a ``DeviceMesh``, such as
-                ``mesh["dp"]``: processes that differ in other dimensions (tensor, pipeline
-                parallel) get the same batches. For HSDP make one dimension of both:
-                ``mesh["replicate", "shard"]._flatten("dp")``, then ``mesh["dp"]``.
+            mesh: instead of both, the data-parallel part of a ``DeviceMesh``: one dimension, such
+                as ``mesh["dp"]``, or several that are data parallel together, such as
+                ``mesh["replicate", "shard"]`` of HSDP. Processes that differ in other dimensions
+                (tensor, pipeline parallel) get the same batches.
 
         Raises:
-            ConfigError: ``rank`` is not below ``world_size``, or ``mesh`` has several dimensions.
+            ConfigError: ``rank`` is not below ``world_size``, or ``mesh`` has a dimension that is
+                not data parallel by its name, such as "tp", or does not hold this process.
 
         >>> import trainpipes as tp
         >>> pipe = tp.from_dataset(range(8)).sharding_filter(num_shards=2).batch(2)
@@ -353,15 +354,12 @@ class Pipeline(IterableDataset[Any]):
         [[4, 5], [6, 7]]
         """
         if mesh is not None:
-            if rank is not None or world_size is not None or mesh.ndim != 1:
+            if rank is not None or world_size is not None:
                 raise ConfigError(
-                    "distributed(mesh=...) must be one dimension of a DeviceMesh, such as mesh['dp'], and "
-                    f"neither rank nor world_size; got {mesh.ndim} dimensions, rank={rank}, "
-                    f"world_size={world_size}; of two dimensions make one: "
-                    "mesh['replicate', 'shard']._flatten('dp'), then mesh['dp']"
+                    "distributed(mesh) must be given without rank and world_size, got "
+                    f"rank={rank} and world_size={world_size}; leave these out"
                 )
-            members = tuple(int(r) for r in mesh.mesh.tolist())
-            return Pipeline(self._stages, (mesh.get_local_rank(), mesh.size()), members)
+            return Pipeline(self._stages, *in_mesh(mesh))
         known = rank is not None and world_size is not None
         for name, value in (("rank", rank), ("world_size", world_size)):
             if known:

@@ -14,8 +14,7 @@ import pyarrow as pa
 from trainpipes.columns.arrays import one_chunk, to_numpy
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
-from trainpipes.engine.planning.error_places import say_where
-from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.planning.plan import Plan, say_where
 from trainpipes.errors import DataError
 from trainpipes.filesystems.output_file import OutputFile
 from trainpipes.interfaces.source import LooksAhead, Reader, read_rows

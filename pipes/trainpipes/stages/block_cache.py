@@ -35,8 +35,6 @@ class DropHoles(RunStage, keeps_rows=False):
     files.
     """
 
-    keeps_rows = False
-
     def process(self, run: Run) -> Run:
         data = run.block.data
         assert isinstance(data, pa.Table)

@@ -139,10 +139,8 @@ class ShardingFilter(stage_kinds.ShardStage):
             960.
         split: "spans" cuts the epoch into contiguous ranges, read side by side; "stride" deals
             batches in file order, and every consumer reads all rows: for evaluation.
-        balance: "rows" cuts ranges of equal numbers of rows, "bytes" of about equal size by the
-            files' footers, for batches that are not counted in advance.
         tail: "even" ends an epoch at the same step on all ranks, and leaves out the last few
-            batches; "ragged" delivers all, so that ranks may end a step or more apart: for
+            batches; "uneven" delivers all, so that ranks may end a step or more apart: for
             evaluation without collectives in the loop. A state saved at such an end needs the same
             number of ranks.
 
@@ -157,8 +155,10 @@ class ShardingFilter(stage_kinds.ShardStage):
     num_shards: Annotated[int, checks.Ge(1, 2**20)] = 24
     _: KW_ONLY
     split: Literal["spans", "stride"] = "spans"
-    balance: Literal["rows", "bytes"] = "rows"
-    tail: Literal["even", "ragged"] = "even"
+    tail: Literal["even", "uneven"] = "even"
+
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "balance": "rows"}  # which states have had from the start
 
 
 class Repeat(stage_kinds.RepeatStage):

@@ -47,8 +47,7 @@ class Placing:
         pieces = slice(int(bounds[0]), int(bounds[-1]))
         document, epoch = self.document[pieces], documents.epoch
         epochs = np.full_like(document, epoch) if isinstance(epoch, int) else epoch[document]
-        whose, bounds = documents.ids[document], bounds - bounds[0]
-        return Pieces(whose, epochs, self.start[pieces], self.length[pieces], bounds)
+        return Pieces(documents.ids[document], epochs, bounds - bounds[0])
 
 
 def pieces_of(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, IntArray]:

@@ -84,7 +84,7 @@ def read_cursor(key: str, value: Any, epoch: int, m: int, shards: int, tag: str)
     text, check = unsealed(value) if isinstance(value, str) else ("", None)
     if check is None or check != checksum(text, key, tag, epoch):
         raise StateError(
-            f"{key}: must be a cursor as state_dict() wrote it, got {shown(value)}; "
+            f"{key}: must be a position as state_dict() wrote it, got {shown(value)}; "
             "the state was edited or is damaged: load it as it was saved"
         )
     cursor: dict[str, Any] = json.loads(text)

@@ -117,7 +117,7 @@ class Position:
                 f"this rank or worker reads shards {shown(sorted(shards))}, and the state has no "
                 f"position for shards {shown(sorted(lacking))}: merge the states of all ranks "
                 "and workers with trainpipes.merge_states([...]) and load that, or what "
-                "loader.gather_state() or torch.distributed.checkpoint saved"
+                "loader.full_state_dict() or torch.distributed.checkpoint saved"
             )
 
 

@@ -47,7 +47,9 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """
     if not isinstance(states, Iterable) or isinstance(states, str | Mapping):
         got = type(states).__name__
-        raise StateError(f"merge_states(states) takes a list of the states of all ranks, got {got}")
+        raise StateError(
+            f"merge_states(states) must be a list of the states of all ranks, got {got}"
+        )
     states = list(states)
     if any(map(is_work, states)):
         return merge_work(states)
@@ -59,7 +61,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         except StateError as error:
             raise StateError(f"state {number}: {error}") from None
     if not parts:
-        raise StateError("merge_states(states) takes the states of all ranks, got none")
+        raise StateError("merge_states(states) must be the states of all ranks, got none")
     positions = [part.position for part in parts]
     _same(positions, "pass_number", "epoch")
     _same(positions, "num_shards")
@@ -157,7 +159,7 @@ def _complete(there: Collection[int], num_shards: int, parts: int) -> None:
             break
     raise StateError(
         f"the positions of shards {shown(missing)} are missing{ranks}: merge the states of all ranks, or "
-        "save with torch.distributed.checkpoint, or with loader.gather_state() on all ranks"
+        "save with torch.distributed.checkpoint, or with loader.full_state_dict() on all ranks"
     )
 
 

@@ -108,8 +108,9 @@ class WorkState:
         lacking = [number for number in wanted if number not in self.classes]
         if lacking:
             raise StateError(
-                f"this rank's part of the work is in classes {shown([*wanted])}, and the state lacks "
-                f"{shown(lacking)}: merge the states of all ranks with trainpipes.merge_states([...])"
+                f"the state lacks {shown([*map(class_key, lacking)])}, which is work of this rank: merge the "
+                "states of all ranks with trainpipes.merge_states([...]), or make one file of a folder of "
+                "torch.distributed.checkpoint by its dcp_to_torch_save"
             )
         return {number: self.classes[number] for number in wanted}
 
@@ -255,7 +256,7 @@ def merge_work(states: Collection[Any]) -> dict[str, Any]:
     lacking = [number for number in range(step) if number not in classes]
     if lacking:
         raise StateError(
-            f"the work of classes {shown(lacking)} is missing: merge the states of all ranks"
+            f"{shown([*map(class_key, lacking)])} are missing: merge the states of all ranks"
         )
     retired = frozenset().union(*(part.retired for part in parts))
     return render_work(

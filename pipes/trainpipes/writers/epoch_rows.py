@@ -13,8 +13,7 @@ from trainpipes.columns.payload import Payload, slice_payload
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.as_columns import row_schema
-from trainpipes.engine.planning.error_places import say_where
-from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.planning.plan import Plan, say_where
 from trainpipes.engine.shards.lane import Lane
 from trainpipes.engine.shards.shard_rows import ShardOpener, open_windows
 from trainpipes.errors import ConfigError

@@ -102,7 +102,7 @@ class Consumer:
         self._stride = topology.world_size * topology.num_workers
         self._next = topology.next_slot(position.m, self.origin)
         #: Whether it ends at the first missing batch, with all ranks; else it gives what is left.
-        may_end_together = plan.counts.ends_unevenly and not plan.chain.ragged
+        may_end_together = plan.counts.ends_unevenly and not plan.chain.uneven
         self.ends_together = may_end_together and (together or topology.world_size > 1)
         #: The batch at which it ends; inf if unknown.
         self.end = plan.counts.end(topology.world_size, self.origin)
@@ -195,9 +195,11 @@ class Consumer:
             self._pool = Pool(threads if ours or alone else 1, shares=ours or alone)
             finalize(self, self._pool.close)
         sharers = self._stride // self.topology.step(self._num_shards)
+        first, stride = self._next, self._stride
         return items_of(
-            plan, self.position, self._own, self._pool, alone, options.unroll, sharers=sharers
-        )
+            plan, self.position, self._own, self._pool, alone, options.unroll, sharers=sharers,
+            own=lambda m: (m - first) % stride == 0,
+        )  # fmt: skip
 
     # Where it stands
 

@@ -75,7 +75,7 @@ def _left(left: int, batches: int) -> str:
 def warn_if_all_empty(plan: Plan, topology: Topology) -> None:
     """Warn once for a pipeline that a consumer's whole epoch gave nothing, and why."""
     world, workers = topology.world_size, topology.num_workers
-    if plan.quiet or (plan.chain.ragged and world > 1):
+    if plan.quiet or (plan.chain.uneven and world > 1):
         return
     if plan.counts.known:  # one says it for all
         if topology.rank or topology.worker or plan.counts.end(world):

@@ -113,7 +113,9 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         num_spans, step = plan.layouts.usual.num_spans, Topology(rank, world).step(num_shards)
         owners = share_out(range(rank % step, num_shards, step), num_spans, memory.workers)
         running = {shard for shard, owner in owners.items() if owner == worker}
-        items = items_of(plan, position, running, sharers=world // step)
+        items = items_of(
+            plan, position, running, sharers=world // step, own=lambda m: m % world == rank
+        )
         if plan.counted:
             step = world
         stretch = world * memory.workers

@@ -124,7 +124,8 @@ def _above(chain: Chain, stage: Stage, later: Sequence[Stage]) -> Chain:
     if isinstance(stage, kinds.RunStage):
         return replace(chain, after=after)
     raise ConfigError(
-        f"{stage} is a source, which starts a pipeline: it cannot come after another stage"
+        f"{stage} starts a pipeline, and cannot come after {chain.stages[0].name}(): make two pipelines, and "
+        "join them by concat(), zip() or mix()"
     )
 
 

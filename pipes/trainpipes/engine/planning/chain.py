@@ -92,9 +92,9 @@ class Chain:
         return 1 if self.shard is None else self.shard.num_shards
 
     @property
-    def ragged(self) -> bool:
+    def uneven(self) -> bool:
         """Whether ranks may end at different steps, and all is delivered."""
-        return self.shard is not None and self.shard.tail == "ragged"
+        return self.shard is not None and self.shard.tail == "uneven"
 
     @property
     def batch_size(self) -> int:

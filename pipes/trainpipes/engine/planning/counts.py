@@ -149,10 +149,10 @@ class Counts:
             total = self.batches_in_pass
             if chain.endless and not total:
                 raise DataError(
-                    f"repeat() would wait forever: an epoch of {chain.stages[0]} gives nothing. "
-                    "Where there are rows, leave out drop_last, take() or skip()"
+                    f"repeat() would wait forever, since an epoch of {chain.stages[0]} gives no batch; check "
+                    "that it has rows, and leave out drop_last, take() and skip()"
                 )
-            if math.isinf(total) or chain.ragged:
+            if math.isinf(total) or chain.uneven:
                 return total
             return origin + max(0, int(total) - origin) // world_size * world_size
         if chain.stop_batches is not None and chain.repeat is None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,14 +14,7 @@ from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.mixture import RowMixture
 from trainpipes.interfaces.source import RandomAccessSource, RowSource, RowStream
 from trainpipes.interfaces.stage_kinds import ShuffleStage, cuts_by_length
-from trainpipes.order.layout import (
-    Layout,
-    StreamLayout,
-    WindowKey,
-    even_cuts,
-    permutation,
-    segments,
-)
+from trainpipes.order.layout import Layout, StreamLayout, WindowKey, permutation, segments
 from trainpipes.state.format import BatchSizes
 
 #: Rows and bytes of a window without a shuffle.
@@ -54,9 +45,6 @@ class Layouts:
     sizes: BatchSizes | None = None
     lanes: int = 1
 
-    def __post_init__(self) -> None:
-        self._by_epoch: OrderedDict[int, Layout] = OrderedDict()
-
     @cached_property
     def whole(self) -> bool:
         source, chain = self.inputs.source, self.chain
@@ -86,19 +74,9 @@ class Layouts:
         return replace(layout, window_limit=self._window_limit(layout.num_spans))
 
     def of(self, epoch: int) -> Layout | StreamLayout:
-        """The layout of one epoch: changed batch sizes and spans of even bytes differ from ``usual``."""
-        usual, sizes = self.usual, self.sizes
-        if sizes and self.whole and (epoch == sizes.epoch or self.chain.rolling):
-            return self.changed
-        if not isinstance(usual, Layout) or not self._by_bytes:
-            return usual
-        found = self._by_epoch.get(epoch)
-        if found is None:
-            found = self._by_epoch[epoch] = replace(usual, cuts=self._even_cuts(epoch))
-            with suppress(KeyError):  # another thread has let it go
-                while len(self._by_epoch) > 3:
-                    self._by_epoch.popitem(last=False)
-        return found
+        """The layout of one epoch; where the batch size was changed, it differs from ``usual``."""
+        changed = self.sizes and self.whole and (epoch == self.sizes.epoch or self.chain.rolling)
+        return self.changed if changed else self.usual
 
     @cached_property
     def changed(self) -> Layout | StreamLayout:
@@ -111,20 +89,6 @@ class Layouts:
         # Windows stay where they were when the epoch began.
         layout = replace(usual, batch_size=first, changes=tuple(later))
         return replace(layout, window_limit=self._window_limit(layout.num_spans))
-
-    @cached_property
-    def _by_bytes(self) -> bool:
-        wanted = self.chain.shard is not None and self.chain.shard.balance == "bytes"
-        source = self.inputs.source
-        known = isinstance(source, RowSource) and source.block_bytes is not None
-        return wanted and known and not self.whole
-
-    def _even_cuts(self, epoch: int) -> tuple[int, ...]:
-        source, blocks = self.inputs.listed, self.inputs.blocks
-        assert source.block_bytes is not None
-        starts, order = blocks.order(epoch, self.block_order)
-        sizes = source.block_bytes * (blocks.lengths / np.maximum(1, source.lengths))
-        return even_cuts(starts, sizes if order is None else sizes[order], self.usual.num_spans)
 
     def _window_limit(self, spans: int) -> int | None:
         row_bytes = self.window_row_bytes

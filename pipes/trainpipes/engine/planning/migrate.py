@@ -41,7 +41,7 @@ def position_of(state: Any, plan: Plan) -> Position:
     if plan.counted:
         most = plan.resized(position.sizes).counts.batches_in_pass
         # Ranks that end at different steps count the last one as a whole.
-        if position.m > (most + plan.chain.num_shards - 1 if plan.chain.ragged else most):
+        if position.m > (most + plan.chain.num_shards - 1 if plan.chain.uneven else most):
             raise StateError(
                 f"batches: epoch {position.pass_number} of this pipeline has {most}, and the state was saved "
                 f"after {position.m}; load it as it was saved"

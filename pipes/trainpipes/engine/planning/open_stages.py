@@ -38,13 +38,13 @@ def _open_stage(
         return each(stage, stage.open(below, at))
     assert isinstance(stage, RunStage)
     if not (isinstance(stage, WorkingStage) and stage.has_workers):
-        return not_empty(map(partial(_called, stage, stage.process), below(at)), stage)
+        return not_empty(map(partial(called, stage, stage.process), below(at)), stage)
     runs = Submitted(stage, below(at))
     submitted.append(runs)
     return not_empty(runs, stage)
 
 
-def _called(stage: RunStage, function: Callable[[Run], _Made], run: Run) -> _Made:
+def called(stage: RunStage, function: Callable[[Run], _Made], run: Run) -> _Made:
     try:
         with naming_bad_values(run.block, stage):
             return function(run)
@@ -65,7 +65,7 @@ class Submitted(Iterator[Run]):
         """Have workers begin with one more run; errors are raised in its turn."""
         try:
             run = next(self._below)
-            self._begun.append((run, _called(self._stage, self._stage.submit_run, run)))
+            self._begun.append((run, called(self._stage, self._stage.submit_run, run)))
         except Exception as error:
             self._begun.append(error)
 
@@ -74,4 +74,4 @@ class Submitted(Iterator[Run]):
         if isinstance(begun, Exception):
             raise begun
         run, wait = begun
-        return _called(self._stage, self._stage.process if wait is None else lambda _: wait(), run)
+        return called(self._stage, self._stage.process if wait is None else lambda _: wait(), run)

@@ -237,8 +237,10 @@ class NumberedMaker(WindowMaker):
         count = places.stop - places.start
         good = drawn.shape == (count,) and (not count or drawn.dtype.kind in "iu")
         if not good or (count and not 0 <= drawn.min() <= drawn.max() < rows):
-            rule = f"index{asked} gives {count:,} row numbers, integers from 0 to {rows - 1:,}"
-            raise DataError(f"{chain.shuffle}: its {rule}, got {shown(drawn)}")
+            rule = f"must give {count:,} row numbers, integers from 0 to {rows - 1:,}"
+            raise DataError(
+                f"{chain.shuffle}: index{asked} of its order {rule}, got {shown(drawn)}"
+            )
         first = places.start if chain.may_repeat else None
         numbers = chain.skip_rows + drawn
         taker = self._source.taker()

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, NoReturn
 from trainpipes._internal import activity
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Cursors, Run, Unroll, innermost
-from trainpipes.engine.planning.error_places import say_where
 from trainpipes.engine.planning.open_stages import RAISED_STOP, Submitted
-from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.planning.plan import Plan, say_where
 from trainpipes.engine.shards.shard_rows import ShardOpener, end_epoch
 from trainpipes.errors import DataError
 from trainpipes.interfaces.blame import is_about_a_row
@@ -55,7 +54,7 @@ class Lane:
         self._unroll = unroll
         self.singly = singly
         start = dict(cursor or {})
-        self._delivered = int(start.pop("delivered", 0))
+        self._delivered = self._given_out = int(start.pop("delivered", 0))
         #: Whether all items are taken.
         self.ended = bool(start.pop("ended", False))
         chain = self._plan.chain
@@ -129,7 +128,12 @@ class Lane:
         if found is None:
             return None
         run, first, last = found
-        items = self._unroll(run)
+        shards, number = self._plan.chain.num_shards, self._given_out - first
+        self._given_out += last - first
+        numbers = range(
+            self._shard + number * shards, self._shard + (number + len(run)) * shards, shards
+        )
+        items = self._opener.items(run, numbers, self._unroll)
         if activity.observer is not None:
             activity.look_at(items, first)
         return RunItems(items, run.cursors, first, last)
@@ -207,7 +211,8 @@ class Lane:
             return cursor_text(self.cursor(), self._shard, self._plan.tag, self._pass_number)
         except TypeError as error:
             raise DataError(
-                f"a position is kept as JSON, and a node below gave a state that JSON cannot hold: {error}"
+                f"get_state() of a node must give what JSON can hold, got other values: {error}; make "
+                "numbers, texts, lists and dicts of them"
             ) from error
 
 

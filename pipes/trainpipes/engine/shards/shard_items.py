@@ -51,12 +51,13 @@ class ShardItems:
         unroll: Unroll = Run.unroll,
         stage_pool: Pool | None = None,
         sharers: int = 1,
+        own: Callable[[int], bool] | None = None,
     ) -> None:
         self._plan = plan
         self._position = position
         self._num_lanes = plan.counts.num_shards
         self._own = shards * plan.layouts.lanes // sharers
-        self._opener = ShardOpener(plan, windows, self._own, stage_pool=stage_pool)
+        self._opener = ShardOpener(plan, windows, self._own, None, stage_pool, own)
         self._pool = pool
         self._unroll = unroll
         self._lanes: dict[int, Lane] = {}
@@ -201,6 +202,7 @@ def items_of(
     alone: bool = False,
     unroll: Unroll = Run.unroll,
     sharers: int = 1,
+    own: Callable[[int], bool] | None = None,
 ) -> ShardItems:
     """The items of some shards of a pass, from a position on.
 
@@ -208,13 +210,17 @@ def items_of(
         alone: whether the thread that iterates calls user functions.
         sharers: how many consumers take turns at these shards. Where batches are counted, each has lanes
             of its own; else it passes over the batches of the others.
+        own: then says which batches are this consumer's.
     """
     makers, stage_pool = (None, pool) if alone else (pool, None)
+    own = None if plan.counted or sharers == 1 else own
     sharers = sharers if plan.counted else 1
     lanes = -(-_lanes(plan, len(shards), makers, stage_pool) // sharers) * sharers
     plan = plan.in_lanes(lanes)
     windows = open_windows(plan, pool, position.pass_number)
-    return ShardItems(plan, position, len(shards), windows, makers, unroll, stage_pool, sharers)
+    return ShardItems(
+        plan, position, len(shards), windows, makers, unroll, stage_pool, sharers, own
+    )
 
 
 def _lanes(plan: Plan, shards: int, pool: Pool | None, stage_pool: Pool | None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -13,9 +13,10 @@ from trainpipes._internal.activity import each
 from trainpipes._internal.pool import Pool
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.bad_values import naming_bad_values
-from trainpipes.columns.run import Cursors, Run, innermost
+from trainpipes.columns.lazy_batches import LazyBatches
+from trainpipes.columns.run import Cursors, Run, Unroll, innermost
 from trainpipes.engine.planning.mixture import MixedWindows, RowMixture
-from trainpipes.engine.planning.open_stages import Submitted, open_stages
+from trainpipes.engine.planning.open_stages import Submitted, called, open_stages
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.listed_windows import ListedMaker, NumberedMaker
 from trainpipes.engine.reading.stream_windows import StreamMaker
@@ -53,9 +54,23 @@ def has_workers(stages: Sequence[Stage]) -> bool:
     return any(isinstance(stage, WorkingStage) and stage.has_workers for stage in stages)
 
 
-def stages_to_open(plan: Plan, stage_pool: Pool | None) -> tuple[Stage, ...]:
-    """The stages of a shard; ``stage_pool`` runs those straight above the last user function."""
-    stages = plan.chain.after
+def last_stages(plan: Plan) -> tuple[RunStage, ...]:
+    """The last stages of a shard, which make one item of each, in this thread."""
+    found: list[RunStage] = []
+    for stage in reversed(plan.chain.after):
+        if not isinstance(stage, RunStage) or not stage.traits.keeps_rows or has_workers([stage]):
+            break
+        found.insert(0, stage)
+    return tuple(found)
+
+
+def stages_to_open(
+    plan: Plan, stage_pool: Pool | None, last: Sequence[Stage] = ()
+) -> tuple[Stage, ...]:
+    """The stages of a shard without the ``last`` ones; ``stage_pool`` runs those straight above the last
+    user function.
+    """
+    stages = plan.chain.after[: len(plan.chain.after) - len(last)]
     if stage_pool is None or has_workers(stages):
         return stages
     called = (n + 1 for n, s in enumerate(stages) if s._runs_user_code or s.traits.in_caller)
@@ -91,13 +106,20 @@ class PooledStages(WorkingStage):
 
 @dataclass(eq=False)
 class ShardOpener:
-    """Opens the ``shards`` of one process. ``most_rows``: rows in a run, at most."""
+    """Opens the ``shards`` of one process.
+
+    Args:
+        most_rows: rows in a run, at most.
+        own: of a consumer that passes over batches of others: whether a batch, by its number, is its own.
+            The last stages run only for these.
+    """
 
     plan: Plan
     windows: Windows | MixedWindows
     shards: int = 1
     most_rows: int | None = None
     stage_pool: Pool | None = None
+    own: Callable[[int], bool] | None = None
 
     def __post_init__(self) -> None:
         # A run holds every window that it has rows of: no more than a part of one.
@@ -109,7 +131,35 @@ class ShardOpener:
 
     @cached_property
     def has_workers(self) -> bool:
-        return has_workers(stages_to_open(self.plan, self.stage_pool))
+        return has_workers(self._stages)
+
+    @cached_property
+    def _stages(self) -> tuple[Stage, ...]:
+        return stages_to_open(self.plan, self.stage_pool, self._last)
+
+    @cached_property
+    def _last(self) -> tuple[RunStage, ...]:
+        return () if self.own is None else last_stages(self.plan)
+
+    def items(self, run: Run, numbers: Sequence[int], unroll: Unroll) -> MutableSequence[Any]:
+        """The items of a run, by the numbers of its batches; those of other consumers can't be had."""
+        if self.own is None:
+            return unroll(run)
+        own = [k for k, m in enumerate(numbers) if self.own(m)]
+        places = {k: place for place, k in enumerate(own)}
+        made: MutableSequence[Any] = []
+        if own:
+            run = run.pick(np.array(own, dtype=np.int64))
+            for stage in self._last:
+                run = called(stage, stage.process, run)
+            made = unroll(run)
+
+        def take(k: int) -> Any:
+            place = places[k]
+            item, made[place] = made[place], None
+            return item
+
+        return LazyBatches(take, len(numbers))
 
     @property
     def divisible(self) -> bool:
@@ -133,8 +183,7 @@ class ShardOpener:
         rows = self.run_rows, first
         if singly:
             rows = (min(chain.batch_size, self.run_rows),) * 2
-        stages = stages_to_open(self.plan, self.stage_pool)
-        return open_stages(stages, partial(self._rows, shard, rows, first_epoch), state)
+        return open_stages(self._stages, partial(self._rows, shard, rows, first_epoch), state)
 
     def _rows(
         self, shard: int, rows: tuple[int, int], first_epoch: int, state: dict[str, Any]

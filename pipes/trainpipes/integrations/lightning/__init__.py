@@ -20,12 +20,20 @@ from trainpipes.state.merge import TIMEOUT
 need("lightning", "trainpipes.integrations.lightning")
 
 from lightning.pytorch import LightningDataModule  # noqa: E402
+from lightning.pytorch.strategies import (  # noqa: E402
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+)
 from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 from lightning.pytorch.utilities.combined_loader import CombinedLoader  # noqa: E402
 
 from trainpipes.integrations.lightning.loaders import EvaluationLoader, TrainingLoader  # noqa: E402
 
 __all__ = ["PipelineDataModule"]
+
+#: Strategies whose ranks must take as many steps also in evaluation.
+IN_STEP = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
 
 
 class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
@@ -122,7 +130,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         if not any(loader.in_use for loader in loaders):
             return {}
         try:
-            states = [loader.whole_state(self.state_timeout) for loader in loaders]
+            states = [loader.full_state_dict(self.state_timeout) for loader in loaders]
         except StateError as error:
             if self.trainer is None or not self.trainer.interrupted:
                 raise
@@ -144,7 +152,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         limit = getattr(self.trainer, f"limit_{stage}_batches", None)
         if isinstance(limit, float) and limit == 1.0:  # all of them; 1 is one batch
             for loader in combined.flattened:
-                loader.check(stage)
+                loader.check(stage, isinstance(self.trainer.strategy, IN_STEP))
         return combined
 
     def _combined(self, stage: str) -> CombinedLoader:

@@ -12,9 +12,9 @@ from typing import Any
 from trainpipes._internal.checks import require
 from trainpipes._internal.messages import warn_once
 from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
-from trainpipes.errors import StateError
+from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
-from trainpipes.look.lengths import batches_left
+from trainpipes.look.lengths import batches_left, ends_apart
 
 #: States that are kept: Lightning fetches one batch ahead, and training on one more may fail.
 KEPT = 4
@@ -102,10 +102,10 @@ class TrainingLoader:
         for event in ("ready", "started", "processed", "completed"):
             setattr(current, event, getattr(current, event) + more)
 
-    def whole_state(self, timeout: float) -> dict[str, Any]:
+    def full_state_dict(self, timeout: float) -> dict[str, Any]:
         """The state of the last batch trained on, for any number of ranks."""
         if self._trainer is None:
-            return self.loader.whole_state(timeout=timeout)
+            return self.loader.full_state_dict(timeout=timeout)
         after, trained = self._after, self._place[0]
         if after and trained not in after:
             raise StateError(
@@ -167,8 +167,9 @@ class EvaluationLoader:
         self.loader.load_state_dict(self.loader.pipeline.state_at(0))
         return iter(self.loader)
 
-    def check(self, stage: str) -> None:
-        """Warn if it would leave rows out."""
+    def check(self, stage: str, in_step: bool) -> None:
+        """Warn if it would leave rows out. ``in_step``: whether ranks must take as many steps, as where a
+        forward pass is a collective."""
         iteration, option = iteration_of(self.loader), f"PipelineDataModule({stage})"
         world, chain = iteration.ranks()[1], iteration.plan.chain
         way = f"leave .repeat() out, or say Trainer(limit_{stage}_batches=...)"
@@ -177,7 +178,14 @@ class EvaluationLoader:
         left = f"the last {(whole or 0) % world} of {whole} batches"
         if whole is None:
             left = "what some ranks have more than others"
-        if not chain.ragged and world > 1 and (whole is None or whole % world):
-            way = 'for every row once write .sharding_filter(tail="ragged")'
+        if in_step and ends_apart(iteration.plan, world):
+            batches = "an unknown number of batches" if whole is None else f"{whole} batches"
+            raise ConfigError(
+                f"{option} must have as many batches on each rank, since forward passes of this strategy "
+                f'are collectives, got {batches} on {world} ranks and tail="uneven"; write '
+                '.sharding_filter(tail="even"), which leaves out the last few'
+            )
+        if not chain.uneven and not in_step and world > 1 and (whole is None or whole % world):
+            way = 'for every row once write .sharding_filter(tail="uneven")'
             said = f"{option} leaves out {left} on {world} ranks: {way}"
             warn_once(said, key=(stage, self.loader.pipeline))

@@ -127,10 +127,10 @@ class PipelineTrainerMixin(Base):
                 "ranks that hold parts of one model must read the same batches, got a pipeline that gives "
                 'each its own: write pipe.distributed(mesh=mesh["dp"])'
             )
-        if chain.ragged and pipe._data_parallel()[1] > 1:
+        if chain.uneven and pipe._data_parallel()[1] > 1:
             rule = 'tail="even" for training, which ends at one step on all ranks'
             way = "an evaluation needs no tail either"
-            raise wrong("sharding_filter(tail)", rule, "ragged", way)
+            raise wrong("sharding_filter(tail)", rule, "uneven", way)
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
         """As the Trainer says. On another number of ranks, training ends after as many epochs, or

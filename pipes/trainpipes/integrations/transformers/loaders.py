@@ -199,7 +199,7 @@ def every_row(pipe: Pipeline) -> Pipeline:
     """A pipeline that leaves no batch out where ranks do not divide their number."""
     good = not plan_of(pipe).chain.endless
     require(good, "eval_dataset", "a pipeline with an end", pipe, "leave .repeat() out")
-    stages = [s._replaced(tail="ragged") if isinstance(s, ShardStage) else s for s in pipe.stages]
+    stages = [s._replaced(tail="uneven") if isinstance(s, ShardStage) else s for s in pipe.stages]
     return Pipeline(stages, pipe._ranks, pipe._members)
 
 

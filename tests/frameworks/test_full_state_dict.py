@@ -1,4 +1,4 @@
-"""``Loader.whole_state``: the state of all ranks, as checkpoints that all share have it."""
+"""``Loader.full_state_dict``: the state of all ranks, as checkpoints that all share have it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,230 @@
+"""The items of a loader for a ``WorkQueue``: those that are not done, and from where they come again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from math import lcm
+from typing import Any
+
+from trainpipes._internal.checks import wrong
+from trainpipes.engine.iterating.epoch_iterator import EpochIterator
+from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
+from trainpipes.errors import ConfigError, SchemaError, StateError
+from trainpipes.loader import Loader
+from trainpipes.state.format import Position, read, render
+from trainpipes.state.kept import encoded
+from trainpipes.state.work import ClassWork, WorkKey, WorkState
+
+#: Items between two states of the loader that are kept, and how many of these.
+BETWEEN, MOST_STARTS = 64, 256
+
+#: What was read: its key, the item, and now and then a state of the loader after it. At an epoch's end, the
+#: key before the next one's first.
+Read = tuple[WorkKey, Any, dict[str, Any] | None]
+
+
+class WorkItems:
+    """Reads a loader in its order, and knows which of its items are done or retired.
+
+    All but ``read`` is called by one thread at a time, and nothing but ``take`` between it and ``read``
+    changes what is read.
+
+    Args:
+        loader: iterated by nobody else.
+        epochs: after which it ends; None for no end.
+        by: a column that names a row in all epochs.
+    """
+
+    def __init__(self, loader: Loader, epochs: int | None, by: str | None) -> None:
+        _check(loader, epochs)
+        self._loader, self._epochs, self._by = loader, epochs, by
+        position = read(loader.state_dict()).position
+        if position.sizes is not None:
+            rule = "at an epoch's start, as the batch size was changed in this one"
+            raise wrong("WorkQueue(loader)", rule, f"batch {position.m}", "begin the next epoch")
+        self._first_epoch = position.pass_number
+        self._retired: set[int] = set()
+        self._begin(WorkKey(position.pass_number, position.m), loader.state_dict())
+
+    def _begin(
+        self, start: WorkKey, state: dict[str, Any], loaded: WorkState | None = None
+    ) -> None:
+        """Stand where a loader's state says."""
+        self._loaded = loaded  # until all that it knows of is read
+        #: All items up to it were read, and how many that were not retired.
+        self.newest, self.count = WorkKey(start.epoch, start.place - 1), 0
+        #: Where a loader can begin to read, the last at or before the oldest in flight first.
+        self._starts: deque[tuple[WorkKey, dict[str, Any]]] = deque([(start, state)])
+        self._items: EpochIterator | None = None
+        self._since_start = 0  # items read since the last of ``_starts``
+        self._lives = start.place > 0  # whether the epoch has items that are not retired
+        #: Whether nothing is left to read.
+        self.ended = self._epochs is not None and start.epoch >= self._first_epoch + self._epochs
+
+    # Reading
+
+    def read(self) -> Read:
+        """Read the next item. What is read counts once ``take`` was called with it."""
+        if self._items is None:
+            self._loader.load_state_dict(self._starts[-1][1])
+            self._items = iter(self._loader)
+        items = self._items
+        try:
+            item = next(items)
+        except StopIteration:
+            epoch = items.last_item()[0] + 1
+            self._items = None
+            return WorkKey(epoch, -1), None, self._loader.pipeline.state_at(0, epoch=epoch)
+        self._since_start += 1
+        state = items.state_dict() if self._since_start >= BETWEEN else None
+        return WorkKey(*items.last_item()), item, state
+
+    def take(self, key: WorkKey, item: Any, state: dict[str, Any] | None) -> bool:
+        """Note what was read; whether it is an item that is to be handed out."""
+        if key <= self.newest:  # read before
+            return False
+        is_item, loaded = key.place >= 0, self._loaded
+        done = is_item and loaded is not None and key in loaded
+        retired = is_item and not done and self.is_retired(item)
+        if key.epoch > self.newest.epoch:
+            past = self._epochs is not None and key.epoch >= self._first_epoch + self._epochs
+            self.ended = past or not self._lives
+            self._lives = False
+            if self.ended:  # a loader that stood at an epoch's end goes on with the next
+                key, self._items, is_item = WorkKey(key.epoch, -1), None, False
+        if loaded is not None and key > loaded.newest:
+            self._loaded = None
+        self.newest = key
+        if state is not None:
+            self._starts.append((WorkKey(state["epoch"], state["batches"]), state))
+            self._since_start = 0
+            if len(self._starts) > MOST_STARTS:
+                self._starts = deque(one for n, one in enumerate(self._starts) if n % 2 == 0)
+        if not is_item:
+            return False
+        self._lives = self._lives or not retired
+        self.count += 1
+        return not (done or retired)
+
+    def open_again(self) -> None:
+        """After an error of the loader, read again; what was taken is passed over."""
+        self._items = None
+
+    def forget(self, oldest: WorkKey | None) -> None:
+        """What is before the oldest item in flight is not read again."""
+        starts = self._starts
+        if len(starts) > 1:
+            oldest = oldest or WorkKey(self.newest.epoch, self.newest.place + 1)
+            while len(starts) > 1 and starts[1][0] <= oldest:
+                starts.popleft()
+
+    # Rows that are retired
+
+    def retire(self, item: Any) -> None:
+        self._retired.add(self._row(item))
+
+    def is_retired(self, item: Any) -> bool:
+        return bool(self._retired) and self._row(item) in self._retired
+
+    def _row(self, item: Any) -> int:
+        """What names an item's row in all epochs: its number, or 64 bits of its digest."""
+        value = item
+        if self._by is not None:
+            if not isinstance(item, Mapping) or self._by not in item:
+                there = list(item) if isinstance(item, Mapping) else type(item).__name__
+                raise SchemaError(
+                    f"WorkQueue(by): there is no column {self._by!r}; there are {there}"
+                )
+            value = item[self._by]
+        if type(value) is int and 0 <= value < 1 << 63:
+            return value
+        try:
+            text = json.dumps(encoded(value, "item"), sort_keys=True)
+        except TypeError as error:
+            way = "name a column that tells rows apart, WorkQueue(by=...), such as one of .enumerate()"
+            raise SchemaError(
+                f"retire: an item's values must be those of JSON, or arrays: {error}; {way}"
+            ) from None
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+    # State
+
+    def state(self, in_flight: Iterable[WorkKey], rests: bool) -> WorkState:
+        """What is done.
+
+        Args:
+            in_flight: what was taken, and is not done.
+            rests: whether that is nothing, and nobody reads.
+        """
+        if rests and self._items is not None:  # a loader begins after all that was read
+            state = self._items.state_dict()
+            self._starts = deque([(WorkKey(state["epoch"], state["batches"]), state)])
+            self._since_start = 0
+        plan, (rank, world) = plan_of(self._loader), iteration_of(self._loader).ranks()
+        start, state = self._starts[0]
+        cursors = read(state).position.cursors
+        loaded, shards = self._loaded, plan.chain.num_shards
+        step = lcm(shards, world, 1 if loaded is None else loaded.num_classes)
+        opened: dict[int, list[WorkKey]] = {}
+        for key in sorted(in_flight):
+            opened.setdefault(key.place % step, []).append(key)
+        before = {} if loaded is None else loaded.in_classes(step)
+        classes = {}
+        for number in range(rank, step, world):
+            newest, keys = self.newest, opened.get(number, [])
+            if loaded is not None:
+                keys += [key for key in before[number].open if key > newest]
+                newest = max(newest, before[number].read)
+            classes[number] = ClassWork(newest, tuple(keys), start, cursors.get(number))
+        return WorkState(
+            plan.identity, shards, step, self._first_epoch, classes, frozenset(self._retired)
+        )
+
+    def load(self, loaded: WorkState, allow_changes: Collection[str]) -> None:
+        """Stand where a state says; raises StateError if it does not fit."""
+        start = self._start_of(loaded, bool(allow_changes))
+        self._loader.load_state_dict(start, allow_changes=allow_changes)
+        self._first_epoch, self._retired = loaded.first_epoch, set(loaded.retired)
+        self._begin(WorkKey(start["epoch"], start["batches"]), self._loader.state_dict(), loaded)
+
+    def _start_of(self, loaded: WorkState, changes: bool) -> dict[str, Any]:
+        """A loader's state from which all comes that is not done."""
+        plan, (rank, world) = plan_of(self._loader), iteration_of(self._loader).ranks()
+        classes = loaded.of_rank(rank, world)
+        firsts = [
+            min([*one.open, WorkKey(one.read[0], one.read[1] + 1)]) for one in classes.values()
+        ]
+        first, places = min(firsts), {one.at for one in classes.values()}
+        if changes and (min(places) < max(firsts) or any(one.open for one in classes.values())):
+            raise StateError(
+                "load_state_dict(allow_changes) takes a state in which nothing is in flight, got one with "
+                f"{sum(len(one.open) for one in classes.values())} items; finish them before you save"
+            )
+        cursors = {n: one.cursor for n, one in classes.items() if one.cursor is not None}
+        position = Position(first.epoch, first.place, loaded.num_shards)
+        if not plan.counted:
+            # Ranks stand at different places: cursors fit together only where they stood at one.
+            at = min(places) if len(places) == 1 else WorkKey(first.epoch, 0)
+            position = Position(at.epoch, at.place, loaded.num_shards, cursors if at.place else {})
+        return render(position, loaded.identity)
+
+
+def _check(loader: Loader, epochs: int | None) -> None:
+    plan, world = plan_of(loader), iteration_of(loader).ranks()[1]
+    chain = plan.chain
+    if plan.grows:
+        raise ConfigError(
+            "WorkQueue: list_files(refresh) must be left out, since the files of an epoch may be others when "
+            "it is read again"
+        )
+    if world > 1 and not chain.uneven and not chain.endless:
+        way = "else some items of an epoch are left out"
+        raise wrong(
+            "sharding_filter(tail)", '"uneven" for a WorkQueue on several ranks', "even", way
+        )
+    fixed = iteration_of(loader).passes.fixed
+    if fixed is not None and epochs != 1:
+        raise wrong("WorkQueue(epochs)", "1 for a Loader that was made with epoch=", epochs)
