@@ -206,7 +206,8 @@ def test_errors_name_the_file_and_row_of_the_source(files: Any) -> None:
         (zipped.sharding_filter(2).shuffle(20).batch(4), where),
         (tp.concat(a.zip(b), zipped), where),
         (a.take(98).zip(b.map(fails).skip(52)), where),
-        (tp.mix({"m": zipped}), f"source 'm', {where}"),
+        (tp.mix({"m": zipped}), "source 'm', "),
+        (tp.mix({"m": zipped}), where),
         (a.zip(b).map(fails), "a-10-3/1.parquet, row group 3, row 39"),
     ):
         with pytest.raises(ValueError, match="no") as caught:

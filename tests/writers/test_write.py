@@ -97,6 +97,8 @@ def test_a_number_of_files_shares_the_rows_evenly(files: int, format: str, tmp_p
     assert len(counts) == files
     assert sum(counts) == 1000
     assert max(counts) - min(counts) <= 1
+    each = write(rows(files), format, tmp_path / "each", num_files=files)
+    assert [len(read([name])) for name in each.files] == [1] * files
 
 
 def test_row_groups_have_the_rows_that_are_asked_for(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ CHAINS: dict[str, Callable[[], tp.Pipeline]] = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_resume_goes_on_exactly(name: str) -> None:
     limit = 60 if name == "tasks by weights" else None
-    check_resume(CHAINS[name], points=12, limit=limit, epochs=2, processes=0)
+    check_resume(CHAINS[name], points=8, limit=limit, epochs=2, processes=0)
 
 
 def words(batch: Any) -> Any:

@@ -69,7 +69,8 @@ def test_rows_of_several_sources_are_the_same_with_functions_around(
     for before in (False, True):
         around = STAGES[stage](SOURCES[source](parts(before))).map(dict).rename({"id": "i"})
         assert values(around.batch(4)) == wanted
-    check_resume(around.batch(4), processes=0, epochs=1, every=9)
+    if "mix" in source:
+        check_resume(around.batch(4), processes=0, epochs=1, every=9)
 
 
 def test_a_source_of_which_nothing_is_chosen_has_no_say_in_the_columns() -> None:
