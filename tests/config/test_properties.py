@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import trainpipes as tp
+from drawn import examples
 from trainpipes.config import loads
 
 SPECIAL = [
@@ -64,7 +65,7 @@ class Kept(tp.RowStage):
 
 @given(value=VALUES)
 @example(value={1: "a", "1": "b", None: "c"})
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(120)
 def test_any_value_comes_back_with_its_types(value: Any) -> None:
     text = tp.list_files("d").then(Kept([value])).to_yaml()
     again = loads(text, allow_imports=True)
@@ -73,7 +74,7 @@ def test_any_value_comes_back_with_its_types(value: Any) -> None:
 
 
 @given(name=TEXTS.filter(bool), other=TEXTS.filter(bool), number=st.floats(allow_nan=False))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_readers_of_yaml_1_1_read_the_same(name: str, other: str, number: float) -> None:
     text = tp.list_files("d").then(Kept([{name: [other, number]}])).to_yaml()
     (told,) = yaml.safe_load(text)["stages"][1].values()
@@ -89,13 +90,13 @@ WORDS = [
 
 
 @given(words=st.lists(st.sampled_from(WORDS), max_size=25))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_any_text_is_a_config_or_refused_in_a_sentence(words: list[str]) -> None:
     refused_or_loaded("".join(words))
 
 
 @given(text=st.text(max_size=60))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_any_characters_are_a_config_or_refused(text: str) -> None:
     refused_or_loaded(text)
 
@@ -112,7 +113,7 @@ STAGE_NAMES = [
         ["seed", "buffer_size", "columns", "names", "max_length", "key", "version"]
     ),
 )
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_any_option_is_taken_or_refused(name: str, values: list[Any], option: str) -> None:
     for value in values:
         said = "null" if value is None else str(value).lower()
@@ -131,9 +132,7 @@ def refused_or_loaded(text: str) -> None:
 
 
 @given(data=st.binary(max_size=80))
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_file_is_a_config_or_refused(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_bytes(data)

@@ -56,11 +56,12 @@ def stage_seconds(found: dict[str, Any], stage: str) -> float:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_what_takes_the_time_is_found(how: str) -> None:
-    loader = tp.Loader(slow_pipe(), **WAYS[how])
+def test_what_takes_the_time_is_found_and_batches_stay_the_same(how: str) -> None:
+    dealt = rows().shuffle(50, seed=3)
+    loader = tp.Loader(dealt.map(slow).batch(8).collate(), **WAYS[how])
     with tp.profile(loader) as run:
-        for _ in loader:
-            pass
+        batches = [batch["n"].tolist() for batch in loader]
+    assert batches == [batch["n"].tolist() for batch in dealt.batch(8).collate()]
     found = run.to_dict()
     assert found["waited"] / found["seconds"] > 0.7
     assert found["waited"] == pytest.approx(loader.wait_seconds, rel=0.1)
@@ -69,16 +70,7 @@ def test_what_takes_the_time_is_found(how: str) -> None:
     assert "map(slow" in str(run)
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_batches_stay_the_same(how: str) -> None:
-    pipe = rows().shuffle(50, seed=3).map(computes).batch(8).collate()
-    plain = [batch["n"].tolist() for batch in tp.Loader(pipe, **WAYS[how], epoch=0)]
-    loader = tp.Loader(pipe, **WAYS[how], epoch=0)
-    with tp.profile(loader):
-        assert [batch["n"].tolist() for batch in loader] == plain
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_that_were_there_before(context: str) -> None:
     how = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": context}
     loader = tp.Loader(slow_pipe(), **how)
