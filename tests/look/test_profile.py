@@ -91,17 +91,31 @@ def test_workers_that_were_there_before(context: str) -> None:
     assert stage_seconds(other.to_dict(), "map(") < 1.5  # nothing of the first one
 
 
+TORCHS: dict[str, dict[str, Any]] = {
+    "no workers": {},
+    "forked": {"num_workers": 2, "multiprocessing_context": "fork"},
+    "spawned": {"num_workers": 2, "multiprocessing_context": "spawn"},
+    "kept": {"num_workers": 2, "persistent_workers": True},
+}
+
+
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_torch_loaders(kind: type, workers: int) -> None:
-    loader = kind(slow_pipe(), batch_size=None, num_workers=workers)
+@pytest.mark.parametrize("how", TORCHS)
+def test_torch_loaders(kind: type, how: str) -> None:
+    loader = kind(slow_pipe(), batch_size=None, **TORCHS[how])
+    for _ in loader if how == "kept" else ():  # workers are there before the profile
+        pass
     with tp.profile(loader) as run:
         for _ in loader:
             pass
-    measured = run.measured
-    assert measured.waiting > 0.7
-    if not workers:
-        assert stage_seconds(run.to_dict(), "map(") > 0.3
+    folder = run._folder
+    assert folder is None or not folder.exists()
+    assert run.measured.waiting > 0.7
+    assert 0.3 < stage_seconds(run.to_dict(), "map(") < 1.5
+    assert "map(slow" in str(run)
+    for _ in loader:
+        pass
+    assert stage_seconds(run.to_dict(), "map(") < 1.5
 
 
 def test_a_loader_within_one_of_accelerate() -> None:

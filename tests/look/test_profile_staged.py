@@ -100,7 +100,7 @@ def batches(rows: tp.Pipeline, size: int = 16, **options: Any) -> tp.Pipeline:
 
 
 def test_a_slow_function() -> None:
-    pipe = numbers(3000)
+    pipe = numbers(8000)
     staged(
         "function", "map(computes, num_workers=2, method='process')",
         lambda: tp.Loader(pipe.map(computes).batch(8).collate()),

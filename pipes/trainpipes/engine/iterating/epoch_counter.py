@@ -12,6 +12,7 @@ on, and the first worker of a pass claims it for all:
     offset      a number given to ``set_epoch`` plus this is the pass's number
     elsewhere   1 if workers or a ``Loader`` began the last pass, else 0
     claims      how many passes workers claimed; the last 64 of them are kept
+    profile     the number of the profile that is taken, or 0
 
 A claim takes ``upcoming`` and ``loaded``, and leaves ``upcoming + 1`` (or the fixed number), 0 and -1.
 """
@@ -48,7 +49,7 @@ class _Numbers(Structure):
 
     _fields_: ClassVar = [
         *((name, c_int64) for name in ("upcoming", "loaded", "loads", "offset", "named")),
-        *((name, c_int64) for name in ("elsewhere", "claims")),
+        *((name, c_int64) for name in ("elsewhere", "claims", "profile")),
         ("claimed", _Claim * _REMEMBERED),
     ]
 
@@ -129,6 +130,9 @@ class EpochCounter:
 
     def after(self, number: int) -> int:
         return number + 1 if self.fixed is None else self.fixed
+
+    def profile(self) -> int:
+        return int(self.now.profile)
 
     def begin_here(self) -> None:
         self.now.elsewhere = 0

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from trainpipes._internal.activity_report import begin_report, end_report
 from trainpipes._internal.messages import warn_once
 from trainpipes.engine.iterating.consumer import SERIAL, Consumer, RunOptions
 from trainpipes.engine.iterating.epoch_counter import Shared, shared_by_workers
@@ -112,6 +113,8 @@ class EpochIterator:
         except StopIteration:
             if self._current is not None:
                 self._current.finish()
+            if self._info is not None:
+                end_report()
             raise
         finally:
             if held:
@@ -251,6 +254,7 @@ class EpochIterator:
 
     def _begin_worker(self, shared: Shared) -> Consumer:
         iteration, own = self._iteration, self._own
+        begin_report(iteration.passes.profile)
         placing = iteration.plan.chain.device_stages
         if placing:
             warn_once(

@@ -76,7 +76,7 @@ def _start(facts: Facts, m: Measured) -> Iterator[Cause]:
     """Row groups that must be decoded up to where a shard begins."""
     reads = m.of("threads", facts.opener.text)[0] + m.of(ITERATES, facts.opener.text)[0]
     work = m.of("threads")[0] + m.of(ITERATES)[0]
-    at_start = m.start >= max(1.0, 0.5 * m.waited) and reads >= 0.5 * work
+    at_start = m.start >= max(0.5, 0.5 * m.waited) and reads >= 0.5 * work
     if facts.largest_group >= LARGE_GROUP and at_start:
         text = f"the loop waited {m.start:.1f} s at the start: row groups have up to "
         text += f"{facts.largest_group:,} rows, which are decoded up to where a shard begins"

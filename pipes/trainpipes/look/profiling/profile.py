@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import multiprocessing
 import os
+import secrets
+import shutil
 import sys
 import threading
 from collections import Counter
@@ -17,6 +19,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from trainpipes._internal import activity
+from trainpipes._internal.activity_report import folder_of, reported
 from trainpipes._internal.activity_sampler import ITERATES, SYSTEM, ActivitySampler, Counts
 from trainpipes._internal.instead import instead
 from trainpipes._internal.table import table
@@ -97,6 +100,9 @@ class Profile:
         self._cells = self._padding = self._seen = self._ticks = 0
         self._lengths: Counter[int] = Counter()
         self._states: dict[Any, float] = {}
+        #: Where workers of a plain DataLoader write, and their pipeline's numbers.
+        self._folder: Path | None = None
+        self._passes = pipeline._iteration.passes
         self._lock, self._looking = threading.Lock(), threading.Lock()
 
     def __enter__(self) -> Self:
@@ -114,6 +120,11 @@ class Profile:
         pids = [child.pid or 0 for child in multiprocessing.active_children()]
         self._children = {pid: (cpu_of(pid), cpu_of(pid)) for pid in pids}
         activity.from_workers.clear()
+        if self._how.get("plain") and self._how["workers"]:
+            number = secrets.randbits(62) + 1
+            self._folder = folder_of(number)
+            self._folder.mkdir(mode=0o700)
+            self._passes.now.profile = number
         activity.observer = self._observe
         self._sampler = ActivitySampler(self._tick)
         self._sampler.start()
@@ -131,6 +142,9 @@ class Profile:
             self._draw(perf_counter())
         finally:
             activity.observer, self._sampler = None, None
+            self._passes.now.profile = 0
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
             _running.release()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             print(self, file=sys.stderr)  # noqa: T201
@@ -196,6 +210,8 @@ class Profile:
             workers = Counts()
             while activity.from_workers:
                 workers.add(activity.from_workers.pop())
+            for found in () if self._folder is None else reported(self._folder):
+                workers.add(found)
             self._workers.add(workers)
             if workers.times:
                 counts.times["workers"] = workers.times.get(ITERATES, {})
