@@ -497,3 +497,53 @@ def test_parquet_that_says_nothing_of_its_damage_is_read_as_before(tmp_path: Pat
     assert ids_of(tp.read_parquet(path, on_error="skip")) == [*range(20)]
     kept = tp.read_parquet(path, on_error="skip", filter=[["id", ">", 7]])
     assert ids_of(kept) == [*range(8, 20)]
+
+
+def test_a_quarantine_may_be_at_a_url(tmp_path: Path) -> None:
+    files = write_files(tmp_path / "data", "json", 3, BAD)
+    pipe = tp.read_json(files, block_rows=4, on_error=tp.Quarantine("memory://quarantine/run"))
+    assert len(ids_of(pipe.batch(3).map(lambda rows: rows[0]))) == 19
+    system = fsspec.filesystem("memory")
+    (path,) = system.ls("/quarantine/run", detail=False)
+    assert numbers_of([json.loads(one) for one in system.cat(path).splitlines()]) == {
+        (0, n) for n in BAD
+    }
+    system.rm("/quarantine", recursive=True)
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_folder_that_cannot_be_made_stops_the_run(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    pipe = tp.read_json(
+        write_files(tmp_path / "data", "json", 1, BAD), on_error=tp.Quarantine(tmp_path / name)
+    )
+    with pytest.raises(tp.ConfigError, match=f"{name}.* cannot be written"):
+        ids_of(pipe)
+
+
+def test_rows_of_a_mix_are_listed_and_the_run_resumes(tmp_path: Path) -> None:
+    files = {name: write_files(tmp_path / name, "json", 3, BAD) for name in "ab"}
+
+    def pipe(on_error: Any) -> tp.Pipeline:
+        read = {
+            name: tp.read_json(one, max_row_bytes=300, on_error=on_error).shuffle(8)
+            for name, one in files.items()
+        }
+        return tp.mix(read, weights={"a": 1, "b": 2}).sharding_filter(2).batch(4)
+
+    expected = list(pipe("skip"))
+    first = pipe(tp.Quarantine(tmp_path / "bad"))
+    found = list(islice(first, 5))
+    then = pipe(tp.Quarantine(tmp_path / "bad"))
+    then.load_state_dict(first.state_dict())
+    assert found + list(then) == expected
+    lines = listed(tmp_path / "bad")
+    assert {Path(line["file"]).parent.name for line in lines} == {"a", "b"}
+    assert {n for _, n in numbers_of(lines)} == BAD
+
+
+def test_too_many_bad_rows_of_a_source_stop_the_run_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"id": 1\n' * 900 + '{"id": 1}\n' * 100)
+    read = tp.read_json(tmp_path / "rows.jsonl", on_error=tp.Quarantine(tmp_path / "bad"))
+    with pytest.raises(tp.DataError, match=r"900 of 1,000(.|\n)*source 'web' of a mix"):
+        list(tp.mix({"web": read}, weights={"web": 1}))
