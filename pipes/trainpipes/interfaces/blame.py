@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.run import Run
-from trainpipes.errors import DataError, SchemaError
+from trainpipes.errors import DataError, SchemaError, TrainpipesError
+from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stage import Stage
 
 
@@ -68,3 +70,28 @@ def blame(error: BaseException, stage: Stage, row: int | None) -> None:
 def is_about_a_row(error: BaseException) -> TypeGuard[Exception]:
     """Whether an error names its row: earlier rows may still come."""
     return getattr(error, "_trainpipes", (None, None))[1] is not None
+
+
+def say_where(error: Exception, place_of: Callable[[int], Place]) -> None:
+    """Say which file and row an error is about, when it leaves the pipeline."""
+    if not hasattr(error, "_trainpipes"):
+        return
+    stage, row = error._trainpipes
+    place = Place() if row is None else _own_place(error, place_of(row))
+    if isinstance(error, TrainpipesError):
+        error.path = error.path or place.path
+        error.row_group = place.row_group if error.row_group is None else error.row_group
+        error.row = place.row if error.row is None else error.row
+        error.stage = error.stage or stage
+        error.source = error.source or place.source
+        if row is not None:
+            error.message = f"{error.message} (at {place})"
+    else:
+        error.add_note(f"raised in {stage}" + ("" if row is None else f" at {place}"))
+    del error._trainpipes
+
+
+def _own_place(error: Exception, place: Place) -> Place:
+    """The place that the error gives, in the row's own pipeline."""
+    own: Place | None = getattr(error, "_place", None)
+    return place if own is None else replace(own, source=place.source)

@@ -14,9 +14,10 @@ import pyarrow as pa
 from trainpipes.columns.arrays import one_chunk, to_numpy
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
-from trainpipes.engine.planning.plan import Plan, say_where
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import DataError
 from trainpipes.filesystems.output_file import OutputFile
+from trainpipes.interfaces.blame import say_where
 from trainpipes.interfaces.source import LooksAhead, Reader, read_rows
 from trainpipes.interfaces.stage_kinds import put_through
 from trainpipes.prepare.ahead import CALLER
@@ -133,7 +134,7 @@ def rows_of(plan: Plan, reader: Reader, block: int, begin: int, end: int) -> pa.
         made = put_through(plan.chain.steps, Block(data, ids, epoch=0))
         return compact(decoded(table_of(made.data, CALLER)).replace_schema_metadata())
     except Exception as error:
-        say_where(error, plan)
+        say_where(error, plan.inputs.place_of)
         raise
 
 

@@ -13,11 +13,12 @@ from trainpipes.columns.payload import Payload, slice_payload
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.as_columns import row_schema
-from trainpipes.engine.planning.plan import Plan, say_where
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.lane import Lane
 from trainpipes.engine.shards.shard_rows import ShardOpener, open_windows
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds
+from trainpipes.interfaces.blame import say_where
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, is_ours
 from trainpipes.order.layout import WindowKey
@@ -157,7 +158,7 @@ class EpochRows(TableGroups):
         try:
             found = self._lane.next_run()
         except Exception as error:
-            say_where(error, self.plan)
+            say_where(error, self.plan.inputs.place_of)
             raise
         if found is None:
             return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,9 +17,9 @@ from trainpipes.engine.planning.counts import Counts
 from trainpipes.engine.planning.growing import grows, listed_files, refuse_repeat, versions
 from trainpipes.engine.planning.inputs import Inputs, Schemas
 from trainpipes.engine.planning.layouts import Layouts
-from trainpipes.errors import ConfigError, TrainpipesError
+from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds
-from trainpipes.interfaces.source import Place, RowSource, RowStream
+from trainpipes.interfaces.source import RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.tally import Tally
 from trainpipes.state.cursor import checksum
@@ -180,28 +180,3 @@ class Plan:
     @cached_property
     def tag(self) -> str:
         return checksum(self.identity)
-
-
-def say_where(error: Exception, plan: Plan) -> None:
-    """Say which file and row an error is about, when it leaves the pipeline."""
-    if not hasattr(error, "_trainpipes"):
-        return
-    stage, row = error._trainpipes
-    place = Place() if row is None else _own_place(error, plan.inputs.place_of(row))
-    if isinstance(error, TrainpipesError):
-        error.path = error.path or place.path
-        error.row_group = place.row_group if error.row_group is None else error.row_group
-        error.row = place.row if error.row is None else error.row
-        error.stage = error.stage or stage
-        error.source = error.source or place.source
-        if row is not None:
-            error.message = f"{error.message} (at {place})"
-    else:
-        error.add_note(f"raised in {stage}" + ("" if row is None else f" at {place}"))
-    del error._trainpipes
-
-
-def _own_place(error: Exception, place: Place) -> Place:
-    """The place that the error gives, in the row's own pipeline."""
-    own: Place | None = getattr(error, "_place", None)
-    return place if own is None else replace(own, source=place.source)

@@ -9,10 +9,10 @@ from trainpipes._internal import activity
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Cursors, Run, Unroll, innermost
 from trainpipes.engine.planning.open_stages import RAISED_STOP, Submitted
-from trainpipes.engine.planning.plan import Plan, say_where
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.shard_rows import ShardOpener, end_epoch
 from trainpipes.errors import DataError
-from trainpipes.interfaces.blame import is_about_a_row
+from trainpipes.interfaces.blame import is_about_a_row, say_where
 from trainpipes.state.cursor import cursor_text
 
 #: What a lane gives past its last item.
@@ -220,5 +220,5 @@ def raise_placed(error: BaseException, plan: Plan) -> NoReturn:
     if isinstance(error, StopIteration):
         raise RuntimeError(RAISED_STOP) from error
     if isinstance(error, Exception):
-        say_where(error, plan)
+        say_where(error, plan.inputs.place_of)
     raise error
