@@ -28,7 +28,9 @@ def lines(facts: Facts, m: Measured) -> Iterator[tuple[str, str]]:
     groups = [*m.counts.times.items(), ("workers", m.workers.times.get(ITERATES, {}))]
     for group in CALLED:
         times = dict(groups).get(group, {})
-        number = m.counts.threads.get(group, 1) if group != "workers" else facts.workers
+        number = (
+            facts.workers if group == "workers" else m.counts.threads.get(group) or facts.threads
+        )
         if text := _busy(times, m.seconds):
             of = CALLED[group] if group == ITERATES else f"{number} {CALLED[group]}"
             yield label, f"{of}: {text}"
