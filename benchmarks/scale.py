@@ -29,7 +29,7 @@ import pyarrow as pa
 import trainpipes as tp
 from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.order.layout import Layout, even_cuts, segments
+from trainpipes.order.layout import Layout, segments
 from trainpipes.order.topology import Topology
 from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_source import FileSource
@@ -157,7 +157,6 @@ def plan_one_rank(folder: Path, ranks: int, workers: int) -> dict[str, Any]:
         "files": len(source.files),
         "opened": opened,
         "row groups": blocks,
-        "balance": balance(starts, order, source, layout),
         "seek": seek(plan, ranks),
     }
 
@@ -179,28 +178,6 @@ def files_of(
     for span in own:
         blocks |= {block for block, _, _ in segments(starts, order, *layout.span(span))}
     return len(set(file_of_block[list(blocks)].tolist())), len(blocks)
-
-
-def balance(starts: Any, order: Any, source: FileSource, layout: Layout) -> dict[str, list[float]]:
-    """For spans of even rows and of even bytes, most over mean rows, most over mean bytes, and the
-    share of bytes that is left when the first span ends, if all give bytes at one pace."""
-    assert source.block_bytes is not None
-    sizes = source.block_bytes[order]
-    bytes_before = np.concatenate([[0.0], np.cumsum(sizes)])
-    found = {}
-    cuts = {
-        "rows": [layout.span(span)[0] for span in range(layout.num_spans)] + [layout.rows],
-        "bytes": list(even_cuts(starts, sizes, layout.num_spans)),
-    }
-    for name, edges in cuts.items():
-        rows = np.diff(edges)
-        held = np.diff(np.interp(edges, starts, bytes_before))
-        found[name] = [
-            rows.max() / rows.mean(),
-            held.max() / held.mean(),
-            1 - held.min() / held.mean(),
-        ]
-    return found
 
 
 def planned(row_groups: int, ranks: int, workers: int, repeats: int) -> dict[str, Any]:
@@ -244,10 +221,6 @@ def report(found: dict[str, Any], ranks: int, workers: int) -> None:
     print("| | |\n|---|---|")
     for name, text in lines.items():
         print(f"| {name} | {text} |")
-    print("\n| spans of even | most rows / mean | most bytes / mean | left at the first end |")
-    print("|---|---|---|---|")
-    for name, (rows, held, left) in found["balance"].items():
-        print(f"| {name} | {rows:.3f} | {held:.3f} | {left:.1%} |")
     for what, value, target, unit in (
         ("planning", seconds, SECONDS, "s"),
         ("memory", grown, GIGABYTES, "GB"),

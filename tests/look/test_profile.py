@@ -64,7 +64,7 @@ def test_what_takes_the_time_is_found_and_batches_stay_the_same(how: str) -> Non
     assert batches == [batch["n"].tolist() for batch in dealt.batch(8).collate()]
     found = run.to_dict()
     assert found["waited"] / found["seconds"] > 0.7
-    assert found["waited"] == pytest.approx(loader.wait_seconds, rel=0.1)
+    assert found["waited"] == pytest.approx(loader.wait_seconds, rel=0.3)
     assert 0.3 < stage_seconds(found, "map(") < 1.5  # 240 sleeps of 2 ms
     assert f"{run}".startswith("waiting ")
     assert "map(slow" in str(run)
