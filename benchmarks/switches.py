@@ -179,7 +179,7 @@ SWITCHES: dict[str, tuple[Callable[[], None], Callable[[str], float]]] = {
     "windows read ahead: what a trainer waits": (no_reading_ahead, waiting),
     "batches made ahead: what a trainer waits": (no_making_ahead, waiting),
     "memory shared with workers": (no_shared_memory, workers),
-    "a profile, which is to cost less than 1 %": (no_profile, profiled),
+    "a profile, which is to cost less than 3 %": (no_profile, profiled),
     "the same, two threads  ": (no_profile, profiled_threads),
 }
 

@@ -31,7 +31,7 @@ TIMED = 8
 
 #: Whether slots are set; what looks at batches.
 is_on = False
-observer: Callable[[Any], None] | None = None
+observer: Callable[[Any, int], None] | None = None
 #: Of this process since it began: requests to servers, bytes of their answers, hits of caches.
 totals: Counter[str] = Counter()
 _counting = ForkLock()
@@ -139,7 +139,7 @@ def look_at(items: Any, k: int) -> None:
     """Show an item of a run to what looks at batches."""
     if observer is not None:
         with suppress(Exception):  # raised again where the item is taken
-            observer(items[k])
+            observer(items, k)
 
 
 def count(name: str, amount: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""A thread that reads the slots of ``activity`` 50 times a second, and what the system says of threads."""
+"""A thread that looks at the slots of ``activity`` 20 times a second, and what the system says of threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from trainpipes._internal import activity
 
 #: Seconds between two samples, and between two looks at what the system says.
-TICK, SYSTEM = 0.02, 1.0
+TICK, SYSTEM = 0.05, 1.0
 #: Seconds after its time that a sample is late: another thread holds the GIL, or the cores are taken.
 LATE = 1.5e-3
 #: Threads by the starts of their names: those that feed the functions of ``map``, those that wait for
@@ -72,9 +72,9 @@ def group_of(thread: str) -> str:
 class ActivitySampler(threading.Thread):
     """Sets ``activity`` to work, and samples until ``stop``. ``every``: called after each sample."""
 
-    def __init__(self, every: Callable[[float], None] | None = None) -> None:
+    def __init__(self, every: Callable[[float], None] | None = None, tick: float = TICK) -> None:
         super().__init__(name="profile", daemon=True)
-        self._every = every
+        self._every, self._tick = every, tick
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._labels: dict[Any, str] = {}
@@ -102,12 +102,12 @@ class ActivitySampler(threading.Thread):
             self.join(1.0)
 
     def run(self) -> None:
-        due, looked = perf_counter() + TICK, 0.0
+        due, looked = perf_counter() + self._tick, 0.0
         while not self._over.wait(max(0.0, due - perf_counter())):
             now = perf_counter()
             self._samples += 1
             self._late += now - due > LATE
-            due = max(due + TICK, now + TICK / 4)
+            due = max(due + self._tick, now + self._tick / 4)
             if now - looked > SYSTEM:
                 self._look_at_system()
                 looked = now

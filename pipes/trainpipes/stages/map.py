@@ -134,7 +134,8 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
         if workers is None:
             return None
         items, words = self._items(run), self._words(run)
-        rows = min(CHUNK_ROWS, max(1, -(-len(items) // (CHUNKS * self._running.workers))))
+        share = -(-len(items) // (CHUNKS * self._running.workers))
+        rows = min(CHUNK_ROWS, max(1, share, workers.least_rows))
         parts = [slice(n, n + rows) for n in range(0, len(items), rows)]
         waits = [workers.submit(items[p], None if words is None else words[p]) for p in parts]
         return lambda: self._with(run, joined(waits))

@@ -37,6 +37,8 @@ from trainpipes.errors.text import how_ended
 
 #: Seconds without rows after which the processes end.
 IDLE = 60.0
+#: Seconds that a task takes or more, if there are rows: handing one over takes about 0.5 ms.
+TASK = 5e-3
 #: Seconds until a process that should end is killed.
 PATIENCE = 5.0
 
@@ -66,6 +68,8 @@ class ProcessMap:
         self._workers: list[_Worker] = []
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._last_submit = 0.0
+        #: Seconds that a row takes; 0 until one was called.
+        self._pace = 0.0
         self.closed = False
         _maps.add(self)
 
@@ -73,6 +77,16 @@ class ProcessMap:
         """Start the missing processes, without waiting for them."""
         with self._lock:
             self._start_missing()
+
+    @property
+    def least_rows(self) -> int:
+        return int(TASK / self._pace) if self._pace else 1
+
+    def took(self, seconds: float, rows: int) -> None:
+        if rows:
+            self._pace = (
+                seconds / rows if not self._pace else 0.8 * self._pace + 0.2 * seconds / rows
+            )
 
     def submit(self, items: Sequence[Any], words: Words | None) -> Callable[[], Answer]:
         """Returns a function that waits for the answer; to drop it is to cancel."""
@@ -230,8 +244,10 @@ class _Worker(threading.Thread):
             problem = None if self._ready else unpickled(self._receive())
             if problem is None:
                 self._ready = True
+                began = time.perf_counter()
                 send(self.connection, message)
                 answer = self._receive()
+                took = time.perf_counter() - began
         except (EOFError, OSError):
             how = self._end_process()
             if not self._ready:
@@ -243,6 +259,7 @@ class _Worker(threading.Thread):
             raise _of_no_row(ConfigError, self._said, problem)
         results, error, drawn_from = unpickled(answer)
         self._owner.hear(drawn_from)
+        self._owner.took(took, len(results))
         return results, error
 
     def _receive(self) -> Message:

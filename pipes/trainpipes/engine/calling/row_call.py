@@ -125,6 +125,9 @@ class ThreadMap:
     ``pid`` can use them.
     """
 
+    #: Rows of a task, at least.
+    least_rows = 1
+
     def __init__(self, call: RowCall, workers: int, shares: bool = False) -> None:
         self.pid = os.getpid()
         self._call = call
