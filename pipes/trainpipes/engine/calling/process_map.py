@@ -68,8 +68,8 @@ class ProcessMap:
         self._workers: list[_Worker] = []
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._last_submit = 0.0
-        #: Seconds that a row takes; 0 until one was called.
-        self._pace = 0.0
+        #: Rows of a task, at least: as the last one took.
+        self.least_rows = 1
         self.closed = False
         _maps.add(self)
 
@@ -77,16 +77,6 @@ class ProcessMap:
         """Start the missing processes, without waiting for them."""
         with self._lock:
             self._start_missing()
-
-    @property
-    def least_rows(self) -> int:
-        return int(TASK / self._pace) if self._pace else 1
-
-    def took(self, seconds: float, rows: int) -> None:
-        if rows:
-            self._pace = (
-                seconds / rows if not self._pace else 0.8 * self._pace + 0.2 * seconds / rows
-            )
 
     def submit(self, items: Sequence[Any], words: Words | None) -> Callable[[], Answer]:
         """Returns a function that waits for the answer; to drop it is to cancel."""
@@ -259,7 +249,8 @@ class _Worker(threading.Thread):
             raise _of_no_row(ConfigError, self._said, problem)
         results, error, drawn_from = unpickled(answer)
         self._owner.hear(drawn_from)
-        self._owner.took(took, len(results))
+        if results:
+            self._owner.least_rows = int(TASK * len(results) / took)
         return results, error
 
     def _receive(self) -> Message:

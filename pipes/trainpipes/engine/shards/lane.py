@@ -128,11 +128,10 @@ class Lane:
         if found is None:
             return None
         run, first, last = found
-        shards, number = self._plan.chain.num_shards, self._given_out - first
+        shards = self._plan.chain.num_shards
+        start = self._shard + (self._given_out - first) * shards
         self._given_out += last - first
-        numbers = range(
-            self._shard + number * shards, self._shard + (number + len(run)) * shards, shards
-        )
+        numbers = range(start, start + len(run) * shards, shards)
         items = self._opener.items(run, numbers, self._unroll)
         if activity.observer is not None:
             activity.look_at(items, first)
