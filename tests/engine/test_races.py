@@ -5,15 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from trainpipes.columns import lazy_batches
+from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.engine.planning import inputs
 from trainpipes.engine.planning.inputs import BlockTable
+from trainpipes.engine.shards import shard_rows
 from trainpipes.samplers import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from trainpipes.samplers.row_sampler import RowSampler
 from trainpipes.sources.arrow import from_arrow as arrow
@@ -107,3 +110,21 @@ def test_the_order_of_an_epochs_blocks_can_be_asked_for_by_several_at_once() -> 
     found = at_each_line(inputs, make, lambda blocks: order(blocks, 2), later_ones)
     assert len(found) > 5
     assert all(taken == [3, 4, 0, 1, 2] for taken in found)
+
+
+@pytest.mark.parametrize("unroll", [list, lambda rows: LazyBatches(lambda k: int(rows[k]), len(rows))],
+                         ids=["at once", "when taken"])  # fmt: skip
+def test_a_batch_of_a_shared_shard_can_be_asked_for_by_several_at_once(unroll: Any) -> None:
+    opener: Any = SimpleNamespace(own=lambda m: m % 2 == 0, _last=())
+    run: Any = SimpleNamespace(pick=lambda rows: rows)
+
+    def make() -> Any:
+        return shard_rows.ShardOpener.items(opener, run, range(6), unroll)
+
+    def take(items: Any) -> Any:
+        return items[2], items[4], items[2]
+
+    assert take(make()) == (2, 4, 2)
+    for module in (shard_rows, lazy_batches):
+        found = at_each_line(module, make, take, take)
+        assert all(taken == (2, 4, 2) for taken in found)

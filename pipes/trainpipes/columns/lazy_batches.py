@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any
 
 from trainpipes._internal import activity
@@ -27,6 +27,11 @@ class LazyBatches(MutableSequence[Any]):
         self._make = make
         self._items: list[Any] = [None] * count
         self._gone = [False] * count
+
+    def among(self, places: Sequence[int], count: int) -> LazyBatches:
+        """The same items at these places of ``count``; there are no others."""
+        own = {k: place for place, k in enumerate(places)}
+        return LazyBatches(lambda k: self._make(own[k]), count)
 
     def __len__(self) -> int:
         return len(self._items)

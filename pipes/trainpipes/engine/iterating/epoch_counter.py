@@ -241,6 +241,7 @@ class EpochCounter:
         if "stands" in state:
             self.__init__(fixed=state["fixed"])  # type: ignore[misc]
             memmove(addressof(self.now), state["stands"], sizeof(_Numbers))
+            self.now.profile = 0  # a copy's workers report to nobody
         else:
             vars(self).update(state)
             _counters.add(self)

@@ -142,24 +142,21 @@ class ShardOpener:
         return () if self.own is None else last_stages(self.plan)
 
     def items(self, run: Run, numbers: Sequence[int], unroll: Unroll) -> MutableSequence[Any]:
-        """The items of a run, by the numbers of its batches; those of other consumers can't be had."""
+        """The items of a run, by the numbers of its batches; those of other consumers are not made."""
         if self.own is None:
             return unroll(run)
         own = [k for k, m in enumerate(numbers) if self.own(m)]
-        places = {k: place for place, k in enumerate(own)}
-        made: MutableSequence[Any] = []
+        found: MutableSequence[Any] = [None] * len(numbers)
         if own:
             run = run.pick(np.array(own, dtype=np.int64))
             for stage in self._last:
                 run = called(stage, stage.process, run)
             made = unroll(run)
-
-        def take(k: int) -> Any:
-            place = places[k]
-            item, made[place] = made[place], None
-            return item
-
-        return LazyBatches(take, len(numbers))
+            if isinstance(made, LazyBatches):
+                return made.among(own, len(numbers))
+            for place, k in enumerate(own):
+                found[k] = made[place]
+        return found
 
     @property
     def divisible(self) -> bool:
