@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import fsspec
 import pyarrow as pa
@@ -48,9 +49,9 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bucket(local: Path, s3: dict[str, Any]) -> str:
-    system = fsspec.filesystem("s3", **s3)
-    system.put(f"{local}/train", "test-s3/v1/train", recursive=True)
-    return "s3://test-s3/v1"
+    place = f"test-s3/{uuid4().hex}"  # one server serves all tests, and a worker may set up twice
+    fsspec.filesystem("s3", **s3).put(f"{local}/train", f"{place}/train", recursive=True)
+    return f"s3://{place}"
 
 
 def source(url: Any, s3: dict[str, Any], columns: list[str] | None = None) -> FileSource:
