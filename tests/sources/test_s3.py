@@ -156,7 +156,7 @@ def test_what_is_not_there_is_named_with_what_is(bucket: str, s3: dict[str, Any]
 
     assert refusal(f"{bucket}/trian/*.parquet") == (
         f"no file matches '{bucket}/trian/*.parquet' (did you mean 'train'?); the nearest folder that "
-        "exists is s3://test-s3/v1, with: train/"
+        f"exists is {bucket}, with: train/"
     )
     assert "with: 2.parquet, 10.parquet, _SUCCESS, more/" in refusal(f"{bucket}/train/*.json")
     assert "there is no file or folder" in refusal(f"{bucket}/train/3.parquet")
