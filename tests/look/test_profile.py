@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import threading
@@ -108,6 +109,18 @@ def test_torch_loaders(kind: type, how: str) -> None:
     for _ in loader:
         pass
     assert stage_seconds(run.to_dict(), "map(") < 1.5
+
+
+def test_a_copy_of_a_pipeline_reports_to_no_profile() -> None:
+    pipe = slow_pipe()
+    with tp.profile(DataLoader(pipe, batch_size=None, num_workers=2)) as run:
+        copy = pickle.loads(
+            pickle.dumps(pipe)
+        )  # for a trainer, whose folder would be another one's
+        for _ in DataLoader(copy, batch_size=None, num_workers=2):
+            pass
+        assert run._folder is None or not list(run._folder.iterdir())
+    assert stage_seconds(run.to_dict(), "map(") == 0
 
 
 def test_a_loader_within_one_of_accelerate() -> None:
