@@ -34,6 +34,8 @@ from trainpipes_recipes.samples import (
 __all__ = ["Step", "differences", "log_steps", "main", "read_log"]
 
 PYTHON = [sys.executable]
+#: Workers of each process of the run that is killed, and after which part of all steps; none of the last.
+KILLS = ((0, 0.37), (2, 0.85), (1, None))
 
 
 class Step(NamedTuple):
@@ -80,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }  # fmt: skip
     reference = train(output / "uninterrupted", options)
     right = len(reference) == steps
-    for workers, until in ((0, round(0.37 * steps)), (2, round(0.85 * steps)), (1, None)):
+    for workers, part in KILLS:
+        until = None if part is None else round(part * steps)
         found = train(output / "interrupted", options, workers, until)
         wrong = differences(reference if until is None else reference[: len(found)], found)
         where = f" (first at {wrong[0]})" if wrong else ""

@@ -9,11 +9,30 @@ from typing import Any
 import torch
 
 import trainpipes as tp
+from trainpipes._internal.checks import require, whole_number
 from trainpipes.interfaces.stage import made_once
 from trainpipes.tokenizers.chat import Chat
 from trainpipes_recipes.chats import ROLES, CheckedRows, to_messages
 
-__all__ = ["Groups", "PromptRows", "ShortPrompts"]
+__all__ = ["Groups", "PromptRows", "ShortPrompts", "check_prompts"]
+
+
+def check_prompts(
+    tokenizer: Any, max_length: int | None, generations: int, size: int | None, output: str
+) -> None:
+    """Raise ConfigError unless these options of ``prompts`` are right, also together."""
+    way = 'give it one, and output="text" for prompts as text'
+    good = tokenizer is not None or max_length is None
+    require(good, "prompts(max_length)", "None without a tokenizer", max_length, way)
+    require(output in ("ids", "text"), "prompts(output)", '"ids" or "text"', output)
+    whole_number(generations, 1, "prompts(num_generations)")
+    if size is None:
+        way = "give a batch_size, or generate several times for each prompt"
+        require(generations == 1, "prompts(num_generations)", "1 for single rows", generations, way)
+    else:
+        good = whole_number(size, 1, "prompts(batch_size)") % generations == 0
+        rule = f"a multiple of num_generations={generations}, so that no prompt is in two batches"
+        require(good, "prompts(batch_size)", rule, size)
 
 
 class PromptRows(CheckedRows):

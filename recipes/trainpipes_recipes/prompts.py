@@ -3,10 +3,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from trainpipes import ConfigError, Pipeline
+from trainpipes import Pipeline
 from trainpipes_recipes.chats import checked
 from trainpipes_recipes.inputs import CONVERSATIONS, PROMPTS, Input, OnError, documented
-from trainpipes_recipes.prompt_rows import Groups, PromptRows, ShortPrompts
+from trainpipes_recipes.prompt_rows import Groups, PromptRows, ShortPrompts, check_prompts
 
 __all__ = ["prompts"]
 
@@ -70,7 +70,7 @@ def prompts(
     >>> [(row["prompt"], row["answer"]) for row in batch]
     [('1 + 1?', 2), ('1 + 1?', 2), ('2 + 2?', 4), ('2 + 2?', 4)]
     """
-    _check(tokenizer, max_length, num_generations, batch_size, output)
+    check_prompts(tokenizer, max_length, num_generations, batch_size, output)
     given = Input("prompts", files, storage_options)
     (prompt,) = given.find({"prompt": prompt}, (*PROMPTS, *CONVERSATIONS))
     is_text = isinstance(given.first(prompt), str | None)
@@ -100,29 +100,3 @@ def prompts(
     rows = rows.batch(batch_size // num_generations, drop_last=train and drop_last)
     ids = tokenizer is not None and output == "ids"
     return rows.then(Groups(num_generations, ids))
-
-
-def _check(
-    tokenizer: Any, max_length: int | None, generations: int, size: int | None, output: str
-) -> None:
-    if tokenizer is None and max_length is not None:
-        raise ConfigError(
-            f"prompts(max_length) counts tokens, got {max_length} and no tokenizer; give it one, and "
-            'output="text" for prompts as text'
-        )
-    if output not in ("ids", "text"):
-        raise ConfigError(f'prompts(output) must be "ids" or "text", got {output!r}')
-    if type(generations) is not int or generations < 1:
-        raise ConfigError(
-            f"prompts(num_generations) must be an integer of 1 or more, got {generations!r}"
-        )
-    if size is None and generations > 1:
-        raise ConfigError(
-            f"prompts(num_generations) must be 1 for single rows, got {generations}; give a batch_size, or "
-            "generate several times for each prompt"
-        )
-    if size is not None and (type(size) is not int or size < 1 or size % generations):
-        raise ConfigError(
-            f"prompts(batch_size) must be a multiple of num_generations={generations}, so that no prompt is "
-            f"in two batches, got {size!r}"
-        )

@@ -9,7 +9,6 @@ any time, and start it again: it goes on from its last checkpoint, and each prom
 """
 
 import argparse
-import os
 import queue as queues
 import random
 import threading
@@ -17,17 +16,23 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import SequenceMatcher
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import trainpipes as tp
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-CLIP, LOG_EVERY, KEPT = 1.0, 10, 2  # norm of gradients; steps; checkpoints
+from trainpipes_recipes.training import (
+    CLIP,
+    DEVICE,
+    LOG_EVERY,
+    model_of,
+    parser_of,
+    report,
+    resume,
+    save,
+)
 
 
 def main(
@@ -37,42 +42,29 @@ def main(
 ) -> None:
     """Train. ``reward(text, row)`` judges an answer; ``on_step(step, groups, mean_reward)`` is called after
     each step."""
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = parser_of("runs/grpo", lr=1e-3, batch_size=4)
+    parser.set_defaults(steps=100, save_every=10)
     add = parser.add_argument
-    add("--model", required=True, help="name on the Hugging Face hub, or a folder")
     add("--scratch", action="store_true", help="start with random weights, of the model's config")
     add("--tokenizer", help="name or folder; the model's if left out")
-    add("--files", nargs="+", required=True, help="paths, folders, globs or URLs")
-    add("--output", type=Path, default=Path("runs/grpo"), help="for checkpoints")
-    add("--steps", type=int, default=100, help="optimizer steps, before and after resumes")
-    add("--batch-size", type=int, default=4, help="prompts in a step")
     add("--generations", type=int, default=8, help="answers to each prompt")
     add("--max-length", type=int, default=256, help="the most tokens of a prompt")
     add("--max-tokens", type=int, default=16, help="of an answer")
     add("--threads", type=int, default=4, help="rollouts at a time")
-    add(
-        "--latency",
-        type=float,
-        default=0.0,
-        help="seconds that a rollout waits, at random up to this",
-    )
+    add("--latency", type=float, default=0.0, help="seconds that a rollout waits, at most")
     add("--retire", action="store_true", help="prompts that are always answered do not come again")
-    add("--lr", type=float, default=1e-3, help="learning rate")
-    add("--save-every", type=int, default=10, help="steps")
     args = parser.parse_args(arguments)
 
     torch.manual_seed(0)
-    if args.scratch:
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.model))
-    else:
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    model = model_of(AutoModelForCausalLM, args)
     model.to(DEVICE).eval()  # no dropout, so that the policy is the one that answered
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer or args.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     shape = {"max_length": args.max_length, "batch_size": None}  # single prompts
     rows = tp.recipe("prompts", args.files, tokenizer, on_error="skip", **shape)
+    most = 4 * args.batch_size + args.threads
     queue = tp.WorkQueue(
-        tp.Loader(rows), max_in_flight=4 * args.batch_size + args.threads, epochs=None
+        tp.Loader(rows, num_workers=args.num_workers), max_in_flight=most, epochs=None
     )
     parts = {"model": model, "optimizer": optimizer, "queue": queue}
     step = resume(args.output, parts)
@@ -117,9 +109,8 @@ def main(
             step += 1
             with weights:
                 for work, ids, rewards in chosen:
-                    (
-                        loss(model, ids, rewards, len(work.item["input_ids"])) / len(chosen)
-                    ).backward()
+                    found = loss(model, ids, rewards, len(work.item["input_ids"]))
+                    (found / len(chosen)).backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -130,7 +121,7 @@ def main(
             if step % LOG_EVERY == 0:
                 report(f"step {step}: reward {mean:.3f}")
             if step % args.save_every == 0 or step == args.steps:
-                save(args.output, step, parts)
+                save(args.output, step, parts, args.keep)
     finally:
         queue.close()
         while any(thread.is_alive() for thread in threads):
@@ -161,32 +152,6 @@ def loss(model: Any, ids: Tensor, rewards: Tensor, start: int) -> Tensor:
     logits = model(ids).logits[:, start - 1 : -1].float()
     chosen = torch.gather(logits.log_softmax(-1), 2, ids[:, start:, None])[..., 0]
     return -(advantage[:, None] * chosen).mean()
-
-
-def save(folder: Path, step: int, parts: dict[str, Any]) -> None:
-    """One file of the model and of what was done for it, whole or not there."""
-    states = {name: part.state_dict() for name, part in parts.items()}
-    torch.save({**states, "step": step}, folder / "new")
-    os.replace(folder / "new", folder / f"step-{step:08}.pt")
-    for old in sorted(folder.glob("step-*.pt"))[:-KEPT]:
-        old.unlink()
-
-
-def resume(folder: Path, parts: dict[str, Any]) -> int:
-    """Go back to the newest checkpoint, if any: the step after which it was saved."""
-    folder.mkdir(parents=True, exist_ok=True)
-    newest = max(folder.glob("step-*.pt"), default=None)
-    if newest is None:
-        return 0
-    states = torch.load(newest, map_location=DEVICE, weights_only=True)
-    for name, part in parts.items():
-        part.load_state_dict(states[name])
-    report(f"goes on after step {states['step']}, from {newest}")
-    return int(states["step"])
-
-
-def report(text: str) -> None:
-    print(text, flush=True)
 
 
 if __name__ == "__main__":

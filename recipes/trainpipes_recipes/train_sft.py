@@ -8,159 +8,57 @@ on another number of ranks. At the end, the folder "model" of --output holds the
 transformers saves it.
 """
 
-import argparse
-import os
 from collections.abc import Callable
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoConfig, AutoModelForCausalLM, get_scheduler
+from transformers import AutoModelForCausalLM
 
 import trainpipes as tp
-
-CUDA = torch.cuda.is_available()
-DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if CUDA else "cpu")
-RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-LOG_EVERY, WARMUP, CLIP, BF16 = 10, 0.05, 1.0, CUDA  # steps; part of all steps; norm of gradients
+from trainpipes_recipes import training
 
 
 def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -> None:
     """Train. ``on_step(step, batches, loss)`` is called after each step."""
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = training.parser_of("runs/sft", lr=2e-5, batch_size=8)
     add = parser.add_argument
-    add("--model", required=True, help="name on the Hugging Face hub, or a folder")
     add("--scratch", action="store_true", help="start with random weights, of the model's config")
     add("--tokenizer", help="name, folder or tokenizer.json; the model's if left out")
-    add("--files", nargs="+", required=True, help="paths, folders, globs or URLs")
     add("--eval-files", nargs="+", help="evaluate on these whenever a checkpoint is saved")
-    add("--output", type=Path, default=Path("runs/sft"), help="for checkpoints; all ranks share it")
-    add("--steps", type=int, default=1000, help="optimizer steps, before and after resumes")
-    add("--batch-size", type=int, default=8, help="rows of a rank at a time")
     add("--accumulate", type=int, default=1, help="batches of a rank in a step")
     add("--max-length", type=int, default=1024, help="the most tokens of a row")
-    add("--num-workers", type=int, default=0, help="processes that make batches")
-    add("--lr", type=float, default=2e-5, help="learning rate after the warm-up")
-    add("--save-every", type=int, default=200, help="steps")
-    add("--keep", type=int, default=2, help="checkpoints that stay")
     args = parser.parse_args(arguments)
-    if CUDA:
-        torch.cuda.set_device(DEVICE)
-    if RANKS > 1:
-        dist.init_process_group("nccl" if CUDA else "gloo")
-
+    training.start()
     tokenizer = args.tokenizer or args.model
     shape = {"max_length": args.max_length, "batch_size": args.batch_size}
-    pipe = tp.recipe("sft", args.files, tokenizer, **shape).repeat().to(DEVICE)
-    loader = tp.Loader(pipe, num_workers=args.num_workers, pin_memory=CUDA)
-
-    torch.manual_seed(0)
-    if args.scratch:
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.model))
-    else:
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    model.to(DEVICE).train()
-    parallel = DistributedDataParallel(model) if RANKS > 1 else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
-    schedule = get_scheduler("cosine", optimizer, int(WARMUP * args.steps), args.steps)
-    parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
-
-    step = resume(args.output, parts)
-    batches = iter(loader)
-    while step < args.steps:
-        torch.manual_seed(RANKS * step + RANK)  # of dropout, so that a resume draws the same
-        step += 1
-        micro = [next(batches) for _ in range(args.accumulate)]
-        targets = over_ranks(torch.stack([*map(targets_of, micro)]).sum()).clamp(min=1)
-        loss = torch.zeros((), device=DEVICE)  # this rank's part of the mean over all targets
-        for number, batch in enumerate(micro, start=1):
-            waits = RANKS > 1 and number < len(micro)  # ranks exchange gradients at the last one
-            with parallel.no_sync() if waits else nullcontext():
-                part = loss_sum(parallel, batch) / targets
-                (part * RANKS).backward()  # DistributedDataParallel takes the mean of ranks
-            loss += part.detach()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        on_step(step, micro, loss)
-        if step % LOG_EVERY == 0:
-            report(f"step {step}: loss {over_ranks(loss).item():.4f}")
-        if step % args.save_every == 0 or step == args.steps:
+    model = training.model_of(AutoModelForCausalLM, args)
+    pipe = tp.recipe("sft", args.files, tokenizer, **shape).repeat()
+    run = training.Training(args, model, pipe, betas=(0.9, 0.95))
+    for micro in run.batches(args.accumulate):
+        loss = training.mean_loss(run, micro)
+        run.update()
+        on_step(run.step, micro, loss)
+        if run.logs:
+            training.report(f"step {run.step}: loss {training.over_ranks(loss).item():.4f}")
+        if run.saves:
             if args.eval_files:
                 held_out = tp.recipe("sft", args.eval_files, tokenizer, train=False, **shape)
-                report(f"step {step}: evaluation loss {evaluate(model, held_out.to(DEVICE)):.4f}")
-            save(args, step, parts)
-    if RANK == 0:
-        model.save_pretrained(args.output / "model")
-    if RANKS > 1:
-        dist.destroy_process_group()
-
-
-def targets_of(batch: dict[str, Tensor]) -> Tensor:
-    return (batch["labels"][:, 1:] >= 0).sum()
-
-
-def loss_sum(model: Any, batch: dict[str, Any]) -> Tensor:
-    """The sum of all targets' losses: logits at t against the label at t + 1."""
-    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16):
-        logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    found, wanted = logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten()
-    return F.cross_entropy(found, wanted, reduction="sum")
+                found = evaluate(model, held_out.to(training.DEVICE))
+                training.report(f"step {run.step}: evaluation loss {found:.4f}")
+            run.save()
+    run.end()
 
 
 @torch.no_grad()
 def evaluate(model: Any, held_out: tp.Pipeline) -> float:
     """The mean loss over all targets of all ranks."""
     model.eval()
-    found = torch.zeros(2, device=DEVICE)
+    found = torch.zeros(2, device=training.DEVICE)
     for batch in tp.Loader(held_out):
-        found += torch.stack([loss_sum(model, batch), targets_of(batch)])
+        found += torch.stack([training.loss_sum(model, batch), training.targets_of(batch)])
     model.train()
-    total, targets = over_ranks(found).tolist()
+    total, targets = training.over_ranks(found).tolist()
     return float(total / max(1, targets))
-
-
-def over_ranks(tensor: Tensor) -> Tensor:
-    if RANKS > 1:
-        dist.all_reduce(tensor)
-    return tensor
-
-
-def save(args: argparse.Namespace, step: int, parts: dict[str, Any]) -> None:
-    """One file for all ranks, whole or not there."""
-    data = parts["loader"].full_state_dict()
-    if RANK == 0:
-        states = {name: part.state_dict() for name, part in parts.items()}
-        torch.save({**states, "loader": data, "step": step}, args.output / "new")
-        os.replace(args.output / "new", args.output / f"step-{step:08}.pt")
-        for old in sorted(args.output.glob("step-*.pt"))[: -args.keep]:
-            old.unlink()
-
-
-def resume(folder: Path, parts: dict[str, Any]) -> int:
-    """Go back to the newest checkpoint, if any: the step after which it was saved."""
-    folder.mkdir(parents=True, exist_ok=True)
-    newest = [max(folder.glob("step-*.pt"), default=None)]
-    if RANKS > 1:
-        dist.broadcast_object_list(newest)  # rank 0 says which
-    if newest[0] is None:
-        return 0
-    states = torch.load(newest[0], map_location=DEVICE, weights_only=True)
-    for name, part in parts.items():
-        part.load_state_dict(states[name])
-    report(f"goes on after step {states['step']}, from {newest[0]}")
-    return int(states["step"])
-
-
-def report(text: str) -> None:
-    if RANK == 0:
-        print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -18,17 +18,6 @@ from trainpipes.cli.app import run
 ROOT = Path(trainpipes_recipes.__file__).parent
 
 
-def test_the_list_says_what_each_recipe_needs(capsys):
-    assert run(["recipes"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    names = [line.split()[0] for line in lines[1:] if not line.startswith(" ")]
-    assert names == sorted(trainpipes_recipes.__all__)
-    sft = next(line for line in lines if line.startswith("sft "))
-    assert "files, tokenizer" in sft
-    assert "prompt, response, context" in sft
-    assert max(map(len, lines)) <= 100
-
-
 def test_the_list_as_json(capsys):
     assert run(["recipes", "--json"]) == 0
     found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}

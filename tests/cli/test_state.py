@@ -152,25 +152,3 @@ def test_each_of_several_states_is_tried(folder, capsys):
     assert code == 0, "one of them loads"
     assert out.startswith('both.pt ["train"]\nloads on  1 rank')
     assert 'both.pt ["val"]: stages: saved' in err
-
-
-def test_one_state_at_two_places_is_told_at_both(folder, capsys):
-    one = tp.Loader(tp.recipe("sft", "sums.parquet", tokenizer="bytes")).state_dict()
-    below = {"loader": one}
-    below["itself"] = below
-    torch.save({"c": one, "d": one, "run": [below, below]}, "two.pt")
-    _, out, _ = said(capsys, "two.pt")
-    places = [line for line in out.splitlines() if line.startswith("two.pt")]
-    assert places == ['two.pt ["c"]', 'two.pt ["d"]', 'two.pt ["run"][0]["loader"]']
-    code, out, err = said(capsys, "two.pt", *RECIPE)
-    assert (code, err) == (0, "")
-    assert out.count("loads on  1 rank") == 3
-
-
-@pytest.mark.parametrize("how", [[], ["--json"]], ids=["text", "json"])
-def test_what_cannot_be_told_is_an_error(how, folder, capsys):
-    state = tp.Loader(tp.recipe("sft", "sums.parquet", tokenizer="bytes")).state_dict()
-    Path("negative.json").write_text(json.dumps({**state, "batches": -5}))
-    code, out, err = said(capsys, "negative.json", *how)
-    assert (code, "-5" in out) == (1, how != [])
-    assert err.startswith("error: negative.json: batches: must be an integer of 0 or more, got -5")

@@ -130,12 +130,6 @@ def test_a_wrong_value_is_named_at_its_place(text: str) -> None:
     assert said[: len(BEGINS[text])] == BEGINS[text]
 
 
-def test_the_first_error_of_a_file_is_told() -> None:
-    text = STAGES + "- batch: many\n- shufle\n- take: x\n"
-    with pytest.raises(tp.ConfigError, match=r"^config:3: stages\[1\].batch_size"):
-        loads(text)
-
-
 def test_another_option_of_the_same_value_is_not_blamed() -> None:
     text = SFT + "  seed: -3\n  buffer_size: 5\n  max_length: 5\n  num_shards: -3\n"
     with pytest.raises(tp.ConfigError, match=r"^config:8: options.num_shards: "):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,11 +154,6 @@ def test_stages_after_a_recipe_come_back(folder: Path) -> None:
     assert_same(pipe, loads(text, allow_imports=True), items=4)
     with pytest.raises(tp.ConfigError, match=r"map\(fn\): a config cannot import"):
         RECIPES["chat"](folder).map(lambda row: row).to_yaml()
-
-
-def test_a_pipeline_that_was_pickled_is_written_the_same(folder: Path) -> None:
-    pipe = RECIPES["sft / alpaca"](folder)
-    assert pickle.loads(pickle.dumps(pipe)).to_yaml() == pipe.to_yaml()
 
 
 def test_options_may_change_after_the_recipe_took_them(folder: Path) -> None:

@@ -307,16 +307,3 @@ def test_packed_documents_are_as_many_as_there_are(rows):
             found = pieces_of(grid, row)
             assert [p.tokens for p in found if p.kind == "plain"] == documents
             assert sum(p.kind == "document" for p in found) == max(0, len(documents) - 1)
-
-
-@given(st.text())
-def test_text_of_the_data_is_printable(text):
-    found = escaped(text, 50)
-    assert found.replace("\u200d", "").isprintable()
-    assert "\n" not in found
-
-
-@given(st.lists(st.one_of(st.integers(-(2**62), 2**62), st.integers(0, 300)), max_size=40))
-def test_no_id_makes_decoding_fail(ids):
-    for engine in ENGINES.values():
-        assert isinstance(engine.decode(ids), str)

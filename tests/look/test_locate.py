@@ -218,10 +218,3 @@ def test_a_rank_of_a_run_without_counts_is_found_by_its_own_state() -> None:
             assert found.batch == rest[after]
         with pytest.raises(tp.StateError, match="has no position for shards"):
             tp.locate(pipe, state, rank=1 - rank, world_size=2)
-
-
-@pytest.mark.parametrize(("world", "said"), [(2, "got 5 and 2"), (None, "got 5 and 1")])
-def test_a_rank_that_is_none_is_refused(world, said):
-    pipe = tp.from_tensors(range(40)).sharding_filter(4).batch(2)
-    with pytest.raises(tp.ConfigError, match=said):
-        tp.locate(pipe, 3, rank=5, world_size=world)

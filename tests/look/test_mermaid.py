@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 
 import pyarrow as pa
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import trainpipes as tp
 
@@ -68,10 +66,3 @@ def test_odd_names_break_nothing() -> None:
     for line in drawn.splitlines():
         inside = re.sub(r"<br/>|#\d+;", "", line).replace('["', '"').replace('"]', '"')
         assert not re.search(r'"[^"]*["<>&`\\\x00][^"]*"', inside)
-
-
-@given(st.text(min_size=1, max_size=60))
-@settings(max_examples=8, deadline=None)
-def test_any_name_stays_in_its_line(name: str) -> None:
-    drawn = diagram(tp.mix({name: rows()}, weights={name: 1}))
-    assert drawn.count("\n") + 1 == len(drawn.splitlines())

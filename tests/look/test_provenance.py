@@ -91,7 +91,7 @@ def test_each_row_of_a_batch_stands_where_it_is_said_to(
 ) -> None:
     pipe = ROWS[name](files, tmp_path)
     for epoch in range(2):
-        for found in found_in(pipe, epoch, 9 if name == "rows" else None):
+        for found in found_in(pipe, epoch, 9 if name == "rows" or epoch else None):
             rows = found.batch if isinstance(found.batch, list) else [found.batch]
             assert [x_at(place) for place in found.places] == [row["x"] for row in rows]
             assert [place.index for place in found.places] == list(range(len(rows)))

@@ -61,16 +61,6 @@ def test_items_are_those_that_come_next_and_the_position_does_not_move():
     assert values(shown) == [values(tp.show(batch))[0] for batch in came]
 
 
-def test_within_an_iteration_the_next_epoch_is_shown_as_peek_does():
-    pipe = sft()
-    items = iter(pipe)
-    next(items)
-    state = items.state_dict()
-    shown = pipe.show(1)
-    assert items.state_dict() == state
-    assert values(tp.show(pipe.peek())) == values(shown)
-
-
 def test_after_a_load_the_items_after_it_are_shown():
     pipe, other = sft(), sft()
     items = iter(pipe)
@@ -101,16 +91,6 @@ def nothing(row):
 def test_counts_are_checked(options):
     with pytest.raises(tp.ConfigError, match=r"show\("):
         sft().show(**options)
-
-
-def test_a_rank_of_several_shows_its_own_and_waits_for_no_other():
-    rows = tp.from_dataset(range(100)).sharding_filter(4).filter(even)
-    shown = [rows.batch(2).distributed(rank=r, world_size=2).show(1).items for r in (0, 1)]
-    assert shown[0] != shown[1]
-
-
-def even(number):
-    return number % 2 == 0
 
 
 # What items may be
@@ -209,15 +189,6 @@ def test_uncollated_batches_are_shown_row_by_row():
     assert "… and 6 more rows" in tp.from_dataset(SUMS).batch(8).show(1, rows=2).text()
 
 
-def test_rows_show_columns_by_type_and_ids_as_text():
-    (view,) = tp.from_dataset(SUMS).tokenize("bytes", "prompt").show(1).items
-    assert [(name, kind) for name, kind, *_ in view.values] == [
-        ("response", "str"),
-        ("input_ids", "array int32"),
-    ]
-    assert view.texts["input_ids"][0][0].text == "0 + 0 ="
-
-
 def test_classes_are_numbers_and_no_token_ids():
     rows = tp.from_dataset([{"text": "a", "label": "spam"}, {"text": "b", "label": "ham"}])
     pipe = tp.recipe("classification", rows, "bytes", batch_size=2, num_shards=1)
@@ -253,15 +224,6 @@ def test_html_and_markup_of_the_data_are_text(item):
     shown = tp.show(item, tokenizer="bytes")
     assert Page(shown).text == shown.text()
     assert "<script>" in shown.text()
-
-
-def test_long_text_is_cut_in_the_middle():
-    (view,) = tp.from_dataset([{"text": "start " + "x" * 10_000 + " end"}]).show(1).items
-    _, kind, _, text = view.values[0]
-    assert len(text) == 200
-    assert text.startswith("start ")
-    assert text.endswith(" end")
-    assert kind == "str of 10,010 characters"
 
 
 # Tokenizers

@@ -49,13 +49,13 @@ def test_a_random_order_is_the_other_end():
 
 
 def test_a_global_shuffle_measures_as_random_and_a_small_buffer_does_not():
-    rows = tp.from_tensors(x=np.arange(100_000)).sharding_filter(4)
+    rows = tp.from_tensors(x=np.arange(30_000)).sharding_filter(4)
     whole = shuffle_quality(rows.shuffle(scope="global").batch(32))
     assert whole.neighbor_distance == pytest.approx(1 / 3, abs=0.02)
     small = shuffle_quality(rows.shuffle(64).batch(32))
     assert small.neighbors_kept > 0.02
     assert small.files_per_batch < 2
-    larger = shuffle_quality(rows.shuffle(20_000).batch(32))
+    larger = shuffle_quality(rows.shuffle(6_000).batch(32))
     assert small.neighbor_distance < larger.neighbor_distance < whole.neighbor_distance
 
 
@@ -133,15 +133,6 @@ def test_a_sample_reads_no_row(tmp_path):
         found = shuffle_quality(rows.filter(len).batch(8))
         assert found.batch_size == 8
         assert found.neighbors_kept < 0.5
-
-
-def test_a_sample_tells_a_good_shuffle_from_a_poor_one():
-    rows = tp.from_tensors(x=np.arange(100_000)).sharding_filter(4)
-    good = rows.shuffle(scope="global").batch(32).stats().shuffle
-    poor = rows.shuffle(64).batch(32).stats().shuffle
-    assert good.neighbors_kept < 0.002 < 0.02 < poor.neighbors_kept
-    assert good.neighbor_distance == pytest.approx(1 / 3, abs=0.02)
-    assert poor.neighbor_distance < 0.05
 
 
 def test_small_and_empty_orders_have_numbers_too():

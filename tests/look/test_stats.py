@@ -137,7 +137,3 @@ def test_a_record_of_it_is_plain_json():
 def test_a_number_of_batches_is_whole(batches):
     with pytest.raises(tp.ConfigError, match=r"stats\(batches\)"):
         documents().stats(batches)
-
-
-def test_an_order_that_would_have_to_be_read_is_not_measured():
-    assert tp.from_iterable(lambda: iter(range(9))).batch(2).stats().shuffle is None

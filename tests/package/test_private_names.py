@@ -1,8 +1,8 @@
 """Private and undocumented names of other packages that the library leans on: all of them, each with a test.
 
-A test fails where the installed version has a name no more, and says what the name is for and what happens
-without it. Another one fails where the sources use a private name that is not in this list. Tests of packages
-that are not installed are left out: ``make test-frameworks`` and ``make test-ray`` run this file, too.
+A test fails where the installed version has a name no more, and says what the name is for. Another one
+fails where the sources use a private name that is not in this list. Tests of packages that are not installed
+are left out: ``make test-frameworks`` and ``make test-ray`` run this file, too.
 """
 
 from __future__ import annotations
@@ -103,14 +103,10 @@ def test_a_name_of_ours_is_none(code: str) -> None:
 # Python's library
 
 
-@private(
-    "python",
-    "_getframe",
-    "callers.py messages.py",
-    why="who asks for rows, and at which line of a user's a warning points",
-    without="sys._getframe is in Python's documentation, and in CPython only",
-)
+@private("python", "_getframe", "callers.py messages.py")
 def test_callers_are_read_from_the_stack() -> None:
+    """Who asks for rows, and at which line of a user's a warning points."""
+
     def called() -> list[tuple[str, str]]:
         return list(callers.callers())
 
@@ -119,14 +115,9 @@ def test_callers_are_read_from_the_stack() -> None:
     assert called()[1] == (__name__, name)
 
 
-@private(
-    "python",
-    "_current_frames",
-    "profile.py",
-    why="whether the loop waits, of torch's DataLoader and of a wait that has not ended",
-    without="sys._current_frames is in Python's documentation, and in CPython only",
-)
+@private("python", "_current_frames", "profile.py")
 def test_a_profile_sees_where_a_loop_waits() -> None:
+    """Whether the loop waits, of torch's DataLoader and of a wait that has not ended."""
     with tp.profile(DataLoader(rows().batch(2), batch_size=None)) as run:
         assert not run._is_waiting(sys._current_frames()[threading.get_ident()])
     for module in TORCHS:
@@ -134,14 +125,9 @@ def test_a_profile_sees_where_a_loop_waits() -> None:
         assert import_module(module).__name__ == module
 
 
-@private(
-    "python",
-    "_forkserver _preload_modules",
-    "process_map.py",
-    why="the fork server imports what workers need once, unless the program has said what it imports",
-    without="each worker imports it, and starts seconds later",
-)
+@private("python", "_forkserver _preload_modules", "process_map.py")
 def test_the_fork_server_says_what_it_imports() -> None:
+    """The fork server imports what workers need once, unless the program has said what it imports."""
     assert forkserver.ForkServer()._preload_modules == ["__main__"]  # type: ignore[attr-defined]
     before = forkserver._forkserver._preload_modules
     try:
@@ -151,14 +137,9 @@ def test_the_fork_server_says_what_it_imports() -> None:
         multiprocessing.set_forkserver_preload(before)
 
 
-@private(
-    "python",
-    "SENDER",
-    "worker_end.py",
-    why="a worker's end does not wait for the thread that sends batches which nobody takes",
-    without="a spawned worker that is left in mid-epoch may abort, with a message of the C++ runtime",
-)
+@private("python", "SENDER", "worker_end.py")
 def test_a_queue_names_the_thread_that_sends() -> None:
+    """A worker's end does not wait for the thread that sends batches which nobody takes."""
     queue: Any = multiprocessing.get_context("fork").Queue()
     queue.put(1)
     assert worker_end.SENDER in {thread.name for thread in threading.enumerate()}
@@ -167,39 +148,24 @@ def test_a_queue_names_the_thread_that_sends() -> None:
     queue.join_thread()
 
 
-@private(
-    "python",
-    "get_spawning_popen",
-    "epoch_counter.py",
-    why="a pipeline that goes to a spawned process shares its count of epochs; a copy does not",
-    without="an AttributeError where a pipeline is pickled",
-)
+@private("python", "get_spawning_popen", "epoch_counter.py")
 def test_what_is_pickled_for_a_process_can_be_told_from_a_copy() -> None:
+    """A pipeline that goes to a spawned process shares its count of epochs; a copy does not."""
     assert multiprocessing.context.get_spawning_popen() is None
     assert "stands" in epoch_counter.EpochCounter().__getstate__()
     assert written("multiprocessing.popen_spawn_posix:Popen._launch", "set_spawning_popen(self)")
 
 
-@private(
-    "python",
-    "get_temp_dir",
-    "worker_end.py",
-    why="a worker whose trainer was killed removes its sockets",
-    without="an ImportError; sockets in the temporary folder are the only loss",
-)
+@private("python", "get_temp_dir", "worker_end.py")
 def test_sockets_of_this_process_are_in_a_folder_that_is_known() -> None:
+    """A worker whose trainer was killed removes its sockets."""
     with multiprocessing.connection.Listener(family="AF_UNIX") as listener:
         assert Path(str(listener.address)).parent == Path(worker_end.get_temp_dir())
 
 
-@private(
-    "python",
-    "_thread _weakrefset _abc_impl",
-    "contents.py",
-    why="locks, weak references and caches of abstract classes are no part of what a function does",
-    without="cache(version=None) refuses a function that uses these, and asks for its version",
-)
+@private("python", "_thread _weakrefset _abc_impl", "contents.py")
 def test_what_holds_no_values_is_known_by_its_module() -> None:
+    """Locks, weak references and caches of abstract classes are no part of what a function does."""
     from trainpipes.interfaces import contents
 
     class Abstract(abc.ABC):
@@ -223,15 +189,10 @@ class Marks(IterableDataset[Any]):
 
 
 @pytest.mark.parametrize("start", ["fork", "forkserver"])
-@private(
-    "torch",
-    "current_process",
-    "epoch_counter.py",
-    why="the workers of a pass of a plain DataLoader claim its number once, by the number of their first "
-    "process, which torch leaves in the names of processes",
-    without="passes with the same base seed are one epoch",
-)
+@private("torch", "current_process", "epoch_counter.py")
 def test_workers_of_a_pass_know_each_other_by_the_names_of_their_processes(start: str) -> None:
+    """The workers of a pass of a plain DataLoader claim its number once, by the number of their first
+    process, which torch leaves in the names of processes."""
     loader = DataLoader(Marks(), batch_size=None, num_workers=2, multiprocessing_context=start)
     passes = []
     for _ in range(2):
@@ -242,14 +203,9 @@ def test_workers_of_a_pass_know_each_other_by_the_names_of_their_processes(start
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@private(
-    "torch",
-    "f_locals auto_collation __init__",
-    "callers.py",
-    why="a pipeline of batches is refused by a DataLoader that would batch them again",
-    without="that DataLoader gives tensors of one dimension more, and nothing is said",
-)
+@private("torch", "f_locals auto_collation __init__", "callers.py")
 def test_a_data_loader_that_would_batch_again_is_known(workers: int) -> None:
+    """A pipeline of batches is refused by a DataLoader that would batch them again."""
     pipe = rows().sharding_filter().batch(2).collate()
     with pytest.raises(tp.ConfigError, match="batch_size=None"):
         list(DataLoader(pipe, batch_size=2, num_workers=workers))
@@ -261,10 +217,9 @@ def test_a_data_loader_that_would_batch_again_is_known(workers: int) -> None:
     "_utils _workers _worker_pids_set _remove_worker_pids _worker_result_queue _writer _shutdown "
     "_workers_done_event _index_queues",
     "worker_end.py",
-    why="a worker that dies is told at once, by batch and shard, and takes the others with it",
-    without="an AttributeError where workers start; torch alone may wait for a dead worker forever",
 )
 def test_a_loaders_iterator_has_what_its_workers_are_watched_by() -> None:
+    """A worker that dies is told at once, by batch and shard, and takes the others with it."""
     batches: Any = iter(DataLoader(list(range(ROWS)), batch_size=None, num_workers=2))
     workers = list(batches._workers)
     assert [one.is_alive() for one in workers] == [True, True]
@@ -283,14 +238,10 @@ def test_a_loaders_iterator_has_what_its_workers_are_watched_by() -> None:
     assert batches._shutdown
 
 
-@private(
-    "torch",
-    "_utils ExceptionWrapper",
-    "worker_message.py loader_workers.py",
-    why="an error of a worker comes with its class and the lines of the worker",
-    without="an ImportError",
-)
+@private("torch", "_utils ExceptionWrapper", "worker_message.py loader_workers.py")
 def test_an_error_of_a_worker_is_raised_again() -> None:
+    """An error of a worker comes with its class and the lines of the worker."""
+
     class Local(Exception):
         pass
 
@@ -307,10 +258,9 @@ def test_an_error_of_a_worker_is_raised_again() -> None:
     "torch",
     "_get_default_store PrefixStore ProcessGroupGloo AllreduceOptions BroadcastOptions",
     "agreement.py",
-    why="ranks whose batches are not counted agree where an epoch ends, in a group of their own",
-    without="an ImportError; new_group() hangs where ranks are in different numbers of groups",
 )
 def test_ranks_agree_by_the_store_of_the_default_group() -> None:
+    """Ranks whose batches are not counted agree where an epoch ends, in a group of their own."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         assert agreement.agreement_over(Topology())(5, True) == 5
@@ -320,14 +270,10 @@ def test_ranks_agree_by_the_store_of_the_default_group() -> None:
         dist.destroy_process_group()
 
 
-@private(
-    "torch",
-    "_get_default_store PrefixStore",
-    "merge.py",
-    why="states of all ranks come together without a collective, which a rank that has ended would hang",
-    without="an ImportError",
-)
+@private("torch", "_get_default_store PrefixStore", "merge.py")
 def test_the_default_group_has_a_store() -> None:
+    """States of all ranks come together without a collective, which a rank that has ended would
+    hang."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         PrefixStore("trainpipes", _get_default_store()).set("a", "1")
@@ -336,29 +282,19 @@ def test_the_default_group_has_a_store() -> None:
         dist.destroy_process_group()
 
 
-@private(
-    "torch",
-    "_version",
-    "content.py",
-    why="the digest of a tensor is kept until its numbers change",
-    without="an AttributeError in from_tensors(); without a count, each digest would read the tensor again",
-)
+@private("torch", "_version", "content.py")
 def test_a_tensor_counts_its_changes() -> None:
+    """The digest of a tensor is kept until its numbers change."""
     tensor = torch.arange(ROWS)
     before = tensor_digest(tensor)
     tensor.add_(1)
     assert tensor_digest(tensor) != before
 
 
-@private(
-    "torch",
-    "_get_layout _StorageInfo _local BytesStorageMetadata",
-    "checkpoint.py",
-    why="states in a folder of torch.distributed.checkpoint are found without running what it names",
-    without="look.read_states() and `trainpipes state` refuse such a folder, and name the class",
-)
+@private("torch", "_get_layout _StorageInfo _local BytesStorageMetadata", "checkpoint.py")
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_states_are_found_in_a_distributed_checkpoint(tmp_path: Path) -> None:
+    """States in a folder of torch.distributed.checkpoint are found without running what it names."""
     import torch.distributed.checkpoint as dcp
 
     whole = {"loader": rows().batch(2).state_dict(), "weights": torch.zeros(2), "path": tmp_path}
@@ -366,14 +302,9 @@ def test_states_are_found_in_a_distributed_checkpoint(tmp_path: Path) -> None:
     assert [one.state for one in read_states(tmp_path / "saved")] == [whole["loader"]]
 
 
-@private(
-    "torchdata",
-    "_snapshot",
-    "format.py checkpoint.py",
-    why="the state of a StatefulDataLoader is told from one of a pipeline, with what to load it into",
-    without="an error that says no more than that it is no state",
-)
+@private("torchdata", "_snapshot", "format.py checkpoint.py")
 def test_the_state_of_a_stateful_data_loader_is_known() -> None:
+    """The state of a StatefulDataLoader is told from one of a pipeline, with what to load it into."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     loader = StatefulDataLoader(rows().sharding_filter().batch(2), batch_size=None, num_workers=1)
@@ -384,14 +315,9 @@ def test_the_state_of_a_stateful_data_loader_is_known() -> None:
         rows().batch(2).load_state_dict(state)
 
 
-@private(
-    "torchdata",
-    "StatefulDataLoader BaseNode",
-    "instead.py",
-    why="from_dataset() says what to write in place of a loader or a node",
-    without="such an object is refused without that line, or taken for a sequence of rows",
-)
+@private("torchdata", "StatefulDataLoader BaseNode", "instead.py")
 def test_loaders_and_nodes_of_torchdata_are_known_by_their_names() -> None:
+    """From_dataset() says what to write in place of a loader or a node."""
     from torchdata.nodes import IterableWrapper
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -402,14 +328,9 @@ def test_loaders_and_nodes_of_torchdata_are_known_by_their_names() -> None:
 # Tokenizers
 
 
-@private(
-    "tiktoken",
-    "_pat_str _mergeable_ranks _special_tokens",
-    "adapters.py",
-    why="a state knows an encoding by its content; tiktoken's README shows these to extend one",
-    without="an AttributeError where a pipeline with tiktoken begins",
-)
+@private("tiktoken", "_pat_str _mergeable_ranks _special_tokens", "adapters.py")
 def test_an_encoding_is_known_by_its_content() -> None:
+    """A state knows an encoding by its content; tiktoken's README shows these to extend one."""
     import tiktoken
 
     from trainpipes.tokenizers.adapters import Tiktoken
@@ -426,25 +347,15 @@ def test_an_encoding_is_known_by_its_content() -> None:
 # File systems
 
 
-@private(
-    "fsspec",
-    "_strip_protocol",
-    "listing.py",
-    why="a glob begins at its folder's path",
-    without="an AttributeError where files are listed",
-)
+@private("fsspec", "_strip_protocol", "listing.py")
 def test_a_file_system_says_what_its_paths_are() -> None:
+    """A glob begins at its folder's path."""
     assert fsspec.filesystem("memory")._strip_protocol("memory://a/b/") == "/a/b"
 
 
-@private(
-    "s3fs",
-    "_find async_impl",
-    "folders.py",
-    why="stores that know no folders list all levels at once, side by side",
-    without="an AttributeError where files are listed",
-)
+@private("s3fs", "_find async_impl", "folders.py")
 def test_stores_that_list_all_levels_at_once_are_known() -> None:
+    """Stores that know no folders list all levels at once, side by side."""
     from trainpipes.filesystems.retry import Requests
     from trainpipes.sources.files.folders import StoreFolders
 
@@ -453,14 +364,9 @@ def test_stores_that_list_all_levels_at_once_are_known() -> None:
     assert (http._finds, http.many > 1) == (False, True)
 
 
-@private(
-    "s3fs",
-    "__wrapped__ call_s3 split_path retries",
-    "request.py",
-    why="a request can be cancelled, asks for one version of an object, and is tried again by one rule",
-    without="requests run in threads that cannot be cancelled; without the others, an AttributeError",
-)
+@private("s3fs", "__wrapped__ call_s3 split_path retries", "request.py")
 def test_s3_has_coroutines_and_a_number_of_tries() -> None:
+    """A request can be cancelled, asks for one version of an object, and is tried again by one rule."""
     request = _request()
     system = fsspec.filesystem("s3", anon=True, skip_instance_cache=True)
     for method in ("call_s3", "cat_file", "cat_ranges", "info"):
@@ -474,14 +380,9 @@ def test_s3_has_coroutines_and_a_number_of_tries() -> None:
     assert request.is_checked(system, "ETag=1")
 
 
-@private(
-    "aiohttp",
-    "set_session encode_url system.kwargs",
-    "request.py",
-    why="a request over HTTP asks for one version of a file",
-    without="an AttributeError at the first request",
-)
+@private("aiohttp", "set_session encode_url system.kwargs", "request.py")
 def test_http_has_a_session_and_options() -> None:
+    """A request over HTTP asks for one version of a file."""
     request = _request()
     system = fsspec.filesystem("http", headers={"a": "b"}, skip_instance_cache=True)
     assert inspect.iscoroutinefunction(system.set_session)
@@ -507,14 +408,9 @@ NAMED = sorted(_request().PASSING_NAMES | _request().ACCESS_NAMES | _request().R
 
 
 @pytest.mark.parametrize("name", NAMED)
-@private(
-    "fsspec",
-    "PASSING_NAMES ACCESS_NAMES REJECTED_NAMES",
-    "request.py",
-    why="an error says whether a request may be tried again",
-    without="such an error is not tried again, or comes as it is",
-)
+@private("fsspec", "PASSING_NAMES ACCESS_NAMES REJECTED_NAMES", "request.py")
 def test_an_error_that_is_known_by_its_name_is_there(name: str) -> None:
+    """An error says whether a request may be tried again."""
     package, _, kind = name.partition(".")
     if find_spec(package) is None or not all(map(_is_there, ERRORS[package])):
         pytest.skip(f"{package} is not installed")
@@ -532,14 +428,9 @@ def _is_there(module: str) -> bool:
 # Hugging Face's datasets
 
 
-@private(
-    "datasets",
-    "_indices _distributed",
-    "hf.py",
-    why="rows of a Dataset are read as Arrow, in the order that it chose; one that was cut is refused",
-    without="from_hf() refuses a Dataset as none; a dataset that was cut is shared out once more",
-)
+@private("datasets", "_indices _distributed", "hf.py")
 def test_a_dataset_has_its_order() -> None:
+    """Rows of a Dataset are read as Arrow, in the order that it chose; one that was cut is refused."""
     import datasets
     from datasets.distributed import split_dataset_by_node
 
@@ -550,15 +441,10 @@ def test_a_dataset_has_its_order() -> None:
         tp.from_hf(split_dataset_by_node(whole.to_iterable_dataset(), 0, 2))
 
 
-@private(
-    "datasets",
-    "_ex_iterable ex_iterable ex_iterables BufferShuffled generator",
-    "hf.py",
-    why="a stream that shuffles cannot go on from its state; a state knows the steps and their seeds",
-    without="an AttributeError in from_hf(); a resumed stream that shuffles would lose rows",
-)
+@private("datasets", "_ex_iterable ex_iterable ex_iterables BufferShuffled generator", "hf.py")
 @pytest.mark.filterwarnings("ignore:from_hf.*shuffles")
 def test_a_stream_has_its_steps() -> None:
+    """A stream that shuffles cannot go on from its state; a state knows the steps and their seeds."""
     import datasets
 
     from trainpipes.sources.hf import HFStream, shuffles
@@ -573,14 +459,13 @@ def test_a_stream_has_its_steps() -> None:
 
 @private(
     "datasets",
-    "_BaseExamplesIterable _ex_iterable ex_iterable _init_state_dict _state_dict load_state_dict shift_rngs "
-    "shard_data_sources reshard_data_sources shuffle_data_sources num_shards is_typed features "
-    "_sleep_on_threads_shutdown",
+    "_BaseExamplesIterable _ex_iterable ex_iterable _init_state_dict _state_dict load_state_dict "
+    "shift_rngs shard_data_sources reshard_data_sources shuffle_data_sources num_shards is_typed "
+    "features _sleep_on_threads_shutdown",
     "datasets.py",
-    why="pipe.to_hf() is a source of datasets, with a state",
-    without="an ImportError or AttributeError in to_hf(); a renamed method of the base class would be missed",
 )
 def test_a_source_of_datasets_has_what_is_overridden() -> None:
+    """Pipe.to_hf() is a source of datasets, with a state."""
     import datasets
     from datasets.iterable_dataset import _BaseExamplesIterable
 
@@ -601,14 +486,9 @@ def test_a_source_of_datasets_has_what_is_overridden() -> None:
     assert pipeline_of(datasets.Dataset.from_dict({"n": [1]}).to_iterable_dataset()) is None
 
 
-@private(
-    "datasets",
-    "_data_files",
-    "saved_dataset.py",
-    why="read_arrow() reads the files that save_to_disk() wrote, and no others",
-    without="an error that says that state.json does not name the files",
-)
+@private("datasets", "_data_files", "saved_dataset.py")
 def test_a_saved_dataset_names_its_files(tmp_path: Path) -> None:
+    """Read_arrow() reads the files that save_to_disk() wrote, and no others."""
     import datasets
 
     datasets.Dataset.from_dict({"n": list(range(ROWS))}).save_to_disk(tmp_path)
@@ -619,14 +499,9 @@ def test_a_saved_dataset_names_its_files(tmp_path: Path) -> None:
 # The Trainer, TRL and Accelerate
 
 
-@private(
-    "accelerate",
-    "IterableDatasetShard DataLoaderDispatcher",
-    "callers.py",
-    why="a DataLoader that Accelerate prepares shares rows out by itself: ranks must not do so, too",
-    without="each rank of a prepared DataLoader would train on a part of a part of the rows",
-)
+@private("accelerate", "IterableDatasetShard DataLoaderDispatcher", "callers.py")
 def test_accelerate_shares_out_rows_in_classes_of_these_names() -> None:
+    """A DataLoader that Accelerate prepares shares rows out by itself: ranks must not do so, too."""
     from accelerate.data_loader import DataLoaderDispatcher, IterableDatasetShard
 
     class Asked(IterableDataset[Any]):
@@ -643,10 +518,9 @@ def test_accelerate_shares_out_rows_in_classes_of_these_names() -> None:
     "accelerate",
     "DataLoaderStateMixin GradientState remainder end_of_dataloader begin end",
     "accelerate.py",
-    why="gradients are applied at an epoch's last batch, and repeated rows do not count",
-    without="an ImportError or AttributeError where the first batch is taken",
 )
 def test_accelerate_knows_the_loader_at_work() -> None:
+    """Gradients are applied at an epoch's last batch, and repeated rows do not count."""
     from accelerate.data_loader import DataLoaderStateMixin
 
     class Loader(DataLoaderStateMixin):
@@ -663,14 +537,9 @@ def test_accelerate_knows_the_loader_at_work() -> None:
     assert written("accelerate:Accelerator.gather_for_metrics", "self.gradient_state.remainder")
 
 
-@private(
-    "transformers",
-    "_get_num_multimodal_tokens",
-    "vision.py",
-    why="the length of a row is known from the sizes of its pictures",
-    without="the processor is called for each row to know it, which decodes pictures twice",
-)
+@private("transformers", "_get_num_multimodal_tokens", "vision.py")
 def test_processors_count_the_tokens_of_pictures() -> None:
+    """The length of a row is known from the sizes of its pictures."""
     families = "llava:Llava llava_next:LlavaNext idefics3:Idefics3 qwen2_vl:Qwen2VL"
     for name in f"{families} qwen2_5_vl:Qwen2_5_VL paligemma:PaliGemma".split():
         module, _, family = name.partition(":")
@@ -678,14 +547,9 @@ def test_processors_count_the_tokens_of_pictures() -> None:
         assert "image_sizes" in inspect.signature(kind._get_num_multimodal_tokens).parameters
 
 
-@private(
-    "transformers",
-    "TRAINER",
-    "callers.py",
-    why="the error of a pipeline in the HF Trainer says which Trainer takes it",
-    without="it says what is right of a DataLoader",
-)
+@private("transformers", "TRAINER", "callers.py")
 def test_the_trainer_is_in_a_module_that_is_known() -> None:
+    """The error of a pipeline in the HF Trainer says which Trainer takes it."""
     pytest.importorskip("accelerate")
     assert resolve_name("transformers:Trainer").__module__ == callers.TRAINER
 
@@ -695,10 +559,9 @@ def test_the_trainer_is_in_a_module_that_is_known() -> None:
     "set_initial_training_values get_total_train_batch_size get_tp_size get_cp_size get_sp_size "
     "_internal_call label_names gather_function callback_handler ignore_data_skip EpochLength",
     "transformers/__init__.py",
-    why="a resumed run goes on with the batch that would have come, and ends where it would have",
-    without="an AttributeError, or a run that takes a wrong number of batches in its first epoch",
 )
 def test_the_trainer_has_what_is_overridden() -> None:
+    """A resumed run goes on with the batch that would have come, and ends where it would have."""
     pytest.importorskip("accelerate")
     trainer = resolve_name("transformers:Trainer")
     for name in ("total_train_batch_size", "tp_size", "cp_size", "sp_size"):
@@ -717,27 +580,17 @@ def test_the_trainer_has_what_is_overridden() -> None:
     assert written("transformers:Trainer", whole)
 
 
-@private(
-    "transformers",
-    "find_batch_size DataLoaderStateMixin",
-    "loaders.py",
-    why="rows of an evaluation's batch are counted as the Trainer counts them",
-    without="an ImportError",
-)
+@private("transformers", "find_batch_size DataLoaderStateMixin", "loaders.py")
 def test_the_trainer_counts_rows_of_a_batch() -> None:
+    """Rows of an evaluation's batch are counted as the Trainer counts them."""
     pytest.importorskip("accelerate")
     count = resolve_name("transformers.trainer_pt_utils:find_batch_size")
     assert count({"x": torch.zeros(3, 2), "y": [1]}) == 3
 
 
-@private(
-    "trl",
-    "_prepare_dataset _prepare_inputs",
-    "trl.py",
-    why="TRL's trainers take pipelines that make batches",
-    without="TRL would look at rows of a pipeline and fail, or DPO would get two batches for one",
-)
+@private("trl", "_prepare_dataset _prepare_inputs", "trl.py")
 def test_trainers_of_trl_have_what_is_overridden() -> None:
+    """TRL's trainers take pipelines that make batches."""
     for name in ("SFTTrainer", "DPOTrainer"):
         trainer = resolve_name(f"trl:{name}")
         assert written(f"trl:{name}.__init__", "train_dataset = self._prepare_dataset(")
@@ -749,28 +602,18 @@ def test_trainers_of_trl_have_what_is_overridden() -> None:
 # Lightning and Ray
 
 
-@private(
-    "lightning",
-    "_FitLoop.setup_data",
-    "callers.py",
-    why="a pipeline in Lightning without the data module is warned of",
-    without="such a run repeats or misses batches after a resume, and nothing is said",
-)
+@private("lightning", "_FitLoop.setup_data", "callers.py")
 def test_lightning_asks_for_batches_where_that_is_known() -> None:
+    """A pipeline in Lightning without the data module is warned of."""
     loop = resolve_name("lightning.pytorch.loops.fit_loop:_FitLoop")
     assert loop.setup_data.__qualname__ == callers.FITS
     assert loop.__module__.startswith(callers.LIGHTNING)
 
 
-@private(
-    "lightning",
-    "_mode flattened",
-    "lightning/__init__.py",
-    why='a CombinedLoader of mode "max_size" has loaders that have ended, without a position',
-    without="an AttributeError where training begins",
-)
+@private("lightning", "_mode flattened", "lightning/__init__.py")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_a_combined_loader_has_its_mode() -> None:
+    """A CombinedLoader of mode "max_size" has loaders that have ended, without a position."""
     combined = resolve_name("lightning.pytorch.utilities.combined_loader:CombinedLoader")
     made = combined([[1], [2, 3]], "max_size")
     assert made._mode == "max_size"
@@ -783,10 +626,9 @@ def test_a_combined_loader_has_its_mode() -> None:
     "lightning",
     "restarting epoch_progress batch_progress is_last_batch overfit_batches ckpt_path",
     "loaders.py",
-    why="the position saved is that of the last batch trained on",
-    without="an AttributeError where training begins",
 )
 def test_lightning_counts_the_batches_that_were_trained_on() -> None:
+    """The position saved is that of the last batch trained on."""
     trainer = resolve_name("lightning.pytorch:Trainer")(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False,
         enable_model_summary=False,
@@ -805,10 +647,9 @@ def test_lightning_counts_the_batches_that_were_trained_on() -> None:
     "ray",
     "_TorchAccelerator.prepare_data_loader _WrappedDataLoader.__iter__ prepare_data_loader",
     "callers.py",
-    why="Ray's prepare_data_loader() would take a batch ahead of a Loader's position: it is refused",
-    without="a run that resumes from Ray's checkpoint would lose a batch, and nothing is said",
 )
 def test_ray_prepares_loaders_where_that_is_known() -> None:
+    """Ray's prepare_data_loader() would take a batch ahead of a Loader's position: it is refused."""
     modules = [import_module(one) for one in callers.RAY]
     assert all(callable(one.prepare_data_loader) for one in modules)  # type: ignore[attr-defined]
     assert callable(resolve_name(f"{callers.RAY[0]}:_TorchAccelerator.prepare_data_loader"))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import trainpipes as tp
 from trainpipes_recipes.generate import generate
 
-ROWS = 400
+ROWS = 1200
 
 
 def answer(row: dict[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import trainpipes as tp
 from chats import conversations_of, small_tokenizer
 from trainpipes.testing import digest
 from trainpipes_recipes import chat
-from trainpipes_recipes.chats import conversations
 
 SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 8, "num_shards": 2}
 ONE: dict[str, Any] = {"batch_size": 1, "num_shards": 1}
@@ -93,12 +91,6 @@ FILES: dict[str, Callable[[pa.Table, Path], Any]] = {
     "x.parquet": lambda table, path: pq.write_table(table, path, row_group_size=3),
     "x.jsonl": write_json,
 }
-SOURCES: dict[str, Callable[[list[Any]], tp.Pipeline]] = {
-    "from_iterable": lambda told: tp.from_iterable([{"conversations": each} for each in told]),
-    "filter": lambda told: tp.from_arrow(pa.table({"conversations": told})).filter(len),
-    "mix": lambda told: tp.mix({"a": tp.from_arrow(pa.table({"conversations": told[:8]})),
-        "b": tp.from_dataset([{"conversations": each} for each in told[8:]])}, weights={"a": 1, "b": 1}),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -111,16 +103,6 @@ def test_both_layouts_in_files_of_any_format(name: str, tmp_path: Path) -> None:
     found = [digest(batch) for batch in chat(one, small_tokenizer(), **SMALL)]
     assert found == [digest(batch) for batch in chat(other, small_tokenizer(), **SMALL)]
     assert len(found) == len(told) // 4
-
-
-@pytest.mark.parametrize("layout", [list, share_gpt])
-@pytest.mark.parametrize("name", SOURCES)
-def test_both_layouts_from_pipelines_of_rows(name: str, layout: Any) -> None:
-    told = [layout(each) for each in made()]
-    pipe = chat(SOURCES[name](told), small_tokenizer(), **{**SMALL, "drop_last": False})
-    count = 40 if name == "mix" else None  # which has no end
-    found = [pair for batch in islice(pipe, count) for pair in texts(batch)]
-    assert sorted(set(found) if count else found) == only(*made())
 
 
 def test_packed_rows_hold_each_conversation_once() -> None:
@@ -240,19 +222,6 @@ def test_parts_of_text_are_joined() -> None:
     assert caught.value.row == 0
 
 
-def test_text_of_any_type_of_arrow() -> None:
-    roles = pa.array(["user", "assistant"]).dictionary_encode()
-    for kind in (pa.large_string(), pa.string()):
-        content = pa.array(["q", "a"]).cast(kind)
-        told = pa.StructArray.from_arrays([roles, content], names=["role", "content"])
-        for lists in (pa.ListArray, pa.LargeListArray):
-            table = pa.table({"messages": lists.from_arrays([0, 2], told)})
-            (batch,) = chat(
-                tp.from_arrow(table), small_tokenizer(), template=TOOLS, batch_size=1, num_shards=1
-            )
-            assert texts(batch) == [("u:q|a:a|", "a")]
-
-
 GOOD = [message("user"), message("assistant")]
 BAD: dict[str, tuple[Any, str]] = {
     "none": ([], "a conversation has no message"),
@@ -349,12 +318,6 @@ def test_what_is_missing_is_told() -> None:
         tp.ConfigError, match="must be a tokenizer of transformers, or the name or folder"
     ):
         chat(rows(GOOD), "bytes")
-
-
-def test_rows_alone_can_be_converted() -> None:
-    told = [share_gpt(each) for each in made(6)]
-    found = list(conversations(rows(*told), "messages"))
-    assert [row["messages"] for row in found] == made(6)
 
 
 def test_weights_of_messages_are_refused() -> None:

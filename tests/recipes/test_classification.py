@@ -150,18 +150,6 @@ def test_classes_given_in_another_order_are_another_state() -> None:
         other.load_state_dict(state)
 
 
-@pytest.mark.parametrize(("values", "labels"), [
-    ([True, False], [1, 0]),
-    ([1.0, 0.0], [1, 0]),
-    ([3, 1], [3, 1]),
-    (["b ", "b"], [1, 0]),
-    (["", "x"], [0, 1]),
-])  # fmt: skip
-def test_labels_of_all_kinds_are_classes(values: list[Any], labels: list[int]) -> None:
-    rows = [{"text": t, "label": v} for t, v in zip("ab", values, strict=True)]
-    assert in_order(rows)["labels"].tolist() == labels
-
-
 def test_names_of_hugging_face_keep_their_integers() -> None:
     """A dataset whose features name three classes, of which two have rows; of the shape that ``from_hf``
     reads, since the package is not needed for that."""
@@ -205,12 +193,6 @@ def test_what_is_not_right_is_refused(
 ) -> None:
     with pytest.raises(error, match=said):
         list(classification(tp.from_dataset(rows), "bytes", **{"batch_size": 1} | options))
-
-
-def test_an_unknown_label_names_its_file(tmp_path: Path) -> None:
-    path = parquet(tmp_path)
-    with pytest.raises(tp.DataError, match=r"'food'.*rows\.parquet, row group \d, row \d+\)"):
-        list(classification(path, "bytes", classes=["animal"], num_shards=1))
 
 
 def test_a_one_for_each_class_is_no_list_of_classes() -> None:

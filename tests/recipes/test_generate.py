@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
+from interpreters import pid_of, python
 from recipes.generate_runs import ROWS, run
 from trainpipes_recipes.generate import generate, main
 
@@ -27,7 +29,7 @@ def test_each_row_is_written_once_over_kills(tmp_path: Path, order: str) -> None
     folder = tmp_path / "out"
     for _ in range(5):
         process = subprocess.Popen(
-            [sys.executable, "-m", "recipes.generate_runs", str(folder), order],
+            [*python(), "-m", "recipes.generate_runs", str(folder), order],
             cwd=Path(__file__).parent.parent,
         )
         before = len(list(folder.glob("part-*")))
@@ -35,7 +37,8 @@ def test_each_row_is_written_once_over_kills(tmp_path: Path, order: str) -> None
         while process.poll() is None and len(list(folder.glob("part-*"))) < before + more:
             time.sleep(0.002)
         time.sleep(draw.random() * 0.03)
-        process.send_signal(signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.kill(pid_of(process), signal.SIGKILL)
         kills += process.wait() == -signal.SIGKILL
     assert kills
     assert run(str(folder), order == "ordered") == ROWS

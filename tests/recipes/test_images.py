@@ -208,11 +208,6 @@ def test_an_unknown_label_names_its_file_and_row(
     assert (caught.value.path, caught.value.row) == (str(path), 13)
 
 
-def test_numbers_that_are_not_whole_are_no_classes() -> None:
-    with pytest.raises(tp.errors.DataError, match=r"holds 0\.5, which is no class"):
-        list(images(rows(**{"class": 0.5}), **SMALL))
-
-
 def test_a_broken_picture_names_its_file_and_row(tmp_path: Path) -> None:
     folder = in_folders(tmp_path)
     (folder / "bee" / "04.png").write_bytes(FILES[4][:80])

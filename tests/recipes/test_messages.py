@@ -49,13 +49,3 @@ def test_each_ending_is_named_once(tmp_path: Path) -> None:
     with pytest.raises(tp.MissingFilesError) as error:
         tp.recipe("pretrain", str(tmp_path), tokenizer="bytes").peek()
     assert str(error.value).count(".text") == 1
-
-
-def test_the_rule_of_keep_says_how_to_keep_nothing() -> None:
-    rows = tp.from_arrow(pa.table({"input_ids": [[1]]}))
-    for value in (None, 3, "id"):
-        with pytest.raises(
-            tp.ConfigError, match=r"pack\(keep\) must be a list of column names, \[\] for none"
-        ):
-            rows.pack(4, keep=value)  # type: ignore[arg-type]
-    assert len(list(rows.pack(4, keep=[]))) == 1

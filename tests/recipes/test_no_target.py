@@ -30,43 +30,25 @@ CHOICES = [{"prompt": p, "chosen": f" {k}", "rejected": " no"} for k, p in enume
 Make = Callable[..., tp.Pipeline]
 
 
-def sft(files: Any, **options: Any) -> tp.Pipeline:
-    return tp.recipe("sft", files, "bytes", max_length=64, drop_last=False, **SMALL, **options)
+def recipe(name: str, tokenizer: Any = "bytes", **options: Any) -> Make:
+    def make(files: Any, **more: Any) -> tp.Pipeline:
+        given = {"max_length": 64, **SMALL, **options, **more}
+        if not given.get("packed"):
+            given["drop_last"] = False
+        return tp.recipe(name, files, tokenizer() if callable(tokenizer) else tokenizer, **given)
+
+    return make
 
 
-def chat(files: Any, **options: Any) -> tp.Pipeline:
-    return tp.recipe(
-        "chat", files, small_tokenizer(), max_length=64, drop_last=False, **SMALL, **options
-    )
-
-
-def packed(files: Any, **options: Any) -> tp.Pipeline:
-    return tp.recipe(
-        "chat", files, small_tokenizer(), max_length=64, packed=True, **SMALL, **options
-    )
-
-
-def packed_sft(files: Any, **options: Any) -> tp.Pipeline:
-    return tp.recipe("sft", files, "bytes", max_length=64, packed=True, **SMALL, **options)
-
-
-def preference(files: Any, **options: Any) -> tp.Pipeline:
-    return tp.recipe(
-        "preference", files, "bytes", max_length=64, drop_last=False, **SMALL, **options
-    )
-
-
-def evaluated(files: Any, **options: Any) -> tp.Pipeline:
-    return sft(files, train=False, **options)
-
-
+sft = recipe("sft")
+chat = recipe("chat", small_tokenizer)
 RECIPES: dict[str, tuple[Make, list[dict[str, Any]]]] = {
     "sft": (sft, PAIRS),
     "chat": (chat, CHATS),
-    "chat / packed": (packed, CHATS),
-    "sft / packed": (packed_sft, PAIRS),
-    "preference": (preference, CHOICES),
-    "sft / evaluated": (evaluated, PAIRS),
+    "chat / packed": (recipe("chat", small_tokenizer, packed=True), CHATS),
+    "sft / packed": (recipe("sft", packed=True), PAIRS),
+    "preference": (recipe("preference"), CHOICES),
+    "sft / evaluated": (recipe("sft", train=False), PAIRS),
 }
 
 
@@ -94,33 +76,24 @@ def targets(pipe: tp.Pipeline) -> list[bool]:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_warns_once_of_rows_without_a_target(name: str, tmp_path: Path) -> None:
+def test_a_recipe_warns_once_keeps_in_silence_or_refuses_the_first(
+    name: str, tmp_path: Path
+) -> None:
     make, rows = RECIPES[name]
-    with pytest.warns(
-        UserWarning, match="no target for the loss, since .* raise max_length=64"
-    ) as caught:
-        found = targets(make(written(rows, tmp_path)))
+    files = written(rows, tmp_path)
+    said = "no target for the loss, since .* raise max_length=64"
+    with pytest.warns(UserWarning, match=said) as caught:
+        found = targets(make(files))
     assert len(caught) == 1
     assert not all(found)
     if "packed" not in name:
         assert (len(found), sum(found)) == (48, 12)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_keeps_them_in_silence(name: str, tmp_path: Path) -> None:
-    make, rows = RECIPES[name]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not all(targets(make(written(rows, tmp_path), on_error="keep")))
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_refuses_the_first_one(name: str, tmp_path: Path) -> None:
-    make, rows = RECIPES[name]
-    with pytest.raises(
-        tp.DataError, match=r"a row has no target.* max_length=64.*row group \d, row \d"
-    ):
-        list(make(written(rows, tmp_path), on_error="raise"))
+        assert not all(targets(make(files, on_error="keep")))
+    said = r"a row has no target.* max_length=64.*row group \d, row \d"
+    with pytest.raises(tp.DataError, match=said):
+        list(make(files, on_error="raise"))
 
 
 @pytest.mark.parametrize("cache", [False, True])
@@ -214,14 +187,3 @@ def test_files_tokenized_ahead_are_warned_of_and_refused(tmp_path: Path) -> None
         assert targets(sft(str(tmp_path / "ids"))).count(True) == 12
     with pytest.raises(tp.DataError, match="a row has no target"):
         list(sft(str(tmp_path / "ids"), on_error="raise"))
-
-
-def test_rows_left_out_ahead_are_not_in_the_files(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "trainpipes"):
-        done = tokenize(sft(written(PAIRS, tmp_path), on_error="skip"), tmp_path / "ids")
-    assert (done.rows, done.read) == (12, 48)
-    assert "rows left out: they have no target" in caplog.text
-    assert targets(sft(str(tmp_path / "ids"))) == [True] * 12
-    assert targets(done.pipeline) == [True] * 12

@@ -14,7 +14,6 @@ from torch import Tensor
 
 import trainpipes as tp
 from chats import Message, small_tokenizer
-from trainpipes.testing import digest
 from trainpipes_recipes import preference
 
 ONE: dict[str, Any] = {"batch_size": 1, "num_shards": 1}
@@ -160,24 +159,6 @@ def test_conversations_that_go_on_alike_have_a_response_each(same: int) -> None:
     assert bad == ["a<|im_end|>", "a<|im_end|>b<|im_end|>", "b<|im_end|>"][same]
 
 
-@pytest.mark.parametrize("make", [texts, talks, lambda: shared(talks())])
-@pytest.mark.parametrize("from_file", [True, False])
-def test_rows_of_any_source_give_the_same(make: Any, from_file: bool, tmp_path: Path) -> None:
-    table = pa.Table.from_pylist(make()).append_column("id", pa.array(range(len(make()))))
-    pq.write_table(table, tmp_path / "x.parquet", row_group_size=3)
-    given: Any = tmp_path if from_file else tp.from_iterable(make())
-    tokenizer = "bytes" if make is texts else small_tokenizer()
-    decode = plain if make is texts else small_tokenizer().decode
-    found, wanted = (
-        sorted(
-            row for batch in preference(rows, tokenizer, **ONE) for row in rows_of(batch, decode)
-        )
-        for rows in (given, tp.from_arrow(table))
-    )
-    assert found == wanted
-    assert len(found) == len(table)
-
-
 def test_a_row_that_is_too_long_loses_its_end() -> None:
     rows = tp.from_dataset([{"prompt": "abc", "chosen": "defg", "rejected": "h"}])
     (batch,) = preference(rows, "bytes", max_length=6, **ONE)
@@ -238,14 +219,6 @@ def test_a_bad_conversation_is_named_or_dropped(name: str, tmp_path: Path) -> No
     assert len(list(preference(tmp_path, small_tokenizer(), on_error="skip", **ONE))) == 2
 
 
-def test_conversations_that_share_nothing_are_bad() -> None:
-    rows = tp.from_dataset(
-        [{"chosen": [said("user", "a"), ANSWER], "rejected": [said("user", "b"), ANSWER]}]
-    )
-    with pytest.raises(tp.DataError, match="there is no message in the prompt"):
-        list(preference(rows, small_tokenizer(), **ONE))
-
-
 def test_what_is_missing_is_told() -> None:
     with pytest.raises(tp.SchemaError, match=r"names tried were chosen \+ rejected, .*chosen=..."):
         preference(tp.from_arrow(pa.table({"x": ["a"]})), "bytes")
@@ -270,12 +243,3 @@ def test_a_null_in_the_first_row_does_not_tell_what_the_others_hold() -> None:
     told = [None, [ASK, ANSWER]]
     rows = tp.from_arrow(pa.table({"chosen": told, "rejected": told}))
     assert len(list(preference(rows, small_tokenizer(), on_error="skip", **ONE))) == 1
-
-
-def test_columns_of_other_names() -> None:
-    rows = [{"q": row["prompt"], "yes": row["chosen"], "no": row["rejected"]} for row in texts()]
-    pipe = preference(
-        tp.from_dataset(rows), "bytes", prompt="q", chosen="yes", rejected="no", **SMALL
-    )
-    same = preference(tp.from_dataset(texts()), "bytes", **SMALL)
-    assert [digest(batch) for batch in pipe] == [digest(batch) for batch in same]

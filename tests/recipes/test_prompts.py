@@ -87,7 +87,7 @@ def test_long_and_empty_prompts(tmp_path: Path) -> None:
     ({"num_generations": 3}, "multiple of num_generations=3, so that no prompt"),
     ({"num_generations": 0}, "num_generations"),
     ({"num_generations": 2, "batch_size": None}, "must be 1 for single rows"),
-    ({"max_length": 5}, "counts tokens"),
+    ({"max_length": 5}, "must be None without a tokenizer"),
     ({"output": "tensor"}, 'must be "ids" or "text"'),
 ])  # fmt: skip
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:

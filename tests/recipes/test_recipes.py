@@ -56,11 +56,11 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """10,000 rows in three files of uneven row groups."""
+    """4,010 rows in three files of uneven row groups."""
     folder = tmp_path_factory.mktemp("rows")
-    table = pa.table({"prompt": texts(10_000, seed=2), "response": texts(10_000, 3, longest=30)})
+    table = pa.table({"prompt": texts(4010, seed=2), "response": texts(4010, 3, longest=30)})
     for number, (start, stop, group) in enumerate(
-        [(0, 6000, 900), (6000, 6100, 7), (6100, 10_000, 4000)]
+        [(0, 2400, 900), (2400, 2500, 7), (2500, 4010, 1510)]
     ):
         pq.write_table(
             table.slice(start, stop - start), folder / f"{number}.parquet", row_group_size=group
@@ -130,11 +130,11 @@ def assert_same(found: list[Batch], wanted: list[Batch]) -> None:
 
 def test_seq2seq_gives_what_plain_python_gives(files: Path, tokenizer: Any) -> None:
     rows = list(in_order(files, buffer_size=1000, seed=5))
-    assert len(rows) == 10_000
-    assert Counter(row["prompt"] for row in rows) == Counter(texts(10_000, seed=2))
+    assert len(rows) == 4010
+    assert Counter(row["prompt"] for row in rows) == Counter(texts(4010, seed=2))
     found = list(seq2seq(files, tokenizer, buffer_size=1000, seed=5, drop_last=False))
     assert_same(found, list(plain_seq2seq(iter(rows), tokenizer)))
-    assert len(found) == 313
+    assert len(found) == 126
 
 
 def test_sft_gives_what_plain_python_gives(files: Path, tokenizer: Any) -> None:
@@ -162,24 +162,14 @@ def test_packed_rows_of_sft_hold_each_pair_once(files: Path, tokenizer: Any) -> 
     options: dict[str, Any] = {"max_length": 256, "buffer_size": 1000}
     given = files / "1.parquet", files / "0.parquet"
     alone = learnt(sft(list(given), tokenizer, drop_last=False, **options))
-    assert alone.total() == 6100
+    assert alone.total() == 2500
     packed = sft(list(given), tokenizer, packed=True, num_shards=4, **options)
     assert list(packed.peek()) == [
         "input_ids", "labels", "position_ids", "segment_ids", "cu_seqlens", "max_seqlen"
     ]  # fmt: skip
     assert [learnt(packed, 256) for _ in range(2)] == [alone, alone]
     ranks = [packed.repeat().distributed(rank=rank, world_size=2) for rank in (0, 1)]
-    assert not learnt(batch for rank in ranks for batch in islice(rank, 50)) - alone
-
-
-def test_columns_may_have_any_name(tmp_path: Path) -> None:
-    pq.write_table(
-        pa.table({"q": ["a", "b"], "a": ["c", "d"], "z": [1, 2]}), tmp_path / "x.parquet"
-    )
-    batch = next(iter(sft(tmp_path, "bytes", prompt="q", response="a", batch_size=2)))
-    assert sorted(batch["labels"][:, 1].tolist()) == [ord("c"), ord("d")]
-    batch = next(iter(seq2seq(tmp_path, "bytes", prompt="q", response="a", batch_size=2)))
-    assert sorted(batch) == ["attention_mask", "input_ids", "labels"]
+    assert not learnt(batch for rank in ranks for batch in islice(rank, 20)) - alone
 
 
 def test_no_sequence_is_longer_than_max_length(files: Path, tokenizer: Any) -> None:
@@ -189,11 +179,6 @@ def test_no_sequence_is_longer_than_max_length(files: Path, tokenizer: Any) -> N
         assert (batch["input_ids"].gather(1, last) == tokenizer.eos_token_id).all()
     for batch in seq2seq(files, tokenizer, max_length=20, batch_size=500):
         assert batch["input_ids"].shape[1] == batch["labels"].shape[1] == 20
-
-
-def test_files_are_given_by_position_or_by_name(files: Path) -> None:
-    by_name = tp.recipe("sft", files=files, tokenizer="bytes")
-    assert tp.recipe("sft", files, "bytes") == tp.recipe("sft", files, tokenizer="bytes") == by_name
 
 
 REFUSED: dict[str, tuple[str, list[Any], dict[str, Any], str]] = {

@@ -52,12 +52,3 @@ def test_ids_are_those_of_the_texts(folder: Path) -> None:
     ids = np.fromfile(folder / "ids" / "train.bin", np.uint16).tolist()
     texts = [row["text"] for row in tp.read_parquet(folder / "texts")]
     assert tokenizer.decode(ids) == "".join(text + tokenizer.eos_token for text in texts)
-
-
-def test_pictures_are_pictures(folder: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
-    for shape in samples.SHAPES:
-        paths = sorted((folder / "pictures" / shape).iterdir())
-        assert len(paths) == samples.PICTURES
-        with image.open(paths[0]) as opened:
-            assert opened.size == (samples.SIDE, samples.SIDE)

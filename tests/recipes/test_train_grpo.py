@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from interpreters import pid_of, python
 from torch_settings import torch_as_before
 from trainpipes_recipes import samples, train_grpo
 
@@ -91,11 +92,11 @@ def test_prompts_that_are_always_answered_do_not_come_again(
 
 def test_a_killed_run_goes_on(data: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    command = [sys.executable, "-m", "trainpipes_recipes.train_grpo", *options(data, output, 1000)]
+    command = [*python(), "-m", "trainpipes_recipes.train_grpo", *options(data, output, 1000)]
     process = subprocess.Popen(command)
     while process.poll() is None and not list(output.glob("step-*.pt")):
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
+    os.kill(pid_of(process), signal.SIGKILL)
     process.wait()
     newest = max(output.glob("step-*.pt"))
     step = torch.load(newest, weights_only=True)["step"]

@@ -32,9 +32,9 @@ def causal(vocabulary: int = BYTES) -> nn.Module:
 
 
 def padded(model: Any, batch: Any) -> Tensor:
-    from trainpipes_recipes import train_sft
+    from trainpipes_recipes import training
 
-    return train_sft.loss_sum(model, batch) / train_sft.targets_of(batch).clamp(min=1)
+    return training.loss_sum(model, batch) / training.targets_of(batch).clamp(min=1)
 
 
 def packed_loss(model: Any, batch: Any) -> Tensor:

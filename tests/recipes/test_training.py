@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ import trainpipes as tp
 import trainpipes_recipes
 from torch_settings import torch_as_before
 from trainpipes.testing import digest
-from trainpipes_recipes import samples
+from trainpipes_recipes import samples, training
 
 #: Those that train on the batches of a recipe.
 SCRIPTS = sorted(
@@ -102,8 +103,6 @@ def test_evaluation_is_over_every_row_and_draws_nothing(
 ) -> None:
     from transformers import LlamaForCausalLM
 
-    from trainpipes_recipes import train_sft
-
     plain = train("train_sft", "--steps", "4")
     shutil.rmtree(tmp_path / "run")
     files = [f"{data}/functions"]
@@ -115,8 +114,8 @@ def test_evaluation_is_over_every_row_and_draws_nothing(
         "sft", files, str(data / "tokenizer"), train=False, batch_size=16, max_length=64
     )
     with torch.no_grad():
-        total = sum(train_sft.loss_sum(model, batch) for batch in held_out)
-    wanted = total / sum(train_sft.targets_of(batch) for batch in held_out)
+        total = sum(training.loss_sum(model, batch) for batch in held_out)
+    wanted = total / sum(training.targets_of(batch) for batch in held_out)
     assert f"evaluation loss {wanted:.4f}" in said.splitlines()[-1]
 
 
@@ -125,6 +124,7 @@ def test_batches_of_a_step_weigh_as_their_targets_do(train: Train, tmp_path: Pat
     together = train("train_sft", "--steps", "6")
     shutil.rmtree(tmp_path / "run")
     apart = train("train_sft", "--steps", "6", "--batch-size", "2", "--accumulate", "2")
+    assert together[0][2] == pytest.approx(math.log(2048), rel=0.1)  # the mean over targets
     for (_, _, one), (_, _, other) in zip(together, apart, strict=True):
         assert one == pytest.approx(other, rel=1e-4)
 
@@ -159,7 +159,7 @@ def test_packed_pairs_have_the_loss_that_each_has_alone() -> None:
     """Of each response, given its own prompt: no pair sees another one."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from trainpipes_recipes import train_pretrain, train_sft
+    from trainpipes_recipes import train_pretrain
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
@@ -172,29 +172,15 @@ def test_packed_pairs_have_the_loss_that_each_has_alone() -> None:
     total, count = torch.zeros(()), 0
     for alone in tp.recipe("sft", rows, "bytes", batch_size=1, **options):
         total, count = (
-            total + train_sft.loss_sum(model, alone),
-            count + train_sft.targets_of(alone),
+            total + training.loss_sum(model, alone),
+            count + training.targets_of(alone),
         )
     assert (batch["labels"] != -100).sum() == count
     torch.testing.assert_close(train_pretrain.loss_of(model, batch), total / count)
 
 
-def test_a_batch_without_targets_has_no_loss() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from trainpipes_recipes import train_sft
-
-    model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=9, hidden_size=32, intermediate_size=8, num_hidden_layers=1)
-    )
-    ones = torch.ones(2, 5, dtype=torch.int64)
-    batch = {"input_ids": ones, "attention_mask": ones, "labels": torch.full((2, 5), -100)}
-    assert train_sft.targets_of(batch) == 0
-    assert train_sft.loss_sum(model, batch) == 0
-
-
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_stands_alone_and_says_what_it_trains(
+def test_a_script_is_copied_with_one_more_file_and_says_what_it_trains(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = {"train_vision": "vision_chat"}.get(path.stem, path.stem.removeprefix("train_"))
@@ -203,13 +189,9 @@ def test_a_script_stands_alone_and_says_what_it_trains(
     found = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     found |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     ours = {name for name in found if name and name.startswith("trainpipes")}
-    assert ours == {"trainpipes"}
-    others = {(name or "").split(".")[0] for name in found} - {
-        "torch",
-        "transformers",
-        "trainpipes",
-    }
-    assert others <= {"argparse", "collections", "contextlib", "os", "pathlib", "time", "typing"}
+    assert ours == {"trainpipes", "trainpipes_recipes"}
+    others = {(name or "").split(".")[0] for name in found - ours}
+    assert others <= {"collections", "time", "torch", "transformers", "typing"}
     main: Any = importlib.import_module(f"trainpipes_recipes.{path.stem}").main
     with pytest.raises(SystemExit) as ended:
         main(["--help"])

@@ -39,23 +39,20 @@ BY_NAME = {"__name__", "__qualname__", "co_name", "co_qualname"}
 
 @dataclass(frozen=True)
 class Private:
-    """Names of a package ("python" for its library), the files that use them, why, and what happens
-    without them.
-    """
+    """Names of a package ("python" for its library), and the files that use them."""
 
     package: str
     names: tuple[str, ...]
     files: tuple[str, ...]
-    why: str
-    without: str
 
 
 LIST: list[Private] = []
 
 
-def private(package: str, names: str, files: str, *, why: str, without: str) -> Callable[..., Any]:
-    """Enter names in the list, with a test that fails where the installed package has them no more."""
-    one = Private(package, tuple(names.split()), tuple(files.split()), why, without)
+def private(package: str, names: str, files: str) -> Callable[..., Any]:
+    """Enter names in the list, with a test that fails where the installed package has them no more. Its
+    docstring says what they are for."""
+    one = Private(package, tuple(names.split()), tuple(files.split()))
     LIST.append(one)
 
     def entered(test: Callable[..., None]) -> Callable[..., None]:
@@ -68,7 +65,7 @@ def private(package: str, names: str, files: str, *, why: str, without: str) -> 
             except Exception as error:
                 raise AssertionError(
                     f"{package} {_version(package)} lacks one of {', '.join(one.names)} ({error!r}), "
-                    f"for {why}; without it: {without}; it was there in {package} {_pinned(package)}"
+                    f"which are there so that: {test.__doc__} It was there in {package} {_pinned(package)}"
                 ) from error
 
         return run

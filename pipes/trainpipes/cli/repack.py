@@ -43,12 +43,7 @@ def _names(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> lis
 @o.OVERWRITE
 @o.STORAGE_OPTIONS
 @o.AS_JSON
-def command(
-    files: tuple[str, ...],
-    folder: str,
-    as_json: bool,
-    **others: Any,
-) -> None:
+def command(files: tuple[str, ...], folder: str, as_json: bool, **others: Any) -> None:
     """Rewrite data files as Parquet, shuffled if wanted.
 
     IN are files, folders, globs or URLs of one format: Parquet, JSON lines, CSV, Arrow, text, NumPy, tar; OUT

@@ -29,8 +29,8 @@ from trainpipes.state.merge import merge_states
 
 #: Ends of names of files that are looked into in a folder; and the index of torch.distributed.checkpoint.
 ENDS, INDEX = (".json", ".pt", ".pth", ".bin", ".ckpt", ".pkl"), ".metadata"
-#: Dicts and lists that are looked into, and characters of the keys that lead to one, at most.
-MOST, MOST_KEYS = 200_000, 2000
+#: Characters of the keys that lead to a state, at most.
+MOST_KEYS = 2000
 #: Where the classes are that an index of torch.distributed.checkpoint may name; and others.
 METADATA = "torch.distributed.checkpoint.metadata"
 PLAIN = (
@@ -101,12 +101,16 @@ def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
     if not os.fspath(path) or not place.exists():
         what = f"{cut(os.fspath(path)) or repr(path)} is not there"
         raise MissingFilesError(f"{what}: give the file or folder of a checkpoint of this machine")
+    if not place.is_dir():
+        return _states_of(place)
+    indexed = (place / INDEX).exists()
     found: list[FoundState] = []
-    for file in _files(place) if place.is_dir() else [place]:
-        try:
-            found += _states_of(file)
-        except (StateError, UnreadableError) as error:
-            problem = problem or error
+    for file in [place / INDEX] if indexed else sorted(place.rglob("*")):
+        if file.is_file() and (file.name == INDEX or file.suffix in ENDS):
+            try:
+                found += _states_of(file)
+            except (StateError, UnreadableError) as error:
+                problem = problem or error
     if not found:
         said = f"{path} holds no state of trainpipes: give the folder of one checkpoint, or a file"
         raise problem or StateError(said, path=str(path))
@@ -168,13 +172,6 @@ def fits(
 # Files
 
 
-def _files(folder: Path) -> list[Path]:
-    if (folder / INDEX).exists():
-        return [folder / INDEX]
-    found = sorted(folder.rglob("*"))
-    return [one for one in found if one.is_file() and (one.name == INDEX or one.suffix in ENDS)]
-
-
 def _states_of(path: Path) -> list[FoundState]:
     value = _dcp(path) if path.name == INDEX else _value(path)
     where = str(path.parent if path.name == INDEX else path)
@@ -187,7 +184,7 @@ def _states_in(value: Any, path: str) -> Iterator[FoundState]:
     """The states in a value, the outermost first."""
     seen: set[int] = set()
     coming = deque([("", value)])
-    while coming and len(seen) < MOST:
+    while coming:
         keys, one = coming.popleft()
         names = one.keys() if isinstance(one, Mapping) else set()
         if {"trainpipes", "epoch", "num_shards"} <= names:  # in all formats
@@ -196,7 +193,7 @@ def _states_in(value: Any, path: str) -> Iterator[FoundState]:
             raise _refused(Path(path), f"{keys}: {unrecognized_state_error(one)}")
         elif id(one) not in seen and len(keys) < MOST_KEYS:
             seen.add(id(one))
-            for key, below in one.items() if isinstance(one, Mapping) else enumerate(one):
+            for key, below in one.items() if names else enumerate(one):
                 if isinstance(below, Mapping | list | tuple):
                     name = json.dumps(key) if isinstance(key, str) else repr(key)[:80]
                     coming.append((f"{keys}[{name}]", below))

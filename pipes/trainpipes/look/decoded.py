@@ -27,8 +27,7 @@ from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors.text import escaped
 from trainpipes.interfaces.stage import Stage
-from trainpipes.look.pictures import MakesPictures
-from trainpipes.look.values import MASKS, Array, head
+from trainpipes.look.values import MASKS, Array, MakesPictures, head
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.token_ids import MaskTokens

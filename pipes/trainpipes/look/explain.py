@@ -25,7 +25,6 @@ from trainpipes.look.record import mermaid, record, written
 from trainpipes.order.layout import Layout, divisors
 from trainpipes.order.topology import Topology
 from trainpipes.sources.files.file_reader import FileBlocks
-from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.tokenizing import Tokenizes
 
@@ -333,12 +332,6 @@ def _notes(plan: Plan, window_rows: int | None, world_size: int) -> Iterator[str
         yield (
             "shuffle() before the reader changes the order of files only, and rows keep their places in a "
             "file: shuffle() after the reader mixes rows, and files, too"
-        )
-    several = next((s for s in chain.after if isinstance(s, FlatMap)), None)
-    if chain.shuffle is not None and several is not None:
-        yield (
-            f"{several} makes several rows of one after the shuffle, so that these stay together: to mix "
-            "them, too, write them to files by write_parquet(folder), and shuffle what is read from there"
         )
     dropping = [s for s in chain.stages if s.options.get("on_error") and not s.traits.keeps_rows]
     if dropping and not any(isinstance(s, PackingStage) for s in chain.stages):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +16,11 @@ from trainpipes._internal.messages import need_columns
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import has_text, is_number, replaced, to_numpy
 from trainpipes.errors import SchemaError
+from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import amount, cut, shown
-from trainpipes.look import inspect_findings as findings
-from trainpipes.look.inspect_reading import NAMES, Found, find_files, read_sample
-from trainpipes.look.inspect_result import Column, Inspection, Lengths
+from trainpipes.look.inspect_reading import NAMES, TEXTS, Found, find_files, read_sample
+from trainpipes.look.inspect_result import Column, Finding, Inspection, Lengths
+from trainpipes.sources.files.schema import one_schema
 from trainpipes.tokenizers.engine import TokenizerEngine
 from trainpipes.tokenizers.load import load
 
@@ -30,6 +32,16 @@ MOST_COLUMNS = 4
 MOST_SHOWN = 80
 #: What lengths are in; of several columns together, the last of these.
 UNITS = ("items", "bytes", "tokens")
+#: Rows that ``shuffle`` mixes at a time in README and recipes, and shards that ``sharding_filter`` makes.
+BUFFER_ROWS, NUM_SHARDS = 40_960, 24
+#: Rows of a row group above which a resume within it is slow: docs/speed.md.
+LARGE_ROWS = 100_000
+#: Row groups of fewer rows and bytes cost a seek or a request each. Of few of them it does not matter.
+SMALL_ROWS, SMALL_BYTES, MANY = 1000, 1 << 20, 100
+#: Rows of a row group that are good for most data.
+GOOD_ROWS = 10_000
+#: Files that a command names.
+NAMED = 5
 
 
 def inspect_files(
@@ -106,15 +118,52 @@ def inspect_files(
         sampled_rows=found.looked_at,
         shown=_shown(tables, np.linspace(0, sampled - 1, min(rows, sampled)).astype(int).tolist()),
         lengths=lengths,
-        findings=[
-            *findings.of_files(found),
-            *findings.of_bad_rows(found),
-            *findings.of_blocks(found, total),
-        ],
+        findings=list(_findings(found, total)),
         unreadable=found.unreadable,
         bad_rows=found.bad_rows,
         bad_places=found.bad,
     )
+
+
+def _findings(found: Found, rows: int) -> Iterator[Finding]:
+    if others := found.others:
+        named = " ".join(map(shlex.quote, others[:NAMED]))
+        text = f"{found.reader}() does not read files of other formats: {len(others):,} beside the data"
+        yield Finding("other_formats", text, f"trainpipes inspect {named}")
+    with_rows = {name for name, source in found.sources if len(source.lengths)}
+    several = [(name, schema) for name, schema in found.schemas.items() if name in with_rows]
+    try:
+        if several:
+            one_schema(several, None, f"{found.reader}()")
+    except SchemaError as error:
+        cure = f".{found.reader}(columns=[...]) with columns that all files have, or convert files"
+        yield Finding("mixed_schemas", str(error), cure)
+    if found.bad_rows:
+        text = f"{found.bad_rows:,} of {found.looked_at:,} rows that were looked at cannot be used"
+        stage = found.reader if found.reader in TEXTS else "decode_image"
+        cure = f".{stage}(..., on_error=tp.Quarantine(folder)), which lists them"
+        yield Finding("bad_rows", text, cure)
+    filled = found.lengths > 0
+    lengths, sizes = found.lengths[filled], found.block_bytes[filled]
+    if not len(lengths) or found.reader != "read_parquet":
+        return
+    files = " ".join(shlex.quote(hidden(url)) for url in found.urls[:NAMED])
+    more = " …" if found.urls[NAMED:] else ""
+    cure = f"trainpipes repack {files}{more} OUT --row-group-size {GOOD_ROWS}"
+    if lengths.max() > LARGE_ROWS or len(lengths) < min(NUM_SHARDS, rows // BUFFER_ROWS):
+        text = (
+            f"{len(lengths):,} row groups for {NUM_SHARDS} shards, of up to {lengths.max():,} rows "
+            f"({amount(sizes.max())}): .shuffle({BUFFER_ROWS}) mixes within one of them, and each is decoded "
+            "again by every shard that shares it and by a resume"
+        )
+        yield Finding("large_row_groups", text, cure)
+    median, size = int(np.median(lengths)), float(np.median(sizes))
+    if len(lengths) >= MANY and median < SMALL_ROWS and size < SMALL_BYTES:
+        text = (
+            f"half of the {len(lengths):,} row groups have {median:,} rows or fewer, of {amount(size)}: each "
+            "costs a seek, or a request to a server"
+        )
+        yield Finding("small_row_groups", text, cure)
 
 
 def _chunks(tables: Iterable[pa.Table]) -> dict[str, list[pa.Array]]:

@@ -23,9 +23,18 @@ from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.errors import DataError
 from trainpipes.errors.text import escaped
 from trainpipes.look.decoded import KnownIds, Piece, TokenGrid, known_ids, pieces_of, token_grids
-from trainpipes.look.pictures import Picture, WithRows, small, with_rows
 from trainpipes.look.previews import coming
-from trainpipes.look.values import NAME, as_mapping, cells_of, leaves, rows_of
+from trainpipes.look.values import (
+    NAME,
+    Picture,
+    WithRows,
+    as_mapping,
+    cells_of,
+    leaves,
+    rows_of,
+    small,
+    with_rows,
+)
 from trainpipes.tokenizers.load import load
 
 #: Items, and rows of each, at most: nobody reads more.

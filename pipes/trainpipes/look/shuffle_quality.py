@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainpipes._internal.checks import require
 from trainpipes._internal.progress import counted
 from trainpipes._internal.table import table
 from trainpipes._internal.types import IntArray
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RandomAccessSource, RowSource
 from trainpipes.interfaces.stage import Stage
@@ -26,9 +26,8 @@ from trainpipes.stages.batch import Batch
 
 #: Batches that are looked at where nothing says how large they are.
 BATCH_SIZE = 32
-#: Stages that say which rows are read, and in which order; and those after which rows are others.
+#: Stages that say which rows are read, and in which order.
 READING = kinds.Source | kinds.ShardStage | kinds.ShuffleStage
-MAKING = kinds.BatchingStage | kinds.PackingStage
 #: What of a source shapes the order.
 SHAPE = ("holds_numbers", "lengths", "unread", "row_bytes", "block_bytes", "file_of_block")
 
@@ -63,13 +62,13 @@ class ShuffleQuality:
         n = max(1, self.epoch_rows)
         of = f"{self.rows:,}" + f" of {n:,}" * (self.rows < self.epoch_rows)
         files = f"{self.files:,} file{'s'[: self.files != 1]}"
-        lines = [
+        kept, near = f"{self.neighbors_kept:<10.4f}", f"{self.neighbor_distance:<10.3f}"
+        return table([
             ("rows", f"{of} of {files}, batches of {self.batch_size}"),
-            ("neighbor distance", f"{self.neighbor_distance:<10.3f}random: 0.333"),
-            ("neighbors kept", f"{self.neighbors_kept:<10.4f}random: {min(1.0, 2 / n):.4f}"),
+            ("neighbor distance", f"{near}random: 0.333"),
+            ("neighbors kept", f"{kept}random: {min(1.0, 2 / n):.4f}"),
             ("files in a batch", f"{self.files_per_batch:<10.1f}random: {self.random_files_per_batch:.1f}"),
-        ]  # fmt: skip
-        return table(lines)
+        ])  # fmt: skip
 
     __repr__ = __str__
 
@@ -102,20 +101,17 @@ def shuffle_quality(
     """
     if isinstance(order, Pipeline):
         found = order_quality(order, batch_size=batch_size, epoch=epoch)
-        if found is None:
-            raise ConfigError(
-                "shuffle_quality(order) must be a pipeline over rows of files or of memory, or numbers of "
-                f"rows, got {order.stages[0]}; give the numbers of its rows as they come"
-            )
+        rule = "a pipeline over rows of files or of memory, or numbers of rows"
+        way = "give the numbers of its rows as they come"
+        require(found is not None, "shuffle_quality(order)", rule, order.stages[0], way)
+        assert found is not None
         return found
     numbers = np.asarray(order, dtype=np.int64)
     most = int(numbers.max(initial=-1)) + 1
     lengths = np.array([most] if files is None else files, dtype=np.int64)
-    if numbers.ndim != 1 or most > lengths.sum() or numbers.min(initial=0) < 0:
-        raise ConfigError(
-            f"shuffle_quality(order) must be row numbers from 0 to {int(lengths.sum()) - 1}, got shape "
-            f"{list(numbers.shape)} up to {most - 1}; give files= the rows of each file"
-        )
+    good = numbers.ndim == 1 and most <= lengths.sum() and numbers.min(initial=0) >= 0
+    rule = f"row numbers from 0 to {int(lengths.sum()) - 1}"
+    require(good, "shuffle_quality(order)", rule, most - 1, "give files= the rows of each file")
     return _measured(numbers, lengths, batch_size or BATCH_SIZE, len(numbers))
 
 
@@ -127,7 +123,9 @@ def order_quality(
     if chain.mixes or not isinstance(source, RowSource):
         return None
     kept: list[Stage] = []
-    for stage in takewhile(lambda s: not isinstance(s, MAKING), chain.stages):
+    for stage in takewhile(
+        lambda s: not isinstance(s, kinds.BatchingStage | kinds.PackingStage), chain.stages
+    ):
         in_file_order = not any(isinstance(s, kinds.ShuffleStage) for s in kept)
         if isinstance(stage, READING) or (isinstance(stage, kinds.CountingStage) and in_file_order):
             kept.append(stage._fresh())

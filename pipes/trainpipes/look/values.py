@@ -1,16 +1,21 @@
-"""The named values of an item, each with its type, shape, and range or text."""
+"""The named values of an item, each with its type, shape, and range or text; and its pictures, made small."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import html
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from io import BytesIO
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from trainpipes.columns.lazy_batches import LazyBatches
+from trainpipes.columns.run import Run
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import MOST_OF_URL, cut, escaped, shown
 
@@ -22,6 +27,8 @@ MOST_VALUES, DEEPEST = 64, 4
 MASKS = ("segment_ids", "attention_mask", "input_mask")
 #: Characters of a name, of a text, and of another value; texts of a batch that are quoted.
 NAME, TEXT, QUOTED, FEW = 80, 200, 120, 3
+#: Pixels of a side of a small picture.
+SIDE = 96
 
 
 def as_mapping(value: Any) -> Mapping[str, Any] | None:
@@ -156,3 +163,59 @@ def _span(value: Any) -> str:
     real = numbers[~np.isnan(numbers)]
     span = [f"{real.min():.4g} to {real.max():.4g}"] if real.size else []
     return "  ".join(span + [f"{numbers.size - real.size:,} NaN"] * (real.size < numbers.size))
+
+
+@runtime_checkable
+class MakesPictures(Protocol):
+    """A stage that makes batches of token ids and pictures."""
+
+    @property
+    def picture_token(self) -> int | None:
+        """The token that stands for a part of a picture."""
+
+    def pictures(self, rows: Sequence[Any]) -> list[list[Any]]:
+        """Pillow's images in each row of the batch that is made of these rows."""
+
+
+class Picture(NamedTuple):
+    """A picture's size, and a small one as PNG."""
+
+    width: int
+    height: int
+    png: bytes
+
+    def __str__(self) -> str:
+        return f"{self.width:,} x {self.height:,}"
+
+    @property
+    def html(self) -> str:
+        data = base64.b64encode(self.png).decode("ascii")
+        return f'<img src="data:image/png;base64,{data}" title="{html.escape(str(self))}">'
+
+
+class WithRows(NamedTuple):
+    """An item, and the rows that it was made of."""
+
+    item: Any
+    rows: Sequence[Any]
+
+
+def with_rows(run: Run) -> MutableSequence[Any]:
+    items, block, bounds = run.unroll(), run.block, run.bounds
+    if bounds is None:
+        bounds = np.arange(len(items) + 1, dtype=np.int64)
+
+    def known(k: int) -> WithRows:
+        first, stop = int(bounds[k]), int(bounds[k + 1])
+        return WithRows(items[k], list(block.slice(first, stop - first).rows()))
+
+    return LazyBatches(known, len(items))
+
+
+def small(picture: Any) -> Picture:
+    width, height = picture.size
+    picture = picture.convert("RGB")
+    picture.thumbnail((SIDE, SIDE))
+    out = BytesIO()
+    picture.save(out, "PNG")
+    return Picture(width, height, out.getvalue())
