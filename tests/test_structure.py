@@ -46,7 +46,6 @@ FOR_TYPES = {
     "look.explain": "a pipeline is explained by it",
     "nodes": "the class for each stage is made when the module is imported",
     "pipeline.chain": "its methods lead upward",
-    "pipeline.methods": "the methods of a pipeline are made before its class is",
     "sources.compressed": "files know their decompression, which reads files",
     "sources.files.block_reader": "a source opens its readers, which ask it",
     "sources.files.range_file": "a file's bytes as a file",

@@ -165,9 +165,9 @@ def main() -> None:
             if rank < ranks:
                 saved = run.leg(number, groups[number], saved)
             dist.barrier()  # until it is saved
-    write_beside(folder / f"got-{rank}.json", [one for run in runs for one in run.got])
-    write_beside(folder / f"meshed-{rank}.json", meshed())
-    write_beside(folder / f"told-{rank}.json", out_of_step())
+    got = [one for run in runs for one in run.got]
+    left = {"got": got, "meshed": meshed(), "told": out_of_step()}
+    write_beside(folder / f"left-{rank}.json", left)
     dist.barrier()
     dist.destroy_process_group()
 

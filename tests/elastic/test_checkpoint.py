@@ -35,76 +35,46 @@ OFTEN = [
 PAIRS = [(way, name) for way in WAYS for name in PIPELINES]
 
 
-def left_by_eight_ranks(folder: Path, pairs: list[tuple[str, str]]) -> Path:
-    """What eight real ranks leave, started by ``torchrun`` in an interpreter of its own."""
-    asked = [f"{way},{name}" for way, name in pairs]
-    run = Launch(SCRIPT, 8, folder, str(folder), *asked, interpreter=[sys.executable])
-    assert run.wait(180) == 0, run.said()
-    return folder
-
-
-@pytest.fixture(scope="module")
-def eight_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return left_by_eight_ranks(tmp_path_factory.mktemp("checkpoints"), OFTEN)
-
-
-@pytest.fixture(scope="module")
-def eight_ranks_of_others(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    others = [pair for pair in PAIRS if pair not in OFTEN]
-    return left_by_eight_ranks(tmp_path_factory.mktemp("checkpoints"), others)
-
-
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("way", "name"),
+    "pairs",
     [
-        pytest.param(
-            *pair, marks=[] if pair in OFTEN else pytest.mark.slow, id=f"{WAYS[pair[0]]}, {pair[1]}"
-        )
-        for pair in PAIRS
+        pytest.param(OFTEN, id="often"),
+        pytest.param([p for p in PAIRS if p not in OFTEN], id="others", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_saved_on_1_2_4_3_1_and_8_ranks_is_one_sequence(
-    way: str, name: str, request: pytest.FixtureRequest
+    pairs: list[tuple[str, str]], tmp_path: Path
 ) -> None:
-    folder: Path = request.getfixturevalue(
-        "eight_ranks" if (way, name) in OFTEN else "eight_ranks_of_others"
-    )
-    got = [one for path in folder.glob("got-*.json") for one in json.loads(path.read_text())]
-    pipe = PIPELINES[name]()
-    if name == "filtered":
-        pipe = pipe.repeat()
+    asked = [f"{way},{name}" for way, name in pairs]
+    run = Launch(SCRIPT, 8, tmp_path, str(tmp_path), *asked, interpreter=[sys.executable])
+    assert run.wait(180) == 0, run.said()
+    left = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("left-*.json"))]
+    got = [one for of_rank in left for one in of_rank["got"]]
     taken = sum(ranks * steps for ranks, steps in LEGS)
-    expected = [[way, name, 0, m, digest(batch)] for m, batch in enumerate(islice(pipe, taken))]
-    assert sorted(one for one in got if one[:2] == [way, name]) == expected
-
-
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize("mesh", ["data", "replicate, shard"])
-def test_in_a_mesh_only_the_data_parallel_dimensions_count(eight_ranks: Path, mesh: str) -> None:
-    left = [json.loads(path.read_text()) for path in eight_ranks.glob("meshed-*.json")]
-    found = [one for of_rank in left for one in of_rank if one["mesh"] == mesh]
-    by_rank: dict[int, list[list[str]]] = {}
-    for one in found:
-        by_rank.setdefault(one["rank"], []).append(one["given"])
-    assert {rank: len(pair) for rank, pair in by_rank.items()} == {0: 2, 1: 2, 2: 2, 3: 2}
-    assert all(first == second for first, second in by_rank.values())
-    whole = [digest(batch) for batch in PIPELINES["filtered"]()]
-    steps = len(by_rank[0][0])
-    assert steps > 20
-    for rank in range(4):
-        assert by_rank[rank][0] == whole[rank : 4 * steps : 4]
-    assert all(one["state"] == found[0]["state"] for one in found)
-    pipe = PIPELINES["filtered"]()
-    pipe.load_state_dict(found[0]["state"])
-    assert [digest(batch) for batch in pipe] == whole[80:]
-
-
-@pytest.mark.timeout(200)
-def test_ranks_that_gather_a_state_out_of_step_are_all_told(eight_ranks: Path) -> None:
-    told = [json.loads(path.read_text()) for path in eight_ranks.glob("told-*.json")]
+    for way, name in pairs:
+        pipe = PIPELINES[name]().repeat() if name == "filtered" else PIPELINES[name]()
+        expected = [[way, name, 0, m, digest(batch)] for m, batch in enumerate(islice(pipe, taken))]
+        assert sorted(one for one in got if one[:2] == [way, name]) == expected, WAYS[way]
+    told = [of_rank["told"] for of_rank in left]
     assert len(told) == 8
     assert all("batches: state 0 has 16, state 5 has 24; merge states" in one for one in told)
+    check_meshes([one for of_rank in left for one in of_rank["meshed"]])
+
+
+def check_meshes(left: list[dict[str, Any]]) -> None:
+    """In a mesh only the data-parallel dimensions count."""
+    whole = [digest(batch) for batch in PIPELINES["filtered"]()]
+    for mesh in ("data", "replicate, shard"):
+        found = [one for one in left if one["mesh"] == mesh]
+        steps = len(found[0]["given"])
+        assert steps > 20
+        given = sorted((one["rank"], one["given"]) for one in found)
+        assert given == [(r, whole[r : 4 * steps : 4]) for r in range(4) for _ in range(2)]
+        assert all(one["state"] == found[0]["state"] for one in found)
+        pipe = PIPELINES["filtered"]()
+        pipe.load_state_dict(found[0]["state"])
+        assert [digest(batch) for batch in pipe] == whole[80:]
 
 
 def rows(batch_size: int = 4) -> tp.Pipeline:

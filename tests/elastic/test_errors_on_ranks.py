@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from elastic.errors_on_ranks import uneven
 from launch import Launch
 
@@ -24,42 +22,30 @@ def failing(step: int) -> int:
     return int(SEQUENCE[2 * step + 1][-1])
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of what two ranks wrote, and what they said."""
-    folder = tmp_path_factory.mktemp("ranks")
+def test_a_batch_that_fails_is_raised_at_its_step_and_one_rank_may_ask_for_the_last(
+    tmp_path: Path,
+) -> None:
     named = [f"{workers},{failing(step)}" for step, workers in CASES]
-    run = Launch(SCRIPT, 2, folder, str(folder), *named)
+    run = Launch(SCRIPT, 2, tmp_path, str(tmp_path), *named)
     assert run.wait(100) == 0, run.said()
-    return folder, run.said()
 
+    def of_both(name: str) -> list[dict[str, Any]]:
+        return [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
 
-def of_both(folder: Path, name: str) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
-
-
-@pytest.mark.parametrize(("step", "workers"), CASES)
-def test_a_batch_that_fails_is_raised_at_its_step_and_no_rank_waits(
-    step: int, workers: int, ran: tuple[Path, str]
-) -> None:
-    first, second = of_both(ran[0], f"errors-{workers},{failing(step)}")
-    assert first["got"] == SEQUENCE[: 2 * step + 1 : 2]
-    assert second["got"] == SEQUENCE[1 : 2 * step : 2]
-    assert all(f"cannot take row {failing(step)}" in text for text in second["told"])
-    assert first["told"] == SEQUENCE[2 * step + 2 : 2 * step + 6 : 2]
-    assert second["state"]["batches"] == 2 * step  # the batch that failed was not given
-
-
-@pytest.mark.parametrize("way", ["plain", "placed"])
-def test_one_rank_alone_may_ask_whether_a_batch_was_the_last(
-    way: str, ran: tuple[Path, str]
-) -> None:
-    first, second = of_both(ran[0], "asked")
-    steps = len(second[way])
-    assert first[way] == SEQUENCE[: 2 * steps : 2]
-    assert second[way] == SEQUENCE[1 : 2 * steps : 2]
-    assert first[f"{way} answers"] == [False] * (steps - 1) + [True]
-    left = len(SEQUENCE) - 2 * steps
-    assert left > 0
-    assert f"epoch 0: {left} of {len(SEQUENCE)} batches" in ran[1]
-    assert first[f"{way} looked at"] < 300  # the first batch waits for two, not for sixteen
+    for step, workers in CASES:
+        first, second = of_both(f"errors-{workers},{failing(step)}")
+        assert first["got"] == SEQUENCE[: 2 * step + 1 : 2]
+        assert second["got"] == SEQUENCE[1 : 2 * step : 2]
+        assert all(f"cannot take row {failing(step)}" in text for text in second["told"])
+        assert first["told"] == SEQUENCE[2 * step + 2 : 2 * step + 6 : 2]
+        assert second["state"]["batches"] == 2 * step  # the batch that failed was not given
+    first, second = of_both("asked")
+    for way in ("plain", "placed"):
+        steps = len(second[way])
+        assert first[way] == SEQUENCE[: 2 * steps : 2]
+        assert second[way] == SEQUENCE[1 : 2 * steps : 2]
+        assert first[f"{way} answers"] == [False] * (steps - 1) + [True]
+        left = len(SEQUENCE) - 2 * steps
+        assert left > 0
+        assert f"epoch 0: {left} of {len(SEQUENCE)} batches" in run.said()
+        assert first[f"{way} looked at"] < 300  # the first batch waits for two, not for sixteen

@@ -79,7 +79,7 @@ def kill(run: Launch, leg: Path, rounds: int, rank: int | None) -> None:
 
 
 def run_chain(
-    folder: Path, work: Path, topologies: list[tuple[int, int]], seed: int, rounds: int = 24
+    folder: Path, work: Path, topologies: list[tuple[int, int]], seed: int, rounds: int = 12
 ) -> list[Path]:
     """Legs on (ranks, workers), each killed after some rounds but the last; their folders."""
     chance = random.Random(seed)
@@ -95,7 +95,7 @@ def run_chain(
             assert run.wait() == 0, run.said()
             break
         rank = chance.randrange(ranks) if chance.random() < 0.5 else None
-        kill(run, leg, chance.randint(2, 7), rank)
+        kill(run, leg, chance.randint(2, 5), rank)
     return legs
 
 

@@ -14,7 +14,6 @@ from launch import Launch
 from trainpipes_recipes import demo, samples
 from trainpipes_recipes.demo import Step, log_steps, read_log
 
-SCRIPTS = (pytest.param("train_sft", marks=pytest.mark.slow), "train_pretrain")
 EVERY, STEPS = 5, 60
 
 
@@ -49,9 +48,10 @@ def in_turn(ranks: list[list[Step]]) -> list[str]:
     return [step.batch for both in zip(*ranks, strict=True) for step in both]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("torch_as_before")
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ["train_sft", "train_pretrain"])
 def test_a_script_killed_on_two_ranks_goes_on_on_two_and_on_one(
     script: str, rows: Path, tmp_path: Path
 ) -> None:

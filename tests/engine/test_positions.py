@@ -377,13 +377,6 @@ def test_many_workers_read_one_epoch_after_the_other(workers: int) -> None:
         assert found == expected[number]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
-def test_sixty_four_worker_processes_read_one_epoch_after_the_other(kind: Any) -> None:
-    loader = kind(rows_one_by_one(64), batch_size=None, num_workers=64, prefetch_factor=1)
-    assert [given_by(loader) for _ in range(2)] == epochs_of(2, lambda: rows_one_by_one(64))
-
-
 def test_a_worker_that_never_started_is_not_taken_for_one_of_the_next_pass() -> None:
     expected = epochs_of(2)
     loader = DataLoader(pipeline(), batch_size=None, num_workers=2, worker_init_fn=SlowToStart())

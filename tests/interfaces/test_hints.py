@@ -74,12 +74,6 @@ def test_shuffled_files_are_no_shuffled_rows(tmp_path: Any) -> None:
     assert "changes the order of files" not in notes(files.read_parquet().shuffle(10))
 
 
-def test_rows_that_are_made_of_a_shuffled_one_stay_together() -> None:
-    texts = tp.from_dataset(["a b", "c d"])
-    assert "stay together" in notes(texts.shuffle(4).flat_map(str.split))
-    assert "stay together" not in notes(texts.flat_map(str.split))
-
-
 def leave(loader: Any, count: int = 2) -> None:
     for number, _ in enumerate(loader, 1):
         if number == count:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from trainpipes._internal.living import Living
+from trainpipes._internal.locks import Living
 
 
 class One:

@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 import trainpipes as tp
 from private_names import LIST, ROOTS, foreign, name_of, parsed, private, used, written
 from trainpipes._internal import callers
-from trainpipes._internal.instead import instead
+from trainpipes._internal.callers import instead
 from trainpipes.columns.content import tensor_digest
 from trainpipes.engine.iterating import agreement, epoch_counter, worker_end, worker_message
 from trainpipes.look import read_states
@@ -154,13 +154,6 @@ def test_what_is_pickled_for_a_process_can_be_told_from_a_copy() -> None:
     assert multiprocessing.context.get_spawning_popen() is None
     assert "stands" in epoch_counter.EpochCounter().__getstate__()
     assert written("multiprocessing.popen_spawn_posix:Popen._launch", "set_spawning_popen(self)")
-
-
-@private("python", "get_temp_dir", "worker_end.py")
-def test_sockets_of_this_process_are_in_a_folder_that_is_known() -> None:
-    """A worker whose trainer was killed removes its sockets."""
-    with multiprocessing.connection.Listener(family="AF_UNIX") as listener:
-        assert Path(str(listener.address)).parent == Path(worker_end.get_temp_dir())
 
 
 @private("python", "_thread _weakrefset _abc_impl", "contents.py")
@@ -315,7 +308,7 @@ def test_the_state_of_a_stateful_data_loader_is_known() -> None:
         rows().batch(2).load_state_dict(state)
 
 
-@private("torchdata", "StatefulDataLoader BaseNode", "instead.py")
+@private("torchdata", "StatefulDataLoader BaseNode", "callers.py")
 def test_loaders_and_nodes_of_torchdata_are_known_by_their_names() -> None:
     """From_dataset() says what to write in place of a loader or a node."""
     from torchdata.nodes import IterableWrapper

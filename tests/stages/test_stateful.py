@@ -13,7 +13,7 @@ import torch
 
 import trainpipes as tp
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.state.kept import decoded, encoded
+from trainpipes.state.cursor import decoded, encoded
 from trainpipes.testing import ResumeError, check_resume
 
 

@@ -47,7 +47,7 @@ def refused(found: list[Subject], count: int, seed: int) -> int:
 def test_a_damaged_state_is_refused_when_it_is_loaded_or_gives_the_very_same_items(
     folder: Path,
 ) -> None:
-    assert refused(made(folder, 4), 400, seed=1) > 300
+    assert refused(made(folder, 8), 200, seed=1) > 150
 
 
 @pytest.mark.nightly

@@ -18,10 +18,6 @@ def plain(row: Row) -> Row:
     return {**row, "y": row["x"] ** 2}
 
 
-def half_at_three(n: int) -> Row:
-    return {"x": 0.5 if n == 3 else n}
-
-
 def noisy(row: Row, rng: np.random.Generator) -> Row:
     return {**row, "noise": rng.random(), "image": torch.from_numpy(rng.random((3, 40, 40)))}
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from time import perf_counter, thread_time
 from typing import Any, TypeVar
 
-from trainpipes._internal.fork_lock import ForkLock
+from trainpipes._internal.locks import ForkLock
 
 T = TypeVar("T")
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from trainpipes._internal.activity import BYTES, TURN, doing
 from trainpipes._internal.checks import wrong
-from trainpipes._internal.interrupts import wait_for
-from trainpipes._internal.living import Living
+from trainpipes._internal.locks import Living, wait_for
 
 #: Most threads by default.
 MOST_THREADS = 8

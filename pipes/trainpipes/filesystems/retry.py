@@ -18,7 +18,7 @@ from fsspec.implementations.cached import CachingFileSystem
 from trainpipes._internal.activity import BYTES, count, doing
 from trainpipes._internal.checks import copied, require, whole_number
 from trainpipes._internal.clean_errors import clean
-from trainpipes._internal.interrupts import result_of
+from trainpipes._internal.locks import result_of
 from trainpipes._internal.pool import waits
 from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
 from trainpipes.errors.secrets import hidden

@@ -17,7 +17,7 @@ from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.interfaces.blame import blame
 from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
-from trainpipes.state.kept import decoded, encoded
+from trainpipes.state.cursor import decoded, encoded
 
 #: Rows in a run, at most.
 RUN_ROWS = 256

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import torch.distributed as dist
 
 from trainpipes._internal.callers import (
+    instead,
     refuse_in_an_iterable,
     refuse_prepared_by_ray,
     warn_without_data_module,
 )
 from trainpipes._internal.checks import copied, flag, whole_number
-from trainpipes._internal.instead import instead
 from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import MOST_EPOCHS, IterationState

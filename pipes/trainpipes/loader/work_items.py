@@ -14,8 +14,8 @@ from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
 from trainpipes.errors import ConfigError, SchemaError, StateError
 from trainpipes.loader import Loader
+from trainpipes.state.cursor import encoded
 from trainpipes.state.format import Position, read, render
-from trainpipes.state.kept import encoded
 from trainpipes.state.work import ClassWork, WorkKey, WorkState
 
 #: Items between two states of the loader that are kept, and how many of these.

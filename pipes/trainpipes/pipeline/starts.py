@@ -14,8 +14,7 @@ from trainpipes._internal.checks import one_by_one, wrong
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.stage import Stage, snake_case
 from trainpipes.interfaces.stage_kinds import Source
-from trainpipes.pipeline.chain import Pipeline
-from trainpipes.pipeline.methods import Method, written_as
+from trainpipes.pipeline.chain import Method, Pipeline, written_as
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.arrow.from_arrow import FromArrow
 from trainpipes.sources.arrow.read_arrow import ReadArrow

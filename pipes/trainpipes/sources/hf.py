@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
+from trainpipes._internal.callers import instead, is_hf_stream
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.instead import instead, is_hf_stream
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.content import short_digest, table_digest

@@ -8,7 +8,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from trainpipes._internal import checks
-from trainpipes._internal.instead import instead
+from trainpipes._internal.callers import instead
 from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.interfaces import stage_kinds
 from trainpipes.interfaces.empty_epoch_guard import kept_nothing, most_empty, not_empty

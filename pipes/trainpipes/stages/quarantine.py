@@ -19,7 +19,7 @@ from torch.utils.data import get_worker_info
 
 from trainpipes._internal.checks import fraction, is_path, require, whole_number, wrong
 from trainpipes._internal.data_parallel import data_parallel
-from trainpipes._internal.fork_lock import ForkLock
+from trainpipes._internal.locks import ForkLock
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import cut, shown
 from trainpipes.filesystems.output_file import writing

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes._internal.clean_errors import clean
-from trainpipes._internal.fork_lock import ForkLock
+from trainpipes._internal.locks import ForkLock
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError, UnreachableError, UnreadableError

@@ -20,8 +20,7 @@ from typing import Any
 from weakref import ref
 
 from trainpipes._internal.activity import doing
-from trainpipes._internal.interrupts import get
-from trainpipes._internal.living import Living
+from trainpipes._internal.locks import Living, get
 from trainpipes._internal.pool import waits
 from trainpipes.engine.calling.process_worker import (
     Message,

@@ -26,8 +26,7 @@ from ctypes import Structure, addressof, c_int64, memmove, sizeof
 from multiprocessing import context, sharedctypes
 from typing import Any, ClassVar, TypeAlias
 
-from trainpipes._internal.fork_lock import ForkLock
-from trainpipes._internal.living import Living
+from trainpipes._internal.locks import ForkLock, Living
 from trainpipes.errors import ConfigError
 
 #: What all workers of one pass have in common, and no others: the base seed, the number of the first process,

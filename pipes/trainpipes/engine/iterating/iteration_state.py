@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.living import Living
+from trainpipes._internal.locks import Living
 from trainpipes._internal.messages import has_warned, warn_once
 from trainpipes.engine.iterating.agreement import from_first_rank
 from trainpipes.engine.iterating.consumer import Consumer

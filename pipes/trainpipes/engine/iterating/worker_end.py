@@ -4,7 +4,6 @@ import atexit
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -13,8 +12,6 @@ from contextlib import suppress
 from functools import cache
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
-from multiprocessing.util import get_temp_dir
-from pathlib import Path
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -62,40 +59,7 @@ def _end_with_parent() -> None:
     with suppress(AttributeError, OSError):  # not on Linux, or not allowed
         watched.append(os.pidfd_open(parent.pid))
     connection.wait(watched)
-    try:
-        with suppress(OSError):  # not on Linux
-            _remove_sockets(Path(get_temp_dir()))
-    finally:
-        os._exit(0)
-
-
-def _remove_sockets(folder: Path) -> None:
-    """Remove this process's sockets, by which tensors are handed over, and those of processes that are gone.
-    Others stay, and so does the folder: who started the trainer may have made it, and use it. None is
-    connected to, which would end a fork server.
-    """
-    own = _listening()
-    bound: dict[str, set[str]] = {}
-    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-        fields = line.split(maxsplit=7)
-        bound.setdefault(fields[-1], set()).add(f"socket:[{fields[6]}]")
-    for path in folder.iterdir():
-        if path.is_socket() and bound.get(str(path), set()) <= own:
-            path.unlink(missing_ok=True)
-
-
-def _listening() -> set[str]:
-    """The sockets at which this process listens, as Linux names them."""
-    found = set()
-    for number in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError):  # closed since
-            name = os.readlink(f"/proc/self/fd/{number}")
-            if name.startswith("socket:"):
-                with socket.socket(fileno=os.dup(number)) as one:
-                    who = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-                if int.from_bytes(who[:4], sys.byteorder) == os.getpid():
-                    found.add(name)
-    return found
+    os._exit(0)
 
 
 def _leave() -> None:

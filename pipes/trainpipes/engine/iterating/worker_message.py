@@ -24,7 +24,7 @@ from torch._utils import ExceptionWrapper
 from trainpipes._internal.activity_sampler import Counts
 from trainpipes.engine.shards.lane import ENDED
 from trainpipes.errors import DataError
-from trainpipes.interfaces.tally import Numbers
+from trainpipes.interfaces.stage import Numbers
 
 #: Most bytes of several batches in one message.
 MOST_BYTES = 8 << 20

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trainpipes._internal.activity import doing
-from trainpipes._internal.interrupts import InterruptibleLock
+from trainpipes._internal.locks import InterruptibleLock
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import join_payloads

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 from trainpipes._internal.activity import TURN, doing
-from trainpipes._internal.interrupts import InterruptibleLock
+from trainpipes._internal.locks import InterruptibleLock
 from trainpipes._internal.pool import Pool, Priority
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block

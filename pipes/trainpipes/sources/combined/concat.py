@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+from trainpipes._internal.callers import instead, is_pipeline
 from trainpipes._internal.checks import require
-from trainpipes._internal.instead import instead, is_pipeline
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RandomAccessSource, RowSource

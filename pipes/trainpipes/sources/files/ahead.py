@@ -11,8 +11,7 @@ from itertools import repeat
 from typing import Any
 
 from trainpipes._internal.activity import BYTES
-from trainpipes._internal.interrupts import InterruptibleLock, wait_for
-from trainpipes._internal.living import Living
+from trainpipes._internal.locks import InterruptibleLock, Living, wait_for
 from trainpipes._internal.pool import Future, Pool, waits_for_server
 from trainpipes.errors import UnreachableError
 

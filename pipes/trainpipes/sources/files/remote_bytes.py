@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from trainpipes._internal.activity import count
-from trainpipes._internal.interrupts import InterruptibleLock
+from trainpipes._internal.locks import InterruptibleLock
 from trainpipes.cache.kept_file import add_checksum, read_content
 from trainpipes.errors import DataChangedError
 from trainpipes.errors.secrets import known_name

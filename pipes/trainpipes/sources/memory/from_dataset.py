@@ -11,8 +11,8 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DistributedSampler, IterableDataset
 
+from trainpipes._internal.callers import instead
 from trainpipes._internal.checks import Schema
-from trainpipes._internal.instead import instead
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.run import Run

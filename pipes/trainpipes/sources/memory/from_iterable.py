@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from trainpipes._internal.callers import instead
 from trainpipes._internal.checks import Schema, require
-from trainpipes._internal.instead import instead
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError
 from trainpipes.errors.text import shown

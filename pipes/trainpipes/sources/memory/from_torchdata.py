@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trainpipes._internal.instead import instead
+from trainpipes._internal.callers import instead
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.interfaces.source import RowStream, StreamReader

@@ -9,8 +9,8 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
+from trainpipes._internal.callers import instead, is_pipeline
 from trainpipes._internal.checks import ColumnName, require, whole_number
-from trainpipes._internal.instead import instead, is_pipeline
 from trainpipes.columns.run import innermost, levels
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.inputs import Inputs
