@@ -1,4 +1,4 @@
-"""What ranks do with Accelerate and the HF Trainer over a plain DataLoader of a pipeline of rows."""
+"""What ranks do with Accelerate over a plain DataLoader of a pipeline of rows."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import os
 import warnings
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
 
 import trainpipes as tp
 
@@ -56,33 +53,7 @@ def cases() -> Iterator[tuple[str, Any, Any]]:
         yield f"101 rows, ranks given, dispatch {dispatch}", loader, dispatch
 
 
-class Model(torch.nn.Module):
-    """Notes the rows that it gets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.rows: list[list[int]] = []
-
-    def forward(self, row: torch.Tensor) -> dict[str, torch.Tensor]:
-        self.rows.append(row.tolist())
-        return {"loss": (self.weight * row).mean()}
-
-
-def trained(folder: Path, workers: int) -> dict[str, Any]:
-    """One epoch of the HF Trainer."""
-    model = Model()
-    arguments = TrainingArguments(
-        output_dir=str(folder / "trainer"), use_cpu=True, num_train_epochs=1, report_to=[],
-        per_device_train_batch_size=BATCH, save_strategy="no", disable_tqdm=True,
-        dataloader_num_workers=workers, remove_unused_columns=False, logging_strategy="no",
-    )  # fmt: skip
-    trainer = Trainer(model=model, args=arguments, train_dataset=pipeline(96))
-    trainer.train()
-    return {"rows": model.rows, "steps": trainer.state.global_step}
-
-
-def plain_loaders(folder: str) -> dict[str, Any]:
+def plain_loaders() -> dict[str, Any]:
     """What a rank got in each case, as rows."""
     found: dict[str, Any] = {}
     with warnings.catch_warnings(record=True) as said:
@@ -91,7 +62,5 @@ def plain_loaders(folder: str) -> dict[str, Any]:
             loader = prepared(made, dispatch)
             epochs = 1 if "spawned" in name else 2
             found[name] = {"len": len(loader), "epochs": [rows_of(loader) for _ in range(epochs)]}
-        for workers in (0, 2):
-            found[f"Trainer, {workers} workers"] = trained(Path(folder), workers)
     found["warnings"] = [str(w.message) for w in said if "shares out rows" in str(w.message)]
     return found

@@ -67,7 +67,6 @@ def train(
     accumulate: int = 2,
     resume: str | None = None,
     pause: float = 0.0,
-    workers: int = 0,
     batch_size: int = 4,
     allow_changes: tuple[str, ...] = (),
 ) -> list[bool]:
@@ -76,7 +75,7 @@ def train(
     model: Any = Model()
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
     pipe, given = pipeline(kind, batch_size), {"allow_changes": allow_changes}
-    batches = loader(pipe, accelerator, num_workers=workers, **given)
+    batches = loader(pipe, accelerator, **given)
     model, optimizer = accelerator.prepare(model, optimizer)
     notes, step = Steps(Path(log), accelerator.process_index), 0
     synced: list[bool] = []
@@ -284,20 +283,6 @@ def kept(folder: str) -> dict[str, Any]:
     except RuntimeError as error:
         found["fewer"] = str(error)
     return found
-
-
-def foreign(folder: str) -> str:
-    """A checkpoint that Accelerate made of something else, loaded by ours."""
-    accelerator = Accelerator(cpu=True)
-    accelerator.register_for_checkpointing(torch.nn.Linear(1, 1))
-    accelerator.save_state(folder)
-    accelerator = Accelerator(cpu=True)
-    loader(pipeline("counted"), accelerator)
-    try:
-        accelerator.load_state(folder)
-        return "loaded"
-    except tp.StateError as error:
-        return str(error)
 
 
 def example(log: str, *arguments: str) -> None:

@@ -1,7 +1,7 @@
 """Loops with the interfaces of torchtitan, torchtune and nanochat, and what ranks do in them.
 
 Each asks of its data loader what those of torchtitan 0.3.0, torchtune 0.6.1 and nanochat's base_train ask of
-theirs, in the same order, and trains a model of one table.
+theirs, in the same order.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ SAVE_EVERY = 3
 
 
 class Training:
-    """A table of 258 x 258 scores that is trained, and notes what on. Where a file NAME.hold says a step, it
-    waits after that one to be killed."""
+    """Notes what is trained on. Where a file NAME.hold says a step, it waits after that one to be killed."""
 
     def __init__(self, folder: Path, name: str) -> None:
         dist.init_process_group("gloo")
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.model = torch.nn.Embedding(258, 258)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.steps = Steps(folder / name, self.rank)
         hold = folder / f"{name}.hold"
         self.hold = int(hold.read_text()) if hold.exists() else None
@@ -50,10 +48,7 @@ class Training:
     ) -> None:
         assert ids.shape == targets.shape
         loss = cross_entropy(self.model(ids).flatten(0, 1), targets.flatten(), ignore_index=ignored)
-        loss.backward()
-        dist.all_reduce(self.model.weight.grad)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        dist.all_reduce(loss.detach())  # ranks take each step together
         self.steps.trained_on(epoch, step, {"input_ids": ids})
         if step == self.hold:
             time.sleep(600)

@@ -21,7 +21,7 @@ from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Ranks", "run"]
+__all__ = ["Ranks", "free_port", "run"]
 
 #: Imported by the server, where installed.
 FRAMEWORKS = ("torch", "trainpipes", "frameworks.imported")

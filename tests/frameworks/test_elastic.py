@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -13,16 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from frameworks.example import EXAMPLES, example
+from frameworks.ranks import free_port
 from launch import Launch
 from trainpipes.testing import digest
 
 SOON = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def trained(launch: Launch) -> list[tuple[int, int, int, str]]:

@@ -115,12 +115,6 @@ def test_an_interrupted_run_goes_on_with_the_batch_and_the_weights_it_would_have
     assert len(list((tmp_path / "run").iterdir())) == 1
 
 
-def test_a_backup_of_other_data_is_refused(tmp_path: Path) -> None:
-    fit(tmp_path, "counted", 4)
-    with pytest.raises(tp.StateError, match="stages: saved"):
-        fit(tmp_path, "filtered")
-
-
 class Stop(keras.callbacks.Callback):
     """Interrupts after so many batches."""
 

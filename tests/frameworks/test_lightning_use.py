@@ -119,15 +119,6 @@ def test_overfitting_is_on_the_same_batches_in_every_epoch(tmp_path: Path) -> No
     assert trained(tmp_path / "few") == trained(tmp_path / "whole")[:3] * 4
 
 
-def test_the_last_checkpoint_is_found_by_lightning(tmp_path: Path) -> None:
-    fit(tmp_path / "whole", "packed", max_steps=9, max_epochs=-1)
-    run = tmp_path / "run"
-    fit(run, "packed", saves=[after_steps], max_steps=5, max_epochs=-1)
-    fit(run, "packed", saves=[after_steps], checkpoint="last", max_steps=9, max_epochs=-1)
-    lines = (run / "steps-00.txt").read_text().splitlines()
-    assert [line.split()[2] for line in lines] == trained(tmp_path / "whole")
-
-
 def test_the_position_in_a_checkpoint_is_a_loaders_state(tmp_path: Path) -> None:
     fit(tmp_path, "counted", saves=[after_steps], max_steps=4, max_epochs=-1)
     checkpoint = torch.load(tmp_path / "checkpoints/step-4.ckpt", weights_only=True)
@@ -155,7 +146,9 @@ def test_evaluation_leaves_the_position_in_training_alone(tmp_path: Path) -> Non
 
 
 def test_a_combined_loader_of_pipelines_keeps_its_mode(tmp_path: Path) -> None:
-    both = {"a": pipeline("counted"), "b": pipeline("counted").take(5)}
+    both = {"a": pipeline("counted"), "b": pipeline("short")}
+    with pytest.raises(tp.ConfigError, match='must be "max_size_cycle"'):
+        PipelineDataModule(CombinedLoader(both, "max_size"))
     for mode, batches in (("min_size", 5), ("max_size_cycle", 12)):
         data = PipelineDataModule(CombinedLoader(both, mode))
         trainer = make_trainer(tmp_path, max_epochs=1)
@@ -200,20 +193,19 @@ def test_a_checkpoint_without_the_position_is_refused(tmp_path: Path) -> None:
         fit(tmp_path / "run", "counted", checkpoint=str(tmp_path / "other.ckpt"))
 
 
-def test_what_is_no_pipeline_is_refused_with_what_to_write() -> None:
-    pipe = pipeline("counted")
-    told = r"write PipelineDataModule\(train=pipe, num_workers=\.\.\.\)"
-    for wrong in (tp.Loader(pipe), DataLoader(pipe, batch_size=None)):
-        with pytest.raises(tp.ConfigError, match=told):
-            PipelineDataModule(wrong)
-    with pytest.raises(tp.ConfigError, match=r"trainpipes.from_dataset\(dataset\)"):
-        PipelineDataModule(val=list(range(3)))
-    with pytest.raises(tp.ConfigError, match="Loader"):
-        PipelineDataModule(pipe, num_workers=-1)
-    with pytest.raises(
-        tp.ConfigError, match=r"\(val\) must make batches, got single rows; .*\.batch\("
-    ):
-        PipelineDataModule(pipe, val=tp.from_dataset([{"x": 1}]))
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"train": tp.Loader(pipeline("counted"))}, r"write PipelineDataModule\(train=pipe, num_workers="),
+        ({"train": DataLoader(pipeline("counted"), batch_size=None)}, r"write .*\(train=pipe, num_workers="),
+        ({"val": list(range(3))}, r"trainpipes.from_dataset\(dataset\)"),
+        ({"train": pipeline("counted"), "num_workers": -1}, "Loader"),
+        ({"val": tp.from_dataset([{"x": 1}])}, r"\(val\) must make batches, got single rows; .*\.batch\("),
+    ],
+)  # fmt: skip
+def test_what_is_no_pipeline_is_refused_with_what_to_write(given: Any, told: str) -> None:
+    with pytest.raises(tp.ConfigError, match=told):
+        PipelineDataModule(**given)
 
 
 @pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")
@@ -229,39 +221,25 @@ def test_a_data_loader_that_batches_again_is_refused(tmp_path: Path) -> None:
     assert "pass batch_size=None" in str(error)
 
 
-def test_evaluation_that_would_leave_rows_out_is_warned_of(
+def validate(folder: Path, pipe: tp.Pipeline, **options: Any) -> None:
+    data = PipelineDataModule(val=pipe)
+    make_trainer(folder, **options).validate(EvaluatedModel(), datamodule=data, verbose=False)
+
+
+def test_evaluation_that_would_leave_rows_out_is_warned_of_or_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warn_once, "_warned", set())
-    data = PipelineDataModule(val=held_out().distributed(rank=0, world_size=2))
     with pytest.warns(UserWarning, match="leaves out the last 1 of 5 batches on 2 ranks"):
-        make_trainer(tmp_path).validate(EvaluatedModel(), datamodule=data, verbose=False)
-
-
-def test_where_forward_passes_are_collectives_ranks_must_end_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+        validate(tmp_path, held_out().distributed(rank=0, world_size=2))
     monkeypatch.setattr(lightning_module, "IN_STEP", (SingleDeviceStrategy,))  # as FSDP, on a CPU
-    ranks = held_out(tail="uneven").distributed(rank=0, world_size=2)
-    data = PipelineDataModule(val=ranks)
     with pytest.raises(tp.ConfigError, match='got 5 batches on 2 ranks and tail="uneven"'):
-        make_trainer(tmp_path).validate(EvaluatedModel(), datamodule=data, verbose=False)
-
-
-def test_an_evaluation_without_an_end_is_refused_unless_it_is_limited(tmp_path: Path) -> None:
-    data = PipelineDataModule(val=held_out().repeat())
+        validate(tmp_path, held_out(tail="uneven").distributed(rank=0, world_size=2))
     with pytest.raises(
-        tp.ConfigError, match=r"leave .repeat\(\) out, or say Trainer\(limit_val_batches"
+        tp.ConfigError, match=r"\.repeat\(\) out, or say Trainer\(limit_val_batches"
     ):
-        make_trainer(tmp_path).validate(EvaluatedModel(), datamodule=data, verbose=False)
-    limited = make_trainer(tmp_path, limit_val_batches=1)
-    limited.validate(EvaluatedModel(), datamodule=data, verbose=False)
-
-
-def test_a_pipeline_that_has_ended_among_others_is_refused(tmp_path: Path) -> None:
-    both = {"a": pipeline("counted"), "b": pipeline("short")}
-    with pytest.raises(tp.ConfigError, match='must be "max_size_cycle"'):
-        PipelineDataModule(CombinedLoader(both, "max_size"))
+        validate(tmp_path, held_out().repeat())
+    validate(tmp_path, held_out().repeat(), limit_val_batches=1)
 
 
 @pytest.mark.parametrize("state", [None, {}, [], "x", {"val": 1}])

@@ -4,60 +4,30 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-import lightning
 import pytest
 import torch
 from accelerate import Accelerator
 from torchdata.stateful_dataloader import StatefulDataLoader
-from transformers import TrainingArguments
 
 import trainpipes as tp
+from frameworks.lightning_runs import Model, make_trainer
+from frameworks.transformers_runs import arguments, model
 from trainpipes.integrations.accelerate import loader as accelerate_loader
 from trainpipes.integrations.lightning import PipelineDataModule
 from trainpipes.integrations.transformers import Trainer
 from trainpipes.look.checkpoint import fits, read_states, summarize
 
 
-def rows() -> tp.Pipeline:
-    return tp.from_dataset([{"x": float(i), "labels": float(i)} for i in range(40)]).shuffle(seed=0)
-
-
 def pipeline() -> tp.Pipeline:
-    return rows().batch(4).collate()
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"loss": (self.layer(x[:, None].float())[:, 0] - labels).abs().mean()}
-
-
-class Module(lightning.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = Net()
-
-    def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return self.net(**batch)["loss"]
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def arguments(folder: Path, **options: Any) -> TrainingArguments:
-    return TrainingArguments(
-        output_dir=str(folder), max_steps=3, save_steps=3, report_to=[], use_cpu=True,
-        disable_tqdm=True, **options,
-    )  # fmt: skip
+    rows = [{"input_ids": [n], "labels": [n]} for n in range(40)]
+    return tp.from_dataset(rows).shuffle(seed=0).batch(4).pad_collate()
 
 
 def test_the_trainers_checkpoint(tmp_path: Path) -> None:
-    Trainer(Net(), arguments(tmp_path), train_dataset=pipeline()).train()
+    given = arguments(tmp_path, max_steps=3, save_strategy="steps", save_steps=3)
+    given.gradient_accumulation_steps = 1
+    Trainer(model(), given, train_dataset=pipeline()).train()
     for path in (tmp_path, tmp_path / "checkpoint-3"):
         (found,) = read_states(path)
         assert found.path == str(tmp_path / "checkpoint-3" / "trainpipes.json")
@@ -86,11 +56,8 @@ def test_a_stateful_data_loader_that_accelerate_keeps(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:::lightning", "ignore:.*LeafSpec:FutureWarning")
 def test_lightnings_checkpoint(tmp_path: Path) -> None:
-    trainer = lightning.Trainer(
-        max_steps=3, accelerator="cpu", enable_checkpointing=False, logger=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(Module(), datamodule=PipelineDataModule(train=pipeline()))
+    trainer = make_trainer(tmp_path, max_steps=3)
+    trainer.fit(Model(), datamodule=PipelineDataModule(train=pipeline()))
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     (found,) = read_states(tmp_path / "last.ckpt")
     assert found.keys == '["PipelineDataModule"]["train"]'

@@ -16,8 +16,8 @@ from frameworks.transformers_runs import (
     each_by_itself,
     resumed_from,
     script,
+    train,
     train_plain,
-    train_with,
 )
 
 #: For each kind of pipeline: optimizer steps of the first epoch on 2 ranks, and what to train with.
@@ -49,7 +49,7 @@ def killed_before(
 ) -> None:
     """Train on 2 ranks up to a step, and kill them."""
     notes, *rest, given = arguments
-    ranks = Ranks(train_with, 2, folder, notes, *rest, step, given)
+    ranks = Ranks(train, 2, folder, notes, *rest, step, given)
     last = [len(rank[step - 1]) for rank in expected]
     ranks.kill_when(lambda: [len(rank.get(step - 1, [])) for rank in by_step(notes)] == last)
 
@@ -59,9 +59,7 @@ def test_a_run_is_resumed_exactly(kind: str, tmp_path: Path) -> None:
     first_epoch, given = KINDS[kind]
     saves = {**given, "save_strategy": "steps", "save_steps": 1}
     output = tmp_path / "output"
-    told = run(
-        train_with, 2, tmp_path / "whole", tmp_path / "notes", kind, output, None, None, saves
-    )
+    told = run(train, 2, tmp_path / "whole", tmp_path / "notes", kind, output, None, None, saves)
     expected = by_step(tmp_path / "notes")
     assert told[0] == told[1]
 
@@ -71,7 +69,7 @@ def test_a_run_is_resumed_exactly(kind: str, tmp_path: Path) -> None:
     first, second, third = (tmp_path / f"notes-{part}" for part in (1, 2, 3))
     killed_before(3, expected, tmp_path / "kill-1", first, kind, killed, None, some)
     killed_before(5, expected, tmp_path / "kill-2", second, kind, killed, True, some)
-    ended = run(train_with, 2, tmp_path / "end", third, kind, killed, True, None, some)
+    ended = run(train, 2, tmp_path / "end", third, kind, killed, True, None, some)
     assert by_step(first) == [{at: rank[at] for at in range(3)} for rank in expected]
     assert by_step(second) == [{at: rank[at] for at in range(2, 5)} for rank in expected]
     assert by_step(third) == since(expected, 4)
@@ -95,7 +93,7 @@ def test_another_number_of_ranks_goes_on_with_the_sequence(
     saves = {**given, "save_strategy": "steps", "save_steps": 4}
     output = tmp_path / "output"
     told = run(
-        train_with, before, tmp_path / "whole", tmp_path / "notes", kind, output, None, None, saves
+        train, before, tmp_path / "whole", tmp_path / "notes", kind, output, None, None, saves
     )[0]
     whole = sequence(tmp_path / "notes")
     taken = 4 * 2 * before  # batches of all ranks at the first checkpoint

@@ -30,25 +30,13 @@ def texts() -> tp.Pipeline:
     return tp.from_dataset([{"text": f"row {n}"} for n in range(8)])
 
 
-#: The pipeline, and what is said when the Trainer is made.
-AT_ONCE: list[tuple[Callable[[], tp.Pipeline], str]] = [
-    (lambda: pipeline("filtered"), r"pass max_steps=...; 3 epochs are about \d+ \(.*filter"),
-    (lambda: pipeline("endless"), r"pass max_steps=... \(.*has no end"),
-    (
-        lambda: rows(8),
-        r"train_dataset must make batches, got single rows; end it with \.batch\(8\)\.pad_c",
-    ),
-]
-#: The pipeline, the Trainer and its arguments, and what is said when it trains.
-IN_TRAINING: list[tuple[Callable[[], tp.Pipeline], Any, dict[str, Any], str]] = [
-    (
-        lambda: pipeline("counted"), transformers.Trainer, {},
-        r"from trainpipes\.integrations\.transformers imp",
-    ),
-    (
-        lambda: pipeline("counted"), Trainer, {"auto_find_batch_size": True},
-        "auto_find_batch_size must be off",
-    ),
+#: The pipeline, the Trainer and its arguments, and what is said when it is made or begins to train.
+REFUSED: list[tuple[Callable[[], tp.Pipeline], Any, dict[str, Any], str]] = [
+    (lambda: pipeline("filtered"), Trainer, {}, r"pass max_steps=...; 3 epochs are about \d+ \(.*filter"),
+    (lambda: pipeline("endless"), Trainer, {}, r"pass max_steps=... \(.*has no end"),
+    (lambda: rows(8), Trainer, {}, r"train_dataset must .* single rows; end it with \.batch\(8\)\.pad_c"),
+    (lambda: pipeline("counted"), transformers.Trainer, {}, r"from trainpipes\.integrations\.transf"),
+    (lambda: pipeline("counted"), Trainer, {"auto_find_batch_size": True}, "auto_find_batch_size must be"),
     (
         lambda: pipeline("counted"), Trainer, {"accelerator_config": {"split_batches": True}},
         "split_batches must be off",
@@ -58,29 +46,15 @@ IN_TRAINING: list[tuple[Callable[[], tp.Pipeline], Any, dict[str, Any], str]] = 
         lambda: rows(3).batch(4, drop_last=True).pad_collate(), Trainer, {},
         r"must have a batch for each rank.* add rows",
     ),
-    (
-        lambda: texts().tokenize("bytes").batch(4).pad_collate(), Trainer, {},
-        r"this one has \['input_ids', 'attention_mask'\]: write tokenize\(\.\.\., lab",
-    ),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("pipe", "told"), AT_ONCE)
-def test_what_cannot_train_is_refused_when_the_trainer_is_made(
-    pipe: Callable[[], tp.Pipeline], told: str, tmp_path: Path
-) -> None:
-    with pytest.raises(tp.ConfigError, match=told):
-        trainer(tmp_path, pipe())
-
-
-@pytest.mark.parametrize(("pipe", "kind", "given", "told"), IN_TRAINING)
-def test_what_goes_wrong_is_told_before_the_first_step(
+@pytest.mark.parametrize(("pipe", "kind", "given", "told"), REFUSED)
+def test_what_cannot_train_is_told_before_the_first_step(
     pipe: Callable[[], tp.Pipeline], kind: Any, given: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    made = trainer(tmp_path, pipe(), kind, **given)
     with pytest.raises(tp.ConfigError, match=told):
-        made.train()
-    assert made.state.global_step == 0
+        trainer(tmp_path, pipe(), kind, **given).train()
 
 
 def test_evaluations_make_batches_and_have_an_end(tmp_path: Path) -> None:
@@ -154,17 +128,8 @@ def test_a_position_that_is_not_of_the_checkpoint_is_refused(tmp_path: Path) -> 
         ):
             trainer(tmp_path / "new", pipeline("counted")).train(str(path.parent))
 
-    for damage in (
-        {"step": 3},
-        {"step": -1},
-        {"step": None},
-        {"first_epoch": 7},
-        {"first_epoch": "x"},
-        {"loader": []},
-    ):
-        path.write_text(json.dumps({**whole, **damage}))
-        refused()
-    for text in ("{", '{"loader": {}}'):
+    damages = {"step": 3}, {"step": None}, {"first_epoch": 7}, {"first_epoch": "x"}, {"loader": []}
+    for text in (*(json.dumps({**whole, **damage}) for damage in damages), "{", '{"loader": {}}'):
         path.write_text(text)
         refused()
     path.unlink()

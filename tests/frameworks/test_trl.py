@@ -153,10 +153,10 @@ def check(said: list[str], wanted: list[str]) -> None:
 def test_batches_of_another_kind_are_refused(tmp_path: Path) -> None:
     (said,) = run(other_batches, 1, tmp_path / "ranks", str(tmp_path / "out"))
     check(said, [
-        "SFTTrainer trains on batches with 'input_ids', such as those of the recipe sft",
-        "DPOTrainer trains on batches with 'chosen_input_ids', such as those of the recipe preference",
+        "a batch of SFTTrainer must be one with input_ids, labels, as the recipe sft makes it",
+        "a batch of DPOTrainer must be one with chosen_input_ids, rejected_input_ids, chosen_labels",
         "write train_dataset=pipe",
-        "SFTTrainer trains on batches with 'labels', such as those of the recipe sft",
+        "a batch of SFTTrainer must be one with labels, as the recipe sft makes it",
         "train_dataset must make batches, got single rows; write train_dataset=tp.recipe('sft',",
         "train_dataset must be the pipeline itself",
         "eval_dataset must make batches, got single rows; write eval_dataset=tp.recipe('sft',",

@@ -72,9 +72,9 @@ def test_pipelines_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     (said,) = run(other_prompts, 1, tmp_path / "ranks", str(tmp_path / "out"))
     for text, part in zip(said, [
         "train_dataset must make batches, got single rows; write train_dataset=tp.recipe(",
-        "= 4 rows, each prompt 2 times side by side, got 4 rows; write tp.recipe(",
-        "got 8 rows",
-        "trains on lists of rows with a 'prompt', got ['input_ids', 'attention_mask', 'labels']",
+        "= 4 rows, each prompt 2 times side by side, got 4; write tp.recipe(",
+        "got 8; write",
+        "a list of rows with a \"prompt\", got ['input_ids', 'attention_mask', 'labels']",
         "eval_dataset must be a datasets.Dataset",
         "trained",
     ], strict=True):  # fmt: skip

@@ -26,13 +26,11 @@ def texts(rows: int = ROWS) -> list[dict[str, str]]:
     return [{"text": f"row {i} " + "ab" * (i % 5)} for i in range(rows)]
 
 
-def rows(count: int = ROWS) -> tp.Pipeline:
-    return (
-        tp.from_dataset(texts(count))
-        .sharding_filter(num_shards=12)
-        .shuffle(buffer_size=32, seed=0)
-        .tokenize("bytes", max_length=24, labels="text")
-    )
+def rows(count: int = ROWS, filtered: bool = False) -> tp.Pipeline:
+    dealt = tp.from_dataset(texts(count)).sharding_filter(num_shards=12)
+    mixed = dealt.shuffle(buffer_size=32, seed=0)
+    kept = mixed.filter(is_odd) if filtered else mixed
+    return kept.tokenize("bytes", max_length=24, labels="text")
 
 
 def is_odd(row: dict[str, Any]) -> bool:
@@ -43,17 +41,7 @@ def pipeline(kind: str) -> tp.Pipeline:
     """A pipeline that makes batches: "counted", "filtered", "packed", or "endless" (and filtered)."""
     if kind == "packed":
         return rows().pack(40).batch(BATCH).pad_collate()
-    if kind == "counted":
-        return rows().batch(BATCH).pad_collate()
-    found = (
-        tp.from_dataset(texts())
-        .sharding_filter(num_shards=12)
-        .shuffle(buffer_size=32, seed=0)
-        .filter(is_odd)
-        .tokenize("bytes", max_length=24, labels="text")
-        .batch(BATCH)
-        .pad_collate()
-    )
+    found = rows(filtered=kind != "counted").batch(BATCH).pad_collate()
     return found.repeat() if kind == "endless" else found
 
 
@@ -101,12 +89,7 @@ def rank() -> int:
 
 
 def train(
-    notes: Path,
-    kind: str,
-    output: Path,
-    resume: Any = None,
-    stand_at: int | None = None,
-    **given: Any,
+    notes: Path, kind: str, output: Path, resume: Any, stand_at: int | None, given: dict[str, Any]
 ) -> dict[str, Any]:
     """Train, from a checkpoint or from the start."""
     trainer = NotingTrainer(model(), arguments(output, **given), train_dataset=pipeline(kind))
@@ -115,20 +98,12 @@ def train(
     return told(trainer)
 
 
-def train_with(
-    notes: Path, kind: str, output: Path, resume: Any, stand_at: int | None, given: dict[str, Any]
-) -> dict[str, Any]:
-    return train(notes, kind, output, resume, stand_at, **given)
-
-
 def resumed_from(
     folder: Path, kind: str, output: Path, steps: list[int], given: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Train on from each of several checkpoints."""
-    return [
-        train(folder / str(step), kind, folder / "new", str(output / f"checkpoint-{step}"), **given)
-        for step in steps
-    ]
+    at = [(step, str(output / f"checkpoint-{step}")) for step in steps]
+    return [train(folder / str(n), kind, folder / "new", path, None, given) for n, path in at]
 
 
 def told(trainer: Any) -> dict[str, Any]:

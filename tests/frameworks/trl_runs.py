@@ -77,6 +77,14 @@ def model() -> Any:
     )  # fmt: skip
 
 
+def usual(folder: str, **more: Any) -> dict[str, Any]:
+    """Options of any trainer."""
+    return {
+        "output_dir": folder, "use_cpu": True, "bf16": False, "report_to": [], "disable_tqdm": True,
+        "gradient_checkpointing": False, "per_device_train_batch_size": 2, **more,
+    }  # fmt: skip
+
+
 def train(
     folder: str,
     log: str,
@@ -106,11 +114,14 @@ def train(
             return super().training_step(model, inputs, *args, **kwargs)
 
     config = trl.DPOConfig if preference else trl.SFTConfig
-    arguments = config(
-        output_dir=folder, max_steps=steps, per_device_train_batch_size=2, use_cpu=True, bf16=False,
-        save_steps=3, report_to=[], disable_tqdm=True, gradient_checkpointing=False, logging_steps=1000,
-        max_length=24, **options,
-    )  # fmt: skip
+    given = {
+        "max_steps": steps,
+        "save_steps": 3,
+        "logging_steps": 1000,
+        "max_length": 24,
+        **options,
+    }
+    arguments = config(**usual(folder, **given))
     noted = Steps(Path(log), arguments.process_index)
     made: dict[str, Any] = {"ref_model": model()} if preference else {}
     made["train_dataset"] = batches(kind)
@@ -125,18 +136,13 @@ def other_batches(folder: str) -> list[str]:
 
     from trainpipes.integrations.trl import DPOTrainer, SFTTrainer
 
-    usual: dict[str, Any] = {
-        "output_dir": folder, "max_steps": 2, "save_steps": 1, "use_cpu": True, "bf16": False,
-        "report_to": [], "disable_tqdm": True, "gradient_checkpointing": False,
-        "per_device_train_batch_size": 2,
-    }  # fmt: skip
     said = []
 
     def told(base: Any, config: Any, data: Any, **more: Any) -> None:
         try:
             trainer = base(
-                model=model(), args=config(**usual), train_dataset=data, processing_class=tokenizer(),
-                **more,
+                model=model(), args=config(**usual(folder, max_steps=2)), train_dataset=data,
+                processing_class=tokenizer(), **more,
             )  # fmt: skip
             trainer.train()
             said.append("trained")
@@ -164,11 +170,7 @@ def evaluated(folder: str) -> dict[str, Any]:
 
     from trainpipes.integrations.trl import DPOTrainer, SFTTrainer
 
-    usual: dict[str, Any] = {
-        "output_dir": folder, "max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "use_cpu": True,
-        "bf16": False, "report_to": [], "disable_tqdm": True, "gradient_checkpointing": False,
-        "save_strategy": "no", "learning_rate": 0.0,
-    }  # fmt: skip
+    options = usual(folder, max_steps=2, eval_steps=1, save_strategy="no", learning_rate=0.0)
     found: dict[str, Any] = {}
     for name, base, config in (
         ("sft", SFTTrainer, trl.SFTConfig),
@@ -177,18 +179,17 @@ def evaluated(folder: str) -> dict[str, Any]:
         torch.manual_seed(0)
         given = {"ref_model": model()} if name == "preference" else {}
         trainer = base(
-            model=model(), args=config(**usual), train_dataset=batches(name),
+            model=model(), args=config(eval_strategy="steps", **options), train_dataset=batches(name),
             eval_dataset=batches(name), processing_class=tokenizer(), **given,
         )  # fmt: skip
         trainer.train()
         logged = [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line]
         found[name] = [*logged, trainer.evaluate(batches(name))["eval_loss"]]
     said = []
-    usual["eval_strategy"] = "no"
     given = {"model": model(), "train_dataset": batches("sft"), "processing_class": tokenizer()}
-    for options in ({"packing": True}, {"dataset_kwargs": {"skip_prepare_dataset": True}}):
+    for more in ({"packing": True}, {"dataset_kwargs": {"skip_prepare_dataset": True}}):
         try:
-            SFTTrainer(args=trl.SFTConfig(**usual, **options), **given)
+            SFTTrainer(args=trl.SFTConfig(**options, **more), **given)
         except tp.ConfigError as error:
             said.append(str(error))
     return {**found, "said": said}
@@ -219,6 +220,11 @@ def prompts(generations: int = 2, batch_size: int = 4) -> tp.Pipeline:
         tp.from_dataset(prompt_rows()), batch_size=batch_size, num_generations=generations,
         num_shards=4, seed=3, buffer_size=5,
     )  # fmt: skip
+
+
+GENERATION: dict[str, Any] = {
+    "num_generations": 2, "max_completion_length": 3, "steps_per_generation": 2, "beta": 0.0
+}  # fmt: skip
 
 
 def rewards(completions: list[str], answer: list[int], **_: Any) -> list[float]:
@@ -260,13 +266,8 @@ def generate(
                 file.write(json.dumps(made[-1]) + "\n")
             return super()._generate_and_score_completions(inputs)
 
-    usual: dict[str, Any] = {
-        "output_dir": folder, "max_steps": steps, "per_device_train_batch_size": 2, "use_cpu": True,
-        "bf16": False, "save_steps": 3, "report_to": [], "disable_tqdm": True, "num_generations": 2,
-        "gradient_checkpointing": False, "logging_steps": 1000, "max_completion_length": 3,
-        "steps_per_generation": 2, "beta": 0.0,
-    }  # fmt: skip
-    arguments = config(**usual | options)
+    given = {"max_steps": steps, "save_steps": 3, "logging_steps": 1000, **GENERATION, **options}
+    arguments = config(**usual(folder, **given))
     noted, made = Steps(Path(log), arguments.process_index), []
     trainer = Noting(
         model=model(), reward_funcs=rewards, args=arguments, processing_class=tokenizer(),
@@ -283,11 +284,7 @@ def other_prompts(folder: str) -> list[str]:
 
     from trainpipes.integrations.trl import GRPOTrainer
 
-    usual: dict[str, Any] = {
-        "output_dir": folder, "max_steps": 1, "per_device_train_batch_size": 2, "use_cpu": True,
-        "bf16": False, "report_to": [], "disable_tqdm": True, "num_generations": 2,
-        "gradient_checkpointing": False, "max_completion_length": 3, "steps_per_generation": 2, "beta": 0.0,
-    }  # fmt: skip
+    arguments = usual(folder, max_steps=1, **GENERATION)
     said = []
     rows = tp.from_dataset(prompt_rows())
     held_out = {"eval_dataset": prompts()}
@@ -297,7 +294,7 @@ def other_prompts(folder: str) -> list[str]:
     ]:  # fmt: skip
         try:
             GRPOTrainer(
-                model=model(), reward_funcs=rewards, args=trl.GRPOConfig(**usual),
+                model=model(), reward_funcs=rewards, args=trl.GRPOConfig(**arguments),
                 processing_class=tokenizer(), train_dataset=data, **more,
             ).train()  # fmt: skip
             said.append("trained")

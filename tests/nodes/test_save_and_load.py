@@ -281,7 +281,7 @@ THREADED_ABOVE = [kind for kind in UNDER if "Prefetcher" in kind or "ParallelMap
 @EVERY
 @pytest.mark.parametrize("kind", UNDER)
 def test_a_chain_of_ours_keeps_the_contract_under_torchdatas_nodes(kind: str, every: int) -> None:
-    check_contract(UNDER[kind], every=3 * every if kind in THREADED_ABOVE else every)
+    check_contract(UNDER[kind], every=6 * every if kind in THREADED_ABOVE else every)
 
 
 THREADED = [below for below in BELOW if "Prefetcher" in below or "ParallelMapper" in below]
@@ -307,7 +307,7 @@ def test_a_chain_of_ours_keeps_the_contract_above_torchdatas_nodes(below: str, o
 
 
 @pytest.mark.parametrize("over", ["rows", "shuffled", "the first rows", "batches repeated"])
-@pytest.mark.parametrize("below", BELOW)
+@pytest.mark.parametrize("below", [below for below in BELOW if below != "ParallelMapper"])
 def test_an_epoch_after_one_that_was_broken_off_resumes_from_its_start_and_its_middle(
     below: str, over: str
 ) -> None:

@@ -22,7 +22,7 @@ from trainpipes.writers import Ray
 #: Bytes of a word, and words of a text, at most.
 WORD, WORDS = 8, 400
 #: Bytes of rows that ``repack`` may hold: much less than the texts have.
-MEMORY = {"50 MB": 16 << 20, "2 GB": 64 << 20}
+MEMORY = 16 << 20
 
 
 def write_texts(folder: Path, size: int, files: int) -> int:
@@ -67,15 +67,15 @@ def kills_once(row: int, note: Path | None) -> Function:
     return function
 
 
-def _tokenize(rows: tp.Pipeline, folder: Path, size: str, **how: Any) -> Any:
+def _tokenize(rows: tp.Pipeline, folder: Path, **how: Any) -> Any:
     return tokenize(rows.tokenize("bytes"), folder, **how)
 
 
-def _repack(rows: tp.Pipeline, folder: Path, size: str, **how: Any) -> Any:
-    return repack(rows, folder, shuffle=True, num_files=12, memory_limit=MEMORY[size], **how)
+def _repack(rows: tp.Pipeline, folder: Path, **how: Any) -> Any:
+    return repack(rows, folder, shuffle=True, num_files=12, memory_limit=MEMORY, **how)
 
 
-def _write(rows: tp.Pipeline, folder: Path, size: str, **how: Any) -> Any:
+def _write(rows: tp.Pipeline, folder: Path, **how: Any) -> Any:
     return rows.write_parquet(folder, num_files=12, **how)
 
 
@@ -90,7 +90,7 @@ def make(job: str, texts: Path, folder: Path, function: Function | None = None, 
     """Do a job; ``how`` holds options of its engine."""
     rows = tp.list_files(texts).read_parquet()
     rows = rows.map_batches(function or kills_once(0, None), version="1")
-    return JOBS[job](rows, folder, texts.name, **how)
+    return JOBS[job](rows, folder, **how)
 
 
 if __name__ == "__main__":

@@ -66,10 +66,6 @@ def test_of_another_job_nothing_is_left_in_a_process(cluster, tmp_path):
     assert {result for _, result in run(lambda: lambda task, tell: "other", range(8))} == {"other"}
 
 
-def test_no_tasks_give_nothing(cluster):
-    assert run(lambda: None, []) == []
-
-
 @dataclass
 class Fails:
     folder: Path
@@ -102,16 +98,6 @@ def test_an_error_while_the_work_is_opened_comes_as_it_was_raised(cluster):
 
     with pytest.raises(DataError, match=r"^no such tokenizer$"):
         run(open_work, [1])
-
-
-def test_an_error_that_does_not_pickle_is_told_by_its_words(cluster):
-    def work(task, tell):
-        error = ValueError("with a lock")
-        error.lock = threading.Lock()
-        raise error
-
-    with pytest.raises(WorkerError, match=r"ValueError: with a lock \(at 1\)"):
-        run(lambda: work, [1])
 
 
 class Mute(Exception):
@@ -231,12 +217,6 @@ def test_an_object_store_that_is_full_is_told(cluster, monkeypatch):
         run(lambda: None, [1])
 
 
-@pytest.mark.slow
-def test_an_object_store_that_is_nearly_full_will_do():
-    done = python(NEARLY_FULL)
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_module_that_nodes_lack_is_named(cluster, tmp_path, monkeypatch):
     (tmp_path / "only_here.py").write_text("def open_work(): return None\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -279,7 +259,9 @@ def test_paths_that_every_node_sees_are_let_through(cluster, tmp_path):
     with Ray() as executor:
         assert executor.workers == 4
         executor.check_path("s3://bucket/x", "test(folder)")
-        with pytest.raises(ConfigError, match=r"test\(folder\): memory://x is in the memory"):
+        with pytest.raises(
+            ConfigError, match=r"test\(folder\) must be .* URL of storage.*memory://x"
+        ):
             executor.check_path("memory://x", "test(folder)")
         executor.check_path(str(tmp_path), "test(folder)")
         done = executor.map_unordered(call, "a", lambda: lambda task, tell: 1)
@@ -306,47 +288,6 @@ assert signal.getsignal(signal.SIGTERM) is before
 print(where)
 """
 
-SEVERAL = """
-from ray.cluster_utils import Cluster
-from trainpipes.errors import ConfigError
-from trainpipes.writers import Ray
-
-nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-nodes.add_node(num_cpus=1)
-nodes.wait_for_nodes()
-with Ray(nodes.address) as cluster:
-    assert cluster.workers == 2, cluster.workers
-    for path in ("/data/out", "out", "file:///data/out", "local:///data/out"):
-        try:
-            cluster.check_path(path, "test(folder)")
-        except ConfigError as error:
-            assert "2 nodes" in str(error) and "shared storage" in str(error), error
-        else:
-            raise AssertionError(path)
-    cluster.check_path("s3://bucket/out", "test(folder)")
-    found = {result for _, result in cluster.map_unordered(work, range(12), int)}
-with Ray(nodes.address, shared_filesystem=True) as cluster:
-    cluster.check_path("/data/out", "test(folder)")
-nodes.shutdown()
-""".replace("with Ray(nodes", "def work(task, state):\n    return task\n\nwith Ray(nodes", 1)
-
-
-NEARLY_FULL = """
-import numpy as np
-import ray
-from trainpipes.writers import Ray
-
-ray.init(
-    "local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20
-)
-held = [ray.put(np.zeros(9 << 20, np.uint8)) for _ in range(8)]
-rows = np.arange(4 << 20)
-
-with Ray() as cluster:
-    done = list(cluster.map_unordered(lambda task, rows: int(rows[task]), range(8), lambda: rows))
-assert sorted(done) == [(n, n) for n in range(8)], done
-"""
-
 
 def python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -363,11 +304,6 @@ def test_it_starts_ray_on_the_spot_ships_the_library_and_is_silent():
     assert "runtime_resources" in where  # the driver's, as Ray has shipped it
 
 
-def test_paths_of_one_machine_are_refused_on_several():
-    done = python(SEVERAL)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:1", "ray://127.0.0.1:1", "no.such.machine.invalid:6379"]
 )
@@ -378,22 +314,3 @@ def test_an_address_where_nobody_answers_is_told_at_once(address, monkeypatch):
         Ray(address),
     ):
         pass
-
-
-def test_a_cluster_with_another_python_is_told_in_one_line(monkeypatch):
-    def init(*_, **__):
-        raise RuntimeError(
-            "Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.12.1\n"
-            "This process was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n"
-        )
-
-    monkeypatch.setattr("ray.is_initialized", lambda: False)
-    monkeypatch.setattr("ray.init", init)
-    with (
-        pytest.raises(
-            UnreachableError, match=r"Ray: 2\.60\.0 Python: 3\.12\.1 This process"
-        ) as caught,
-        Ray(),
-    ):
-        pass
-    assert "\n" not in str(caught.value)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import subprocess
@@ -22,6 +21,7 @@ import pytest
 import trainpipes as tp
 from trainpipes.prepare import repack, tokenize
 from trainpipes.writers import Threads
+from unfinished import contents
 
 pytestmark = pytest.mark.timeout(580)
 
@@ -99,10 +99,6 @@ def pipeline(texts: Path) -> tp.Pipeline:
     return tp.list_files(texts).read_text().tokenize("bytes")
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-
-
 def command(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "trainpipes", *map(str, words)],
@@ -128,7 +124,7 @@ def test_the_commands_write_on_several_nodes_what_they_write_alone(
     done = command(*words, *at, "--shared-filesystem")
     assert (done.returncode, done.stderr) == (0, "")
     tokenize(pipeline(texts), tmp_path / "alone", executor=Threads(1))
-    assert hashes(tmp_path / "ids") == hashes(tmp_path / "alone")
+    assert contents(tmp_path / "ids") == contents(tmp_path / "alone")
 
     words = [
         "repack",
@@ -144,7 +140,7 @@ def test_the_commands_write_on_several_nodes_what_they_write_alone(
     done = command(*words, "--shared-filesystem", RAY_ADDRESS=started.address)
     assert (done.returncode, done.stderr) == (0, "")
     repack(texts, tmp_path / "packed alone", shuffle=True, num_files=3)
-    assert hashes(tmp_path / "packed") == hashes(tmp_path / "packed alone")
+    assert contents(tmp_path / "packed") == contents(tmp_path / "packed alone")
 
 
 def test_ray_client_does_too(started: Started, texts: Path, tmp_path: Path) -> None:
@@ -154,4 +150,4 @@ def test_ray_client_does_too(started: Started, texts: Path, tmp_path: Path) -> N
     done = command(*words, "--executor", f"ray:{started.client}", "--shared-filesystem")
     assert done.returncode == 0, done.stderr
     tokenize(pipeline(texts), tmp_path / "alone", executor=Threads(1))
-    assert hashes(tmp_path / "ids") == hashes(tmp_path / "alone")
+    assert contents(tmp_path / "ids") == contents(tmp_path / "alone")

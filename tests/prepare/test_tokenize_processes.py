@@ -79,7 +79,7 @@ def wait_for(out: Path, files: int, process: subprocess.Popen[Any]) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("executor", [Processes(2), Processes(3), Threads(2)], ids=str)
+@pytest.mark.parametrize("executor", [Processes(3), Threads(2)], ids=str)
 def test_any_number_of_workers_makes_the_same_bytes(
     executor: Any, texts: str, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -109,6 +109,25 @@ def test_where_a_process_is_killed_the_error_names_its_file_and_all_end(
     assert "Traceback" not in said
     assert not psutil.wait_procs(children, timeout=20)[1]
     assert not [name for name in os.listdir(out / "_unfinished") if name.endswith(".part")]
+    tokenize(tp.recipe("pretrain", texts, "bytes"), out, executor=Threads(1))
+    assert contents(out) == whole
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(15, marks=pytest.mark.slow)])
+def test_where_the_program_is_killed_all_end_and_the_next_call_goes_on(
+    kills: int, texts: str, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for number in range(kills):
+        process = subprocess.Popen(command(texts, out, 2), stdout=subprocess.DEVNULL)
+        wait_for(out, 2 + number % FILES, process)
+        children = below(process)
+        if process.poll() is None:
+            os.kill(pid_of(process), signal.SIGKILL)
+        process.wait()
+        assert not psutil.wait_procs(children, timeout=20)[1]
+        left = contents(out) if out.exists() else {}
+        assert all(whole[name] == content for name, content in left.items())
     tokenize(tp.recipe("pretrain", texts, "bytes"), out, executor=Threads(1))
     assert contents(out) == whole
 

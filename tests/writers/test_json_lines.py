@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainpipes as tp
-from trainpipes.writers.json_lines import lines_of
+from trainpipes.writers.formats import lines_of
 
 
 def lines(table: pa.Table) -> list[Any]:
@@ -52,7 +52,7 @@ SCHEMA = pa.schema(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(row, min_size=1, max_size=9), st.integers(0, 8), st.integers(1, 9))
 def test_every_value_is_read_as_what_it_was(rows: list[Any], first: int, count: int) -> None:
     table = pa.Table.from_pylist(rows, SCHEMA).slice(min(first, len(rows) - 1), count)

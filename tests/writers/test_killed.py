@@ -13,14 +13,8 @@ import pytest
 from interpreters import python
 from writers.killed_writers import CASES
 
-RANDOM = [
-    "counted, parquet",
-    "counted, json",
-    "counted, arrow",
-    "memmap",
-    "tokenize",
-    "repack, shuffled",
-]
+RANDOM = [*(f"counted, {format}" for format in ("parquet", "json", "arrow")), "memmap", "tokenize",
+          "repack, shuffled"]  # fmt: skip
 
 
 def check_killed(name: str, folder: Path, kills: int, how: str = "at steps", seed: int = 0) -> None:
@@ -43,7 +37,7 @@ def check_killed(name: str, folder: Path, kills: int, how: str = "at steps", see
 
 @pytest.mark.parametrize("name", CASES)
 def test_killed_at_any_step_it_goes_on_to_the_same_files(name: str, tmp_path: Path) -> None:
-    kills = 10_000 if name == "counted, json" else 2 if name.startswith("repack") else 4
+    kills = 10_000 if name == "counted, json" else 2
     check_killed(name, tmp_path, kills)
 
 
@@ -53,13 +47,9 @@ def test_killed_at_random_moments_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1600)
-@pytest.mark.parametrize("name", CASES)
-def test_killed_at_fifty_steps(name: str, tmp_path: Path) -> None:
-    check_killed(name, tmp_path, 50)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1600)
-@pytest.mark.parametrize("name", RANDOM)
-def test_killed_at_fifty_random_moments(name: str, tmp_path: Path) -> None:
-    check_killed(name, tmp_path, 50, "at random")
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [*((name, "at steps") for name in CASES), *((name, "at random") for name in RANDOM)],
+)
+def test_killed_fifty_times(name: str, how: str, tmp_path: Path) -> None:
+    check_killed(name, tmp_path, 50, how)

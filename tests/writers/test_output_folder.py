@@ -47,7 +47,7 @@ def test_a_file_without_a_note_is_made_again(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "_unfinished").exists()
 
 
-def test_a_manifest_counts_whatever_else_a_kill_left(tmp_path: Path) -> None:
+def test_a_folder_of_what_is_not_finished_may_be_left_beside_the_manifest(tmp_path: Path) -> None:
     rows().write_json(tmp_path / "out", rows_per_file=30)
     whole = contents(tmp_path / "out")
     (tmp_path / "out" / "_unfinished").mkdir()
@@ -55,12 +55,7 @@ def test_a_manifest_counts_whatever_else_a_kill_left(tmp_path: Path) -> None:
     assert rows().write_json(tmp_path / "out", rows_per_file=30).kept == 4
     assert contents(tmp_path / "out") == whole
     assert not (tmp_path / "out" / "_unfinished").exists()
-
-
-def test_a_kill_while_old_files_are_removed_leaves_a_folder_that_can_be_written(
-    tmp_path: Path,
-) -> None:
-    rows().write_json(tmp_path / "out", rows_per_file=30)
+    # And without it, where old files were being removed.
     (tmp_path / "out" / "_unfinished").mkdir()
     (tmp_path / "out" / "_unfinished" / "about.json").write_text("{}")
     (tmp_path / "out" / "_manifest.json").unlink()
@@ -78,20 +73,15 @@ def test_a_damaged_note_is_refused_with_its_name(text: str, tmp_path: Path) -> N
         rows().write_json(tmp_path / "out", rows_per_file=30)
 
 
-def test_other_options_may_be_given_while_nothing_is_whole(tmp_path: Path) -> None:
-    rows().write_json(tmp_path / "out", rows_per_file=30)
-    begun_again(tmp_path / "out", 0)
-    for path in (tmp_path / "out").glob("part-*"):
-        path.unlink()
-    assert rows().write_json(tmp_path / "out", rows_per_file=50).rows == 100
-
-
-def test_with_whole_files_other_options_are_refused(tmp_path: Path) -> None:
+def test_other_options_are_refused_only_where_files_are_whole(tmp_path: Path) -> None:
     rows().write_json(tmp_path / "out", rows_per_file=30)
     begun_again(tmp_path / "out", 1)
     with pytest.raises(tp.ConfigError, match="with rows_per_file: 30, now 50"):
         rows().write_json(tmp_path / "out", rows_per_file=50)
     assert len(noted(tmp_path / "out")) == 1
+    for path in [*(tmp_path / "out").glob("part-*"), *(tmp_path / "out").rglob("*.done.json")]:
+        path.unlink()
+    assert rows().write_json(tmp_path / "out", rows_per_file=50).rows == 100
 
 
 def test_hidden_files_of_others_do_not_count(tmp_path: Path) -> None:
@@ -153,6 +143,8 @@ def test_any_file_system_of_fsspec_will_do(memory: Any, tmp_path: Path) -> None:
     rows().write_json("memory://written/a", overwrite=True)
     found = sorted(path.rpartition("/")[2] for path in memory.ls("/written/a", False))
     assert found == ["_manifest.json", "part-00000.jsonl"]
+    with pytest.raises(tp.ConfigError, match="leave out what stands before"):
+        rows().write_json("simplecache::memory://written/c")
 
 
 @pytest.mark.parametrize("failing", ["part-00002.parquet", "part-00001.parquet.done.json"])
@@ -233,11 +225,6 @@ def test_who_writes_to_a_url_gives_signs_of_life(
 
     rows().map(look).write_json("memory://written/c")
     assert seen[-1] > 2
-
-
-def test_the_chain_of_a_url_is_refused() -> None:
-    with pytest.raises(tp.ConfigError, match="leave out what stands before"):
-        rows().write_json("simplecache::memory://written/c")
 
 
 @pytest.fixture(scope="module")

@@ -59,18 +59,12 @@ def wide(seed: int) -> pa.Table:
     return pa.table({"blob": pa.array(blobs, pa.large_binary()), "n": np.arange(16) + 16 * seed})
 
 
-def tiny_rows(folder: Path) -> None:
-    table = pa.table({"n": np.arange(10_000_000), "tag": pa.array(["a", "b"] * 5_000_000)})
-    pq.write_table(table, folder / "rows.parquet")
-
-
 DATA: dict[str, Callable[[Path], object]] = {
     "many row groups": lambda folder: groups(
         (tokens(50_000, seed) for seed in range(67)), folder / "rows.parquet"
     ),
     "one row group": one_group,
     "wide rows": lambda folder: groups(map(wide, range(128)), folder / "rows.parquet"),
-    "tiny rows": tiny_rows,
     "texts": lambda folder: write_texts(folder / "texts", 2_000_000_000, 4, group=2000),
 }
 COMMAND = [sys.executable, "-m", "trainpipes"]

@@ -84,21 +84,16 @@ class AccelerateLoader(DataLoaderStateMixin):
         rule = "off: a pipeline's batches are those of a process"
         way = f"leave it out, and for batches of n rows write .batch(n // {processes})"
         require(good, "split_batches", rule, True, way)
-        parallel = accelerator.parallelism_config
-        if parallel is not None and parallel.non_data_parallel_size > 1:
-            replicas, mesh = parallel.data_parallel_size, "rank=0, world_size=1"
-            mesh = 'mesh=accelerator.torch_device_mesh["dp"]' if replicas > 1 else mesh
-            if world != replicas:
-                raise ConfigError(
-                    "processes that hold parts of one model replica must read the same batches, got "
-                    f"{world} ranks of the pipeline and {replicas} replicas; write "
-                    f"loader(pipe.distributed({mesh}), accelerator)"
-                )
-        elif world != processes and loader.pipeline._ranks is None:
+        parallel, mesh = accelerator.parallelism_config, "rank=0, world_size=1"
+        parts = 1 if parallel is None else parallel.non_data_parallel_size
+        replicas = processes // parts
+        if world != replicas and (parts > 1 or loader.pipeline._ranks is None):
+            if parts > 1 and replicas > 1:
+                mesh = 'mesh=accelerator.torch_device_mesh["dp"]'
             raise ConfigError(
-                "as many ranks must read the pipeline as the accelerator has processes, got WORLD_SIZE="
-                f"{world} and num_processes={processes}; make the Accelerator first, on CPUs as "
-                "Accelerator(cpu=True), or say pipe.distributed(rank=..., world_size=...)"
+                "as many ranks must read the pipeline as there are replicas of the model, got "
+                f"{world} ranks and {replicas} replicas; make the Accelerator first, on CPUs as "
+                f"Accelerator(cpu=True), or write loader(pipe.distributed({mesh}), accelerator)"
             )
 
     # Iteration
@@ -130,13 +125,11 @@ class AccelerateLoader(DataLoaderStateMixin):
         if not (plan.chain.uneven and world > 1 and self._accelerator.even_batches):
             return None
         left = batches_left(plan, batches.state_dict()["batches"])
-        if left is None:
-            raise ConfigError(
-                'sharding_filter(tail="uneven") on several ranks must have batches that are counted in '
-                f'advance, got {no_length(plan)}; write tail="even", or let ranks end apart with '
-                "DataLoaderConfiguration(even_batches=False), and call accelerator.reduce() after the loop"
-            )
-        return math.ceil(left / world)
+        rule = "off for batches that are not counted in advance"
+        way = "or let ranks end apart by DataLoaderConfiguration(even_batches=False)"
+        way += ", and call accelerator.reduce() after the loop"
+        require(left is not None, 'sharding_filter(tail="uneven")', rule, no_length(plan), way)
+        return math.ceil((left or 0) / world)
 
     def _last_step(self, batch: Any, before: Any) -> Any:
         """This rank's last batch, as long as all others'. Called by all ranks."""

@@ -13,7 +13,6 @@ import torch
 from torch.nn.functional import pad
 
 from trainpipes._internal.checks import need, require, wrong
-from trainpipes.errors import ConfigError
 from trainpipes.integrations.transformers import PipelineTrainerMixin
 from trainpipes.pipeline.chain import Pipeline
 
@@ -102,12 +101,9 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
 
     def _need(self, names: tuple[str, ...], batch: Any) -> None:
         found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
-        for name in names:
-            if name not in found:
-                raise ConfigError(
-                    f"{type(self).__name__} trains on batches with {name!r}, such as those of the recipe "
-                    f"{self.recipe}, got {found}"
-                )
+        lacking = [name for name in names if name not in found]
+        rule = f"one with {', '.join(lacking)}, as the recipe {self.recipe} makes it"
+        require(not lacking, f"a batch of {type(self).__name__}", rule, found)
 
 
 class SFTTrainer(PipelineDatasetsMixin, trl.SFTTrainer):
@@ -187,29 +183,21 @@ class PromptsMixin(PipelineTrainerMixin):
 
     def _accepted(self, batch: Any) -> Any:
         rows = self.args.per_device_train_batch_size * self.args.steps_per_generation
-        way = (
-            f'tp.recipe("prompts", pipe, batch_size={rows}, num_generations={self.num_generations})'
-        )
-        if not isinstance(batch, list) or not all(
+        count = self.num_generations
+        way = f'write tp.recipe("prompts", pipe, batch_size={rows}, num_generations={count})'
+        good = isinstance(batch, list) and all(
             isinstance(r, Mapping) and "prompt" in r for r in batch
-        ):
-            found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
-            raise ConfigError(
-                f"{type(self).__name__} trains on lists of rows with a 'prompt', got {found}; write {way}, "
-                "without a tokenizer"
-            )
-        groups = [
-            batch[n : n + self.num_generations] for n in range(0, len(batch), self.num_generations)
-        ]
-        times = {
-            len(group) for group in groups if all(r["prompt"] == group[0]["prompt"] for r in group)
-        }
-        if len(batch) != rows or times != {self.num_generations}:
-            raise ConfigError(
-                f"a batch must have per_device_train_batch_size * steps_per_generation = {rows} rows, each "
-                f"prompt {self.num_generations} times side by side, got {len(batch)} rows; write {way}, "
-                "where the number of rows is a multiple of num_generations"
-            )
+        )
+        found = list(batch) if isinstance(batch, Mapping) else batch
+        rule = 'a list of rows with a "prompt"'
+        require(good, "a batch", rule, found, f"{way}, without a tokenizer")
+        groups = [batch[n : n + count] for n in range(0, len(batch), count)]
+        whole = all(
+            len(g) == count and all(r["prompt"] == g[0]["prompt"] for r in g) for g in groups
+        )
+        rule = f"per_device_train_batch_size * steps_per_generation = {rows} rows, each prompt {count} times"
+        way += ", where the number of rows is a multiple of num_generations"
+        require(len(batch) == rows and whole, "a batch", f"{rule} side by side", len(batch), way)
         return batch
 
 

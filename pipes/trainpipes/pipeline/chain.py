@@ -632,7 +632,7 @@ class Pipeline(IterableDataset[Any]):
         executor: Executor | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> MemmapDataset | None:
-        """Write the rows, or batches, of one epoch to a memory map. Options are those of
+        """Write the rows of one epoch to a memory map. Options are those of
         ``trainpipes.write_memmap``. After a kill the same call continues after the last whole
         part.
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainpipes._internal.checks import require
 from trainpipes.engine.planning.as_columns import gives_objects
 from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.stage import Stage
 from trainpipes.pipeline.chain import Pipeline
@@ -23,7 +23,7 @@ from trainpipes.stages.labels import EncodeLabels
 from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes, makers_of_columns
 from trainpipes.writers.epoch_rows import WrittenColumns
 
-CALLER = "tokenize()"
+CALLER, OPTION = "tokenize()", "tokenize(pipeline)"
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,13 @@ class Parts:
 
 def cut(pipeline: Pipeline) -> Parts:
     stages = pipeline.stages
-    if isinstance(stages[0], MixingSource):
-        raise ConfigError(
-            f"{CALLER} prepares the files of one source, got {stages[0].name}(): prepare each of its "
-            "sources, and mix the prepared ones"
-        )
+    mixed, way = isinstance(stages[0], MixingSource), "prepare each of its sources, and mix these"
+    require(not mixed, OPTION, "of the files of one source", stages[0], way)
     made = [n for n, s in enumerate(stages) if isinstance(s, Tokenizes)]
-    if any(isinstance(stages[n], TokenizedBy) for n in made):
-        raise ConfigError(f"{CALLER} makes token ids of texts, and these rows hold ids already")
-    if not made:
-        raise ConfigError(
-            f"{CALLER} needs a stage that makes token ids, tokenize() or chat_template(), and this pipeline "
-            "has none: its rows are written by write_parquet()"
-        )
+    held = any(isinstance(stages[n], TokenizedBy) for n in made)
+    require(not held, OPTION, "of texts, and not of token ids", pipeline)
+    rule, way = "one with tokenize() or chat_template()", "write other rows by write_parquet()"
+    require(made, OPTION, rule, pipeline, way)
     last, first_lists = made[-1], isinstance(stages[0], kinds.ListingSource)
     ahead: list[Stage] = []
     training: list[Stage] = []
@@ -78,16 +72,11 @@ def cut(pipeline: Pipeline) -> Parts:
 
 
 def _check(stage: Stage, last: Stage) -> None:
-    if not kinds.is_on_rows(stage):
-        raise ConfigError(
-            f"{CALLER}: only stages that treat each row by itself may stand before {last.name}(), got "
-            f"{stage}: write its rows with write_parquet() first, and tokenize these files"
-        )
-    if "epoch" in stage.traits.depends_on:
-        raise ConfigError(
-            f"{CALLER}: only stages that give the same in every epoch may stand before {last.name}(), got "
-            f"{stage}: put it after {last.name}(), or tokenize while you train"
-        )
+    option, name = f"{CALLER}: a stage before {last.name}()", last.name
+    rule, way = "one that treats each row by itself", "write its rows with write_parquet() first"
+    require(kinds.is_on_rows(stage), option, rule, stage, way)
+    rule, way = "one that gives the same in every epoch", f"put it after {name}()"
+    require("epoch" not in stage.traits.depends_on, option, rule, stage, way)
 
 
 def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
@@ -115,15 +104,9 @@ def open_plan(
         stages.append(WrittenColumns(CALLER))
     plan = Plan.of(stages, source, quiet=True)
     odd = next((s for s in plan.chain.steps if not isinstance(s, kinds.RunStage)), None)
-    if odd is not None:
-        raise ConfigError(
-            f"{CALLER} does ahead what treats each row by itself, and {odd} does not: put it directly after "
-            "the source, or leave it out"
-        )
-    if not isinstance(plan.inputs.source, FileBlocks):
-        raise ConfigError(
-            f"{CALLER} makes a file of each file, and {plan.chain.opener} reads none: rows of another origin "
-            "are tokenized and written by write_parquet()"
-        )
+    rule, way = "of stages that treat each row by itself", "put it directly after the source"
+    require(odd is None, OPTION, rule, odd, way)
+    rule, way = "one that reads files", "write other rows by write_parquet() after tokenize()"
+    require(isinstance(plan.inputs.source, FileBlocks), OPTION, rule, plan.chain.opener, way)
     plan.inputs.schemas.adopt(schemas or {})
     return plan

@@ -184,11 +184,10 @@ def checked_executor(value: Any, caller: str, default: Executor) -> Executor:
 
 
 def refuse_memory(path: str, option: str) -> None:
-    if path.startswith("memory://"):
-        raise ConfigError(
-            f"{option}: {path} is in the memory of one process, and others work there: give a path, or a URL "
-            "of storage"
-        )
+    rule = (
+        "a path, or a URL of storage: others work there, who do not see the memory of this process"
+    )
+    require(not path.startswith("memory://"), option, rule, path)
 
 
 def cores() -> int:

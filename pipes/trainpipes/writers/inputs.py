@@ -19,21 +19,18 @@ from trainpipes.state.cursor import checksum
 from trainpipes.writers.executor import Executor
 from trainpipes.writers.output_folder import OutputFolder
 
-#: Options of file systems that say which server a path is of.
-SERVERS = ("endpoint_url", "host", "port", "account_name")
-
 
 def open_output(
     place: Place,
-    reads: Any,
+    plan: Plan | None,
     names: Collection[str],
     workers: Executor,
     about: Mapping[str, Any],
     overwrite: bool,
     suffixes: Sequence[str] | None = None,
 ) -> OutputFolder:
-    """The folder that rows of a plan, or of anything else, are written to, once that can be done there."""
-    inputs = reads.inputs if isinstance(reads, Plan) else reads
+    """The folder that rows of a plan, if any, are written to, once that can be done there."""
+    inputs = None if plan is None else plan.inputs
     refuse_own_input(inputs, place, names, suffixes)
     workers.check_path(place.root, f"{place.caller}(folder)")
     for path in _paths(inputs):
@@ -42,16 +39,9 @@ def open_output(
     for files in file_lists(inputs):
         for size, written in zip(files.sizes.tolist(), files.stamps, strict=True):
             stamps += [size, written]
-    identity = {"pipeline": json.loads(reads.identity)} if isinstance(reads, Plan) else {}
+    identity = {} if plan is None else {"pipeline": json.loads(plan.identity)}
     stamp = {"inputs": checksum(*stamps)} if stamps else {}
     return OutputFolder(place, {**identity, **stamp, **about}, overwrite=overwrite)
-
-
-def sources_of(reads: Any) -> Iterator[Any]:
-    """The sources that read, of all pipelines that are combined; or the one that is given."""
-    yield reads.source if isinstance(reads, Inputs) else reads
-    for part in reads.parts if isinstance(reads, Inputs) else ():
-        yield from sources_of(part)
 
 
 def file_lists(reads: Any) -> Iterator[FileList]:
@@ -60,7 +50,15 @@ def file_lists(reads: Any) -> Iterator[FileList]:
             yield files
 
 
-def _paths(reads: Any) -> Iterator[str]:
+def sources_of(reads: Inputs | None) -> Iterator[Any]:
+    """The sources that read, of all pipelines that are combined."""
+    if reads is not None:
+        yield reads.source
+        for part in reads.parts:
+            yield from sources_of(part)
+
+
+def _paths(reads: Inputs | None) -> Iterator[str]:
     for files in file_lists(reads):
         systems = files.system_of.tolist()
         yield from (str(files.names[systems.index(system)]) for system in sorted(set(systems)))
@@ -70,7 +68,7 @@ def _paths(reads: Any) -> Iterator[str]:
 
 
 def refuse_own_input(
-    reads: Any, place: Place, names: Collection[str], suffixes: Sequence[str] | None = None
+    reads: Inputs | None, place: Place, names: Collection[str], suffixes: Sequence[str] | None
 ) -> None:
     """Raise ConfigError if a folder holds, or would hold, files that are read."""
     real = os.path.realpath if place.is_local else str
@@ -78,7 +76,7 @@ def refuse_own_input(
     if place.is_local and os.path.isfile(target):
         return  # no folder can be made there, which is said when it is tried
     for files in file_lists(reads):
-        mine = [_same_store(system, place.system) for system in files.systems]
+        mine = [_may_be_same(system, place.system) for system in files.systems]
         which = zip(files.paths, files.system_of.tolist(), strict=True)
         folders = {path.rpartition("/")[0] for path, system in which if mine[system]}
         if any(f"{real(folder)}/".startswith(f"{target}/") for folder in folders):
@@ -88,7 +86,7 @@ def refuse_own_input(
             if suffixes is not None:
                 wanted = replace(wanted, suffixes=tuple(suffixes))
             known = _known_as(target, wanted.root.rstrip("/"), folders, real)
-            if _same_store(listed.system, place.system) and any(
+            if _may_be_same(listed.system, place.system) and any(
                 wanted.stands_for(f"{folder}/{name}") for folder in known for name in names
             ):
                 how = f"is within the input {listed.url!r}, so that the next run would read what is written "
@@ -115,13 +113,7 @@ def _known_as(
             yield f"{folder}{target[len(its) :]}"
 
 
-def _same_store(own: Any, system: Any) -> bool:
+def _may_be_same(own: Any, system: Any) -> bool:
     while isinstance(own, CachingFileSystem):
         own = own.fs
-    return type(own) is type(system) and _server(own) == _server(system)
-
-
-def _server(system: Any) -> list[Any]:
-    options = system.storage_options
-    options = {**(options.get("client_kwargs") or {}), **options}
-    return [options.get(name) for name in SERVERS]
+    return type(own) is type(system)

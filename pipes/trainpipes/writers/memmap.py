@@ -5,31 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes.engine.iterating.iteration_state import plan_of
-from trainpipes.errors import ConfigError
-from trainpipes.errors.text import shown
+from trainpipes._internal.checks import require, wrong
+from trainpipes.columns.arrays import is_list
+from trainpipes.columns.columns import from_columns
+from trainpipes.columns.row_types import as_array
+from trainpipes.columns.value_column import SchemaFinder, UnfitRow, table_of_rows
+from trainpipes.errors import ConfigError, DataError
 from trainpipes.filesystems.places import place_at
 from trainpipes.filesystems.retry import NORMAL, Retry
-from trainpipes.interfaces import stage_kinds
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.memmap.dataset import MemmapDataset
 from trainpipes.sources.memmap.manifest import DTYPES, HEADER, Layout
-from trainpipes.writers.array_tables import (
-    OnceTables,
-    layout_of,
-    table_of_batch,
-    tables_of_batches,
-    tables_of_rows,
-)
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.executor import Executor, Threads, checked_executor
-from trainpipes.writers.npy_files import PartFile
+from trainpipes.writers.npy_files import NO_NUMBERS, PartFile, bad_row
+from trainpipes.writers.table_groups import TableGroups
 from trainpipes.writers.write import Format, Output, write, write_once
 
 __all__ = ["read_memmap", "write_memmap"]
@@ -40,6 +37,10 @@ PART_BYTES = 1 << 30
 #: Rows that are written together, and their bytes, at most.
 GROUP_ROWS, GROUP_BYTES = 16_384, 1 << 20
 CALLER = "write_memmap"
+#: Bytes and rows that are looked at together, about; the first ones say which columns there are.
+SOME_BYTES, SOME_ROWS = 4 << 20, 1024
+#: NumPy's letters of the dtypes that columns can hold.
+CHARS = "?bBhHiIlLqQefd"
 
 
 def write_memmap(
@@ -48,7 +49,6 @@ def write_memmap(
     *,
     dtype: Any = None,
     ragged: Collection[str] = (),
-    batched: bool = False,
     rows_per_file: int | None = None,
     num_files: int | None = None,
     overwrite: bool = False,
@@ -64,13 +64,12 @@ def write_memmap(
         path: a folder, new or empty: a path or fsspec URL.
         source: arrays or tensors ``[N, ...]`` (a dict, a tuple or one); a ``pyarrow.Table``, whose list
             columns are ragged; rows one by one (an iterable, a function that returns one, a map-style
-            dataset): dicts, tuples or single values; or a ``Pipeline`` of rows with columns, or of batches,
-            of which one epoch is written.
+            dataset): dicts, tuples or single values; or a ``Pipeline`` of rows with columns, of which one
+            epoch is written.
         dtype: of the columns; a dict of names for some of them ("0", "1" and so on for tuples); if left out,
             as the values come. A value that does not fit is refused; floats may be narrowed.
         ragged: columns whose rows are arrays of different lengths, if the first rows (1,024, or 4 MiB) do not
             show it. Lists are always ragged.
-        batched: whether each item of the iterable is several rows: columns ``[rows, ...]``.
         rows_per_file: rows in each part; or
         num_files: number of parts, where rows are counted. If both are left out, a part ends after 1 GiB.
         overwrite: whether to remove what was written there before.
@@ -102,15 +101,15 @@ def write_memmap(
     ragged = [ragged] if isinstance(ragged, str) else list(ragged)
     dtypes = _dtypes(dtype)
     out = Output(path, num_files, rows_per_file, overwrite, storage_options, retry)
-    if isinstance(source, Pipeline) and not _makes_batches(source):
+    if isinstance(source, Pipeline):
         rows = EpochRows(source, CALLER, ragged=ragged)
         write(rows, _form("dict", dtypes, ragged), out, executor)
     else:
-        _check_alone(executor)
-        layout, count, tables = _tables(source, ragged, batched)
-        read = plan_of(source).inputs.source if isinstance(source, Pipeline) else None
-        form = _form(layout, dtypes, ragged)
-        write_once(OnceTables(tables, CALLER), read, count, form, out)
+        alone = checked_executor(executor, CALLER, Threads(1)) == Threads(1)
+        rule = "left out for rows that are read once: a pipeline of rows can be shared out"
+        require(alone, f"{CALLER}(executor)", rule, executor)
+        layout, count, tables = _tables(source, ragged)
+        write_once(OnceTables(tables, CALLER), count, _form(layout, dtypes, ragged), out)
     place = place_at(path, CALLER, storage_options)
     if not place.is_local:
         return None
@@ -124,34 +123,16 @@ def _form(layout: Layout, dtypes: Any, ragged: list[str]) -> Format:
     return Format(CALLER, HEADER, opened, options, *sizes, ".x.npy")
 
 
-def _makes_batches(pipe: Pipeline) -> bool:
-    chain = plan_of(pipe).chain
-    if chain.endless:
-        raise ConfigError(f"write_memmap() writes one epoch: leave out {chain.repeat}")
-    return (
-        stage_kinds.first_of(chain.after, stage_kinds.BatchingStage | stage_kinds.FinishingStage)
-        is not None
-    )
-
-
-def _check_alone(executor: Executor | None) -> None:
-    if checked_executor(executor, "write_memmap", Threads(1)) != Threads(1):
-        raise ConfigError(
-            f"write_memmap(executor={executor}) gives each worker rows of one part, which only a pipeline of "
-            "rows can tell: give from_dataset(...), from_tensors(...) or files, before batch()"
-        )
-
-
 def _dtypes(dtype: Any) -> Any:
     try:
         if isinstance(dtype, Mapping):
             return {str(name): _dtype(one) for name, one in sorted(dtype.items())}
         return None if dtype is None else _dtype(dtype)
     except TypeError as error:
-        raise ConfigError(
-            "write_memmap(dtype) is a dtype of NumPy or torch (bool, integers, floats of up to 64 bits), or "
-            f"a dict of them by column, got {shown(dtype)}"
-        ) from error
+        rule = (
+            "a dtype of NumPy or torch (bool, integers, floats of up to 64 bits), or a dict of them"
+        )
+        raise wrong(f"{CALLER}(dtype)", rule, dtype) from error
 
 
 def _dtype(dtype: Any) -> str:
@@ -161,25 +142,14 @@ def _dtype(dtype: Any) -> str:
     return found.name
 
 
-def _tables(
-    source: Any, ragged: Collection[str], batched: bool
-) -> tuple[Layout, int | None, Iterator[pa.Table]]:
-    if isinstance(source, Pipeline):
-        whole = Pipeline(stage_kinds.without(source.stages, stage_kinds.ShardStage), (0, 1))
-        batched = (
-            stage_kinds.first_of(plan_of(whole).chain.after, stage_kinds.FinishingStage) is not None
-        )
-        source = (tuple(one) if isinstance(one, list) else one for one in whole)
-        if not batched:
-            source = (row for batch in source for row in batch)
+def _tables(source: Any, ragged: Collection[str]) -> tuple[Layout, int | None, Iterator[pa.Table]]:
+    if isinstance(source, pa.Table | pa.RecordBatch):
+        return "dict", len(source), iter([pa.table(source)])
     several = source.values() if isinstance(source, Mapping) else source
     arrays = list(several) if isinstance(source, Mapping | tuple) else [source]
-    if isinstance(source, pa.Table | pa.RecordBatch) or (
-        arrays and all(isinstance(a, np.ndarray | torch.Tensor) for a in arrays)
-    ):
-        table = table_of_batch(source, ragged, 0)
-        is_table = isinstance(source, pa.Table | pa.RecordBatch)
-        return "dict" if is_table else layout_of(source), len(table), iter([table])
+    if arrays and all(isinstance(a, np.ndarray | torch.Tensor) for a in arrays):
+        table = table_of_arrays(source)
+        return layout_of(source), len(table), iter([table])
     if callable(source) and not isinstance(source, Iterable):
         source = source()
     count = None
@@ -188,12 +158,154 @@ def _tables(
         dataset, count = source, len(source)
         source = (dataset[n] for n in range(count))
     if not isinstance(source, Iterable) or isinstance(source, str | bytes | Mapping):
-        kinds = sorted({type(array).__name__ for array in arrays})
-        of = f" of {', '.join(kinds)}" * isinstance(source, Mapping)
-        raise ConfigError(
-            "write_memmap(source) takes arrays or tensors [N, ...] (one, a tuple, a dict), a table, "
-            "an iterable of rows, a function that returns one, a map-style dataset or a Pipeline, got "
-            f"{type(source).__name__}{of}"
-        )
-    layout, tables = (tables_of_batches if batched else tables_of_rows)(source, ragged)
+        raise wrong(
+            f"{CALLER}(source)", "arrays or tensors [N, ...] (one, a tuple, a dict), a table, an iterable of "
+            "rows, a function that returns one, a map-style dataset or a Pipeline", source,
+        )  # fmt: skip
+    layout, tables = tables_of_rows(source, ragged)
     return layout, count, tables
+
+
+class OnceTables(TableGroups):
+    """Tables that can be read once, from the first row on."""
+
+    #: Nobody can begin between two rows of these.
+    cursor = None
+
+    _begun = False
+
+    def __init__(self, tables: Iterator[pa.Table], caller: str) -> None:
+        self.caller, self._tables = caller, tables
+
+    def open(self, cursor: None, row: int) -> None:
+        """Begin."""
+
+    def next_run(self) -> pa.Table | None:
+        return next(self._tables, None)
+
+    def has_rows(self) -> bool:
+        """Also of columns without rows, at first."""
+        return super().has_rows() or not self._begun
+
+    def group(self, most: int, most_bytes: int) -> tuple[pa.Table, int] | None:
+        self._begun = True
+        return super().group(most, most_bytes)
+
+
+def layout_of(row: Any) -> Layout:
+    return "dict" if isinstance(row, Mapping) else "tuple"
+
+
+def named(row: Any) -> dict[str, Any]:
+    """The columns of a row by name; of a tuple or a single value by number."""
+    if not isinstance(row, Mapping):
+        values = row if isinstance(row, tuple) else (row,)
+        return {str(number): value for number, value in enumerate(values)}
+    found = {str(name): value for name, value in row.items()}
+    if len(found) < len(row):
+        raise ConfigError(f"write_memmap(): two columns have one name: {', '.join(map(str, row))}")
+    return found
+
+
+def _plain(value: Any, name: str, row: int) -> Any:
+    if np.ma.is_masked(value):
+        raise bad_row(row, name, "is masked in part; fill it, array.filled(0)")
+    value = as_array(value)
+    if isinstance(value, np.ndarray) and value.dtype.char not in CHARS:
+        raise bad_row(row, name, NO_NUMBERS.format(value.dtype))
+    return value
+
+
+def _is_long(value: Any) -> bool:
+    return hasattr(value, "__len__") and getattr(value, "ndim", 1) > 0
+
+
+def table_of_arrays(source: Any) -> pa.Table:
+    """Arrays ``[rows, ...]``: a dict, a tuple or one."""
+    columns = {name: _plain(value, name, 0) for name, value in named(source).items()}
+    counts = {n: len(c) if c.ndim else "a number" for n, c in columns.items()}
+    if len({*counts.values()}) > 1 or "a number" in counts.values():
+        raise DataError(
+            "write_memmap(): columns have one and the same first dimension, got "
+            f"{', '.join(f'{n}: {k}' for n, k in counts.items())}"
+        )
+    return from_columns(columns, "write_memmap()")
+
+
+def tables_of_rows(
+    rows: Iterable[Any], ragged: Collection[str]
+) -> tuple[Layout, Iterator[pa.Table]]:
+    """Tables of Python rows, with the types of the first ones."""
+    coming = _chunks(rows)
+    if (found := next(coming, None)) is None:
+        raise DataError(
+            "write_memmap(): there are no rows to tell the columns from: check what filters them, or give "
+            "arrays or a table, which have columns without rows"
+        )
+    layout, first = found
+    finder = SchemaFinder(ragged)
+    try:
+        finder.add(first)
+    except UnfitRow as unfit:
+        raise _unfit(unfit, 0) from unfit
+    schema = pa.schema([(field.name, _typed(field.type)) for field in finder.schema])
+
+    def tables() -> Iterator[pa.Table]:
+        row = 0
+        for kind, some in chain([(layout, first)], coming):
+            if kind != layout or some[0].keys() != first[0].keys():
+                raise DataError(
+                    f"write_memmap(): row {row} is {_kind(kind, some[0])}, and those before it are "
+                    f"{_kind(layout, first[0])}: all rows have the same columns",
+                    row=row,
+                )
+            try:
+                yield table_of_rows(some, schema)
+            except UnfitRow as unfit:
+                raise _unfit(unfit, row) from unfit
+            row += len(some)
+
+    return layout, tables()
+
+
+def _kind(layout: Layout, row: dict[str, Any]) -> str:
+    if layout == "dict":
+        return f"a dict of {', '.join(row)}"
+    return f"a tuple of {len(row)}" if len(row) > 1 else "a single value"
+
+
+def _unfit(unfit: UnfitRow, row: int) -> DataError:
+    return DataError(
+        f"write_memmap(): row {row + unfit.number} {unfit}: all rows have the same columns, of the types of "
+        "the first ones; if lengths may differ, pass ragged=[...]",
+        row=row + unfit.number,
+    )
+
+
+def _typed(kind: pa.DataType) -> pa.DataType:
+    """The type of a column, which lists are integers if all are empty."""
+    empty = is_list(kind) and pa.types.is_null(kind.value_type)
+    return pa.list_(pa.int64()) if empty else kind
+
+
+def _chunks(rows: Iterable[Any]) -> Iterator[tuple[Layout, list[dict[str, Any]]]]:
+    """Rows of one kind, with copies of their arrays: who gives them may fill these again."""
+    held: list[dict[str, Any]] = []
+    layout: Layout = "dict"
+    size = 0
+    for number, row in enumerate(rows):
+        kind, found = layout_of(row), named(row)
+        same = held and kind == layout and found.keys() == held[0].keys()
+        if held and (not same or size >= SOME_BYTES or len(held) == SOME_ROWS):
+            yield layout, held
+            held, size = [], 0
+        for name, given in found.items():
+            value = _plain(given, name, number)
+            if isinstance(value, np.ndarray):
+                value = np.array(value)
+            found[name] = value
+            size += getattr(value, "nbytes", 8 * len(value) if _is_long(value) else 8)
+        layout = kind
+        held.append(found)
+    if held:
+        yield layout, held

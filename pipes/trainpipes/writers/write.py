@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.types import IntArray
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.errors import ConfigError, DataChangedError
+from trainpipes.errors import DataChangedError
 from trainpipes.filesystems.output_file import OutputFile
 from trainpipes.filesystems.places import place_at
 from trainpipes.filesystems.retry import NORMAL, Retry
@@ -105,13 +105,15 @@ class Output:
     def is_cut(self) -> bool:
         return self.num_files is not None or self.rows_per_file is not None
 
-    def open(self, form: Format, reads: Any, workers: Executor, **about: Any) -> OutputFolder:
-        """The folder, to be entered; ``reads`` is a plan, or anything else that may read files."""
+    def open(
+        self, form: Format, plan: Plan | None, workers: Executor, **about: Any
+    ) -> OutputFolder:
+        """The folder, to be entered; ``plan`` is of the pipeline whose rows are written, if it is one."""
         place = place_at(self.folder, form.caller, self.storage_options, self.retry)
         options = {"format": form.caller.removeprefix("write_"), **form.options}
         options |= {"num_files": self.num_files, "rows_per_file": self.rows_per_file}
         return open_output(
-            place, reads, form.names, workers, {"options": options, **about}, self.overwrite,
+            place, plan, form.names, workers, {"options": options, **about}, self.overwrite,
             self.suffixes,
         )  # fmt: skip
 
@@ -132,21 +134,11 @@ class Output:
             whole_number(each, 1, f"{caller}(rows_per_file)", "rows in each file")
         if files is None:
             return
-        if each is not None:
-            raise ConfigError(
-                f"{caller}() takes num_files or rows_per_file, got num_files={files} and "
-                f"rows_per_file={each}: give one of the two"
-            )
-        if rows is None:
-            raise ConfigError(
-                f"{caller}(num_files={files}) needs to know how many rows there are, and that is known only "
-                "when all are read: give rows_per_file=... instead"
-            )
-        if files > rows:
-            raise ConfigError(
-                f"{caller}(num_files={files}): each file has a row at least, and there are {rows:,} rows: "
-                "give fewer files"
-            )
+        option = f"{caller}(num_files)"
+        require(each is None, option, "left out where rows_per_file is given", files)
+        rule = "left out where it is known only at the end how many rows there are"
+        require(rows is not None, option, rule, files, "give rows_per_file=...")
+        require(files <= (rows or 0), option, f"at most that of the rows, {rows:,}", files)
 
 
 def write(
@@ -172,10 +164,10 @@ def write(
             return run(tasks, make, folder, workers, open_state=copied, total=rows.count)
 
 
-def write_once(rows: Rows, reads: Any, count: int | None, form: Format, out: Output) -> Manifest:
+def write_once(rows: Rows, count: int | None, form: Format, out: Output) -> Manifest:
     """Write rows that can be read once: where that fails nothing is left, and no later run goes on."""
     out.check(count, form.caller)
-    with out.open(form, reads, Threads(1), pipeline=None) as folder:
+    with out.open(form, None, Threads(1), pipeline=None) as folder:
         return _write_in_turn(rows, count, False, form, out, folder)
 
 
@@ -240,25 +232,17 @@ def _make(form: Format, task: FileTask, file: OutputFile, rows: Rows) -> FileInf
 
 def _check_cut(rows: EpochRows, out: Output, executor: Executor) -> None:
     """Raise unless it is known which rows each file has, before any is read."""
-    plan, option = rows.plan, f"{rows.caller}(executor={executor})"
-    if not plan.counted:
-        stages = plan.chain.stages
-        odd = next((stage for stage in stages if not stage.traits.keeps_rows), stages[0])
-        raise ConfigError(
-            f"{option} gives each worker the rows of one file, and how many rows {odd} gives is known only "
-            "when all are read: leave executor out, or write the rows before that stage"
-        )
-    if not out.is_cut:
-        raise ConfigError(
-            f"{option} gives each worker the rows of one file: say how many by num_files=... or "
-            "rows_per_file=..."
-        )
+    plan, option = rows.plan, f"{rows.caller}(executor)"
+    stages = plan.chain.stages
+    odd = next((stage for stage in stages if not stage.traits.keeps_rows), stages[0])
+    rule = f"left out where it is known only at the end how many rows {odd} gives"
+    require(plan.counted, option, rule, executor, "or write the rows before that stage")
+    rule = "given with num_files=... or rows_per_file=..., since each worker makes files"
+    require(out.is_cut, option, rule, executor)
     refuse_functions(plan, executor, rows.caller)
 
 
 def refuse_functions(plan: Plan, executor: Executor, caller: str) -> None:
-    if isinstance(executor, Threads) and executor.n > 1 and plan.runs_user_code:
-        raise ConfigError(
-            f"{caller}(executor={executor}) would call functions of yours in several threads at once: give "
-            f"Processes({executor.n}), or leave executor out"
-        )
+    several = isinstance(executor, Threads) and executor.n > 1
+    rule = "Processes(n), or left out, for functions of yours, which threads would call at once"
+    require(not (several and plan.runs_user_code), f"{caller}(executor)", rule, executor)
