@@ -105,7 +105,7 @@ def test_any_columns_can_be_named() -> None:
     (["a.jsonl", "out", "--columns", "text2"], 1, "no column 'text2' (did you mean 'text'?)"),
     (["a.jsonl", "out", "--num-files", "2", "--rows-per-file", "3"], 1, "rows_per_file"),
     (["a.jsonl", "out", "--memory-limit", "0"], 1, "memory_limit"),
-    (["a.jsonl", "out", "--num-files", "99"], 1, "each file has a row"),
+    (["a.jsonl", "out", "--num-files", "99"], 1, "must be at most the number of rows"),
     (["empty.jsonl", "out"], 1, "has no rows"),
     (["bad.jsonl", "out"], 1, "bad.jsonl"),
     (["bad.parquet", "out"], 1, "bad.parquet"),

@@ -3,7 +3,11 @@ a part in it, and the orders of this version are the orders of all later ones.""
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -97,6 +101,34 @@ def test_states_and_peeks_leave_global_generators_alone() -> None:
         pipe.load_state_dict(pipe.state_at(5, epoch=2))
         given_by(pipe, 3)
         tp.Loader(pipe, num_workers=2).peek()
+
+
+def test_another_seed_is_another_order() -> None:
+    rows = tp.from_arrow(table_of_rows(0, 100))
+    assert len({str(given_by(rows.shuffle(100, seed=seed).batch(8))) for seed in range(20)}) == 20
+
+
+def test_neighboring_windows_spans_and_epochs_are_ordered_independently() -> None:
+    # Four windows of 8 rows in each of 30 epochs: no two of these 120 orders are the same.
+    pipe = tp.from_arrow(table_of_rows(0, 32)).shuffle(8).batch(8)
+    orders = [tuple(row % 8 for row in batch) for _ in range(30) for batch in given_by(pipe)]
+    assert len(set(orders)) == len(orders) == 120
+
+
+def test_the_order_is_the_same_in_another_process_with_another_hash_seed() -> None:
+    program = (
+        "import json; from engine import test_randomness as t; p = t.pipeline(); "
+        "print(json.dumps([[t.given_by(p) for _ in range(2)], p.state_dict()]))"
+    )
+    here = pipeline()
+    epochs = [given_by(here) for _ in range(2)]
+    paths = os.pathsep.join(filter(None, sys.path))
+    env = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == [epochs, here.state_dict()]
+    assert epochs == [sequence(SPEC, 0), sequence(SPEC, 1)]
 
 
 # Golden orders

@@ -11,6 +11,8 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
-from drawn import SMALL_GROUPS, Keep, build, examples, rows_of, specs
+from drawn import SMALL_GROUPS, Keep, build, examples, rows_of, specs, write_parquet
 from oracle import Spec, Starved, sequence
 from trainpipes.testing import digest
 
@@ -207,22 +209,42 @@ def test_a_pipeline_without_rows_resumes_to_nothing() -> None:
 STOPS = st.lists(st.integers(0, 24), min_size=1, max_size=4)
 
 
-@examples(400, often=46)
-@given(
-    specs(SMALL_GROUPS) | specs(SMALL_GROUPS, stream=True),
-    STOPS,
-    st.sampled_from([None, "collate", "pad"]),
-)
+@examples(300, often=36)
+@given(specs(SMALL_GROUPS), STOPS, st.sampled_from([None, "collate", "pad"]))
 def test_iterating_a_pipeline_resumes_exactly(
     spec: Spec, stops: list[int], finish: str | None
 ) -> None:
     assume(has_sequence(spec))
-    make = maker(spec, None if spec.stream else finish)
+    make = maker(spec, finish)
     whole = uninterrupted(make, sum(stops) + AFTER)
     assert resumed_at(InProcess, make, stops, [0] * (len(stops) + 1)) == whole
 
 
-@examples(60, often=8)
+@examples(100, often=14)
+@given(specs(SMALL_GROUPS, stream=True), STOPS)
+def test_iterating_a_stream_resumes_exactly(spec: Spec, stops: list[int]) -> None:
+    assume(has_sequence(spec))
+    make = maker(spec, None)
+    whole = uninterrupted(make, sum(stops) + AFTER)
+    assert resumed_at(InProcess, make, stops, [0] * (len(stops) + 1)) == whole
+
+
+@examples(30)
+@given(specs(SMALL_GROUPS), STOPS)
+def test_iterating_parquet_files_resumes_exactly(spec: Spec, stops: list[int]) -> None:
+    assume(has_sequence(spec))
+    with TemporaryDirectory() as folder:
+        half = len(spec.groups) // 2
+        write_parquet(Path(folder), [spec.groups[:half], spec.groups[half:]])
+
+        def make() -> tp.Pipeline:
+            return build(spec, tp.list_files(folder).read_parquet())
+
+        whole = uninterrupted(make, sum(stops) + AFTER)
+        assert resumed_at(InProcess, make, stops, [0] * (len(stops) + 1)) == whole
+
+
+@examples(60)
 @given(specs(SMALL_GROUPS), STOPS)
 def test_ways_to_run_without_workers_resume_exactly(spec: Spec, stops: list[int]) -> None:
     assume(has_sequence(spec))
@@ -235,7 +257,7 @@ def test_ways_to_run_without_workers_resume_exactly(spec: Spec, stops: list[int]
         assert resumed_at(OfDataLoader, make, stops, none) == whole
 
 
-@examples(100, often=12)
+@examples(100)
 @given(specs(SMALL_GROUPS), st.integers(0, 40), st.integers(0, 2))
 def test_a_state_by_number_is_the_state_of_the_run(spec: Spec, taken: int, epoch: int) -> None:
     assume(has_sequence(spec))

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 from torchdata.nodes import BaseNode
+from torchdata.nodes import Loader as NodeLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
@@ -30,7 +31,7 @@ from hundred_rows import (
     stateful,
 )
 from map_functions import slow_to_send
-from trainpipes.nodes import Batch, FromArrow, ShardingFilter, Shuffle
+from trainpipes.nodes import Batch, FromArrow, ListFiles, ReadParquet, ShardingFilter, Shuffle
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 
@@ -47,6 +48,11 @@ WORKERS = pytest.mark.parametrize("workers", [0, 2])
 def test_our_loader_takes_numbers_of_workers_that_do_not_divide_the_shards(workers: int) -> None:
     run = ours(pipeline(), workers)
     assert [given_by(run) for _ in range(2)] == epochs_of(2)
+
+
+def test_our_loader_takes_more_workers_than_there_are_shards() -> None:
+    run = ours(tp.from_arrow(TABLE).shuffle(15).batch(8), 3)
+    assert given_by(run) == given_by(tp.from_arrow(TABLE).shuffle(15).batch(8))
 
 
 @LOADERS
@@ -354,6 +360,26 @@ def node() -> BaseNode[Any]:
     source = FromArrow(table=TABLE)
     sharded = ShardingFilter(source, num_shards=4)  # type: ignore[arg-type]
     return Batch(Shuffle(sharded, buffer_size=15, seed=2), batch_size=8)
+
+
+def test_a_node_gives_what_the_pipeline_of_the_same_stages_gives() -> None:
+    run = NodeLoader(node())
+    assert [given_by(run) for _ in range(3)] == epochs_of(3)
+
+
+def test_parquet_nodes_run_alone_with_reset_and_next(tmp_path: Path) -> None:
+    write_parquet(tmp_path, [[20, 20], [7, 10, 43]])
+    files = ListFiles(urls=str(tmp_path))
+    alone = Batch(ReadParquet(files), batch_size=8)  # type: ignore[arg-type]
+    alone.reset()
+    assert rows_of(next(alone)) == list(range(8))
+    state = alone.state_dict()
+    expected = [rows_of(item) for item in alone]
+    again = Batch(ReadParquet(ListFiles(urls=str(tmp_path))), batch_size=8)  # type: ignore[arg-type]
+    again.reset(state)
+    assert [rows_of(item) for item in again] == expected
+    again.reset(state)  # the same dict a second time
+    assert [rows_of(item) for item in again] == expected
 
 
 def test_a_node_that_was_reset_before_its_first_item_has_not_used_up_an_epoch() -> None:

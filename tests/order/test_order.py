@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from drawn import examples
 from trainpipes.order.layout import (
@@ -16,6 +17,7 @@ from trainpipes.order.layout import (
     StreamLayout,
     count_batches,
     permutation,
+    random_key,
     segments,
     slots_before,
 )
@@ -136,6 +138,19 @@ def test_windows_that_memory_limits_are_no_larger_and_no_smaller_than_it_asks_fo
         assert all(size >= least for size in sizes[6:-2])
         if len(sizes) > 7:
             assert sizes[-1] >= limit // 2 or sizes[-1] >= layout.window_rows
+
+
+@examples(300)
+@given(layouts())
+def test_no_window_of_a_shuffle_is_short_where_a_span_has_fewer_than_three_buffers(
+    layout: Layout,
+) -> None:
+    layout = replace(layout, span_rows=layout.window_rows, window_limit=None, stride=False)
+    assume(layout.rows >= layout.window_rows)
+    for span, (start, stop) in enumerate(spans_of(layout)):
+        sizes = [b - a for a, b in windows_of(layout, span)]
+        if stop - start < 3 * layout.window_rows or not layout.grows:
+            assert min(sizes) >= layout.window_rows
 
 
 @examples(200)
@@ -295,6 +310,14 @@ def test_slots_before_counts_the_numbers_of_a_residue_class(
     )
 
 
+@given(st.integers(0, 300), st.integers(1, 40), st.booleans())
+def test_batches_are_counted_as_a_plain_data_loader_counts_them(
+    rows: int, batch_size: int, drop_last: bool
+) -> None:
+    plain = DataLoader(range(rows), batch_size, drop_last=drop_last)  # type: ignore[arg-type]
+    assert count_batches(rows, batch_size, drop_last) == len(plain)
+
+
 @given(st.lists(st.integers(0, 9), max_size=12), st.booleans(), st.data())
 def test_segments_are_the_rows_of_the_blocks_in_their_order(
     sizes: list[int], shuffled: bool, data: st.DataObject
@@ -319,6 +342,19 @@ def test_a_permutation_holds_each_number_once_and_is_a_function_of_its_arguments
     assert sorted(first.tolist()) == list(range(n))
     assert first.tolist() == permutation(n, seed, "window", epoch).tolist()
     assert first.dtype == np.int64
+
+
+def test_keys_of_neighboring_seeds_and_paths_differ() -> None:
+    paths: list[tuple[int, tuple[int | str, ...]]] = [
+        (seed, ("window", epoch, span, window))
+        for seed in range(6)
+        for epoch in range(6)
+        for span in range(6)
+        for window in range(6)
+    ]
+    keys = {tuple(random_key(seed, *path).tolist()) for seed, path in paths}
+    assert len(keys) == len(paths)
+    assert random_key(1, 2).tolist() != random_key(1, "2").tolist()
 
 
 @pytest.mark.parametrize("grows", [False, True])

@@ -269,7 +269,7 @@ def test_how_many_files_there_are(tmp_path: Path) -> None:
     done = repack(rows, tmp_path / "four", rows_per_file=4)
     assert [pq.read_metadata(path).num_rows for path in done.files] == [4, 4, 2]
     for shuffle in (False, True):
-        with pytest.raises(tp.ConfigError, match="at most that of the rows, 10, got 11"):
+        with pytest.raises(tp.ConfigError, match="at most the number of rows, 10, got 11"):
             repack(rows, tmp_path / "many", num_files=11, shuffle=shuffle)
         with pytest.raises(tp.ConfigError, match="left out where rows_per_file is given"):
             repack(rows, tmp_path / "both", num_files=2, rows_per_file=2, shuffle=shuffle)

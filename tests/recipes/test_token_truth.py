@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,3 +184,25 @@ def test_chat_cut_at_every_token(pairs: Any, tokenizer: Any, template: str) -> N
         pipe = chat(rows, tokenizer, template=template, max_length=length, **OPTIONS)
         wanted = Counter(decode.stretches(ids[:length], learnt[:length]) for ids, learnt in whole)
         assert given(pipe, decode) == wanted, length
+
+
+def test_chat_learns_what_transformers_own_masks_say(pairs: Any, tokenizer: Any) -> None:
+    decode = Bytes(tokenizer)
+    conversations = told(pairs)
+    rows = tp.from_dataset([{"messages": each} for each in conversations])
+    wanted: Counter[Stretches] = Counter()
+    for conversation in conversations:
+        made = tokenizer.apply_chat_template(
+            conversation, return_dict=True, return_assistant_tokens_mask=True
+        )
+        learnt = [flag == 1 for flag in made["assistant_masks"]]
+        wanted[decode.stretches(made["input_ids"], learnt)] += 1
+    assert given(chat(rows, tokenizer, max_length=10_000, **OPTIONS), decode) == wanted
+
+
+def test_a_folder_of_a_tokenizer_gives_the_same(pairs: Any, tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    decode = Bytes(tokenizer)
+    rows = tp.from_dataset([{"messages": each} for each in told(pairs[:60])])
+    whole = given(chat(rows, str(tmp_path), **OPTIONS), decode)
+    assert whole == given(chat(rows, tokenizer, **OPTIONS), decode)

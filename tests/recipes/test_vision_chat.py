@@ -28,6 +28,7 @@ from trainpipes.testing import digest
 from trainpipes.tokenizers.chat import messages_of
 from trainpipes_recipes import vision_chat
 from trainpipes_recipes.pictures import NoPicture, decoded, size_of
+from trainpipes_recipes.vision import Processor
 from visions import FAMILIES, jpeg, model_of, processor_of, talks
 
 ROWS = talks(23)
@@ -38,11 +39,6 @@ ONE: dict[str, Any] = {"num_shards": 1, "train": False}
 @pytest.fixture(autouse=True)
 def one_thread(torch_as_before: None) -> None:
     torch.set_num_threads(1)
-
-
-def made(family: str, rows: Any = TABLE, **options: Any) -> tp.Pipeline:
-    given = tp.from_arrow(rows) if isinstance(rows, pa.Table) else tp.from_dataset(rows)
-    return vision_chat(given, processor_of(family), **options)
 
 
 def opened(row: dict[str, Any]) -> list[Any]:
@@ -69,7 +65,7 @@ def said(family: str, batch: dict[str, Any], row: int) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_is_the_processors_own_and_what_the_assistant_says(family: str) -> None:
-    batches = list(made(family, batch_size=5, **ONE))
+    batches = list(vision_chat(tp.from_arrow(TABLE), processor_of(family), batch_size=5, **ONE))
     assert [len(batch["labels"]) for batch in batches] == [5, 5, 5, 5, 3]
     for number, batch in enumerate(batches):
         rows = ROWS[5 * number : 5 * number + 5]
@@ -108,14 +104,14 @@ def test_a_template_without_marks_gives_the_same_labels_but_for_the_line_end(fam
 
 def test_rows_without_any_picture_need_no_column_of_them() -> None:
     rows = [{"prompt": "One?", "response": "Two."}] * 3
-    (batch,) = made("llava", rows, batch_size=3, **ONE)
+    (batch,) = vision_chat(tp.from_dataset(rows), processor_of("llava"), batch_size=3, **ONE)
     assert set(batch) == {"input_ids", "attention_mask", "labels"}
     assert said("llava", batch, 2) == "Two.<|im_end|>\n"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_length_of_a_row_is_known_before_its_pixels(family: str) -> None:
-    pipe = made(family, batch_size=1, **ONE)
+    pipe = vision_chat(tp.from_arrow(TABLE), processor_of(family), batch_size=1, **ONE)
     rows = list(tp.Pipeline(pipe.stages[:-2]))
     lengths = [batch["input_ids"].shape[1] for batch in pipe]
     assert [row["length"] for row in rows] == lengths
@@ -139,13 +135,15 @@ class Uncounted:
 
 def test_a_processor_that_does_not_count_is_called_for_each_row() -> None:
     by_calls = vision_chat(tp.from_arrow(TABLE), Uncounted(processor_of("idefics3")), **ONE)
-    counted = made("idefics3", **ONE)
+    counted = vision_chat(tp.from_arrow(TABLE), processor_of("idefics3"), **ONE)
     rows = [list(tp.Pipeline(pipe.stages[:-2])) for pipe in (by_calls, counted)]
     assert rows[0] == rows[1]
 
 
 def test_batches_of_a_budget_of_tokens_hold_all_rows() -> None:
-    pipe = made("qwen2_vl", max_tokens=400, num_shards=2, seed=1)
+    pipe = vision_chat(
+        tp.from_arrow(TABLE), processor_of("qwen2_vl"), max_tokens=400, num_shards=2, seed=1
+    )
     sizes = [tuple(batch["input_ids"].shape) for batch in pipe]
     assert sum(rows for rows, _ in sizes) == len(ROWS)
     assert max(rows * length for rows, length in sizes) <= 400
@@ -183,7 +181,9 @@ def test_a_prompt_and_a_suffix_are_the_processors_own_batch() -> None:
 
 
 def test_the_length_of_a_prompt_and_a_suffix_is_known_before_pixels() -> None:
-    pipe = made("paligemma", PAIRS, batch_size=1, max_length=100, **ONE)
+    pipe = vision_chat(
+        tp.from_dataset(PAIRS), processor_of("paligemma"), batch_size=1, max_length=100, **ONE
+    )
     rows = list(tp.Pipeline(pipe.stages[:-2]))
     assert [row["length"] for row in rows] == [batch["input_ids"].shape[1] for batch in pipe]
     assert all(isinstance(one, bytes) for row in rows for one in row["images"])
@@ -243,7 +243,8 @@ def test_packed_rows_have_the_loss_and_gradients_that_they_have_one_by_one(
 
 
 def test_a_packed_batch_says_where_its_rows_begin() -> None:
-    pipe = made("llava", packed=True, max_length=300, batch_size=2,
+    pipe = vision_chat(
+        tp.from_arrow(TABLE), processor_of("llava"), packed=True, max_length=300, batch_size=2,
         num_shards=1,
     )  # fmt: skip
     seen = 0
@@ -483,7 +484,9 @@ def test_a_batch_whose_rows_are_all_damaged_is_left_out() -> None:
     rows = [{"prompt": f"{n}?", "response": "Yes.", "image": jpeg(0)} for n in range(6)]
     for row in rows[2:4]:
         row["image"] = row["image"][:-60]
-    pipe = made("llava", rows, batch_size=2, on_error="skip", **ONE)
+    pipe = vision_chat(
+        tp.from_dataset(rows), processor_of("llava"), batch_size=2, on_error="skip", **ONE
+    )
     assert [len(batch["labels"]) for batch in pipe] == [2, 2]
 
 
@@ -491,7 +494,9 @@ def test_a_quarantine_lists_damaged_pictures(tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}?", "response": "Yes.", "image": jpeg(0)} for n in range(6)]
     rows[3]["image"] = rows[3]["image"][:-60]
     quarantine = tp.Quarantine(tmp_path / "bad", max_share=1)
-    pipe = made("llava", rows, batch_size=2, on_error=quarantine, **ONE)
+    pipe = vision_chat(
+        tp.from_dataset(rows), processor_of("llava"), batch_size=2, on_error=quarantine, **ONE
+    )
     assert [len(batch["labels"]) for batch in pipe] == [2, 1, 2]
     (file,) = (tmp_path / "bad").iterdir()
     (line,) = map(json.loads, file.read_text().splitlines())
@@ -502,13 +507,32 @@ def test_a_quarantine_lists_damaged_pictures(tmp_path: Path) -> None:
 
 
 def test_a_state_of_another_processor_is_refused_by_name() -> None:
-    pipe = made("llava", num_shards=2)
+    def made(family: str, **options: Any) -> tp.Pipeline:
+        return vision_chat(tp.from_arrow(TABLE), processor_of(family), num_shards=2, **options)
+
+    pipe = made("llava")
     next(iter(pipe))
     with pytest.raises(
         tp.StateError, match=r"vision_rows/processor.*LlavaProcessor.*Qwen2VLImages"
     ):
-        made("qwen2_vl", num_shards=2).load_state_dict(pipe.state_dict() or {})
-    made("llava", num_shards=2).load_state_dict(pipe.state_dict() or {})
+        made("qwen2_vl").load_state_dict(pipe.state_dict() or {})
+    made("llava").load_state_dict(pipe.state_dict() or {})
+
+
+def test_a_processor_is_known_by_content_backend_and_version() -> None:
+    known = Processor(processor_of("idefics3")).fingerprint()
+    assert known["backend"] == "pil"
+    assert known["transformers"].startswith("5.")
+    assert known["pictures"] == "Idefics3ImageProcessorPil"
+    assert known == Processor(processor_of("idefics3")).fingerprint()
+
+
+def test_a_folder_is_the_same_processor_as_the_object(tmp_path: Path) -> None:
+    processor = processor_of("llava")
+    processor.save_pretrained(tmp_path / "processor")
+    rows = tp.from_arrow(TABLE)
+    by_folder = vision_chat(rows, str(tmp_path / "processor"), batch_size=4, **ONE)
+    assert digests(by_folder) == digests(vision_chat(rows, processor, batch_size=4, **ONE))
 
 
 def test_other_processors_are_refused(tmp_path: Path) -> None:
@@ -558,7 +582,9 @@ def test_lists_of_pictures_are_changed_one_by_one_and_the_same_again() -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_show_prints_the_conversations(packed: bool) -> None:
-    pipe = made("llava", packed=packed, max_length=300, **ONE)
+    pipe = vision_chat(
+        tp.from_arrow(TABLE), processor_of("llava"), packed=packed, max_length=300, **ONE
+    )
     shown = " ".join(str(pipe.show()).split())
     assert "<|im_start|>user\\n‹5 <image>›What is number 0?" in shown
     assert ("2 pictures: 49 x 63, 49 x 30" if packed else "1 picture: 40 x 30") in shown
@@ -573,7 +599,9 @@ def test_a_notebook_shows_small_pictures(packed: bool) -> None:
     wide.save(out, "PNG")
     rows = [{"prompt": "What?", "response": "Red.", "images": [out.getvalue(), jpeg(1)]}]
     rows.append({"prompt": "What?", "response": "Nothing.", "images": [jpeg(1)[:-60]]})
-    pipe = made("qwen2_vl", rows, packed=packed, on_error="skip", **ONE)
+    pipe = vision_chat(
+        tp.from_dataset(rows), processor_of("qwen2_vl"), packed=packed, on_error="skip", **ONE
+    )
     shown = pipe.show()._repr_mimebundle_()["text/html"]
     found = re.findall(r'<img src="data:image/png;base64,(\S+)" title="([0-9x ]+)">', shown)
     assert [title for _, title in found] == ["300 x 60", "40 x 30"]
@@ -591,3 +619,12 @@ def test_the_recipe_is_written_and_read_as_yaml(tmp_path: Path) -> None:
     text = pipe.to_yaml()
     assert text.split("\n")[1] == "recipe: vision_chat"
     assert digests(loads(text)) == digests(pipe)
+
+
+def test_all_rows_come_once_where_it_evaluates() -> None:
+    found = [
+        row
+        for batch in vision_chat(tp.from_dataset(ROWS), processor_of("llava"), batch_size=4, **ONE)
+        for row in batch["labels"]
+    ]
+    assert len(found) == len(ROWS)

@@ -435,7 +435,7 @@ def number() -> Any:
         (lambda d: ROWS.write_json(""), r"write_json\(folder\) must be a path, got ''"),
         (lambda d: ROWS.write_arrow(d, overwrite="no"), r"overwrite\) must be True or False, got 'no'"),
         (lambda d: ROWS.write_memmap(d, overwrite=1), r"overwrite\) must be True or False, got 1"),
-        (lambda d: ROWS.write_arrow(d / "x", num_files=4), r"at most that of the rows, 3, got 4"),
+        (lambda d: ROWS.write_arrow(d / "x", num_files=4), r"at most the number of rows, 3, got 4"),
     ],
 )  # fmt: skip
 def test_an_option_of_another_kind_is_refused(

@@ -50,6 +50,29 @@ def test_another_batch_size_is_refused_unless_it_is_allowed():
         pipeline(16).load_state_dict(state)
 
 
+@given(
+    changes=st.lists(
+        st.tuples(st.sampled_from([1, 3, 8, 32]), st.integers(1, 6)), min_size=1, max_size=4
+    ),
+    last=st.sampled_from([1, 8, 64]),
+    shards=st.sampled_from([1, 3, 12]),
+)
+@examples(60)
+def test_no_row_comes_twice_and_few_are_left_out(changes, last, shards):
+    rows, found, state, most, size = 1200, [], None, 0, changes[0][0]
+    for now, count in [*changes, (last, None)]:
+        pipe = pipeline(now, rows=rows, shards=shards)
+        if state is not None:
+            pipe = loaded(state, now, rows=rows, shards=shards)
+            most += shards * max(size, now) * (size != now)
+        iterator, size = iter(pipe), now
+        batches = given_by(iterator, count)
+        found += [x for batch in batches for x in batch]
+        state = iterator.state_dict()
+    assert len(set(found)) == len(found)
+    assert rows - len(found) <= most
+
+
 def test_only_what_may_change_can_be_allowed():
     _, state = state_after(pipeline(8), 5)
     with pytest.raises(

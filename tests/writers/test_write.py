@@ -282,7 +282,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no files": (None, {"num_files": 0}, "num_files"),
     "no rows in a file": (None, {"rows_per_file": 0}, "rows_per_file"),
     "both": (None, {"num_files": 2, "rows_per_file": 2}, "left out where rows_per_file is given"),
-    "more files than rows": (None, {"num_files": 5001}, "at most that of the rows, 5,000, got 5001"),
+    "more files than rows": (None, {"num_files": 5001}, "at most the number of rows, 5,000, got 5001"),
     "codec": (None, {"compression": "lzma"}, "compression"),
     "files of unknown rows": (lambda p: p.filter(LARGE), {"num_files": 2}, "give rows_per_file"),
     "no rows": (lambda p: p.filter(pc.field("x") > 9999), {}, "has no rows"),

@@ -138,7 +138,7 @@ class Output:
         require(each is None, option, "left out where rows_per_file is given", files)
         rule = "left out where it is known only at the end how many rows there are"
         require(rows is not None, option, rule, files, "give rows_per_file=...")
-        require(files <= (rows or 0), option, f"at most that of the rows, {rows:,}", files)
+        require(files <= (rows or 0), option, f"at most the number of rows, {rows:,}", files)
 
 
 def write(
