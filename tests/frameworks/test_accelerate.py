@@ -234,6 +234,7 @@ def test_ranks_that_are_not_the_processes_are_refused(tmp_path: Path) -> None:
     for told in run(runs.other_ranks, 2, tmp_path / "ranks"):
         assert "write loader(pipe.distributed(rank=0, world_size=1), accelerator)" in told[0]
         assert "got 2 ranks and 1 replicas" in told[2]
+        assert "pipe.distributed(rank=..., world_size=...)" in told[2]
         assert told[1::2] == ["38", "38"]
 
 

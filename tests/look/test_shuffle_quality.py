@@ -142,7 +142,9 @@ def test_small_and_empty_orders_have_numbers_too():
 
 
 def test_what_is_no_order_is_refused():
-    with pytest.raises(tp.ConfigError, match="from 0 to 9"):
+    with pytest.raises(tp.ConfigError, match=r"from 0 to 9, got \[10\]"):
         shuffle_quality([3, 10], files=[10])
+    with pytest.raises(tp.ConfigError, match=r"a list of numbers, got \(1, 2\)"):
+        shuffle_quality(np.array([[1, 2]]))
     with pytest.raises(tp.ConfigError, match="give the numbers of its rows"):
         shuffle_quality(tp.from_iterable(lambda: iter(range(9))))

@@ -114,3 +114,8 @@ def test_a_url_whose_files_are_read_cannot_be_the_output(
             repack(data, out, storage_options=options, **ONE)
     done = repack(f"{url}/*.parquet", "s3://packed/inputs", storage_options=options, **ONE)
     assert done.rows == 1000
+    rows = tp.list_files(f"{url}/", storage_options=options).read_parquet()
+    with pytest.raises(tp.ConfigError, match=within):
+        rows.write_parquet(f"{url}/packed", storage_options=options)
+    other = {**options, "endpoint_url": options["endpoint_url"].replace("127.0.0.1", "localhost")}
+    assert rows.write_parquet(f"{url}/packed", storage_options=other).rows == 1000  # of its own

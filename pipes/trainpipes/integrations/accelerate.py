@@ -84,16 +84,18 @@ class AccelerateLoader(DataLoaderStateMixin):
         rule = "off: a pipeline's batches are those of a process"
         way = f"leave it out, and for batches of n rows write .batch(n // {processes})"
         require(good, "split_batches", rule, True, way)
-        parallel, mesh = accelerator.parallelism_config, "rank=0, world_size=1"
+        parallel = accelerator.parallelism_config
         parts = 1 if parallel is None else parallel.non_data_parallel_size
         replicas = processes // parts
         if world != replicas and (parts > 1 or loader.pipeline._ranks is None):
-            if parts > 1 and replicas > 1:
+            ranks = "rank=..., world_size=..."
+            if parts > 1:
                 mesh = 'mesh=accelerator.torch_device_mesh["dp"]'
+                ranks = mesh if replicas > 1 else "rank=0, world_size=1"
             raise ConfigError(
                 "as many ranks must read the pipeline as there are replicas of the model, got "
                 f"{world} ranks and {replicas} replicas; make the Accelerator first, on CPUs as "
-                f"Accelerator(cpu=True), or write loader(pipe.distributed({mesh}), accelerator)"
+                f"Accelerator(cpu=True), or write loader(pipe.distributed({ranks}), accelerator)"
             )
 
     # Iteration

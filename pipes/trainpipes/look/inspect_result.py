@@ -138,10 +138,7 @@ class Inspection:
             summary.append(["looked at", f"a sample of {self.sampled_rows:,} rows"])
         yield summary
         if self.columns:
-            rows = [
-                [one.name, one.type, "?" if one.nulls is None else f"{100 * one.nulls:.3g} %"]
-                for one in self.columns
-            ]
+            rows = [[one.name, one.type, percent(one.nulls)] for one in self.columns]
             yield _cut([["column", "type", "nulls"], *rows])
         if names := dict.fromkeys(name for row in self.shown for name in row):
             head = ["", *(f"row {n + 1}" for n in range(len(self.shown)))]
@@ -167,6 +164,21 @@ class Inspection:
         for one in self.findings:
             yield f"warning: {one.text}"
             yield f"  -> {one.cure}"
+
+
+def percent(share: float | None) -> str:
+    """A share as text: never 0 % for what is there, nor 100 % for what is not all.
+
+    >>> percent(0.00001), percent(0.123), percent(0.99999), percent(1.0)
+    ('under 0.1 %', '12.3 %', 'over 99.9 %', '100 %')
+    """
+    if share is None:
+        return "?"
+    if 0 < share < 0.001:
+        return "under 0.1 %"
+    if 0.999 < share < 1:
+        return "over 99.9 %"
+    return f"{100 * share:.1f} %".replace(".0 %", " %")
 
 
 def _cut(rows: Rows) -> Rows:

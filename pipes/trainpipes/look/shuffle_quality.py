@@ -109,9 +109,11 @@ def shuffle_quality(
     numbers = np.asarray(order, dtype=np.int64)
     most = int(numbers.max(initial=-1)) + 1
     lengths = np.array([most] if files is None else files, dtype=np.int64)
-    good = numbers.ndim == 1 and most <= lengths.sum() and numbers.min(initial=0) >= 0
-    rule = f"row numbers from 0 to {int(lengths.sum()) - 1}"
-    require(good, "shuffle_quality(order)", rule, most - 1, "give files= the rows of each file")
+    require(numbers.ndim == 1, "shuffle_quality(order)", "a list of numbers", numbers.shape)
+    total = int(lengths.sum())
+    outside = numbers[(numbers < 0) | (numbers >= total)].tolist()
+    rule, way = f"row numbers from 0 to {total - 1}", "give files= the rows of each file"
+    require(not outside, "shuffle_quality(order)", rule, outside[:3], way)
     return _measured(numbers, lengths, batch_size or BATCH_SIZE, len(numbers))
 
 

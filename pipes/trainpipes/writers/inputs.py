@@ -19,6 +19,9 @@ from trainpipes.state.cursor import checksum
 from trainpipes.writers.executor import Executor
 from trainpipes.writers.output_folder import OutputFolder
 
+#: Options of file systems that say which server a path is of.
+SERVERS = ("endpoint_url", "host", "port", "account_name")
+
 
 def open_output(
     place: Place,
@@ -76,7 +79,7 @@ def refuse_own_input(
     if place.is_local and os.path.isfile(target):
         return  # no folder can be made there, which is said when it is tried
     for files in file_lists(reads):
-        mine = [_may_be_same(system, place.system) for system in files.systems]
+        mine = [_same_store(system, place.system) for system in files.systems]
         which = zip(files.paths, files.system_of.tolist(), strict=True)
         folders = {path.rpartition("/")[0] for path, system in which if mine[system]}
         if any(f"{real(folder)}/".startswith(f"{target}/") for folder in folders):
@@ -86,7 +89,7 @@ def refuse_own_input(
             if suffixes is not None:
                 wanted = replace(wanted, suffixes=tuple(suffixes))
             known = _known_as(target, wanted.root.rstrip("/"), folders, real)
-            if _may_be_same(listed.system, place.system) and any(
+            if _same_store(listed.system, place.system) and any(
                 wanted.stands_for(f"{folder}/{name}") for folder in known for name in names
             ):
                 how = f"is within the input {listed.url!r}, so that the next run would read what is written "
@@ -113,7 +116,13 @@ def _known_as(
             yield f"{folder}{target[len(its) :]}"
 
 
-def _may_be_same(own: Any, system: Any) -> bool:
+def _same_store(own: Any, system: Any) -> bool:
     while isinstance(own, CachingFileSystem):
         own = own.fs
-    return type(own) is type(system)
+    return type(own) is type(system) and _server(own) == _server(system)
+
+
+def _server(system: Any) -> list[Any]:
+    options = system.storage_options
+    options = {**(options.get("client_kwargs") or {}), **options}
+    return [options.get(name) for name in SERVERS]
