@@ -18,6 +18,7 @@ import trainpipes as tp
 from trainpipes.engine.iterating.worker_message import (
     ALONE_BYTES,
     MOST_BYTES,
+    Received,
     WorkerMemory,
     WorkerMessage,
     pack,
@@ -47,21 +48,50 @@ def test_batches_come_out_of_a_worker_as_they_went_in(start: str) -> None:
 def test_memory_is_not_filled_again_before_it_is_read() -> None:
     memory = WorkerMemory(1, 2)
     sent = []
-    for number in range(5):
-        message = WorkerMessage(0, [(number, pack([torch.full((4,), number)]), "")])
+    for number in range(6):
+        batches = [(2 * number + n, pack([torch.full((4,), number)]), "") for n in range(2)]
+        message = WorkerMessage(0, batches)
         memory.place(message, number)
         sent.append(pickle.loads(pickle.dumps(message)))
     shared = [isinstance(message.batches[0].values[0], tuple) for message in sent]
-    assert shared == [True, True, True, False, False]
-    unpacked = [memory.unpack(message) for message in sent]
-    assert [(m, int(batch[0][0])) for [(m, batch, _)] in unpacked] == [(n, n) for n in range(5)]
+    assert shared == [True, True, True, True, False, False]
+    received = [Received(memory, message) for message in sent]
+    for number, one in enumerate(received):
+        assert int(one.take(one.places[2 * number])[0][0]) == number
+        assert memory.unpacked(0) == number  # its other batch is still there
+        one.unpack_all()
+        assert memory.unpacked(0) == number + 1
+        assert int(one.take(one.places[2 * number + 1])[0][0]) == number
+
+
+def test_messages_of_a_pass_that_was_left_free_no_memory_of_the_next_one() -> None:
+    memory = WorkerMemory(1, 2)
+    message = WorkerMessage(0, [(0, pack([torch.ones(4)]), "")])
+    memory.place(message, 0)
+    received = Received(memory, message)
+    received.leave()
+    received.unpack_all()
+    assert memory.unpacked(0) == 0
+
+
+@pytest.mark.usefixtures("no_processes_left")
+def test_large_batches_of_passes_that_are_left_and_begun_again_are_those_of_a_serial_pass() -> None:
+    rows = [torch.full((1 << 16,), n) for n in range(48)]  # 512 KiB each
+    pipe = tp.from_dataset(rows).sharding_filter(4).shuffle(8).batch(2)
+    start = tp.Loader(pipe).state_dict()
+    wanted = [digest(batch) for batch in tp.Loader(pipe, threads=0)]
+    loader = tp.Loader(pipe, num_workers=2, persistent_workers=True, prefetch_factor=1)
+    for taken in (1, 3, 8, 24):
+        loader.load_state_dict(start)
+        found = [digest(batch) for batch in islice(loader, taken)]
+        assert found == wanted[:taken]
 
 
 def test_what_is_only_marked_as_conjugate_or_negative_is_sent_as_it_reads() -> None:
     memory, marked = WorkerMemory(1, 2), torch.tensor([1 + 2j, 3 - 1j]).conj()
     message = WorkerMessage(0, [(0, pack([marked, marked.imag]), "")])
     memory.place(message, 0)
-    [(_, (found, negative), _)] = memory.unpack(message)
+    found, negative = Received(memory, message).take(0)
     assert found.tolist() == marked.tolist()
     assert negative.tolist() == marked.imag.tolist()
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
+from weakref import finalize
 
 import pyarrow as pa
 import torch
@@ -22,11 +23,13 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainpipes._internal import activity
-from trainpipes._internal.activity import RECEIVING, SENDING, TURN, doing, look_at
+from trainpipes._internal.activity import SENDING, TURN, doing, look_at
 from trainpipes._internal.activity_sampler import switched
+from trainpipes._internal.pool import Pool
 from trainpipes.engine.iterating.worker_end import WorkerWatch, end_in_peace
 from trainpipes.engine.iterating.worker_message import (
     Packed,
+    Received,
     WorkerMemory,
     WorkerMessage,
     failure,
@@ -43,6 +46,8 @@ from trainpipes.state.format import Position
 
 #: Most batches of a worker in a message: with 8 a queue's cost is a few per cent.
 MOST_BATCHES = 8
+#: Bytes of a message whose batches are unpacked by a thread.
+LARGE = 4 << 20
 
 
 def share_out(shards: Sequence[int], num_spans: int, workers: int) -> dict[int, int]:
@@ -262,8 +267,9 @@ class WorkerReceiver:
         self._own = topology.shards(position.m, position.num_shards)
         self._started: tuple[WorkerMemory, Generator[WorkerMessage]] | None = None
         self._error: Exception | None = None  # what was raised
-        #: Items by m, each with its shard's cursor after it.
-        self._ready: dict[int, tuple[Any, str]] = {}
+        #: The message that has the item of each m.
+        self._ready: dict[int, Received] = {}
+        self._pool: Pool | None = None  # unpacks large batches while the program is at work
         self._cursors: dict[int, str] = {}  # by shard, after what was taken
 
     def take(self, m: int) -> Any:
@@ -272,11 +278,14 @@ class WorkerReceiver:
                 raise self._error
             while m not in self._ready:
                 self._receive(m)
-            item, text = self._ready.pop(m)
+            received = self._ready[m]
+            n = received.places[m]
+            item, text = self._unpacked(received, n), received.texts[n]
+            del self._ready[m]
             if isinstance(item, ExceptionWrapper):
                 item.reraise()  # type: ignore[no-untyped-call]
         except BaseException as error:
-            self._started = None
+            self._leave()
             self._error = error if isinstance(error, Exception) else WorkerError(_INTERRUPTED)
             raise
         if text:
@@ -307,15 +316,26 @@ class WorkerReceiver:
         self._plan.inputs.schemas.adopt(message.schemas)
         for tally, more in zip(self._plan.tallies, message.counted, strict=True):
             tally.adopt(more)
+        received = Received(memory, message)
+        self._ready.update(dict.fromkeys(received.places, received))
+        if received.nbytes < LARGE:
+            received.unpack_all()
+            return
+        if self._pool is None:
+            self._pool = Pool(1, name="trainpipes-receiving")
+            finalize(self, self._pool.close)
+        self._pool.submit(received.unpack_all)
+
+    def _unpacked(self, received: Received, n: int) -> Any:
         try:
-            with doing(RECEIVING):
-                unpacked = memory.unpack(message)
+            item = received.take(n)
         except (EOFError, OSError) as error:  # large tensors are handed over by the worker
-            messages.throw(error)
+            if self._started is not None:
+                self._started[1].throw(error)
             raise
-        for m, item, text in unpacked:
-            self._ready[m] = item, text
-        look_at([item for _, item, _ in unpacked], 0)
+        if n == 0:
+            look_at([item], 0)
+        return item
 
     def begin(self, m: int, stride: int, end: float) -> None:
         """Nothing: workers start when the first item is asked for."""
@@ -329,5 +349,13 @@ class WorkerReceiver:
         return items_of(self._plan, self._position, self._own)
 
     def close(self) -> None:
-        self._started = None
+        self._leave()
         self._ready.clear()
+
+    def _leave(self) -> None:
+        for received in {id(one): one for one in self._ready.values()}.values():
+            received.leave()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+        self._started = None

@@ -21,7 +21,9 @@ import pyarrow as pa
 import torch
 from torch._utils import ExceptionWrapper
 
+from trainpipes._internal.activity import RECEIVING, doing
 from trainpipes._internal.activity_sampler import Counts
+from trainpipes._internal.locks import InterruptibleLock
 from trainpipes.engine.shards.lane import ENDED
 from trainpipes.errors import DataError
 from trainpipes.interfaces.stage import Numbers
@@ -36,6 +38,10 @@ ALIGNED = 64
 #: were given; the batch that the parent waits for; whether a profile is taken; from here on how many messages
 #: of each worker it has unpacked, then which batch each worker makes.
 _EPOCH, _DUE, _PROFILED, _UNPACKED = range(4)
+
+
+#: In place of a batch that is unpacked.
+_GONE = object()
 
 
 class Packed(NamedTuple):
@@ -89,8 +95,10 @@ class WorkerMemory:
         self._numbers: Any = sharedctypes.RawArray("q", _UNPACKED + 2 * workers)
         self._numbers[_EPOCH] = -1
         self._numbers[_UNPACKED + workers :] = [-1] * workers
+        #: Messages of a worker for which there is room: those ahead, one in the making, one being unpacked.
+        self._each = ahead + 2
         # Unused pages take no memory.
-        self._map: Any = mmap.mmap(-1, workers * (self.ahead + 1) * MOST_BYTES)
+        self._map: Any = mmap.mmap(-1, workers * self._each * MOST_BYTES)
         self._room: Any = memoryview(self._map)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -143,7 +151,7 @@ class WorkerMemory:
 
     def place(self, message: WorkerMessage, number: int) -> None:
         """Put the tensors of message ``number`` in shared memory, as far as there is room."""
-        worker, each = message.worker, self.ahead + 1
+        worker, each = message.worker, self._each
         room = self._room if number - self.unpacked(worker) < each else None
         at = (worker * each + number % each) * MOST_BYTES
         end = at + MOST_BYTES
@@ -157,16 +165,72 @@ class WorkerMemory:
                     batch.values[n] = (at, stop)
                     at = stop + -stop % ALIGNED
 
-    def unpack(self, message: WorkerMessage) -> list[tuple[int, Any, str]]:
-        found = [(m, self._unpacked(made), text) for m, made, text in message.items]
-        self._numbers[_UNPACKED + message.worker] += 1
-        return found
-
-    def _unpacked(self, made: Packed | ExceptionWrapper | str | None) -> Any:
+    def unpacked_batch(self, made: Packed | ExceptionWrapper | str | None) -> Any:
         if not isinstance(made, Packed):
             return ENDED if made is None else made
         values = [self._room[slice(*v)] if type(v) is tuple else v for v in made.values]
         return pickle.loads(made.pickled, buffers=values)
+
+    def has_unpacked(self, worker: int) -> None:
+        self._numbers[_UNPACKED + worker] += 1
+
+
+class _Failed(NamedTuple):
+    """In place of a batch that cannot be unpacked: raised where it is taken."""
+
+    error: Exception
+
+
+class Received:
+    """The items of a message, each unpacked once: by whoever takes it, or by a thread that works ahead. Once
+    all are, the worker may use their memory again.
+    """
+
+    def __init__(self, memory: WorkerMemory, message: WorkerMessage) -> None:
+        self._memory: WorkerMemory | None = memory
+        self._worker = message.worker
+        self._packed: list[Any] = [made for _, made, _ in message.items]
+        self._items: dict[int, Any] = {}
+        self._left = len(self._packed)
+        self._lock = InterruptibleLock()
+        self.places = {m: n for n, (m, _, _) in enumerate(message.items)}
+        self.texts = [text for _, _, text in message.items]
+        self.nbytes = sum(batch.size for batch in message.batches)
+        if not self._left:
+            memory.has_unpacked(self._worker)
+
+    def take(self, n: int) -> Any:
+        with self._lock:
+            self._unpack(n)
+            item = self._items.pop(n)
+        if isinstance(item, _Failed):
+            raise item.error
+        return item
+
+    def unpack_all(self) -> None:
+        """Unpack ahead. The worker may wait for it to end, also where somebody waits for the worker."""
+        for n in range(len(self._packed)):
+            with self._lock:
+                self._unpack(n)
+
+    def leave(self) -> None:
+        """Nobody takes another item: their memory may be another's."""
+        with self._lock:
+            self._memory = None
+
+    def _unpack(self, n: int) -> None:
+        packed, memory = self._packed[n], self._memory
+        if packed is _GONE or memory is None:
+            return
+        try:
+            with doing(RECEIVING):
+                self._items[n] = memory.unpacked_batch(packed)
+        except Exception as error:
+            self._items[n] = _Failed(error)
+        self._packed[n] = _GONE
+        self._left -= 1
+        if not self._left:
+            memory.has_unpacked(self._worker)
 
 
 class _Pickler(ForkingPickler):
