@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trainpipes.interfaces.stage_kinds import TableStage as TableStage
     from trainpipes.interfaces.stateful_stage import StatefulStage as StatefulStage
     from trainpipes.loader import Loader as Loader
-    from trainpipes.loader.work_queue import Work as Work
+    from trainpipes.loader.in_flight import Work as Work
     from trainpipes.loader.work_queue import WorkQueue as WorkQueue
     from trainpipes.look.locate import locate as locate
     from trainpipes.look.profiling.profile import profile as profile

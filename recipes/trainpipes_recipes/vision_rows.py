@@ -14,8 +14,9 @@ import trainpipes as tp
 from trainpipes._internal.checks import Count
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.blame import at_row
-from trainpipes.interfaces.stage import Tally, made_once
+from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.stage_kinds import FinishingStage, RunStage
+from trainpipes.interfaces.tally import Tally
 from trainpipes.sources.files.list_files import checked_options
 from trainpipes.stages.columns import refuse_collated
 from trainpipes.stages.left_out import LeftOut

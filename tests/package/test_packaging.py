@@ -134,7 +134,7 @@ def names_of(extra: str) -> set[str]:
 INTEGRATIONS = {
     "accelerate": ["accelerate.py"],
     "hf": ["datasets.py", "transformers/__init__.py"],
-    "lightning": ["lightning.py"],
+    "lightning": ["lightning/__init__.py"],
     "ray": ["ray.py", "ray_data.py"],
     "transformers": ["transformers/__init__.py"],
     "trl": ["trl.py", "transformers/__init__.py"],

@@ -4,11 +4,10 @@ import dataclasses
 import functools
 import inspect
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, dataclass_transform, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 from trainpipes._internal.checks import copied, require
 from trainpipes._internal.locks import ForkLock
@@ -24,117 +23,8 @@ from trainpipes.interfaces.options import (
     same,
     show_named,
 )
-
-Beside = Literal["row", "place", "epoch"]
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What a stage is to the plan: class keywords, and what its options change of them.
-
-    Args:
-        keeps_rows: one row comes out for each that goes in; in order, except of a shuffle.
-        share: the share of rows that it lets through on average, if known.
-        depends_on: what the result depends on beside the values of a row: its number ("row"), its
-            file ("place"), the "epoch".
-        takes: Arrow "columns", made of Python objects if need be; "columns or objects" that Arrow
-            cannot hold; else "rows" of any kind.
-        gives: Python "objects"; columns of "found types", those of the first rows; a "choice" of the
-            columns, perhaps under other names; else "rows" of the kind that it gets.
-        ragged: with ``takes``, the columns whose arrays may differ in length; None for all.
-        per_row: it calls Python for each row.
-        in_caller: only the thread that iterates (or a worker process) may call it.
-        reorders: rows come in another order every epoch.
-        versioned: an option that is a function; a state knows it by ``version`` if that is given.
-        asks_inputs: it is bound to what the pipeline reads, as ``_inputs``.
-        holds_data: its options hold rows, which are not copied.
-        has_blocks: of a source: its rows are Arrow, in blocks with a key for ``cache()``.
-        random_access: of a source: rows can be chosen by number.
-        orders_rows: of a source: a shuffle would undo the order of its rows.
-        makes_batches: of a source: an item is a batch already.
-        read_once: of a source: rows can be read only once.
-        endless: of a source: an epoch has no end.
-        grows: of a source: each epoch has the files that stand there when it begins.
-        one_consumer: of a source: why ranks or workers cannot share it; "" if they can.
-    """
-
-    keeps_rows: bool = True
-    share: float | None = None
-    depends_on: Iterable[Beside] = frozenset()
-    takes: Literal["rows", "columns", "columns or objects"] = "rows"
-    gives: Literal["rows", "objects", "found types", "choice"] = "rows"
-    ragged: Collection[str] | None = None
-    per_row: bool = False
-    in_caller: bool = False
-    reorders: bool = False
-    versioned: str | None = None
-    asks_inputs: bool = False
-    holds_data: bool = False
-    has_blocks: bool = False
-    random_access: bool = False
-    orders_rows: bool = False
-    makes_batches: bool = False
-    read_once: bool = False
-    endless: bool = False
-    grows: bool = False
-    one_consumer: str = ""
-
-    def __post_init__(self) -> None:
-        known = get_args(Beside)
-        if isinstance(self.depends_on, str) or not {*self.depends_on} <= {*known}:
-            raise ConfigError(f"depends_on must be a set of {known}, got {self.depends_on!r}")
-
-
-#: Of rows: those seen, those counted, and a number that the counted ones add up to.
-Numbers = tuple[int, int, int]
-
-
-class Tally:
-    """Counts rows in this process; any thread may. What a ``Loader``'s workers count is added to that of
-    the process that trains.
-    """
-
-    def __init__(self, stage: Any) -> None:
-        self.stage = stage
-        self._lock = ForkLock()
-        self.numbers: Numbers = (0, 0, 0)
-        #: Whether what is counted here is said elsewhere: in a worker.
-        self.is_silent = False
-
-    #: Whether it is worth a warning at an epoch's end.
-    warns = True
-
-    def add(self, more: Numbers) -> Numbers:
-        """Count more rows; returns the sums."""
-        with self._lock:
-            self.numbers = _plus(self.numbers, more)
-            return self.numbers
-
-    def adopt(self, more: Numbers) -> None:
-        """Count rows that a worker has counted."""
-        self.add(more)
-
-    def since(self, before: Numbers) -> Numbers:
-        seen, counted, size = before
-        return _plus(self.numbers, (-seen, -counted, -size))
-
-    def end(self) -> None:
-        """Called at the end of a pass."""
-
-    def said(self, numbers: Numbers) -> str:
-        """In words, with the name of a mix's source; "" for none."""
-        said, name = self._said(numbers), getattr(self.stage._inputs, "name", None)
-        return f"source {name!r}: {said}" if said and name else said
-
-    def _said(self, numbers: Numbers) -> str:
-        raise NotImplementedError
-
-    def __str__(self) -> str:
-        return self.said(self.numbers)
-
-
-def _plus(one: Numbers, other: Numbers) -> Numbers:
-    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+from trainpipes.interfaces.tally import Tally
+from trainpipes.interfaces.traits import Traits
 
 
 def is_ours(kind: type) -> bool:

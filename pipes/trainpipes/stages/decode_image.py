@@ -15,7 +15,8 @@ from trainpipes.engine.calling.row_call import Answer
 from trainpipes.errors import UnreadableError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.blame import blame, refused
-from trainpipes.interfaces.stage import Tally, made_once
+from trainpipes.interfaces.stage import made_once
+from trainpipes.interfaces.tally import Tally
 from trainpipes.stages.columns import taken
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.map import RowFunction

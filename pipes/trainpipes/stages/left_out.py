@@ -13,7 +13,7 @@ from trainpipes.columns.block import Block, Pieces
 from trainpipes.errors import DataError
 from trainpipes.errors.secrets import hidden
 from trainpipes.interfaces.source import Place
-from trainpipes.interfaces.stage import Numbers, Tally
+from trainpipes.interfaces.tally import Numbers, Tally
 from trainpipes.stages.quarantine import Quarantine, lines_of
 
 log = logging.getLogger("trainpipes")

@@ -17,8 +17,9 @@ from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.empty_epoch_guard import not_empty
-from trainpipes.interfaces.stage import Stage, Tally, made_once
+from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import CombiningSource, OpenBelow, PackingStage, RepeatStage
+from trainpipes.interfaces.tally import Tally
 from trainpipes.stages import pack_fit
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.held import CursorsOf, Held, around, opened

@@ -14,7 +14,8 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import at_row
-from trainpipes.interfaces.stage import Numbers, Stage, Tally, made_once
+from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.interfaces.tally import Numbers, Tally
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.quarantine import leaves_out
 

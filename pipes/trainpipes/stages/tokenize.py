@@ -16,7 +16,8 @@ from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import blame
 from trainpipes.interfaces.options import identify
-from trainpipes.interfaces.stage import Tally, made_once
+from trainpipes.interfaces.stage import made_once
+from trainpipes.interfaces.tally import Tally
 from trainpipes.stages import text_columns
 from trainpipes.stages.columns import taken
 from trainpipes.stages.quarantine import OnError

@@ -26,7 +26,7 @@ from trainpipes._internal.activity_sampler import Counts
 from trainpipes._internal.locks import InterruptibleLock
 from trainpipes.engine.shards.lane import ENDED
 from trainpipes.errors import DataError
-from trainpipes.interfaces.stage import Numbers
+from trainpipes.interfaces.tally import Numbers
 
 #: Most bytes of several batches in one message.
 MOST_BYTES = 8 << 20

@@ -19,15 +19,8 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from trainpipes._internal import activity
-from trainpipes._internal.activity_sampler import (
-    ITERATES,
-    SYSTEM,
-    TICK,
-    ActivitySampler,
-    Counts,
-    folder_of,
-    reported,
-)
+from trainpipes._internal.activity_report import folder_of, reported
+from trainpipes._internal.activity_sampler import ITERATES, SYSTEM, TICK, ActivitySampler, Counts
 from trainpipes._internal.callers import instead
 from trainpipes._internal.table import table
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator

@@ -16,8 +16,9 @@ from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.run import Run
 from trainpipes.errors import UnreadableError
 from trainpipes.interfaces.source import Place
-from trainpipes.interfaces.stage import Stage, Tally, made_once
+from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.interfaces.tally import Tally
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.quarantine import OnBadRow, Quarantine, leaves_out, list_file
 

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import math
 import multiprocessing
-import pickle
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeAlias
 
-import numpy as np
-import pyarrow as pa
-import torch
 from torchdata.nodes import BaseNode
 
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.errors import TrainpipesError
-from trainpipes.errors.text import shown
 from trainpipes.interfaces.global_draws import seen_draws
 from trainpipes.interfaces.stage import Stage, is_ours
 from trainpipes.interfaces.stage_kinds import stages_within
@@ -31,6 +25,7 @@ from trainpipes.interfaces.stateful_stage import StatefulStage
 from trainpipes.loader import Loader
 from trainpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality
 from trainpipes.pipeline.chain import Pipeline
+from trainpipes.testing.items import difference, digest, digest_and_size
 
 __all__ = [
     "ResumeError",
@@ -40,102 +35,6 @@ __all__ = [
     "digest",
     "shuffle_quality",
 ]
-
-#: Characters of a value in a message.
-QUOTED = 40
-
-
-def digest(item: Any) -> str:
-    """A short hash of an item's dtypes, shapes, bytes, keys, strings and numbers."""
-    return digest_and_size(item)[0]
-
-
-def digest_and_size(item: Any) -> tuple[str, int]:
-    """The digest of an item, and about how many bytes it holds."""
-    found = hashlib.sha256()
-    size = 0
-    for part in _parts(item):
-        found.update(part)
-        size += len(part)
-    return found.hexdigest()[:16], size
-
-
-def _parts(item: Any) -> Iterator[bytes]:
-    if isinstance(item, torch.Tensor):
-        yield f"tensor {item.dtype} {tuple(item.shape)}".encode()
-        whole = item.detach().cpu().clone(memory_format=torch.contiguous_format)
-        yield whole.reshape(-1).view(torch.uint8).numpy().tobytes()
-    elif isinstance(item, np.ndarray) and item.dtype != object:
-        yield f"array {item.dtype} {item.shape}".encode()
-        yield np.ascontiguousarray(item).tobytes()
-    elif isinstance(item, pa.Table | pa.RecordBatch):
-        yield f"{type(item).__name__} {item.schema}".encode()
-        yield from _parts(item.to_pylist())
-    elif isinstance(item, Mapping):
-        yield f"{type(item).__name__} {len(item)}".encode()
-        for key, value in item.items():
-            yield repr(key).encode()
-            yield from _parts(value)
-    elif isinstance(item, list | tuple | np.ndarray):
-        yield f"{type(item).__name__} {len(item)}".encode()
-        for value in item:
-            yield from _parts(value)
-    elif item is None or isinstance(item, bool | int | float | str | bytes):
-        yield repr(item).encode()
-    else:
-        yield pickle.dumps(item)
-
-
-def difference(item: Any, other: Any) -> str:
-    """The first difference of two items, as text; "" if there is none.
-
-    >>> difference([{"x": 1, "y": [2, 7]}], [{"x": 1, "y": [2, 3]}])
-    "row 0, column 'y' at [1] is 7 instead of 3"
-    """
-    return _difference(item, other, "")
-
-
-def _difference(item: Any, other: Any, where: str) -> str:
-    if digest(item) == digest(other):
-        return ""
-    here = where or "it"
-    if type(item) is not type(other):
-        kinds = type(item).__name__, type(other).__name__
-        values = shown(item, QUOTED), shown(other, QUOTED)
-        return f"{here} is {values[0]} ({kinds[0]}) instead of {values[1]} ({kinds[1]})"
-    if isinstance(item, torch.Tensor) or (isinstance(item, np.ndarray) and item.dtype != object):
-        return _of_arrays(item, other, here)
-    if isinstance(item, pa.Table | pa.RecordBatch):
-        if item.schema != other.schema:
-            return f"{here} has the columns {shown(item.schema)} instead of {shown(other.schema)}"
-        return _difference(item.to_pylist(), other.to_pylist(), where)
-    if isinstance(item, Mapping):
-        if list(item) != list(other):
-            return f"{here} has {shown(list(item))} instead of {shown(list(other))}"
-        name = next(name for name in item if digest(item[name]) != digest(other[name]))
-        return _difference(item[name], other[name], f"{where}, column {name!r}".removeprefix(", "))
-    if isinstance(item, list | tuple | np.ndarray):
-        if len(item) != len(other):
-            return f"{here} has the length {len(item)} instead of {len(other)}"
-        place = next(n for n, one in enumerate(item) if digest(one) != digest(other[n]))
-        where = f"{where} at [{place}]" if where else f"row {place}"
-        return _difference(item[place], other[place], where)
-    return f"{here} is {shown(item, QUOTED)} instead of {shown(other, QUOTED)}"
-
-
-def _of_arrays(item: Any, other: Any, where: str) -> str:
-    kinds = [f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for one in (item, other)]
-    if kinds[0] != kinds[1]:
-        what = "a tensor" if isinstance(item, torch.Tensor) else "an array"
-        return f"{where} is {what} {kinds[0]} instead of {kinds[1]}"
-    ours, theirs = (np.array(one.tolist(), dtype=object).reshape(-1) for one in (item, other))
-    same = [repr(a) == repr(b) for a, b in zip(ours.tolist(), theirs.tolist(), strict=True)]
-    if all(same):  # in bits that are not shown
-        return f"{where} has other bits"
-    place = same.index(False)
-    at = [int(n) for n in np.unravel_index(place, tuple(item.shape))]
-    return f"{where}{f' at {at}' if at else ''} is {ours[place]} instead of {theirs[place]}"
-
 
 #: Bytes of items that one run keeps, to show what differs.
 KEPT_BYTES = 64 << 20

@@ -1,0 +1,58 @@
+"""What stages count of the rows that pass: how many were left out, or have nothing to learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainpipes._internal.locks import ForkLock
+
+#: Of rows: those seen, those counted, and a number that the counted ones add up to.
+Numbers = tuple[int, int, int]
+
+
+class Tally:
+    """Counts rows in this process; any thread may. What a ``Loader``'s workers count is added to that of
+    the process that trains.
+    """
+
+    def __init__(self, stage: Any) -> None:
+        self.stage = stage
+        self._lock = ForkLock()
+        self.numbers: Numbers = (0, 0, 0)
+        #: Whether what is counted here is said elsewhere: in a worker.
+        self.is_silent = False
+
+    #: Whether it is worth a warning at an epoch's end.
+    warns = True
+
+    def add(self, more: Numbers) -> Numbers:
+        """Count more rows; returns the sums."""
+        with self._lock:
+            self.numbers = _plus(self.numbers, more)
+            return self.numbers
+
+    def adopt(self, more: Numbers) -> None:
+        """Count rows that a worker has counted."""
+        self.add(more)
+
+    def since(self, before: Numbers) -> Numbers:
+        seen, counted, size = before
+        return _plus(self.numbers, (-seen, -counted, -size))
+
+    def end(self) -> None:
+        """Called at the end of a pass."""
+
+    def said(self, numbers: Numbers) -> str:
+        """In words, with the name of a mix's source; "" for none."""
+        said, name = self._said(numbers), getattr(self.stage._inputs, "name", None)
+        return f"source {name!r}: {said}" if said and name else said
+
+    def _said(self, numbers: Numbers) -> str:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.said(self.numbers)
+
+
+def _plus(one: Numbers, other: Numbers) -> Numbers:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
