@@ -89,7 +89,7 @@ class BucketByLength(Budgeted, keeps_rows=False):
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         at, used = opened(at)
-        return not_empty(self._batches(Held(self, below(at)), used), self)
+        return not_empty(self._batches(Held(self, below(at), joints=True), used), self)
 
     def _batches(self, held: Held, used: int) -> Iterator[Run]:
         size, least = self.batch_size or 1, 0

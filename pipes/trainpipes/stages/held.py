@@ -66,13 +66,15 @@ class _Joints:
 
 
 class Held:
-    """Rows that wait, and the joints of epochs among them. ``alone``: of one epoch only."""
+    """Rows that wait. ``alone``: of one epoch only; ``joints``: it is noted where epochs begin."""
 
-    def __init__(self, stage: Any, below: Iterator[Run], alone: bool = False) -> None:
+    def __init__(
+        self, stage: Any, below: Iterator[Run], alone: bool = False, joints: bool = False
+    ) -> None:
         self._stage, self._below, self._alone = stage, below, alone
         self._runs: list[Run] = []
         self._rounds = EmptyRounds()
-        self._joints = _Joints()
+        self._joints = _Joints() if joints else None
         self.rows = 0
         #: Whether no row joins those that wait.
         self.ended = False
@@ -83,7 +85,9 @@ class Held:
         if self._after is not None and not self.rows:
             self._take(self._after)
             self._after, self.ended = None, False
-        while self.rows < rows and not self.ended and self._joints.last <= least:
+        while self.rows < rows and not self.ended:
+            if self._joints is not None and self._joints.last > least:
+                break
             run = next(self._below, None)
             if run is None:
                 self.ended = True
@@ -102,12 +106,13 @@ class Held:
     def _take(self, run: Run) -> None:
         self._rounds.saw(run)
         self._runs.append(run)
-        if run.bounds is None:
+        if self._joints is not None and run.bounds is None:
             self._joints.saw(run.block)
         self.rows += len(run)
 
     def joints(self, rows: int) -> IntArray:
         """How many rows wait before each joint, if fewer than ``rows``: int64, ascending."""
+        assert self._joints is not None
         return self._joints.before(rows)
 
     def waiting(self) -> Run:
@@ -124,7 +129,8 @@ class Held:
             run = self.waiting()
             self._runs = [run.part(rows, len(run))] if rows < len(run) else []
             self.rows -= rows
-            self._joints.drop(rows)
+            if self._joints is not None:
+                self._joints.drop(rows)
 
     def take(self, bounds: IntArray) -> Run:
         """The first rows, as items cut at ``bounds`` int64 ``[items + 1]``, which starts with 0."""

@@ -155,7 +155,7 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         at, used = opened(at)
         windows = self._joined if self.method == "concat" else self._fitted
-        held = Held(self, below(at), alone=not self._crosses)
+        held = Held(self, below(at), alone=not self._crosses, joints=True)
         return not_empty(self._packed(windows(held, used)), self)
 
     def _packed(self, windows: Iterator[_Window]) -> Iterator[Run]:
