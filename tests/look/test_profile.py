@@ -92,8 +92,9 @@ TORCHS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
-@pytest.mark.parametrize("how", TORCHS)
+@pytest.mark.parametrize(
+    ("kind", "how"), [*((DataLoader, how) for how in TORCHS), (StatefulDataLoader, "forked")]
+)
 def test_torch_loaders(kind: type, how: str) -> None:
     loader = kind(slow_pipe(), batch_size=None, **TORCHS[how])
     for _ in loader if how == "kept" else ():  # workers are there before the profile
