@@ -77,7 +77,7 @@ class PackBatches(BatchingStage, keeps_rows=False):
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         at, used = opened(at)
-        return not_empty(self._batches(Held(self, below(at)), used), self)
+        return not_empty(self._batches(Held(self, below(at), joints=True), used), self)
 
     def _batches(self, held: Held, used: int) -> Iterator[Run]:
         size, least = self.buffer_size, 0
