@@ -10,7 +10,7 @@ FRAMEWORKS ?= $(VENV)-frameworks
 RAY ?= $(VENV)-ray
 PACKAGE ?= --editable .
 # Processes that run tests: more than cores, since many tests wait for processes of their own.
-JOBS ?= 4
+JOBS ?= 3
 PYTEST ?=
 BENCH ?= --quick
 CHECK ?=

@@ -38,8 +38,6 @@ ALIGNED = 64
 #: were given; the batch that the parent waits for; whether a profile is taken; from here on how many messages
 #: of each worker it has unpacked, then which batch each worker makes.
 _EPOCH, _DUE, _PROFILED, _UNPACKED = range(4)
-
-
 #: In place of a batch that is unpacked.
 _GONE = object()
 
@@ -219,18 +217,19 @@ class Received:
             self._memory = None
 
     def _unpack(self, n: int) -> None:
-        packed, memory = self._packed[n], self._memory
-        if packed is _GONE or memory is None:
+        packed = self._packed[n]
+        if packed is _GONE or self._memory is None:
             return
         try:
             with doing(RECEIVING):
-                self._items[n] = memory.unpacked_batch(packed)
+                self._items[n] = self._memory.unpacked_batch(packed)
         except Exception as error:
             self._items[n] = _Failed(error)
         self._packed[n] = _GONE
         self._left -= 1
-        if not self._left:
-            memory.has_unpacked(self._worker)
+        # Garbage collection may have closed the iterator, and with it left this, in this thread.
+        if not self._left and self._memory is not None:
+            self._memory.has_unpacked(self._worker)
 
 
 class _Pickler(ForkingPickler):
