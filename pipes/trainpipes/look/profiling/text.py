@@ -15,7 +15,7 @@ MOST_SHOWN, LEAST_SHOWN, WIDE = 6, 0.005, 60
 #: Of the groups of threads, what a text calls them.
 CALLED = {
     ITERATES: "the thread that iterates", "threads": "threads", "map": "threads of map()",
-    "requests": "threads that fetch", "workers": "workers",
+    "requests": "threads for requests", "workers": "workers",
 }  # fmt: skip
 
 
@@ -32,7 +32,8 @@ def lines(facts: Facts, m: Measured) -> Iterator[tuple[str, str]]:
             facts.workers if group == "workers" else m.counts.threads.get(group) or facts.threads
         )
         if text := _busy(times, m.seconds):
-            of = CALLED[group] if group == ITERATES else f"{number} {CALLED[group]}"
+            called = CALLED[group].replace("s", "", 1) if number == 1 else CALLED[group]
+            of = CALLED[group] if group == ITERATES else f"{number} {called}"
             yield label, f"{of}: {text}"
             label = ""
     cores = (m.counts.cpu + (m.workers.cpu or m.children)) / max(m.seconds, 1e-9)
