@@ -28,8 +28,8 @@ from trainpipes.engine.shards.lane import ENDED
 from trainpipes.errors import DataError
 from trainpipes.interfaces.tally import Numbers
 
-#: Most bytes of several batches in one message.
-MOST_BYTES = 8 << 20
+#: Most bytes of several batches in one message: of values, and of pickles beside them.
+MOST_BYTES, BESIDE = 8 << 20, 64 << 10
 #: Bytes from which on torch sends a tensor.
 ALONE_BYTES = 1 << 20
 #: Where a tensor may start.
@@ -79,7 +79,7 @@ class WorkerMessage:
 
     def has_room(self, batch: Packed) -> bool:
         held = sum(other.size for other in self.batches)
-        return not held or held + batch.size <= MOST_BYTES
+        return not held or held + batch.size <= MOST_BYTES + BESIDE
 
 
 class WorkerMemory:
