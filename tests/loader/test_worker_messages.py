@@ -18,11 +18,11 @@ import trainpipes as tp
 from trainpipes.engine.iterating.worker_message import (
     ALONE_BYTES,
     MOST_BYTES,
-    Received,
     WorkerMemory,
     WorkerMessage,
     pack,
 )
+from trainpipes.engine.iterating.worker_receiver import Received
 from trainpipes.testing import digest
 
 BATCHES: list[Any] = [

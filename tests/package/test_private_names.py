@@ -231,7 +231,7 @@ def test_a_loaders_iterator_has_what_its_workers_are_watched_by() -> None:
     assert batches._shutdown
 
 
-@private("torch", "_utils ExceptionWrapper", "worker_message.py loader_workers.py")
+@private("torch", "_utils ExceptionWrapper", "worker_message.py worker_receiver.py")
 def test_an_error_of_a_worker_is_raised_again() -> None:
     """An error of a worker comes with its class and the lines of the worker."""
 

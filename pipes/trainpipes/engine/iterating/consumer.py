@@ -12,8 +12,9 @@ from weakref import finalize
 from trainpipes._internal.pool import Pool, default_threads
 from trainpipes.columns.run import Run, Unroll
 from trainpipes.engine.iterating.epoch_end import say_counts, say_left_out, warn_if_all_empty
-from trainpipes.engine.iterating.loader_workers import LoaderWorkers, WorkerReceiver
+from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.iterating.shared_items import SharedItems
+from trainpipes.engine.iterating.worker_receiver import WorkerReceiver
 from trainpipes.engine.planning.growing import FILES
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.lane import ENDED

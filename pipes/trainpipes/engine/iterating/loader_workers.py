@@ -15,21 +15,16 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
-from weakref import finalize
 
 import pyarrow as pa
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from trainpipes._internal import activity
-from trainpipes._internal.activity import SENDING, TURN, doing, look_at
+from trainpipes._internal.activity import SENDING, doing
 from trainpipes._internal.activity_sampler import switched
-from trainpipes._internal.pool import Pool
 from trainpipes.engine.iterating.worker_end import WorkerWatch, end_in_peace
 from trainpipes.engine.iterating.worker_message import (
     Packed,
-    Received,
     WorkerMemory,
     WorkerMessage,
     failure,
@@ -37,8 +32,7 @@ from trainpipes.engine.iterating.worker_message import (
 )
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.lane import ENDED, PASSED
-from trainpipes.engine.shards.shard_items import ShardItems, items_of
-from trainpipes.errors import WorkerError
+from trainpipes.engine.shards.shard_items import items_of
 from trainpipes.interfaces.source import RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
 from trainpipes.order.topology import Topology
@@ -46,8 +40,6 @@ from trainpipes.state.format import Position
 
 #: Most batches of a worker in a message: with 8 a queue's cost is a few per cent.
 MOST_BATCHES = 8
-#: Bytes of a message whose batches are unpacked by a thread.
-LARGE = 4 << 20
 
 
 def share_out(shards: Sequence[int], num_spans: int, workers: int) -> dict[int, int]:
@@ -245,117 +237,3 @@ def _begin(own: Callable[[int], None] | None, worker: int) -> None:
     gc.freeze()  # garbage collection would copy the memory shared with the parent
     if own is not None:
         own(worker)
-
-
-_INTERRUPTED = (
-    "this iteration was interrupted while it waited for its workers: call "
-    "loader.load_state_dict(loader.state_dict()), then iterate the Loader again; it continues "
-    "with the next batch"
-)
-
-
-class WorkerReceiver:
-    """One rank's items, made by workers. A worker's error is raised when its batch is due, and ever after."""
-
-    def __init__(
-        self, workers: LoaderWorkers, plan: Plan, topology: Topology, position: Position
-    ) -> None:
-        self._workers = workers
-        self._plan = plan
-        self._ranks = topology.rank, topology.world_size
-        self._position = position
-        self._own = topology.shards(position.m, position.num_shards)
-        self._started: tuple[WorkerMemory, Generator[WorkerMessage]] | None = None
-        self._error: Exception | None = None  # what was raised
-        #: The message that has the item of each m.
-        self._ready: dict[int, Received] = {}
-        self._pool: Pool | None = None  # unpacks large batches while the program is at work
-        self._cursors: dict[int, str] = {}  # by shard, after what was taken
-
-    def take(self, m: int) -> Any:
-        try:
-            if self._error is not None:
-                raise self._error
-            while m not in self._ready:
-                self._receive(m)
-            received = self._ready[m]
-            n = received.places[m]
-            item, text = self._unpacked(received, n), received.texts[n]
-            del self._ready[m]
-            if isinstance(item, ExceptionWrapper):
-                item.reraise()  # type: ignore[no-untyped-call]
-        except BaseException as error:
-            self._leave()
-            self._error = error if isinstance(error, Exception) else WorkerError(_INTERRUPTED)
-            raise
-        if text:
-            self._cursors[m % self._position.num_shards] = text
-        return item
-
-    #: The worker has passed over it.
-    pass_over = take
-
-    def _receive(self, due: int) -> None:
-        if self._started is None:
-            # The workers find schemas: a function that opens a file on its first call must not do so
-            # here, before they are forked.
-            useful = min(self._workers.most, len(self._own))
-            self._started = self._workers.start(self._plan, self._ranks, useful, self._position)
-        memory, messages = self._started
-        memory.due, memory.is_profiled = due, activity.is_on
-        with doing(TURN):
-            message = next(messages, None)
-        if message is None:
-            shard = due % self._position.num_shards
-            raise WorkerError(
-                f"the workers ended early: batch {due} of shard {shard} is missing; "
-                "load the state again, or report this with the state"
-            )
-        if message.profile is not None:
-            activity.from_workers.append(message.profile)
-        self._plan.inputs.schemas.adopt(message.schemas)
-        for tally, more in zip(self._plan.tallies, message.counted, strict=True):
-            tally.adopt(more)
-        received = Received(memory, message)
-        self._ready.update(dict.fromkeys(received.places, received))
-        if received.nbytes < LARGE:
-            received.unpack_all()
-            return
-        if self._pool is None:
-            self._pool = Pool(1, name="trainpipes-receiving")
-            finalize(self, self._pool.close)
-        self._pool.submit(received.unpack_all)
-
-    def _unpacked(self, received: Received, n: int) -> Any:
-        try:
-            item = received.take(n)
-        except (EOFError, OSError) as error:  # large tensors are handed over by the worker
-            if self._started is not None:
-                self._started[1].throw(error)
-            raise
-        if n == 0:
-            look_at([item], 0)
-        return item
-
-    def begin(self, m: int, stride: int, end: float) -> None:
-        """Nothing: workers start when the first item is asked for."""
-
-    def cursor_text(self, shard: int) -> str:
-        """Where a shard's next item starts: as a worker said, or else where it started."""
-        return self._cursors.get(shard) or self._at_start.cursor_text(shard)
-
-    @cached_property
-    def _at_start(self) -> ShardItems:
-        return items_of(self._plan, self._position, self._own)
-
-    def close(self) -> None:
-        self._leave()
-        self._ready.clear()
-
-    def _leave(self) -> None:
-        for received in {id(one): one for one in self._ready.values()}.values():
-            received.leave()
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
-        self._started = None

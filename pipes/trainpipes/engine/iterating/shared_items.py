@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainpipes.engine.iterating.loader_workers import WorkerReceiver
+from trainpipes.engine.iterating.worker_receiver import WorkerReceiver
 from trainpipes.engine.shards.lane import ENDED
 from trainpipes.engine.shards.shard_items import ShardItems
 

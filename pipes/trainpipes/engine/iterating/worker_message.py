@@ -21,9 +21,7 @@ import pyarrow as pa
 import torch
 from torch._utils import ExceptionWrapper
 
-from trainpipes._internal.activity import RECEIVING, doing
 from trainpipes._internal.activity_sampler import Counts
-from trainpipes._internal.locks import InterruptibleLock
 from trainpipes.engine.shards.lane import ENDED
 from trainpipes.errors import DataError
 from trainpipes.interfaces.tally import Numbers
@@ -38,8 +36,6 @@ ALIGNED = 64
 #: were given; the batch that the parent waits for; whether a profile is taken; from here on how many messages
 #: of each worker it has unpacked, then which batch each worker makes.
 _EPOCH, _DUE, _PROFILED, _UNPACKED = range(4)
-#: In place of a batch that is unpacked.
-_GONE = object()
 
 
 class Packed(NamedTuple):
@@ -171,65 +167,6 @@ class WorkerMemory:
 
     def has_unpacked(self, worker: int) -> None:
         self._numbers[_UNPACKED + worker] += 1
-
-
-class _Failed(NamedTuple):
-    """In place of a batch that cannot be unpacked: raised where it is taken."""
-
-    error: Exception
-
-
-class Received:
-    """The items of a message, each unpacked once: by whoever takes it, or by a thread that works ahead. Once
-    all are, the worker may use their memory again.
-    """
-
-    def __init__(self, memory: WorkerMemory, message: WorkerMessage) -> None:
-        self._memory: WorkerMemory | None = memory
-        self._worker = message.worker
-        self._packed: list[Any] = [made for _, made, _ in message.items]
-        self._items: dict[int, Any] = {}
-        self._left = len(self._packed)
-        self._lock = InterruptibleLock()
-        self.places = {m: n for n, (m, _, _) in enumerate(message.items)}
-        self.texts = [text for _, _, text in message.items]
-        self.nbytes = sum(batch.size for batch in message.batches)
-        if not self._left:
-            memory.has_unpacked(self._worker)
-
-    def take(self, n: int) -> Any:
-        with self._lock:
-            self._unpack(n)
-            item = self._items.pop(n)
-        if isinstance(item, _Failed):
-            raise item.error
-        return item
-
-    def unpack_all(self) -> None:
-        """Unpack ahead. The worker may wait for it to end, also where somebody waits for the worker."""
-        for n in range(len(self._packed)):
-            with self._lock:
-                self._unpack(n)
-
-    def leave(self) -> None:
-        """Nobody takes another item: their memory may be another's."""
-        with self._lock:
-            self._memory = None
-
-    def _unpack(self, n: int) -> None:
-        packed = self._packed[n]
-        if packed is _GONE or self._memory is None:
-            return
-        try:
-            with doing(RECEIVING):
-                self._items[n] = self._memory.unpacked_batch(packed)
-        except Exception as error:
-            self._items[n] = _Failed(error)
-        self._packed[n] = _GONE
-        self._left -= 1
-        # Garbage collection may have closed the iterator, and with it left this, in this thread.
-        if not self._left and self._memory is not None:
-            self._memory.has_unpacked(self._worker)
 
 
 class _Pickler(ForkingPickler):
