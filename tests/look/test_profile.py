@@ -84,6 +84,17 @@ def test_workers_that_were_there_before(context: str) -> None:
     assert stage_seconds(other.to_dict(), "map(") < 1.5  # nothing of the first one
 
 
+def test_the_thread_that_receives_large_batches_is_named() -> None:
+    pipe = (
+        tp.from_dataset([torch.full((1 << 16,), n) for n in range(128)]).sharding_filter(4).batch(2)
+    )
+    loader = tp.Loader(pipe, num_workers=2)
+    with tp.profile(loader) as run:
+        for _ in loader:
+            time.sleep(0.002)
+    assert "1 thread: receiving batches" in str(run)
+
+
 TORCHS: dict[str, dict[str, Any]] = {
     "no workers": {},
     "forked": {"num_workers": 2, "multiprocessing_context": "fork"},

@@ -29,7 +29,9 @@ def lines(facts: Facts, m: Measured) -> Iterator[tuple[str, str]]:
     for group in CALLED:
         times = dict(groups).get(group, {})
         number = (
-            facts.workers if group == "workers" else m.counts.threads.get(group) or facts.threads
+            facts.workers
+            if group == "workers"
+            else m.counts.threads.get(group) or facts.threads or 1
         )
         if text := _busy(times, m.seconds):
             called = CALLED[group].replace("s", "", 1) if number == 1 else CALLED[group]
