@@ -31,6 +31,8 @@ AREAS = {
     "sources": (["sources/**/*.py"], 24),
     "writers": (["writers/**/*.py", "filesystems/*.py", "prepare/**/*.py"], 12),
 }
+#: Of one process, and of several (``-n 3``).
+PASSED = re.compile(r"^(tests/.*) PASSED|^\[gw\d+\] .*PASSED (tests/.*?) *$", re.M)
 #: Seconds of tests for one fault, as they took in the record.
 SECONDS = 120
 
@@ -64,7 +66,7 @@ def main() -> None:
 def plan(folder: Path) -> dict[int, list[str]]:
     """The tests of each fault: the shortest first, one of each file before a second one of any."""
     record = (folder / "record.txt").read_text()
-    passed = set(re.findall(r"^(tests/.*) PASSED", record, re.M))
+    passed = {test for pair in PASSED.findall(record) for test in pair if test}
     seconds = dict.fromkeys(passed, 0.5)
     for took, test in re.findall(r"^([\d.]+)s \w+ +(tests/.*)$", record, re.M):
         seconds[test] = seconds.get(test, 0) + float(took)

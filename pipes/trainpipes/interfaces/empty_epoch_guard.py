@@ -14,7 +14,7 @@ MOST_EMPTY_EPOCHS = 16
 MOST_EMPTY_ROWS = 2**20
 
 
-def most_empty(layout: Layout | StreamLayout | None = None) -> int:
+def most_empty(layout: Layout | StreamLayout) -> int:
     """Epochs in a row that may give nothing, where each is cut as ``layout`` says."""
     rows = layout.rows if isinstance(layout, Layout) else 0
     return max(1, min(MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS // max(1, rows)))
@@ -42,7 +42,12 @@ class EmptyRounds:
         self._seen.update(round_of(cursors.place(0)) for cursors in self._taken)
         self._taken.clear()
         if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
-            raise kept_nothing(stage)
+            raise DataError(
+                f"{stage} kept no row of a shard in {MOST_EMPTY_EPOCHS} epochs, so that repeat() or mix() "
+                "would wait forever: check its options, and whether the rows that it keeps stand together in "
+                'the files: then sharding_filter(split="stride") deals them to all shards',
+                stage=str(stage),
+            )
 
 
 def not_empty(runs: Iterator[Run], stage: object) -> Iterator[Run]:
@@ -62,10 +67,13 @@ def not_empty(runs: Iterator[Run], stage: object) -> Iterator[Run]:
     return filter(has_items, runs)
 
 
-def kept_nothing(stage: object) -> DataError:
-    return DataError(
-        f"{stage} kept no row of a shard in {MOST_EMPTY_EPOCHS} epochs, so that repeat() or mix() would wait "
-        "forever: check its options, and whether the rows that it keeps stand together in the files: then "
-        'sharding_filter(split="stride") deals them to all shards',
-        stage=str(stage),
-    )
+def check_shard(layout: Layout | StreamLayout, shard: int, epoch: int, given: int) -> None:
+    """Raise DataError if a shard of a pass without an end has got nothing since epoch ``given``."""
+    if epoch - given >= most_empty(layout):
+        shards = layout.num_shards
+        way = "check filter(), take() and skip()"
+        way = f"lower num_shards in sharding_filter(), or {way}" if shards > 1 else way
+        raise DataError(
+            f"repeat() or mix() would wait forever: shard {shard} of {shards} got no rows up to epoch "
+            f"{epoch}; {way}"
+        )

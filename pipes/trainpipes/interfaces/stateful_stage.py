@@ -15,7 +15,6 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, unplaced
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.interfaces.blame import blame
-from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
 from trainpipes.state.cursor import decoded, encoded
 
@@ -94,7 +93,7 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         kept = {"kept": at["kept"]} if "kept" in at else {}
         at, used = (at["below"], at["row"]) if "below" in at else (at, 0)
-        return not_empty(_Rows(self, kept, used).runs(below(at)), self)
+        return _Rows(self, kept, used).runs(below(at))
 
     def _working(self, kept: dict[str, Any]) -> Self:
         """A copy that may be written, as it starts or with what a state holds."""

@@ -1,9 +1,7 @@
 """How you look at a pipeline, its rows, its files and its states."""
 
-from trainpipes.look.checkpoint import FoundState, StateSummary, fits, read_states, summarize
+from trainpipes.look.checkpoint import read_states, summarize
 from trainpipes.look.inspect import inspect_files
 from trainpipes.look.inspect_result import Inspection
 
-__all__ = [
-    "FoundState", "Inspection", "StateSummary", "fits", "inspect_files", "read_states", "summarize",
-]  # fmt: skip
+__all__ = ["Inspection", "inspect_files", "read_states", "summarize"]

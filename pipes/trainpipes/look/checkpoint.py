@@ -1,6 +1,4 @@
-"""The states in a checkpoint: found, summarized, and tried on a pipeline. Nothing that a file names is run;
-tensors stay on disk.
-"""
+"""The states in a checkpoint. Nothing that a file names is run; tensors stay on disk."""
 
 from __future__ import annotations
 
@@ -12,20 +10,15 @@ import re
 import warnings
 import zipfile
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from trainpipes.engine.iterating.iteration_state import iteration_of
 from trainpipes.errors import MissingFilesError, StateError, UnreadableError
 from trainpipes.errors.text import cut
-from trainpipes.order.topology import Topology
-from trainpipes.pipeline.chain import Pipeline
 from trainpipes.state.format import read, unrecognized_state_error
-from trainpipes.state.merge import merge_states
 
 #: Ends of names of files that are looked into in a folder; and the index of torch.distributed.checkpoint.
 ENDS, INDEX = (".json", ".pt", ".pth", ".bin", ".ckpt", ".pkl"), ".metadata"
@@ -39,48 +32,7 @@ PLAIN = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class FoundState:
-    """A state in a checkpoint.
-
-    Args:
-        path: the file, or the folder of ``torch.distributed.checkpoint``.
-        keys: where in it, as in Python: ``["loader"]``; "" for the whole file.
-        state: for ``Loader.load_state_dict``.
-    """
-
-    path: str
-    keys: str
-    state: Mapping[str, Any]
-
-    @property
-    def where(self) -> str:
-        """File and keys in one text."""
-        return f"{self.path} {self.keys}".rstrip()
-
-
-@dataclass(frozen=True)
-class StateSummary:
-    """What a state says.
-
-    Attributes:
-        format: its version.
-        epoch: from 0.
-        batches: delivered in that epoch, over all ranks.
-        shards: of the pipeline whose positions it has; 0 if batches are counted, which fits all ranks.
-        num_shards: of the pipeline.
-        stages: of the pipeline, by name.
-    """
-
-    format: int
-    epoch: int
-    batches: int
-    shards: int
-    num_shards: int
-    stages: list[str]
-
-
-def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
+def read_states(path: str | os.PathLike[str]) -> dict[str, Mapping[str, Any]]:
     """The trainpipes states in a checkpoint, in the order in which they are stored.
 
     Reads files of ``torch.save`` and of JSON, with states under any keys; folders of
@@ -90,7 +42,8 @@ def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
         path: a file or a folder of this machine.
 
     Returns:
-        At least one state.
+        At least one state, for ``Loader.load_state_dict``, by the file that it is in and the keys that
+        lead to it, as in Python: ``checkpoint.pt ["loader"]``.
 
     Raises:
         StateError: there is none, or the file is damaged or would run code.
@@ -104,11 +57,11 @@ def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
     if not place.is_dir():
         return _states_of(place)
     indexed = (place / INDEX).exists()
-    found: list[FoundState] = []
+    found: dict[str, Mapping[str, Any]] = {}
     for file in [place / INDEX] if indexed else sorted(place.rglob("*")):
         if file.is_file() and (file.name == INDEX or file.suffix in ENDS):
             try:
-                found += _states_of(file)
+                found |= _states_of(file)
             except (StateError, UnreadableError) as error:
                 problem = problem or error
     if not found:
@@ -117,70 +70,35 @@ def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
     return found
 
 
-def summarize(found: FoundState) -> StateSummary:
+def summarize(state: Mapping[str, Any]) -> dict[str, Any]:
     """What a state says about where a run stands.
+
+    Returns:
+        ``format``: its version. ``epoch``: from 0. ``batches``: delivered in that epoch, over all ranks.
+        ``shards``: of the pipeline whose positions it has; 0 if batches are counted, which fits all ranks.
+        ``num_shards``: of the pipeline. ``stages``: of the pipeline, by name.
 
     Raises:
         StateError: it is damaged, or of another format.
     """
-    saved = read(found.state)
+    saved = read(state)
+    stages = [cut(str(one["stage"]), 60) for one in json.loads(saved.pipeline)["stages"]]
     position = saved.position
-    return StateSummary(
-        format=int(found.state["trainpipes"]),
-        epoch=position.pass_number,
-        batches=position.m,
-        shards=len(position.cursors),
-        num_shards=position.num_shards,
-        stages=[cut(str(one["stage"]), 60) for one in json.loads(saved.pipeline)["stages"]],
-    )
+    return {
+        "format": int(state["trainpipes"]), "epoch": position.pass_number, "batches": position.m,
+        "shards": len(position.cursors), "num_shards": position.num_shards, "stages": stages,
+    }  # fmt: skip
 
 
-def fits(
-    found: Sequence[FoundState],
-    pipeline: Pipeline,
-    *,
-    world_size: int = 1,
-    allow_changes: Collection[str] = (),
-) -> float | None:
-    """The share of the epoch that is done, 0 to 1, once a state, or the states of all ranks together, loads
-    into a pipeline on every rank; None where the epoch's length is unknown. The pipeline does not move.
-
-    Args:
-        found: one state, or those of all ranks.
-        pipeline: to load them into.
-        world_size: ranks of the run to come.
-        allow_changes: as ``Loader.load_state_dict`` takes it.
-
-    Raises:
-        StateError: it does not load; why.
-        TopologyError: so many ranks cannot share the pipeline.
-    """
-    states = [dict(one.state) for one in found]
-    iteration = iteration_of(pipeline.distributed(rank=0, world_size=world_size))
-    iteration.topology()
-    iteration.load(states[0] if len(states) == 1 else merge_states(states), allow_changes)
-    position, plan = iteration.upcoming(), iteration.plan
-    if not plan.counted:
-        for rank in range(1, world_size):
-            position.require(Topology(rank, world_size).shards(position.m, position.num_shards))
-    counts = plan.resized(position.sizes).counts
-    if not counts.known or plan.chain.endless or not counts.batches_in_pass:
-        return None
-    return min(1.0, position.m / int(counts.batches_in_pass))
-
-
-# Files
-
-
-def _states_of(path: Path) -> list[FoundState]:
+def _states_of(path: Path) -> dict[str, Mapping[str, Any]]:
     value = _dcp(path) if path.name == INDEX else _value(path)
-    where = str(path.parent if path.name == INDEX else path)
-    if found := list(_states_in(value, where)):
+    where = path.parent if path.name == INDEX else path
+    if found := dict(_states_in(value, where)):
         return found
     raise _refused(path, f"has no state of trainpipes in it: {unrecognized_state_error(value)}")
 
 
-def _states_in(value: Any, path: str) -> Iterator[FoundState]:
+def _states_in(value: Any, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The states in a value, the outermost first."""
     seen: set[int] = set()
     coming = deque([("", value)])
@@ -188,9 +106,9 @@ def _states_in(value: Any, path: str) -> Iterator[FoundState]:
         keys, one = coming.popleft()
         names = one.keys() if isinstance(one, Mapping) else set()
         if {"trainpipes", "epoch", "num_shards"} <= names:  # in all formats
-            yield FoundState(path, keys, one)
+            yield f"{path} {keys}".rstrip(), one
         elif names & {"_snapshot", "fetcher_state"}:
-            raise _refused(Path(path), f"{keys}: {unrecognized_state_error(one)}")
+            raise _refused(path, f"{keys}: {unrecognized_state_error(one)}")
         elif id(one) not in seen and len(keys) < MOST_KEYS:
             seen.add(id(one))
             for key, below in one.items() if names else enumerate(one):

@@ -11,7 +11,6 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.blame import at_row
-from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage_kinds import BatchingStage, OpenBelow
 from trainpipes.stages.held import Held
 from trainpipes.stages.read_columns import lengths_of
@@ -128,7 +127,7 @@ class Batch(Budgeted):
         return {"keeps_rows": self.max_tokens is None and not self.nested}
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
-        return not_empty(self._cut(Held(self, below(at))), self)
+        return self._cut(Held(self, below(at)))
 
     def _cut(self, held: Held) -> Iterator[Run]:
         needed, column = self.batch_size or 1, self.column or "input_ids"

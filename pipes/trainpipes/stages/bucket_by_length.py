@@ -11,7 +11,6 @@ from trainpipes._internal.checks import ColumnName, Count, Each, Ge, Seed
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import stretches
 from trainpipes.columns.run import Run
-from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import OpenBelow
 from trainpipes.stages.batch import Budgeted
@@ -89,7 +88,7 @@ class BucketByLength(Budgeted, keeps_rows=False):
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         at, used = opened(at)
-        return not_empty(self._batches(Held(self, below(at), joints=True), used), self)
+        return self._batches(Held(self, below(at), joints=True), used)
 
     def _batches(self, held: Held, used: int) -> Iterator[Run]:
         size, least = self.batch_size or 1, 0

@@ -12,7 +12,6 @@ from trainpipes._internal.checks import ColumnNames, column_names
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import StateError
-from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
 from trainpipes.interfaces.stateful_stage import LARGE_STATE
 from trainpipes.stages.row_hash import hash_keys
@@ -52,7 +51,7 @@ class Deduplicate(PackingStage):
         seen = None
         if "below" in at:
             at, seen = at["below"], _Seen(self, int(at["of"]), self._read(at["seen"]))
-        return not_empty(self._kept(below(at), seen), self)
+        return self._kept(below(at), seen)
 
     def _kept(self, below: Iterator[Run], seen: _Seen | None) -> Iterator[Run]:
         for run in below:

@@ -12,7 +12,6 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import DataError, StateError
 from trainpipes.interfaces.blame import blame
-from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
 from trainpipes.interfaces.stateful_stage import PLACE_BITS, RUN_ROWS, rows_in
 from trainpipes.stages.held import opened
@@ -50,7 +49,7 @@ class FlatMap(PackingStage, per_row=True, gives="objects", versioned="fn"):
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         at, used = opened(at)
-        return not_empty(self._runs(below(at), used), self)
+        return self._runs(below(at), used)
 
     def _runs(self, below: Iterator[Run], skip: int) -> Iterator[Run]:
         for run in below:

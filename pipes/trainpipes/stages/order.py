@@ -11,7 +11,6 @@ from trainpipes._internal import checks
 from trainpipes._internal.callers import instead
 from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.interfaces import stage_kinds
-from trainpipes.interfaces.empty_epoch_guard import kept_nothing, most_empty, not_empty
 from trainpipes.interfaces.options import identify
 from trainpipes.interfaces.stage import made_once
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
@@ -97,7 +96,7 @@ class Shuffle(stage_kinds.ShuffleStage):
     def open(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         number, epoch, (at, used) = at.get("buffer", 0), innermost(at)["epoch"], opened(at)
         held = Held(self, below(at), alone=True)
-        return not_empty(self._shuffled(held, used, number, epoch), self)
+        return self._shuffled(held, used, number, epoch)
 
     def _shuffled(self, held: Held, used: int, number: int, epoch: int) -> Iterator[Run]:
         while held.fill(1):
@@ -190,9 +189,6 @@ class _Counted(stage_kinds.CountingStage, asks_inputs=True):
     count: checks.Natural
 
     def open(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
-        return not_empty(self._counted(below, at), self)
-
-    def _counted(self, below: stage_kinds.OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         # Below, the state before the run at hand; items of the epoch before it, and of it, used up.
         state, passed, skip = at, 0, 0
         if "below" in at:
@@ -200,24 +196,19 @@ class _Counted(stage_kinds.CountingStage, asks_inputs=True):
         low, high = (self.count, checks.LARGEST) if self.skips else (0, self.count)
         rolls = self._inputs.chain.rolling  # into the next epoch
         epoch = innermost(state)["epoch"]
-        given = epoch if passed + skip else epoch - 1  # the last epoch that gave something
         runs = below(state)
         while (rolls or passed + skip < high) and (run := next(runs, None)) is not None:
             its_epoch = run.cursors.place(0)["epoch"]
             if its_epoch != epoch:
-                if epoch - given >= most_empty():
-                    raise kept_nothing("take() or skip()")
                 epoch, passed, state = its_epoch, 0, run.cursors.state(0)
             first, last = max(skip, low - passed), min(len(run), high - passed)
             base = {"below": state, "passed": passed}
             passed, state = passed + len(run), run.cursors.state(len(run))
             skip = max(0, skip - len(run))
-            if first < last:
-                given = epoch
-                kept = run.pick(np.arange(first, last, dtype=np.int64))
-                rows = np.arange(first, last + 1, dtype=np.int64)
-                yield Run(kept.block, Cursors.counting(base, rows), kept.bounds, kept.items)
-                del kept, run  # their memory is free for the next one
+            rows = np.arange(first, max(first, last) + 1, dtype=np.int64)
+            kept = run.pick(rows[:-1])
+            yield Run(kept.block, Cursors.counting(base, rows), kept.bounds, kept.items)
+            del kept, run  # their memory is free for the next one
 
 
 class Take(_Counted):

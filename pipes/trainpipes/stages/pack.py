@@ -16,7 +16,6 @@ from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import at_row
-from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import CombiningSource, OpenBelow, PackingStage, RepeatStage
 from trainpipes.interfaces.tally import Tally
@@ -156,7 +155,7 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
         at, used = opened(at)
         windows = self._joined if self.method == "concat" else self._fitted
         held = Held(self, below(at), alone=not self._crosses, joints=True)
-        return not_empty(self._packed(windows(held, used)), self)
+        return self._packed(windows(held, used))
 
     def _packed(self, windows: Iterator[_Window]) -> Iterator[Run]:
         lot = max(1, LOT_TOKENS // self.max_length)

@@ -34,13 +34,15 @@ def open_stages(
 def _open_stage(
     stage: Stage, below: OpenBelow, submitted: list[Submitted], at: dict[str, Any]
 ) -> Iterator[Run]:
+    runs: Iterator[Run]
     if isinstance(stage, RegroupStage):
-        return each(stage, stage.open(below, at))
-    assert isinstance(stage, RunStage)
-    if not (isinstance(stage, WorkingStage) and stage.has_workers):
-        return not_empty(map(partial(called, stage, stage.process), below(at)), stage)
-    runs = Submitted(stage, below(at))
-    submitted.append(runs)
+        runs = each(stage, stage.open(below, at))
+    elif isinstance(stage, WorkingStage) and stage.has_workers:
+        runs = Submitted(stage, below(at))
+        submitted.append(runs)
+    else:
+        assert isinstance(stage, RunStage)
+        runs = map(partial(called, stage, stage.process), below(at))
     return not_empty(runs, stage)
 
 

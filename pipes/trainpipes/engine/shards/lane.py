@@ -10,9 +10,10 @@ from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Cursors, Run, Unroll, innermost
 from trainpipes.engine.planning.open_stages import RAISED_STOP, Submitted
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.shards.shard_rows import ShardOpener, end_epoch
+from trainpipes.engine.shards.shard_rows import ShardOpener
 from trainpipes.errors import DataError
 from trainpipes.interfaces.blame import is_about_a_row, say_where
+from trainpipes.interfaces.empty_epoch_guard import check_shard
 from trainpipes.state.cursor import cursor_text
 
 #: What a lane gives past its last item.
@@ -112,7 +113,8 @@ class Lane:
                 return None
             else:
                 if self._endless:
-                    end_epoch(self._plan, self._shard, self.epoch, self._given)
+                    layout = self._plan.layouts.of(self.epoch)
+                    check_shard(layout, self._shard, self.epoch, self._given)
                 self._enter(self.epoch + 1)
 
     def begin(self) -> None:

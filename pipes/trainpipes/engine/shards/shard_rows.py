@@ -21,8 +21,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.listed_windows import ListedMaker, NumberedMaker
 from trainpipes.engine.reading.stream_windows import StreamMaker
 from trainpipes.engine.reading.windows import Windows
-from trainpipes.errors import DataError
-from trainpipes.interfaces.empty_epoch_guard import most_empty
+from trainpipes.interfaces.empty_epoch_guard import check_shard
 from trainpipes.interfaces.source import RandomAccessSource, RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage, WorkingStage
@@ -297,22 +296,9 @@ class ShardRows(Iterator[Run]):
             self._ended = True
             return
         if self._endless:
-            end_epoch(self._plan, self._shard, epoch, self._given)
+            check_shard(self._layout, self._shard, epoch, self._given)
         self._layout = self._plan.layouts.of(epoch + 1)
         self._go_to(WindowKey(epoch + 1, self._key.span, 0), self._windows.start(epoch + 1))
-
-
-def end_epoch(plan: Plan, shard: int, epoch: int, given: int) -> None:
-    """Raise if a shard of a pass without an end has got nothing since epoch ``given``."""
-    layout = plan.layouts.of(epoch)
-    if epoch - given >= most_empty(layout):
-        shards = layout.num_shards
-        way = "check filter(), take() and skip()"
-        way = f"lower num_shards in sharding_filter(), or {way}" if shards > 1 else way
-        raise DataError(
-            f"repeat() or mix() would wait forever: shard {shard} of {shards} got no rows up to epoch "
-            f"{epoch}; {way}"
-        )
 
 
 def open_windows(
