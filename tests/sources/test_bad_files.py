@@ -21,23 +21,10 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
+from damaged_files import arrow, footer_of
 from interpreters import python
 
 # What files hold
-
-
-def arrow(stream: bool = False, columns: int = 2, table: pa.Table | None = None) -> bytes:
-    """200 rows in two record batches, or a table."""
-    table = table or pa.table({f"c{n}": range(200) for n in range(columns)})
-    sink = io.BytesIO()
-    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=100)
-    return sink.getvalue()
-
-
-def footer_of(content: bytes) -> range:
-    length = int.from_bytes(content[-10:-6], "little")
-    return range(len(content) - 10 - length, len(content) - 10)
 
 
 def messages(content: bytes) -> list[int]:
