@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
-from damaged_files import arrow, footer_of
+from damaged_files import arrow, footer_of, tar
 from interpreters import python
 
 # What files hold
@@ -69,16 +69,6 @@ def with_offsets(lie: list[int], nested: bool) -> bytes:
     content = arrow(True, table=text([0, 1, 3], b"abc", nested))
     place = content.rindex(np.array([0, 1, 3], np.int32).tobytes())
     return with_bytes(content, place, np.array(lie, np.int32).tobytes(), 12)
-
-
-def tar(*members: tuple[str, bytes], format: int = tarfile.PAX_FORMAT) -> bytes:
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w", format=format) as archive:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return sink.getvalue()
 
 
 def npy(header: bytes) -> bytes:

@@ -1,9 +1,10 @@
-"""Files, damaged at random: what a bad disk, a stranger or a killed process may leave."""
+"""Files, damaged at random: what a bad disk, a stranger or a killed process may leave. What makes some."""
 
 from __future__ import annotations
 
 import io
 import random
+import tarfile
 
 import pyarrow as pa
 
@@ -21,6 +22,16 @@ def arrow(stream: bool = False, columns: int = 2, table: pa.Table | None = None)
     sink = io.BytesIO()
     with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=100)
+    return sink.getvalue()
+
+
+def tar(*members: tuple[str, bytes]) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
     return sink.getvalue()
 
 
