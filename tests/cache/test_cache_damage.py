@@ -26,11 +26,7 @@ import pytest
 import trainpipes as tp
 from damaged_files import damaged
 from interpreters import python
-from trainpipes import (
-    ConfigError,
-    Pipeline,
-    cache,
-)
+from trainpipes import ConfigError, Pipeline, cache
 from trainpipes._internal import messages as warn_once
 from trainpipes.cache import kept_file
 from trainpipes.cache.entries import make_room
@@ -74,6 +70,10 @@ def batches(pipe: Pipeline) -> list[str]:
     return [digest(batch) for batch in pipe.shuffle(30, seed=3).batch(7).pad_collate()]
 
 
+def cached(data: Path) -> list[str]:
+    return batches(rows(data).cache())
+
+
 def entries(kept: Path, kind: str = "rows") -> list[Path]:
     return sorted(path for path in (kept / kind).rglob("*.arrow") if path.is_file())
 
@@ -106,42 +106,34 @@ def in_child(work: Callable[[], Any]) -> Any:
 # Damage at random
 
 
-def spoiled(kept: Path, kind: str, times: int, seed: int, run: Callable[[int], Any]) -> None:
+def same_after_damage(kind: str, data: Path, kept: Path, times: int, seed: int) -> None:
     """Damage files and run, so many times."""
-    draw = random.Random(seed)
+    want, draw = batches(rows(data)), random.Random(seed)
+    assert cached(data) == want
     good = {path: path.read_bytes() for path in entries(kept, kind)}
     assert good
-    for number in range(times):
-        for path in draw.sample(sorted(good), draw.randint(1, len(good))):
-            content = damaged(good[path], [*good.values()], draw)
-            path.unlink(missing_ok=True)
-            path.write_bytes(content)
-            path.chmod(0o600)
-        run(number)
-    assert {path: path.read_bytes() for path in entries(kept, kind)}.keys() >= good.keys()
-
-
-def same_after_damage(kind: str, data: Path, kept: Path, times: int, seed: int) -> None:
-    want = batches(rows(data))
-    assert batches(rows(data).cache()) == want
 
     def work() -> None:
-        def run(number: int) -> None:
+        for number in range(times):
+            for path in draw.sample(sorted(good), draw.randint(1, len(good))):
+                content = damaged(good[path], [*good.values()], draw)
+                path.unlink(missing_ok=True)
+                path.write_bytes(content)
+                path.chmod(0o600)
             if kind == "footers":
                 for path in entries(kept):  # else they are found by what a good index says
                     path.unlink()
-            assert batches(rows(data).cache()) == want, number
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            spoiled(kept, kind, times, seed, run)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert cached(data) == want, number
 
     in_child(work)
+    assert {*entries(kept, kind)} >= {*good}
 
 
 @pytest.mark.parametrize("kind", ["rows", "footers"])
 def test_damaged_files_change_no_batch(kind: str, data: Path, kept: Path) -> None:
-    same_after_damage(kind, data, kept, 15, seed=1)
+    same_after_damage(kind, data, kept, 8, seed=1)
 
 
 @pytest.mark.nightly
@@ -158,7 +150,7 @@ def test_what_is_kept_is_its_owners_alone(data: Path, kept: Path) -> None:
     for mask in (0o000, 0o022, 0o077):
         before = os.umask(mask)
         try:
-            batches(rows(data).cache())
+            cached(data)
         finally:
             os.umask(before)
         found = [kept, *kept.rglob("*")]
@@ -173,20 +165,19 @@ def test_what_is_kept_is_its_owners_alone(data: Path, kept: Path) -> None:
 def test_files_of_another_user_are_not_used_and_it_is_said_once(
     kind: str, data: Path, kept: Path
 ) -> None:
-    def run() -> list[Any]:
-        return batches(rows(data).cache())
-
-    want = run()
+    want = cached(data)
     for path in entries(kept, kind):
         os.chown(path, STRANGER, STRANGER)
     with pytest.warns(UserWarning, match=f"is not used, for user {STRANGER} owns it") as caught:
-        assert run() == want
+        assert cached(data) == want
     assert len(caught) == 1
     assert {path.stat().st_uid for path in entries(kept, kind)} == {os.geteuid()}  # made anew
 
 
 @needs_root
-def test_a_folder_of_another_user_is_not_used(data: Path, kept: Path) -> None:
+def test_a_folder_or_a_link_of_another_user_is_not_used(
+    data: Path, kept: Path, tmp_path: Path
+) -> None:
     want = batches(rows(data))
     cache.clear()
     for name in ("rows", "footers"):
@@ -194,41 +185,36 @@ def test_a_folder_of_another_user_is_not_used(data: Path, kept: Path) -> None:
         os.chown(kept / name, STRANGER, STRANGER)
         (kept / name).chmod(0o777)
     with pytest.warns(UserWarning, match="goes on without"):
-        assert batches(rows(data).cache()) == want
+        assert cached(data) == want
     assert not [path for path in kept.rglob("*") if path.is_file()]
-
-
-@needs_root
-def test_a_folder_that_is_a_link_of_another_user_is_not_used(
-    data: Path, kept: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
+    kept.rename(tmp_path / "elsewhere")
     os.symlink(tmp_path / "elsewhere", kept)
     os.lchown(kept, STRANGER, STRANGER)
+    warn_once._warned.clear()
     with pytest.warns(UserWarning, match=f"a link of user {STRANGER}.*goes on without"):
-        assert batches(rows(data).cache()) == batches(rows(data))
+        assert cached(data) == want
     assert not [path for path in (tmp_path / "elsewhere").rglob("*") if path.is_file()]
 
 
 def test_the_folder_may_be_a_link_of_its_user(data: Path, kept: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     os.symlink(tmp_path / "elsewhere", kept)
-    want = batches(rows(data).cache())
+    want = cached(data)
     assert len(entries(tmp_path / "elsewhere")) == 9
-    assert batches(rows(data).cache()) == want
+    assert cached(data) == want
     assert cache.clear().blocks == 9
     assert not entries(tmp_path / "elsewhere")
 
 
 def test_links_in_it_are_not_followed(data: Path, kept: Path, tmp_path: Path) -> None:
-    want = batches(rows(data).cache())
+    want = cached(data)
     mine = tmp_path / "mine"
     mine.mkdir()
     for number, path in enumerate(entries(kept)):
         path.rename(mine / f"{number}.arrow")
         os.symlink(mine / f"{number}.arrow", path)
     before = {path: path.read_bytes() for path in mine.iterdir()}
-    assert batches(rows(data).cache()) == want
+    assert cached(data) == want
     assert not [path for path in entries(kept) if path.is_symlink()]  # made anew in their place
     assert {path: path.read_bytes() for path in mine.iterdir()} == before
 
@@ -252,26 +238,23 @@ def test_nothing_is_written_to_or_removed_from_where_a_link_leads(
     assert sorted(path.name for path in mine.rglob("*")) == ["ab", "mine.arrow", "mine.arrow"]
 
 
-@pytest.mark.parametrize("what", ["pipe", "link to nowhere"])
+@pytest.mark.parametrize("what", ["a pipe", "a link to nowhere", "a folder"])
 def test_what_is_no_file_in_the_place_of_one_is_no_harm(what: str, data: Path, kept: Path) -> None:
-    want = batches(rows(data).cache())
+    want = cached(data)
     for path in [*entries(kept), *entries(kept, "footers")]:
         path.unlink()
-        if what == "pipe":
+        if what == "a pipe":
             os.mkfifo(path)
-        else:
+        elif what == "a link to nowhere":
             os.symlink(path / "nowhere", path)
-    assert in_child(lambda: batches(rows(data).cache())) == want
-    assert len(entries(kept)) == 9
-
-
-def test_a_folder_in_the_place_of_a_file_is_said_and_no_harm(data: Path, kept: Path) -> None:
-    want = batches(rows(data).cache())
-    for path in [*entries(kept), *entries(kept, "footers")]:
-        path.unlink()
-        path.mkdir()
-    with pytest.warns(UserWarning, match=r"cannot be kept .*directory.*goes on without"):
-        assert batches(rows(data).cache()) == want
+        else:
+            path.mkdir()
+    if what == "a folder":
+        with pytest.warns(UserWarning, match=r"cannot be kept .*directory.*goes on without"):
+            assert cached(data) == want
+    else:
+        assert in_child(lambda: cached(data)) == want
+        assert len(entries(kept)) == 9
 
 
 # Where it cannot be kept, for a while or at all
@@ -292,7 +275,7 @@ class Failing:
         self._replace(old, new)
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.ESTALE])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.ESTALE])
 def test_one_failure_does_not_turn_a_cache_off_for_good(
     code: int, data: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,8 +342,8 @@ def test_a_process_killed_while_it_writes_leaves_nothing_that_is_believed(
 ) -> None:
     want = batches(rows(data))
     context = multiprocessing.get_context("fork")
-    for seed in range(6):
-        process = context.Process(target=lambda: [batches(rows(data).cache()) for _ in range(50)])
+    for seed in range(4):
+        process = context.Process(target=lambda: [cached(data) for _ in range(50)])
         process.start()
         deadline = time.monotonic() + 20
         while len(list(kept.rglob("*"))) < 2 + seed and time.monotonic() < deadline:
@@ -368,12 +351,12 @@ def test_a_process_killed_while_it_writes_leaves_nothing_that_is_believed(
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join(20)
-        assert batches(rows(data).cache()) == want
+        assert cached(data) == want
         cache.clear()
 
 
 def test_what_killed_processes_left_is_removed_by_the_next(data: Path, kept: Path) -> None:
-    batches(rows(data).cache())
+    cached(data)
     first, second, *_ = entries(kept)
     old, new, foreign = (
         first.with_name(name)
@@ -385,7 +368,7 @@ def test_what_killed_processes_left_is_removed_by_the_next(data: Path, kept: Pat
         os.utime(path, (1, 1))
     for path in entries(kept):
         path.unlink()
-    batches(rows(data).cache())
+    cached(data)
     assert (old.exists(), new.exists(), foreign.exists()) == (False, True, True)
     assert second.exists()
 
@@ -482,7 +465,7 @@ def test_an_index_that_the_user_names_may_be_anothers(data: Path, tmp_path: Path
 
 def test_damage_and_use_at_the_same_time_change_no_batch(data: Path, kept: Path) -> None:
     want, done = batches(rows(data)), threading.Event()
-    batches(rows(data).cache())
+    cached(data)
     good = {path: path.read_bytes() for path in entries(kept)}
 
     def spoil() -> None:
@@ -500,8 +483,8 @@ def test_damage_and_use_at_the_same_time_change_no_batch(data: Path, kept: Path)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                for _ in range(8):
-                    assert batches(rows(data).cache()) == want
+                for _ in range(5):
+                    assert cached(data) == want
         finally:
             done.set()
             thread.join()

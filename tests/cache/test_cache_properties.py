@@ -53,7 +53,7 @@ def items_of(pipe: Pipeline, count: int = ENOUGH) -> list[Any]:
 
 
 @pytest.mark.timeout(1200)
-@examples(40)
+@examples(25)
 @given(specs(), st.integers(1, 4), st.data())
 def test_it_changes_neither_sequence_nor_states(
     spec: Spec, place: int, data: st.DataObject

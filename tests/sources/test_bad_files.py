@@ -21,23 +21,10 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
+from damaged_files import arrow, footer_of, tar
 from interpreters import python
 
 # What files hold
-
-
-def arrow(stream: bool = False, columns: int = 2, table: pa.Table | None = None) -> bytes:
-    """200 rows in two record batches, or a table."""
-    table = table or pa.table({f"c{n}": range(200) for n in range(columns)})
-    sink = io.BytesIO()
-    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=100)
-    return sink.getvalue()
-
-
-def footer_of(content: bytes) -> range:
-    length = int.from_bytes(content[-10:-6], "little")
-    return range(len(content) - 10 - length, len(content) - 10)
 
 
 def messages(content: bytes) -> list[int]:
@@ -82,16 +69,6 @@ def with_offsets(lie: list[int], nested: bool) -> bytes:
     content = arrow(True, table=text([0, 1, 3], b"abc", nested))
     place = content.rindex(np.array([0, 1, 3], np.int32).tobytes())
     return with_bytes(content, place, np.array(lie, np.int32).tobytes(), 12)
-
-
-def tar(*members: tuple[str, bytes], format: int = tarfile.PAX_FORMAT) -> bytes:
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w", format=format) as archive:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return sink.getvalue()
 
 
 def npy(header: bytes) -> bytes:

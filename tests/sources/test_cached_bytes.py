@@ -11,7 +11,7 @@ import subprocess
 import tarfile
 import threading
 import warnings
-from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,9 @@ def folder(tmp_path: Path) -> Path:
     found = tmp_path / "data"
     found.mkdir()
     for file in range(FILES):
-        rows = range(1000 * file, 1000 * file + 1000)
-        table = pa.table({"x": list(rows), "text": [f"row {n} " * 20 for n in rows]})
-        pq.write_table(table, found / f"{file}.parquet", row_group_size=100)
+        rows = range(500 * file, 500 * file + 500)
+        table = pa.table({"x": rows, "text": [f"row {n} " * 40 for n in rows]})
+        pq.write_table(table, found / f"{file}.parquet", row_group_size=50)
     return found
 
 
@@ -52,10 +52,21 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "_warned", set())
 
 
+def in_batches(files: tp.Pipeline) -> tp.Pipeline:
+    return files.read_parquet(index=False).shuffle(250, seed=1).batch(8)
+
+
 def rows(server: FaultyServer, cache: Path | None, **options: Any) -> tp.Pipeline:
     urls = [f"{server.url}/{file}.parquet" for file in range(FILES)]
-    files = tp.list_files(urls, cache_dir=cache, **options)
-    return files.read_parquet(index=False).shuffle(500, seed=1).batch(8)
+    return in_batches(tp.list_files(urls, cache_dir=cache, **options))
+
+
+def local(folder: Path) -> tp.Pipeline:
+    return in_batches(tp.list_files(folder))
+
+
+def digests(pipe: tp.Pipeline) -> list[str]:
+    return [digest(batch) for batch in pipe]
 
 
 def gets(server: FaultyServer) -> int:
@@ -77,13 +88,13 @@ def test_later_epochs_and_runs_fetch_nothing(
     server: FaultyServer, folder: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
-    local = tp.list_files(folder).read_parquet(index=False).shuffle(500, seed=1).batch(8)
-    pipe, wanted = rows(server, cache), [[digest(b) for b in local] for _ in range(2)]
-    assert [digest(b) for b in pipe] == wanted[0]
+    pipe, here = rows(server, cache), local(folder)
+    wanted = [digests(here) for _ in range(2)]
+    assert digests(pipe) == wanted[0]
     assert gets(server)
-    assert [digest(b) for b in pipe] == wanted[1]
+    assert digests(pipe) == wanted[1]
     assert gets(server) == 0
-    assert [digest(b) for b in rows(server, cache)] == wanted[0]
+    assert digests(rows(server, cache)) == wanted[0]
     assert gets(server) == 0
     size = sum(path.stat().st_size for path in folder.iterdir())
     assert size < kept(cache) < 1.01 * size
@@ -108,10 +119,9 @@ def test_a_folder_on_s3_is_fetched_once(folder: Path, tmp_path: Path) -> None:
             files = tp.list_files(
                 "s3://kept-store", storage_options=options, cache_dir=tmp_path / "cache"
             )
-            pipe = files.read_parquet(index=False).shuffle(500, seed=1).batch(8)
-            local = tp.list_files(folder).read_parquet(index=False).shuffle(500, seed=1).batch(8)
+            pipe, here = in_batches(files), local(folder)
             for epoch in range(2):
-                assert [digest(b) for b in pipe] == [digest(b) for b in local]
+                assert digests(pipe) == digests(here)
                 data = [a for a in server.asked if a.startswith("GET") and ".parquet" in a]
                 assert bool(data) == (epoch == 0)
                 server.asked.clear()
@@ -121,28 +131,22 @@ def test_what_changes_is_fetched_again_and_never_mixed(
     server: FaultyServer, folder: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
-    old = [digest(b) for b in rows(server, cache)]
+    old = digests(rows(server, cache))
     table = pq.read_table(folder / "0.parquet")
-    other = table.set_column(0, "x", pa.array(range(5000, 6000)))
-    pq.write_table(other, folder / "0.parquet", row_group_size=100)
+    other = table.set_column(0, "x", pa.array(range(5000, 5500)))
+    pq.write_table(other, folder / "0.parquet", row_group_size=50)
     gets(server)
-    new = [digest(b) for b in rows(server, cache)]
+    new = digests(rows(server, cache))
     assert new != old
-    local = tp.list_files(folder).read_parquet(index=False).shuffle(500, seed=1).batch(8)
-    assert new == [digest(b) for b in local]
+    assert new == digests(local(folder))
     # Half of a file is here when it changes.
     pipe = rows(server, tmp_path / "another")
     next(iter(pipe))
-    pq.write_table(table, folder / "0.parquet", row_group_size=100)
+    pq.write_table(table, folder / "0.parquet", row_group_size=50)
     for path in chunks(tmp_path / "another")[::2]:
         path.unlink()
     with pytest.raises(tp.DataChangedError, match=r"0\.parquet"):
-        list(rows_of_all(pipe))
-
-
-def rows_of_all(pipe: tp.Pipeline) -> Iterator[Any]:
-    for _ in range(2):
-        yield from pipe
+        list(chain(pipe, pipe))
 
 
 def spoil(paths: list[Path], how: str) -> None:
@@ -155,22 +159,23 @@ def spoil(paths: list[Path], how: str) -> None:
         path.write_bytes(spoiled.get(how, whole[other.get(n, n)]))
 
 
-@pytest.mark.parametrize("how", ["cut", "empty", "flipped", "exchanged"])
 def test_a_chunk_that_is_damaged_or_another_one_is_fetched_again(
-    server: FaultyServer, tmp_path: Path, how: str
+    server: FaultyServer, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
-    wanted = [digest(b) for b in rows(server, cache)]
-    spoil(chunks(cache), how)
-    kept_file._whole.clear()
-    gets(server)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        assert [digest(b) for b in rows(server, cache)] == wanted
-    told = [one for one in said if "chunk was damaged" in str(one.message)]
-    assert len(told) == (how != "exchanged")
-    assert gets(server)
-    assert [digest(b) for b in rows(server, cache)] == wanted
+    wanted = digests(rows(server, cache))
+    for how in ("cut", "empty", "flipped", "exchanged"):
+        spoil(chunks(cache), how)
+        kept_file._whole.clear()
+        messages._warned.clear()
+        gets(server)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert digests(rows(server, cache)) == wanted
+        told = [one for one in said if "chunk was damaged" in str(one.message)]
+        assert len(told) == (how != "exchanged")
+        assert gets(server)
+    assert digests(rows(server, cache)) == wanted
     assert gets(server) == 0
 
 
@@ -178,8 +183,8 @@ def test_a_limit_holds_and_the_least_recently_used_goes_first(
     server: FaultyServer, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
-    wanted = [digest(b) for b in rows(server, None)]
-    assert [digest(b) for b in rows(server, cache, cache_bytes=45_000)] == wanted
+    wanted = digests(rows(server, None))
+    assert digests(rows(server, cache, cache_bytes=45_000)) == wanted
     assert 20_000 < kept(cache) <= 45_000
     store, size = Store(tmp_path / "own", "bytes", 10 * 1012, "most", "own", "none"), 1000
 
@@ -237,14 +242,14 @@ def test_the_limit_is_of_all_processes_together(tmp_path: Path) -> None:
 def test_a_full_disk_costs_no_row_and_is_said_once(
     server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = [digest(b) for b in rows(server, None)]
+    wanted = digests(rows(server, None))
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(kept_file.os, "replace", full)
     with pytest.warns(UserWarning, match=r"bytes cannot be kept in .*No space.*cache_dir") as said:
-        assert [digest(b) for b in rows(server, tmp_path / "cache")] == wanted
+        assert digests(rows(server, tmp_path / "cache")) == wanted
     assert len(said) == 1
 
 

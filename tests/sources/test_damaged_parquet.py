@@ -68,19 +68,16 @@ READ = """
 """
 
 
-def test_an_encrypted_file_is_refused_by_name(tmp_path: Path) -> None:
-    path = encrypted(tmp_path / "rows.parquet", plaintext_footer=False)
-    for said in in_a_process(READ, path, "", "id").splitlines():
-        assert said.startswith(f"{path} ")
-        assert f"{path}: encrypted, which is not supported" in said
-
-
-def test_of_a_file_with_encrypted_columns_the_others_can_be_read(tmp_path: Path) -> None:
-    path = encrypted(tmp_path / "rows.parquet", plaintext_footer=True)
-    *refused, read = in_a_process(READ, path, "", "secret", "id,secret", "id").splitlines()
+def test_encrypted_columns_are_refused_by_name_and_others_can_be_read(tmp_path: Path) -> None:
+    whole = encrypted(tmp_path / "whole.parquet", plaintext_footer=False)
+    part = encrypted(tmp_path / "part.parquet", plaintext_footer=True)
+    for said in in_a_process(READ, whole, "", "id").splitlines():
+        assert said.startswith(f"{whole} ")
+        assert f"{whole}: encrypted, which is not supported" in said
+    *refused, read = in_a_process(READ, part, "", "secret", "id,secret", "id").splitlines()
     assert read == "50"
     for said in refused:
-        assert said.startswith(f"{path} ")
+        assert said.startswith(f"{part} ")
         assert "its column 'secret' is encrypted, which is not supported" in said
 
 
@@ -123,21 +120,17 @@ def damaged(path: Path, old: bytes, new: bytes) -> Path:
     return path
 
 
-def test_a_column_chunk_that_contradicts_the_schema_is_an_error_with_its_place(
-    tmp_path: Path,
-) -> None:
+def test_a_footer_that_contradicts_its_schema_is_an_error_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"text": ["a", "b"]}), path)
+    whole = path.read_bytes()
     # Optional becomes required: its levels are not those that were counted.
     damaged(path, b"\x25\x02\x18\x04text", b"\x25\x00\x18\x04text")
     said = in_a_process(READ, path)
     assert f"{path}, row group 0, row 0: the rows here cannot be read" in said
-
-
-def test_statistics_of_another_type_serve_an_estimate_only(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"text": ["a", "b"]}), path)
-    # A row group's column says that it holds int64, and its pages hold text, as the schema says.
+    # A row group's column says that it holds int64, and its pages hold text, as the schema says: statistics
+    # serve an estimate only.
+    path.write_bytes(whole)
     damaged(path, b"\x1c\x15\x0c\x19", b"\x1c\x15\x04\x19")
     assert in_a_process(READ, path) == "2\n"
 
@@ -148,9 +141,8 @@ def test_row_groups_must_have_the_rows_that_the_file_has(tmp_path: Path) -> None
     content = path.read_bytes()
     place = content.rindex(b"\x16\xc8\x01")  # 100, of the row group
     path.write_bytes(content[:place] + b"\x16\xca\x01" + content[place + 3 :])
-    with pytest.raises(
-        UnreadableError, match="damaged footer: 100 rows, and 101 in its row groups"
-    ):
+    said = "damaged footer: 100 rows, and 101 in its row groups"
+    with pytest.raises(UnreadableError, match=said):
         tp.list_files(path).read_parquet(index=False).explain()
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -72,15 +73,8 @@ def read(kind: str, files: Any, **options: Any) -> tp.Pipeline:
 class Scans:
     """Notes the files that are scanned."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.names: list[str] = []
-        inner = index_store.open_bytes
-
-        def noted(files: Any, file: int, *more: Any) -> Any:
-            self.names.append(Path(files.names[file]).stem)
-            return inner(files, file, *more)
-
-        monkeypatch.setattr(index_store, "open_bytes", noted)
 
     def taken(self) -> list[str]:
         """Names of the files that were scanned since the last call."""
@@ -90,7 +84,14 @@ class Scans:
 
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> Scans:
-    return Scans(monkeypatch)
+    found, inner = Scans(), index_store.open_bytes
+
+    def noted(files: Any, file: int, *more: Any) -> Any:
+        found.names.append(Path(files.names[file]).stem)
+        return inner(files, file, *more)
+
+    monkeypatch.setattr(index_store, "open_bytes", noted)
+    return found
 
 
 ALL = [str(n) for n in range(FILES)]
@@ -186,22 +187,22 @@ def test_an_unreadable_file_is_named_and_the_rest_is_not_lost(kind, data, scans)
 @pytest.mark.parametrize("kind", ["parquet"])
 def test_other_columns_read_only_a_sample_again(kind, tmp_path, scans):
     for n in range(130):
-        write(tmp_path / "many", kind, n, 0, 3)
+        write(tmp_path / "many", kind, n, 0, 1)
     for columns, count in ((["x"], 130), (["text"], 44), (None, 44), (["text"], 0), (["x"], 0)):
         found = seen(kind, tmp_path / "many", columns=columns)
         assert len(scans.taken()) == count  # every third
-        assert seen(kind, tmp_path / "many", columns=columns, index=False) == found
-        scans.taken()
+        if count == 44:
+            assert seen(kind, tmp_path / "many", columns=columns, index=False) == found
+            scans.taken()
 
 
 @pytest.mark.parametrize("kind", ["parquet"])
 def test_schemas_that_do_not_fit_are_still_found(kind, data):
     seen(kind, data)
     pq.write_table(pa.table({"x": ["a"], "y": [0.5], "text": ["a"]}), data / "3b.parquet")
+    said = r"'x' is int64 in .*0\.parquet and string in .*3b"
     for _ in range(2):
-        with pytest.raises(
-            tp.SchemaError, match=r"'x' is int64 in .*0\.parquet and string in .*3b"
-        ):
+        with pytest.raises(tp.SchemaError, match=said):
             seen(kind, data)
     with pytest.raises(tp.SchemaError, match=r"no column 'z'.* in .*0\.parquet"):
         seen(kind, data, columns=["z"])
@@ -252,8 +253,10 @@ def test_another_footer_in_a_file_of_the_same_size_and_time_is_found(kind, data)
 # The file itself
 
 
-@pytest.mark.parametrize("how", ["empty", "cut", "foreign", "old", "flipped"])
-@pytest.mark.parametrize("kind", ["parquet", "json"])
+NOT_WHOLE = [("parquet", how) for how in ("empty", "cut", "foreign", "old")]
+
+
+@pytest.mark.parametrize(("kind", "how"), [*NOT_WHOLE, ("json", "old"), ("json", "flipped")])
 def test_a_file_that_is_not_whole_is_made_again(kind, how, data, kept, scans):
     expected = seen(kind, data)
     path = the_file(kept)
@@ -289,7 +292,7 @@ def test_it_can_be_kept_in_a_file_or_folder_of_ones_own(kind, data, tmp_path, sc
     assert tp.cache.info().indexes == 0
 
 
-@every
+@some
 def test_few_local_files_are_kept_only_if_asked_for_and_many_always(
     kind, tmp_path, kept, monkeypatch
 ):
@@ -319,21 +322,20 @@ def test_where_it_cannot_be_written_all_goes_on(kind, data, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mine.arrow", "mine.parquet", "mine"])
-@some
-def test_a_file_of_the_users_own_that_is_no_index_is_refused(kind, data, tmp_path, name):
+def test_a_file_of_the_users_own_that_is_no_index_is_refused(tmp_path, name):
+    write(tmp_path / "data", "parquet", 0, 0, 10)
     mine = tmp_path / name
     mine.write_bytes(b"something of value")
     with pytest.raises(tp.ConfigError, match="is not an index of trainpipes"):
-        len(read(kind, data, index=mine))
+        len(read("parquet", tmp_path / "data", index=mine))
     assert mine.read_bytes() == b"something of value"
 
 
-@pytest.mark.parametrize("index", ["", 3, b"x.arrow", ["x"]])
 @some
+@pytest.mark.parametrize("index", ["", 3, b"x.arrow", ["x"]])
 def test_what_is_no_place_is_refused(kind, index):
-    with pytest.raises(
-        tp.ConfigError, match=r"index.* must be a file that ends in \.arrow, a folder"
-    ):
+    said = r"index.* must be a file that ends in \.arrow, a folder"
+    with pytest.raises(tp.ConfigError, match=said):
         read(kind, "x", index=index)
 
 
@@ -385,19 +387,15 @@ def told(data: Path) -> type[Told]:
 
 
 @some
-def test_an_etag_tells_whether_a_remote_file_has_changed(kind, told, scans):
+def test_an_etag_tells_whether_a_remote_file_has_changed(kind, told, scans, kept):
+    for _ in range(2):  # told neither time nor ETag
+        len(read(kind, "told://d", index=True))
+        assert len(scans.taken()) == FILES
+    assert not kept.exists()
     for etag, again in (("a", FILES), ("a", 0), ("b", FILES), ("b", 0)):
         told.more = {"ETag": etag}
         len(read(kind, "told://d"))
         assert len(scans.taken()) == again
-
-
-@some
-def test_of_files_that_tell_neither_time_nor_etag_nothing_is_kept(kind, told, scans, kept):
-    for _ in range(2):
-        len(read(kind, "told://d", index=True))
-        assert len(scans.taken()) == FILES
-    assert not kept.exists()
 
 
 # Several processes, and how long it takes
@@ -423,15 +421,17 @@ def open_it(
     results.put((len(read(kind, folder, index=True)), len(own)))
 
 
+def begun(work: Callable[..., None], *arguments: Any) -> Any:
+    process = context.Process(target=work, args=arguments)
+    process.start()
+    return process
+
+
 @some
 def test_of_several_processes_one_makes_the_index(kind, data):
     started, results = context.Barrier(3), context.Queue()
-    several = [
-        context.Process(target=open_it, args=(kind, data, context.Event(), started, results, 0.05))
-        for _ in range(3)
-    ]
-    for one in several:
-        one.start()
+    arguments = (kind, data, context.Event(), started, results, 0.02)
+    several = [begun(open_it, *arguments) for _ in range(3)]
     found = sorted(results.get(timeout=60) for _ in several)
     for one in several:
         one.join()
@@ -442,26 +442,18 @@ def test_of_several_processes_one_makes_the_index(kind, data):
     assert tp.cache.info().indexes == 1
 
 
-def begun(kind: str, data: Any, looked: Any, results: Any, seconds: float) -> Any:
-    """A process that opens the files; each takes it so long."""
-    arguments = (kind, data, looked, context.Barrier(1), results, seconds)
-    process = context.Process(target=open_it, args=arguments)
-    process.start()
-    return process
-
-
 @some
 def test_if_the_one_that_makes_it_is_killed_another_one_does(kind, data, kept):
-    looked, results = context.Event(), context.Queue()
-    first = begun(kind, data, looked, results, 600)
+    looked, alone, results = context.Event(), context.Barrier(1), context.Queue()
+    first = begun(open_it, kind, data, looked, alone, results, 600)
     assert looked.wait(60)
-    second = begun(kind, data, context.Event(), results, 0)
+    second = begun(open_it, kind, data, context.Event(), alone, results, 0)
     second.join(0.3)
     assert second.is_alive()  # it waits
     assert first.pid is not None
     os.kill(first.pid, signal.SIGKILL)
     assert results.get(timeout=60)[1] >= FILES
-    third = begun(kind, data, context.Event(), results, 0)
+    third = begun(open_it, kind, data, context.Event(), alone, results, 0)
     assert results.get(timeout=60) == (150, 0)
     for process in (first, second, third):
         process.join()
@@ -473,16 +465,14 @@ def test_processes_that_write_at_once_always_find_a_whole_file(kind, data, kept)
     good = context.Value("i", 0)
 
     def child(clears: bool) -> None:
-        for _ in range(20):
+        for _ in range(10):
             assert len(read(kind, data, index=True)) == 150
             if clears:
                 tp.cache.clear()
         with good.get_lock():
             good.value += 1
 
-    running = [context.Process(target=child, args=(clears,)) for clears in (True, False, False)]
-    for process in running:
-        process.start()
+    running = [begun(child, clears) for clears in (True, False, False)]
     for process in running:
         process.join(60)
         process.kill()

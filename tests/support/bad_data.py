@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 
 import trainpipes as tp
+from damaged_files import tar
 from trainpipes.sources.arrow.layout import read_layout
 
 #: Rows of a file, of a row group or a record batch; bytes of a row of text that is not too long.
@@ -55,19 +55,15 @@ def csv_lines(numbers: range, bad: Collection[int]) -> bytes:
 
 
 def archive(numbers: range, bad: Collection[int]) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as found:
-        for n in numbers:
-            members = {"id": str(n).encode(), "text": text_of(n).encode()}
-            if n in bad and n % 2:
-                del members["id"]
-            elif n in bad:
-                members["text"] = b"\xff\xfe"
-            for kind, content in members.items():
-                info = tarfile.TarInfo(f"{n:05}.{kind}")
-                info.size = len(content)
-                found.addfile(info, io.BytesIO(content))
-    return file.getvalue()
+    found: list[tuple[str, bytes]] = []
+    for n in numbers:
+        members = {"id": str(n).encode(), "text": text_of(n).encode()}
+        if n in bad and n % 2:
+            del members["id"]
+        elif n in bad:
+            members["text"] = b"\xff\xfe"
+        found += [(f"{n:05}.{kind}", content) for kind, content in members.items()]
+    return tar(*found)
 
 
 def table_of(numbers: range) -> pa.Table:

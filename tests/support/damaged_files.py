@@ -1,26 +1,44 @@
-"""Files, damaged at random: what a bad disk, a stranger or a killed process may leave."""
+"""Files, damaged at random: what a bad disk, a stranger or a killed process may leave. What makes some."""
 
 from __future__ import annotations
 
+import io
 import random
+import tarfile
+
+import pyarrow as pa
 
 #: What is put into a file in one go: what formats of text are made of, and what some of them trip over.
 TOKENS = (
     *(b'"', b"'", b"\n", b"\r", b"\r\n", b",", b"\t", b":", b"{", b"}", b"[", b"]", b"\\", b"\0"),
-    *(
-        b"\xef\xbb\xbf",
-        b"\xc3",
-        b"-",
-        b".",
-        b"0",
-        b"9" * 20,
-        b"1e400",
-        b"null",
-        b"NaN",
-        b'{"id": 1}\n',
-    ),
+    *(b"\xef\xbb\xbf", b"\xc3", b"-", b".", b"0", b"9" * 20, b"1e400", b"null", b"NaN", b'{"id": 1}\n'),
     *(b"[" * 100, b"[" * 700 + b"]" * 700, b'{"a":' * 20_000, b"[" * 20_000 + b"]" * 20_000),
-)
+)  # fmt: skip
+
+
+def arrow(stream: bool = False, columns: int = 2, table: pa.Table | None = None) -> bytes:
+    """200 rows in two record batches, or a table."""
+    table = table or pa.table({f"c{n}": range(200) for n in range(columns)})
+    sink = io.BytesIO()
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=100)
+    return sink.getvalue()
+
+
+def tar(*members: tuple[str, bytes]) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return sink.getvalue()
+
+
+def footer_of(content: bytes) -> range:
+    """Where the footer of an Arrow file lies."""
+    length = int.from_bytes(content[-10:-6], "little")
+    return range(len(content) - 10 - length, len(content) - 10)
 
 
 def damaged(content: bytes, others: list[bytes], draw: random.Random) -> bytes:

@@ -41,7 +41,7 @@ import pyarrow.parquet as pq
 from PIL import Image, ImageOps
 
 import trainpipes as tp
-from damaged_files import damaged
+from damaged_files import damaged, tar
 
 #: Seconds after which a case hangs, on a busy machine too.
 LONG = 240
@@ -216,16 +216,12 @@ def _arrow(open_new: Callable[..., Any], found: pa.Table, compression: str | Non
 
 
 def _tar() -> bytes:
-    def write(sink: Any) -> None:
-        with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            for n in range(12):
-                long = "é" * 60 if n % 5 == 4 else ""
-                for kind, content in (("txt", f"text {n}" * n), ("json", f'{{"n": {n}}}')):
-                    member = tarfile.TarInfo(f"{long}{n:03}.{kind}")
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content.encode()))
-
-    return _written(write)
+    members: list[tuple[str, bytes]] = []
+    for n in range(12):
+        name = f"{'é' * 60 if n % 5 == 4 else ''}{n:03}"
+        members.append((f"{name}.txt", f"text {n}".encode() * n))
+        members.append((f"{name}.json", f'{{"n": {n}}}'.encode()))
+    return tar(*members)
 
 
 def _numbers() -> dict[str, Any]:
@@ -242,10 +238,9 @@ def kinds() -> list[Kind]:
         "gzip": {"write_page_checksum": True, "compression": "gzip", "write_statistics": False},
     }
     found = [
-        Kind(f"{name}.parquet", _parquet(**options), partial(_files, "parquet"), of_parquet)
+        Kind(f"{name}.parquet", _parquet(**options), READ["parquet"], of_parquet)
         for name, options in every.items()
     ]
-    arrow = partial(_files, "arrow")
     for name, content in (
         ("file.arrow", _arrow(pa.ipc.new_file, plain)),
         ("dictionaries.arrow", _arrow(pa.ipc.new_file, table())),
@@ -255,15 +250,14 @@ def kinds() -> list[Kind]:
         ("zstd.feather", _arrow(pa.ipc.new_file, table(), "zstd")),
         ("narrow.arrow", _arrow(pa.ipc.new_file, plain.select(["id"]))),
     ):
-        found.append(Kind(name, content, arrow, of_arrow))
+        found.append(Kind(name, content, READ["arrow"], of_arrow))
     rows = lines()
     json_lines = "\n".join(rows).encode() + b"\n"
     array = b"[" + ",\n ".join(rows).encode() + b"]\n"
     cells = "".join(f'{n},"a ""b"", é",{n / 8},\n' for n in range(ROWS))
     cells = "id,text,x,none\n" + cells
     words = "".join(f"line {n} é\n" * (n % 3) + "\n" for n in range(ROWS)).encode()
-    as_csv, typed = partial(_files, "csv"), partial(_files, "typed")
-    read_json, text = partial(_files, "json"), partial(_files, "text")
+    as_csv, read_json, text = READ["csv"], READ["json"], READ["text"]
     found += [
         Kind("lines.jsonl", json_lines, read_json, of_json),
         Kind("array.json", array, read_json, of_json),
@@ -271,7 +265,7 @@ def kinds() -> list[Kind]:
         Kind(
             "tabs.tsv", cells.replace(",", "\t").encode(), as_csv, partial(of_csv, delimiter="\t")
         ),
-        Kind("typed.csv", b"\xef\xbb\xbf" + cells.encode(), typed, of_typed_csv),
+        Kind("typed.csv", b"\xef\xbb\xbf" + cells.encode(), READ["typed"], of_typed_csv),
         Kind("words.txt", words, text, of_text),
     ]
     zstd = pa.Codec("zstd")
@@ -281,21 +275,20 @@ def kinds() -> list[Kind]:
         ".bz2": (bz2.compress, bz2.decompress),
         ".xz": (lzma.compress, lambda data: lzma.decompress(data) if data else b""),
     }
-    tar = partial(_files, "tar")
     for ending, name, content, read, reference in (
         (".gz", "lines.jsonl", json_lines, read_json, of_json),
         (".zst", "lines.jsonl", json_lines, read_json, of_json),
         (".bz2", "array.json", array, read_json, of_json),
         (".xz", "words.txt", words, text, of_text),
         (".gz", "cells.csv", cells.encode(), as_csv, of_csv),
-        (".gz", "pairs.tar", _tar(), tar, of_tar),
-        (".zst", "pairs.tar", _tar(), tar, of_tar),
+        (".gz", "pairs.tar", _tar(), READ["tar"], of_tar),
+        (".zst", "pairs.tar", _tar(), READ["tar"], of_tar),
     ):
         pack, unpack = packers[ending]
         half = content.index(b"\n", len(content) // 2) + 1  # two members
         packed = pack(content[:half]) + pack(content[half:])
         found.append(Kind(name + ending, packed, read, unpacked(reference, unpack)))
-    found.append(Kind("pairs.tar", _tar(), tar, of_tar))
+    found.append(Kind("pairs.tar", _tar(), READ["tar"], of_tar))
     arrays = _numbers()
     record = np.zeros(ROWS, [("a", "<i4"), ("b", ">f8", (2,))])
     record["a"], record["b"] = np.arange(ROWS), 0.5
@@ -307,9 +300,9 @@ def kinds() -> list[Kind]:
     ):
         # Of a remote .npz only the rows are fetched that are read, so that no checksum can be compared.
         remote = name != "arrays.npz"
-        found.append(Kind(name, content, partial(_files, "numpy"), of_numpy, remote))
+        found.append(Kind(name, content, READ["numpy"], of_numpy, remote))
     found += [
-        Kind(f"image.{ending}", _image(ending), partial(_files, "image"), of_image, remote=False)
+        Kind(f"image.{ending}", _image(ending), READ["image"], of_image, remote=False)
         for ending in ("jpg", "png", "webp", "bmp", "tiff", "gif")
     ]
     return found
@@ -321,26 +314,18 @@ def _image(ending: str) -> bytes:
     return _written(lambda sink: Image.fromarray(pixels).save(sink, kind))
 
 
-def _files(how: str, path: str) -> tp.Pipeline:
-    files = tp.list_files(path)
-    if how == "parquet":
-        return files.read_parquet(index=False)
-    if how == "arrow":
-        return files.read_arrow()
-    if how == "json":
-        return files.read_json(index=False)
-    if how == "csv":
-        names = ["id", "text", "x", "none"]
-        return files.read_csv(schema=pa.schema([(n, pa.string()) for n in names]), index=False)
-    if how == "typed":
-        return files.read_csv(index=False)
-    if how == "text":
-        return files.read_text(index=False)
-    if how == "tar":
-        return files.read_webdataset(index=False, missing="null")
-    if how == "image":
-        return files.read_images(labels=None).decode_image().select("image")
-    return files.read_numpy()
+STRINGS = pa.schema([(name, pa.string()) for name in ("id", "text", "x", "none")])
+READ: dict[str, Read] = {
+    "parquet": lambda path: tp.read_parquet(path, index=False),
+    "arrow": lambda path: tp.read_arrow(path),
+    "json": lambda path: tp.read_json(path, index=False),
+    "csv": lambda path: tp.read_csv(path, schema=STRINGS, index=False),
+    "typed": lambda path: tp.read_csv(path, index=False),
+    "text": lambda path: tp.read_text(path, index=False),
+    "tar": lambda path: tp.read_webdataset(path, index=False, missing="null"),
+    "image": lambda path: tp.read_images(path, labels=None).decode_image().select("image"),
+    "numpy": lambda path: tp.read_numpy(path),
+}
 
 
 # Folders, of which one file is damaged.
