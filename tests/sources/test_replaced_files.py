@@ -91,14 +91,14 @@ def test_files_elsewhere_and_those_written_again_are_the_same(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("allow", [(), ("data",)])
-def test_a_renamed_file_is_refused(name: str, allow: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_renamed_file_is_refused(name: str, tmp_path: Path) -> None:
     format = FORMATS[name]
     paths, state, _ = saved(format, tmp_path)
     renamed = Path(paths[2]).rename(tmp_path / f"9{format.suffix}")
-    with pytest.raises(tp.StateError, match=r"file 3 of 3 is not the saved one") as caught:
-        read(format, [*paths[:2], renamed]).load_state_dict(state, allow_changes=allow)
-    assert "allow_changes" not in str(caught.value)
+    for allow in ((), ("data",)):
+        with pytest.raises(tp.StateError, match=r"file 3 of 3 is not the saved one") as caught:
+            read(format, [*paths[:2], renamed]).load_state_dict(state, allow_changes=allow)
+        assert "allow_changes" not in str(caught.value)
 
 
 def test_files_of_other_sizes_and_as_many_rows_are_allowed_by_name(tmp_path: Path) -> None:

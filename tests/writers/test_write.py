@@ -229,8 +229,9 @@ def test_a_damaged_manifest_is_refused(text: str, tmp_path: Path) -> None:
         rows().write_json(tmp_path / "out")
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("executor", [Threads(2), Processes(2)], ids=str)
+@pytest.mark.parametrize(
+    ("format", "executor"), [*((format, Threads(2)) for format in FORMATS), ("parquet", Processes(2))]
+)
 def test_the_bytes_are_those_of_one_thread_whatever_does_the_work(
     executor: Any, format: str, tmp_path: Path
 ) -> None:
@@ -337,10 +338,7 @@ def test_an_error_of_a_function_names_its_row_and_leaves_whole_files(tmp_path: P
     assert sorted(os.listdir(tmp_path / "out"))[0] == "_manifest.json"
 
 
-@pytest.mark.parametrize(
-    ("format", "count", "files"),
-    [("json", 1000, 9), ("parquet", 36_000, 2)],
-)
+@pytest.mark.parametrize(("format", "count", "files"), [("json", 1000, 9), ("parquet", 36_000, 2)])
 def test_a_full_disk_is_said_and_the_next_call_goes_on_to_the_same_files(
     count: int, files: int, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ CHAINS: dict[str, Callable[[], tp.Pipeline]] = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_resume_goes_on_exactly(name: str) -> None:
     limit = 60 if name == "tasks by weights" else None
-    check_resume(CHAINS[name], points=8, limit=limit, epochs=2, processes=0)
+    check_resume(CHAINS[name], points=5, limit=limit, epochs=2, processes=0)
 
 
 def words(batch: Any) -> Any:
@@ -93,7 +93,7 @@ def test_ranks_workers_and_threads_give_the_same_batches(name: str) -> None:
         loader = tp.Loader(CHAINS[name](), **options)
         assert [words(batch) for batch in loader] == wanted
     wanted = [words(batch) for batch in islice(CHAINS[name]().repeat(), 60)]
-    for ranks in (1, 3, 4):
+    for ranks in (3, 4):
         pipes = [CHAINS[name]().repeat() for _ in range(ranks)]
         parts = [iter(p.distributed(rank=r, world_size=ranks)) for r, p in enumerate(pipes)]
         assert [words(next(parts[n % ranks])) for n in range(60)] == wanted
