@@ -37,8 +37,8 @@ def read(server: FaultyServer, name: str, seconds: float = 1) -> tp.Pipeline:
     ("name", "num_workers"), [*((name, 0) for name in READERS), ("a.parquet", 1), ("a.jsonl", 1)]
 )
 def test_a_server_that_stops_to_know_ranges_is_named_with_the_file_and_a_way_out(
-    server: FaultyServer, folder: Path, name: str, num_workers: int
-) -> None:
+    server, folder, name, num_workers
+):
     pipe = read(server, name).sharding_filter(2).batch(4)
     len(pipe)
     server.fault = lambda *_: "whole"
@@ -55,9 +55,7 @@ def test_a_server_that_stops_to_know_ranges_is_named_with_the_file_and_a_way_out
 
 @pytest.mark.parametrize("when", ["listing", "rows"])
 @pytest.mark.parametrize("name", READERS)
-def test_a_redirection_to_nowhere_ends_after_a_few_tries(
-    server: FaultyServer, name: str, when: str
-) -> None:
+def test_a_redirection_to_nowhere_ends_after_a_few_tries(server, name, when):
     pipe = read(server, name).batch(4)
     if when == "rows":
         len(pipe)
@@ -70,18 +68,14 @@ def test_a_redirection_to_nowhere_ends_after_a_few_tries(
 
 @pytest.mark.parametrize("status", [412, 416])
 @pytest.mark.parametrize("pattern", ["a.jsonl", "*.jsonl"])
-def test_a_status_that_refuses_a_listing_is_told(
-    server: FaultyServer, status: int, pattern: str
-) -> None:
+def test_a_status_that_refuses_a_listing_is_told(server, status, pattern):
     server.fault = lambda *_: (status, {})
     with pytest.raises(tp.UnreachableError, match=rf"rejects the request \(.*{status}"):
         list(tp.list_files(f"{server.url}/{pattern}").read_json())
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
-def test_an_answer_of_s3_whose_checksum_does_not_fit_is_asked_for_again(
-    tmp_path: Path, server: FaultyServer, s3: dict[str, Any], name: str
-) -> None:
+def test_an_answer_of_s3_whose_checksum_does_not_fit_is_asked_for_again(tmp_path, server, s3, name):
     place = f"test-odd-servers/{name}"
     fsspec.filesystem("s3", **s3).put(str(tmp_path / name), place)
     wanted = list(read(server, name))

@@ -61,9 +61,7 @@ def values(items: Any) -> list[Any]:
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("stage", STAGES)
-def test_rows_of_several_sources_are_the_same_with_functions_around(
-    source: str, stage: str
-) -> None:
+def test_rows_of_several_sources_are_the_same_with_functions_around(source, stage):
     own = STAGES[stage](SOURCES[source](parts(False))).rename({"id": "i"}).batch(4)
     assert len(wanted := values(own)) > 0
     for before in (False, True):
@@ -73,14 +71,14 @@ def test_rows_of_several_sources_are_the_same_with_functions_around(
         check_resume(around.batch(4), processes=0, epochs=1, every=9)
 
 
-def test_a_source_of_which_nothing_is_chosen_has_no_say_in_the_columns() -> None:
+def test_a_source_of_which_nothing_is_chosen_has_no_say_in_the_columns():
     for seed in range(4):
         pipe = tp.mix({"a": table(100, 1), "b": table(0)}).sample(0.5, seed=seed)
         wanted = sorted(row["id"] for row in pipe)
         assert sorted(row["i"] for row in pipe.map(dict).rename({"id": "i"})) == wanted
 
 
-def test_a_row_that_makes_no_columns_is_named_with_its_source() -> None:
+def test_a_row_that_makes_no_columns_is_named_with_its_source():
     def odd(row: dict[str, Any]) -> Any:
         return 7 if row["id"] == 103 else dict(row)
 
@@ -90,7 +88,7 @@ def test_a_row_that_makes_no_columns_is_named_with_its_source() -> None:
 
 
 @pytest.mark.parametrize(("levels", "epochs"), [(2, 6), (5, 2)])
-def test_mixes_of_mixes_have_any_number_of_epochs(levels: int, epochs: int) -> None:
+def test_mixes_of_mixes_have_any_number_of_epochs(levels, epochs):
     pipe = table(0, 3).shuffle(3)
     for number in range(levels):
         sources = {"inner": pipe, "beside": table(100 * number + 100, 7)}
@@ -100,7 +98,7 @@ def test_mixes_of_mixes_have_any_number_of_epochs(levels: int, epochs: int) -> N
     check_resume(pipe, epochs=epochs, processes=0, points=5)
 
 
-def test_tiny_sources_of_an_endless_mix_by_tokens_under_pack_are_warned_of_by_name() -> None:
+def test_tiny_sources_of_an_endless_mix_by_tokens_under_pack_are_warned_of_by_name():
     sources = {
         name: tp.from_arrow(pa.table({"input_ids": [[n, n, n]]})) for n, name in enumerate("ab")
     }
