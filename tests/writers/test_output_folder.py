@@ -234,7 +234,7 @@ def test_s3_holds_the_same_files_and_nothing_besides(s3, tmp_path):
     rows().write_parquet(tmp_path / "here", rows_per_file=30)
     system.pipe_file("bucket/out/_unfinished/lock", b'{"host": "a", "pid": 1, "token": "b"}')
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(places, "LEASE", 0.1)
+        patched.setattr(places, "LEASE", 0.3)
         rows().write_parquet(url, **how)
     found = system.find("bucket/out")
     assert {path.rpartition("/")[2]: system.cat(path) for path in found} == contents(
