@@ -68,7 +68,7 @@ def test_a_store_that_fails_for_a_while_gives_all_rows(server, fault, glob):
 )
 def test_a_store_that_is_gone_is_said_to_be(server, stage, fault):
     len(pipeline(server, "1/*.parquet"))  # the first client of a process takes a while to be made
-    pipe = pipeline(server, "1/*.parquet", 0.5).batch(8)
+    pipe = pipeline(server, "1/*.parquet", 1 if stage == "rows" else 0.5).batch(8)
     if stage == "rows":
         len(pipe)
     server.fault = lambda *_: fault
