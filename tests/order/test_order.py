@@ -84,7 +84,7 @@ def shortest_span(layout: Layout, spans: int) -> int:
 
 @examples(300)
 @given(layouts())
-def test_spans_partition_the_rows_of_an_epoch(layout: Layout) -> None:
+def test_spans_partition_the_rows_of_an_epoch(layout):
     edges = spans_of(layout)
     assert edges[0][0] == 0
     assert edges[-1][1] == layout.rows
@@ -94,9 +94,7 @@ def test_spans_partition_the_rows_of_an_epoch(layout: Layout) -> None:
 
 @examples(300)
 @given(layouts() | changed_layouts(), st.data())
-def test_windows_partition_their_span_and_none_is_empty(
-    layout: Layout, data: st.DataObject
-) -> None:
+def test_windows_partition_their_span_and_none_is_empty(layout, data):
     for span, (start, stop) in enumerate(spans_of(layout)):
         edges = windows_of(layout, span)
         assert [a for a, _ in edges] == [0, *[b for _, b in edges]][: len(edges)]
@@ -109,9 +107,7 @@ def test_windows_partition_their_span_and_none_is_empty(
 
 @examples(300)
 @given(layouts())
-def test_a_window_has_the_buffer_to_twice_the_buffer_once_windows_have_grown(
-    layout: Layout,
-) -> None:
+def test_a_window_has_the_buffer_to_twice_the_buffer_once_windows_have_grown(layout):
     layout = replace(layout, window_limit=None)
     for span, (start, stop) in enumerate(spans_of(layout)):
         sizes = [b - a for a, b in windows_of(layout, span)]
@@ -127,9 +123,7 @@ def test_a_window_has_the_buffer_to_twice_the_buffer_once_windows_have_grown(
 
 @examples(200)
 @given(layouts(), st.integers(1, 500))
-def test_windows_that_memory_limits_are_no_larger_and_no_smaller_than_it_asks_for(
-    layout: Layout, limit: int
-) -> None:
+def test_windows_that_memory_limits_are_no_larger_and_no_smaller_than_it_asks_for(layout, limit):
     layout = replace(layout, window_limit=limit)
     least = min(layout.window_rows, limit * 6 // 7)
     for span in range(layout.num_spans):
@@ -142,9 +136,7 @@ def test_windows_that_memory_limits_are_no_larger_and_no_smaller_than_it_asks_fo
 
 @examples(300)
 @given(layouts())
-def test_no_window_of_a_shuffle_is_short_where_a_span_has_fewer_than_three_buffers(
-    layout: Layout,
-) -> None:
+def test_no_window_of_a_shuffle_is_short_where_a_span_has_fewer_than_three_buffers(layout):
     layout = replace(layout, span_rows=layout.window_rows, window_limit=None, stride=False)
     assume(layout.rows >= layout.window_rows)
     for span, (start, stop) in enumerate(spans_of(layout)):
@@ -161,8 +153,8 @@ def test_no_window_of_a_shuffle_is_short_where_a_span_has_fewer_than_three_buffe
     batches=st.integers(200, 1000),
 )
 def test_windows_that_begin_within_a_24th_of_an_epoch_have_twice_its_rows_at_most(
-    buffer: int, buffers: float, num_shards: int, batches: int
-) -> None:
+    buffer, buffers, num_shards, batches
+):
     """Spans end with a batch, so some are a batch longer: of ``batches`` in a buffer, that is little.
 
     24 spans of hardly more than three buffers go above: within 1/24, windows begin 6.4 spans apart on
@@ -183,7 +175,7 @@ def test_windows_that_begin_within_a_24th_of_an_epoch_have_twice_its_rows_at_mos
     assert most <= (2.06 if buffers < 3.1 else 2.0) * part * rows
 
 
-def test_a_first_window_is_a_sixteenth_of_the_buffer() -> None:
+def test_a_first_window_is_a_sixteenth_of_the_buffer():
     layout = Layout(24 * 133_333, 32, 24, 40_960, 40_960, grows=True)
     assert [b - a for a, b in windows_of(layout, 0)] == [
         1629, 1630, 3259, 6518, 13_036, 26_483, 80_789,
@@ -193,9 +185,7 @@ def test_a_first_window_is_a_sixteenth_of_the_buffer() -> None:
 
 @examples(300)
 @given(layouts())
-def test_there_are_as_many_spans_as_the_largest_divisor_of_the_shards_that_fills_them(
-    layout: Layout,
-) -> None:
+def test_there_are_as_many_spans_as_the_largest_divisor_of_the_shards_that_fills_them(layout):
     least = max(1, layout.span_rows)
     fitting = [
         spans
@@ -209,9 +199,7 @@ def test_there_are_as_many_spans_as_the_largest_divisor_of_the_shards_that_fills
 
 @examples(300)
 @given(layouts(), st.integers(0, 3))
-def test_every_row_of_a_span_is_dealt_to_exactly_one_of_its_shards(
-    layout: Layout, epoch: int
-) -> None:
+def test_every_row_of_a_span_is_dealt_to_exactly_one_of_its_shards(layout, epoch):
     for span, (start, stop) in enumerate(spans_of(layout)):
         rows = [r for j in range(layout.sharers) for r in dealt(layout, span, j, epoch)]
         assert sorted(rows) == list(range(stop - start))
@@ -219,9 +207,7 @@ def test_every_row_of_a_span_is_dealt_to_exactly_one_of_its_shards(
 
 @examples(200)
 @given(layouts(), st.data())
-def test_rows_that_a_filter_left_are_dealt_to_exactly_one_shard_too(
-    layout: Layout, data: st.DataObject
-) -> None:
+def test_rows_that_a_filter_left_are_dealt_to_exactly_one_shard_too(layout, data):
     layout = replace(layout, whole=False)
     assume(layout.rows > 0)
     span = data.draw(st.integers(0, layout.num_spans - 1))
@@ -236,7 +222,7 @@ def test_rows_that_a_filter_left_are_dealt_to_exactly_one_shard_too(
 
 @examples(300)
 @given(layouts())
-def test_known_counts_make_the_micro_batches_of_a_plain_data_loader(layout: Layout) -> None:
+def test_known_counts_make_the_micro_batches_of_a_plain_data_loader(layout):
     layout = replace(layout, whole=True, rolling=False)
     total = count_batches(layout.rows, layout.batch_size, drop_last=False)
     sizes: dict[int, int] = {}
@@ -256,9 +242,7 @@ def test_known_counts_make_the_micro_batches_of_a_plain_data_loader(layout: Layo
 
 @examples(200)
 @given(layouts(), st.integers(1, 4))
-def test_rolling_micro_batches_are_dealt_in_turn_over_the_joints_of_epochs(
-    layout: Layout, epochs: int
-) -> None:
+def test_rolling_micro_batches_are_dealt_in_turn_over_the_joints_of_epochs(layout, epochs):
     layout = replace(layout, whole=True, rolling=True)
     for span, (start, stop) in enumerate(spans_of(layout)):
         size = stop - start
@@ -286,8 +270,8 @@ def test_rolling_micro_batches_are_dealt_in_turn_over_the_joints_of_epochs(
     shuffled=st.booleans(),
 )
 def test_a_stream_is_dealt_row_by_row_to_exactly_one_shard(
-    rows: int, batch_size: int, num_shards: int, buffer: int, whole: bool, shuffled: bool
-) -> None:
+    rows, batch_size, num_shards, buffer, whole, shuffled
+):
     layout = StreamLayout(batch_size, num_shards, buffer, whole, shuffled)
     edges = [*(start for n in range(rows) if (start := layout.start(n)) < rows), rows]
     owner: dict[int, int] = {}
@@ -301,9 +285,7 @@ def test_a_stream_is_dealt_row_by_row_to_exactly_one_shard(
 
 
 @given(st.integers(0, 400), st.integers(0, 60), st.integers(1, 60))
-def test_slots_before_counts_the_numbers_of_a_residue_class(
-    m: int, shard: int, num_shards: int
-) -> None:
+def test_slots_before_counts_the_numbers_of_a_residue_class(m, shard, num_shards):
     assume(shard < num_shards)
     assert slots_before(m, shard, num_shards) == sum(
         number % num_shards == shard for number in range(m)
@@ -311,17 +293,13 @@ def test_slots_before_counts_the_numbers_of_a_residue_class(
 
 
 @given(st.integers(0, 300), st.integers(1, 40), st.booleans())
-def test_batches_are_counted_as_a_plain_data_loader_counts_them(
-    rows: int, batch_size: int, drop_last: bool
-) -> None:
+def test_batches_are_counted_as_a_plain_data_loader_counts_them(rows, batch_size, drop_last):
     plain = DataLoader(range(rows), batch_size, drop_last=drop_last)  # type: ignore[arg-type]
     assert count_batches(rows, batch_size, drop_last) == len(plain)
 
 
 @given(st.lists(st.integers(0, 9), max_size=12), st.booleans(), st.data())
-def test_segments_are_the_rows_of_the_blocks_in_their_order(
-    sizes: list[int], shuffled: bool, data: st.DataObject
-) -> None:
+def test_segments_are_the_rows_of_the_blocks_in_their_order(sizes, shuffled, data):
     order = permutation(len(sizes), 1, "blocks") if shuffled else None
     places = list(range(len(sizes))) if order is None else order.tolist()
     rows = [(block, row) for block in places for row in range(sizes[block])]
@@ -334,9 +312,7 @@ def test_segments_are_the_rows_of_the_blocks_in_their_order(
 
 
 @given(st.integers(0, 2000), st.integers(-(2**40), 2**70), st.integers(0, 99))
-def test_a_permutation_holds_each_number_once_and_is_a_function_of_its_arguments(
-    n: int, seed: int, epoch: int
-) -> None:
+def test_a_permutation_holds_each_number_once_and_is_a_function_of_its_arguments(n, seed, epoch):
     first = permutation(n, seed, "window", epoch)
     np.random.seed(1)
     assert sorted(first.tolist()) == list(range(n))
@@ -344,7 +320,7 @@ def test_a_permutation_holds_each_number_once_and_is_a_function_of_its_arguments
     assert first.dtype == np.int64
 
 
-def test_keys_of_neighboring_seeds_and_paths_differ() -> None:
+def test_keys_of_neighboring_seeds_and_paths_differ():
     paths: list[tuple[int, tuple[int | str, ...]]] = [
         (seed, ("window", epoch, span, window))
         for seed in range(6)
@@ -359,7 +335,7 @@ def test_keys_of_neighboring_seeds_and_paths_differ() -> None:
 
 @pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("rows", [1, 24, 100_000_000_000])
-def test_a_layout_costs_the_same_for_any_number_of_rows(rows: int, grows: bool) -> None:
+def test_a_layout_costs_the_same_for_any_number_of_rows(rows, grows):
     layout = Layout(rows, 32, 960, window_rows=40_960, span_rows=40_960, grows=grows)
     assert layout.span(layout.num_spans - 1)[1] == rows
     last = layout.num_windows(layout.num_spans - 1)

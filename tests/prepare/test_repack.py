@@ -73,13 +73,11 @@ def check_rows(options: dict[str, Any], kind: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["counted", "stream"])
 @pytest.mark.parametrize("options", [{}, SHUFFLED], ids=str)
-def test_rows_are_those_of_a_few_lines_in_memory(
-    options: dict[str, Any], kind: str, tmp_path: Path
-) -> None:
+def test_rows_are_those_of_a_few_lines_in_memory(options, kind, tmp_path):
     check_rows(options, kind, tmp_path)
 
 
-def test_processes_write_the_same_rows(tmp_path: Path) -> None:
+def test_processes_write_the_same_rows(tmp_path):
     done = repack(
         tp.from_arrow(small()).map(twice), tmp_path / "out", memory_limit="128KB", num_files=3,
         executor=Processes(2), **SHUFFLED,
@@ -116,9 +114,8 @@ TYPES = pa.schema(
     threads=st.integers(1, 2),
 )
 def test_any_rows_come_out_in_the_order_of_the_reference(
-    tmp_path_factory: pytest.TempPathFactory, rows: Any, shuffle: bool, seed: int, per_file: int,
-    per_group: int | None, wide: int, threads: int,
-) -> None:  # fmt: skip
+    tmp_path_factory, rows, shuffle, seed, per_file, per_group, wide, threads
+):
     options: dict[str, Any] = {"shuffle": shuffle, "seed": seed}
     table = pa.Table.from_pylist(rows, TYPES)
     table = table.append_column("wide", pa.array([b"w" * wide] * len(rows)))
@@ -134,7 +131,7 @@ def test_any_rows_come_out_in_the_order_of_the_reference(
     assert per_group is None or max(groups) <= per_group
 
 
-def test_the_order_of_a_seed_stays_the_same(tmp_path: Path) -> None:
+def test_the_order_of_a_seed_stays_the_same(tmp_path):
     golden = json.loads(GOLDEN.read_text())
     for count in (12, 100_000):
         rows = tp.from_arrow(pa.table({"n": np.arange(count)}))
@@ -142,7 +139,7 @@ def test_the_order_of_a_seed_stays_the_same(tmp_path: Path) -> None:
         assert [row["n"] for row in read(done.files)[:12]] == golden[str(count)]
 
 
-def test_files_are_as_well_shuffled_as_a_list(tmp_path: Path) -> None:
+def test_files_are_as_well_shuffled_as_a_list(tmp_path):
     table = pa.table({"n": np.arange(20_000)})
     for number in range(5):
         pq.write_table(table.slice(number * 4000, 4000), tmp_path / f"{number}.parquet")
@@ -175,10 +172,8 @@ class Counted(MemoryFileSystem):
         return bytes(super().cat_file(path, start, end, **options))
 
 
-@pytest.mark.parametrize("most", [64, pytest.param(144, marks=pytest.mark.slow)])
-def test_reads_of_temporary_files_grow_as_files_times_their_square_root(
-    most: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("most", [36, pytest.param(144, marks=pytest.mark.slow)])
+def test_reads_of_temporary_files_grow_as_files_times_their_square_root(most, tmp_path):
     fsspec.register_implementation("counted", Counted, clobber=True)
     reads = {}
     for files in (16, most):
@@ -194,15 +189,15 @@ def test_reads_of_temporary_files_grow_as_files_times_their_square_root(
         ]
         reads[files] = Counted.reads
         assert not Counted.store
-    # There are about as many parts as files. If each file were read from each part, that were 64 x 64.
+    # There are about as many parts as files. If each file were read from each part, that were 36 x 36.
     assert reads[most] <= (most / 16) ** 1.5 * reads[16], reads
     assert reads[most] <= 3 * most**1.5, reads
 
 
-def test_pieces_that_hold_more_than_was_expected_are_taken_apart(tmp_path: Path) -> None:
+def test_pieces_that_hold_more_than_was_expected_are_taken_apart(tmp_path):
     """The first rows say little of the others, which are a hundred times as large."""
-    texts = ["short"] * 1500 + ["x" * 5000 for _ in range(500)]
-    table = pa.table({"n": np.arange(2000), "text": texts})
+    texts = ["short"] * 900 + ["x" * 5000 for _ in range(300)]
+    table = pa.table({"n": np.arange(1200), "text": texts})
     done = repack(
         tp.from_arrow(table), tmp_path / "out", shuffle=True, memory_limit="128KB", num_files=3
     )
@@ -234,7 +229,7 @@ print(most - base)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [25_000, 100])
-def test_memory_stays_at_the_limit(rows: int, tmp_path: Path) -> None:
+def test_memory_stays_at_the_limit(rows, tmp_path):
     """Besides what reading takes, some 100 MB for each task."""
     random = np.random.default_rng(0)
     ids = np.tile(random.integers(0, 50_000, 10_000, dtype=np.int32), 1000)
@@ -251,7 +246,7 @@ def test_memory_stays_at_the_limit(rows: int, tmp_path: Path) -> None:
     assert int(done.stdout) < (64 + 2 * 100) << 20
 
 
-def test_row_groups_are_of_a_size_that_suits_training(tmp_path: Path) -> None:
+def test_row_groups_are_of_a_size_that_suits_training(tmp_path):
     wide = pa.table({"x": ["w" * 1_000_000] * 30})
     thin = pa.table({"x": np.arange(40_000, dtype=np.int8)})
     done = repack(tp.from_arrow(wide), tmp_path / "wide", **SHUFFLED)
@@ -262,7 +257,7 @@ def test_row_groups_are_of_a_size_that_suits_training(tmp_path: Path) -> None:
         assert [meta.row_group(n).num_rows for n in range(3)] == [16_384, 16_384, 7232]
 
 
-def test_how_many_files_there_are(tmp_path: Path) -> None:
+def test_how_many_files_there_are(tmp_path):
     rows = tp.from_arrow(pa.table({"x": np.arange(10)}))
     done = repack(rows, tmp_path / "three", num_files=3, shuffle=True)
     assert [pq.read_metadata(path).num_rows for path in done.files] == [4, 3, 3]
@@ -314,7 +309,7 @@ def all_types() -> pa.Table:
     return pa.concat_tables([table] * 100)
 
 
-def test_all_types_come_out_as_they_went_in(tmp_path: Path) -> None:
+def test_all_types_come_out_as_they_went_in(tmp_path):
     table = all_types()
     path = tmp_path / "rows.parquet"
     pq.write_table(table, path)
@@ -326,7 +321,7 @@ def test_all_types_come_out_as_they_went_in(tmp_path: Path) -> None:
     assert same(found.to_pylist(), expected(table.to_pylist(), shuffle=True))
 
 
-def test_dictionaries_come_out_as_their_values(tmp_path: Path) -> None:
+def test_dictionaries_come_out_as_their_values(tmp_path):
     text = pa.array(["a", None, "a", "c" * 1000] * 50).dictionary_encode()
     lists = pa.ListArray.from_arrays(pa.array(range(201), pa.int32()), text)
     inner = pa.StructArray.from_arrays([text], ["inner"])
@@ -339,9 +334,7 @@ def test_dictionaries_come_out_as_their_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "options"), [("parquet", {}), ("parquet", SHUFFLED), ("arrow", {}), ("url", {})]
 )
-def test_what_hugging_face_says_of_columns_is_kept(
-    kind: str, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_what_hugging_face_says_of_columns_is_kept(kind, options, tmp_path):
     about = {b"huggingface": b'{"info": {"features": {}}}', b"pandas": b"{}"}
     table = pa.table({"x": [1, 2]}).replace_schema_metadata(about)
     path: Any = tmp_path / f"rows.{kind}"
@@ -375,7 +368,7 @@ def write_all_formats(folder: Path, table: pa.Table) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_any_source_can_be_rewritten(tmp_path: Path) -> None:
+def test_any_source_can_be_rewritten(tmp_path):
     table = pa.table({"n": np.arange(50), "text": [f"row {i}" for i in range(50)]})
     for name, data in write_all_formats(tmp_path, table).items():
         done = repack(data, tmp_path / f"out of {name}", shuffle=True, columns=["n"])
@@ -384,14 +377,14 @@ def test_any_source_can_be_rewritten(tmp_path: Path) -> None:
         ], name
 
 
-def test_a_manifest_of_something_else_is_no_memory_map(tmp_path: Path) -> None:
+def test_a_manifest_of_something_else_is_no_memory_map(tmp_path):
     pq.write_table(pa.table({"n": [1]}), tmp_path / "rows.parquet")
     (tmp_path / "manifest.json").write_text('{"name": "mine"}')
     with pytest.raises(tp.ConfigError, match="got files for read_json, read_parquet"):
         repack(tmp_path, tmp_path.parent / "out")
 
 
-def test_an_input_without_rows_is_refused(tmp_path: Path) -> None:
+def test_an_input_without_rows_is_refused(tmp_path):
     empty = tp.from_arrow(pa.table({"x": pa.array([], pa.int64())}))
     nothing = tp.from_arrow(pa.table({"x": [1]})).filter(lambda row: False)
     for rows in (empty, nothing):
@@ -401,7 +394,7 @@ def test_an_input_without_rows_is_refused(tmp_path: Path) -> None:
             assert not (tmp_path / "out").exists()
 
 
-def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
+def test_rows_of_other_columns_are_refused(tmp_path):
     pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"x": ["one"]}), tmp_path / "b.parquet")
     with pytest.raises(tp.SchemaError, match="x"):
@@ -423,14 +416,14 @@ def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
         ({"data": tp.from_arrow(small()).batch(2)}, "before batch"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_said(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_done_is_said(options, said, tmp_path):
     with pytest.raises(tp.TrainpipesError, match=said):
         repack(**{"data": tp.from_arrow(small()), "folder": tmp_path / "out", **options})
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("options", [{}, SHUFFLED], ids=str)
-def test_what_parquet_has_no_form_for_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+def test_what_parquet_has_no_form_for_is_refused(options, tmp_path):
     union = pa.UnionArray.from_dense(
         pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])]
     )

@@ -27,9 +27,7 @@ def some(rows: int = 400) -> tp.Pipeline:
 
 
 @pytest.mark.parametrize(("after", "threads"), [(7, 1), (12, 2)])
-def test_a_full_disk_is_one_sentence_and_the_work_goes_on(
-    threads: int, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_sentence_and_the_work_goes_on(threads, after, tmp_path, monkeypatch):
     options: dict[str, Any] = {**LITTLE, "executor": Threads(threads), "rows_per_file": 80}
     whole = repack(some(), tmp_path / "whole", **options)
     from trainpipes.filesystems.output_file import OutputFile
@@ -60,7 +58,7 @@ def test_a_full_disk_is_one_sentence_and_the_work_goes_on(
     }  # fmt: skip
 
 
-def test_a_disk_that_is_really_full_leaves_whole_files(tmp_path: Path) -> None:
+def test_a_disk_that_is_really_full_leaves_whole_files(tmp_path):
     """No file of the process can have more than 3 kB."""
     code = (
         "import resource, signal, sys\n"
@@ -104,9 +102,7 @@ def failing(real: Any, after: int) -> Any:
     return instead
 
 
-def test_another_memory_limit_goes_on_to_the_same_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_memory_limit_goes_on_to_the_same_rows(tmp_path, monkeypatch):
     interrupted(tmp_path / "out", monkeypatch)
     done = repack(some(), tmp_path / "out", shuffle=True, num_files=2, memory_limit="1MB")
     whole = repack(some(), tmp_path / "whole", shuffle=True, num_files=2)
@@ -114,9 +110,7 @@ def test_another_memory_limit_goes_on_to_the_same_rows(
 
 
 @pytest.mark.parametrize("damage", [b"", b"another"])
-def test_damaged_temporary_files_are_found(
-    damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_temporary_files_are_found(damage, tmp_path, monkeypatch):
     interrupted(tmp_path / "out", monkeypatch)
     for path in (tmp_path / "out" / "_unfinished").rglob("*.pieces"):
         content = path.read_bytes()
@@ -127,9 +121,7 @@ def test_damaged_temporary_files_are_found(
     assert done.rows == 400
 
 
-def test_rows_that_were_lost_on_the_way_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_were_lost_on_the_way_are_found(tmp_path, monkeypatch):
     from trainpipes.prepare import pieces as reading
 
     real = reading.read_pieces
@@ -143,9 +135,7 @@ def test_rows_that_were_lost_on_the_way_are_found(
         repack(some(), tmp_path / "out", **LITTLE)
 
 
-def test_an_input_that_gives_fewer_rows_than_it_counted_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_input_that_gives_fewer_rows_than_it_counted_is_said(tmp_path, monkeypatch):
     from trainpipes.writers.epoch_rows import EpochRows
 
     real = EpochRows.tables
@@ -155,7 +145,7 @@ def test_an_input_that_gives_fewer_rows_than_it_counted_is_said(
 
 
 @pytest.mark.parametrize("options", [{"num_files": 900}, {}], ids=str)
-def test_nothing_is_left_where_nothing_was_written(options: Any, tmp_path: Path) -> None:
+def test_nothing_is_left_where_nothing_was_written(options, tmp_path):
     rows = some() if options else some().filter(lambda row: False)
     (tmp_path / "there").mkdir()
     for folder in (tmp_path / "new" / "out", tmp_path / "there"):
@@ -166,7 +156,7 @@ def test_nothing_is_left_where_nothing_was_written(options: Any, tmp_path: Path)
     assert not list((tmp_path / "there").iterdir())
 
 
-def test_temporary_files_may_lie_elsewhere_and_are_gone_at_the_end(tmp_path: Path) -> None:
+def test_temporary_files_may_lie_elsewhere_and_are_gone_at_the_end(tmp_path):
     temporary = tmp_path / "temporary"
     done = repack(some(), tmp_path / "out", temp_dir=temporary, **LITTLE)
     whole = repack(some(), tmp_path / "whole", shuffle=True)

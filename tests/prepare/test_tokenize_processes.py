@@ -50,7 +50,7 @@ def command(files: str, out: Path, processes: int, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_texts(tmp_path_factory.mktemp("texts") / "in", 12_000_000)
+    return write_texts(tmp_path_factory.mktemp("texts") / "in", 5_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -80,17 +80,13 @@ def wait_for(out: Path, files: int, process: subprocess.Popen[Any]) -> None:
 
 
 @pytest.mark.parametrize("executor", [Processes(3), Threads(2)], ids=str)
-def test_any_number_of_workers_makes_the_same_bytes(
-    executor: Any, texts: str, whole: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_any_number_of_workers_makes_the_same_bytes(executor, texts, whole, tmp_path):
     done = tokenize(tp.recipe("pretrain", texts, "bytes"), tmp_path / "out", executor=executor)
     assert contents(tmp_path / "out") == whole
     done.verify()
 
 
-def test_where_a_process_is_killed_the_error_names_its_file_and_all_end(
-    texts: str, whole: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_where_a_process_is_killed_the_error_names_its_file_and_all_end(texts, whole, tmp_path):
     out = tmp_path / "out"
     process = subprocess.Popen(
         command(texts, out, 2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -115,8 +111,8 @@ def test_where_a_process_is_killed_the_error_names_its_file_and_all_end(
 
 @pytest.mark.parametrize("kills", [1, pytest.param(15, marks=pytest.mark.slow)])
 def test_where_the_program_is_killed_all_end_and_the_next_call_goes_on(
-    kills: int, texts: str, whole: dict[str, bytes], tmp_path: Path
-) -> None:
+    kills, texts, whole, tmp_path
+):
     out = tmp_path / "out"
     for number in range(kills):
         process = subprocess.Popen(command(texts, out, 2), stdout=subprocess.DEVNULL)
@@ -132,7 +128,7 @@ def test_where_the_program_is_killed_all_end_and_the_next_call_goes_on(
     assert contents(out) == whole
 
 
-def test_ctrl_c_leaves_nothing_half_written(texts: str, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing_half_written(texts, tmp_path):
     out = tmp_path / "out"
     process = subprocess.Popen(
         command(texts, out, 2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -155,7 +151,7 @@ def failing(texts: list[str]) -> list[list[int]]:
     return [[1] for _ in texts]
 
 
-def test_a_function_of_the_users_fails_in_a_process_with_its_own_error(tmp_path: Path) -> None:
+def test_a_function_of_the_users_fails_in_a_process_with_its_own_error(tmp_path):
     for number in range(3):
         pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / f"t-{number}.parquet")
     pq.write_table(pa.table({"text": ["a"] * 30 + ["12345"]}), tmp_path / "t-3.parquet")
@@ -176,7 +172,7 @@ tokenize(tp.recipe("pretrain", sys.argv[1], "bytes"), sys.argv[2], executor=Proc
 """
 
 
-def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+def test_a_script_without_a_guard_is_told_so(tmp_path):
     files = write_texts(tmp_path / "in", 20_000, 3)
     (tmp_path / "script.py").write_text(SCRIPT)
     ended = subprocess.run(

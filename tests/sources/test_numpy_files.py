@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -90,7 +89,7 @@ def test_arrays_that_do_not_fit_together_are_named(tmp_path):
         list(tp.read_numpy(tmp_path, ["y"]))
 
 
-def test_a_compressed_array_is_unpacked_once_and_not_copied(tmp_path: Path) -> None:
+def test_a_compressed_array_is_unpacked_once_and_not_copied(tmp_path):
     path, numbers = tmp_path / "a.npz", np.zeros((1 << 20, 8), np.float32)
     numbers[::1000] = 7
     np.savez_compressed(path, x=numbers, y=np.asfortranarray(numbers[:, :2]))

@@ -232,54 +232,28 @@ def test_columns_of_a_format_are_chosen_and_widened_over_all_files(folder):
         list(tp.read_files(folder, Pairs(), columns=["halb"]))
 
 
-def wrong(**methods: Any) -> tp.Format:
-    """The format, with other methods."""
-    return type("Wrong", (Numbers,), methods)()
+#: Methods in place of the format's own, and what is said.
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"decode": lambda *_: iter([pa.record_batch({"x": [1]})])},
+     tp.DataError, r"0\.i8, row 1: Wrong\.decode gives 1 rows, and 4 were counted"),
+    ({"decode": lambda *_: iter([pa.record_batch({"x": range(n)}) for n in (4, 1)])},
+     tp.DataError, r"Wrong\.decode gives more rows, and 4 were counted"),
+    ({"decode": lambda *_: iter([pa.table({"x": range(4)})])},
+     tp.UnreadableError, r"row 0: Wrong\.decode failed here: .*yields pyarrow\.RecordBatches, got Table"),
+    ({"decode": lambda *_: iter([pa.record_batch({"x": ["a"] * 4})])},
+     tp.SchemaError, r"column 'x' is string here and int64 over all files"),
+    ({"decode": lambda *_: 1 / 0}, tp.UnreadableError, r"0\.i8, row 0: .*ZeroDivisionError: division by"),
+    ({"scan": lambda *_: tp.Layout([1, 2], [0], [8], Numbers.schema)},  # type: ignore[arg-type]
+     tp.UnreadableError, r"3 of 3 files cannot be read as numbers:(?s:.*)are numbers of the same blocks"),
+    ({"scan": lambda *_: tp.Layout([0.5], [0], [8], Numbers.schema)},  # type: ignore[arg-type]
+     tp.UnreadableError, r"Layout\(rows\) is a list of integers of 0 or more, got \[0\.5\]"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("format", "error", "said"),
-    [
-        (
-            wrong(decode=lambda *_: iter([pa.record_batch({"x": [1]})])),
-            tp.DataError,
-            r"0\.i8, row 1: Wrong\.decode gives 1 rows, and 4 were counted",
-        ),
-        (
-            wrong(decode=lambda *_: iter([pa.record_batch({"x": range(n)}) for n in (4, 1)])),
-            tp.DataError,
-            r"Wrong\.decode gives more rows, and 4 were counted",
-        ),
-        (
-            wrong(decode=lambda *_: iter([pa.table({"x": range(4)})])),
-            tp.UnreadableError,
-            r"0\.i8, row 0: Wrong\.decode failed here: .*yields pyarrow\.RecordBatches, got Table",
-        ),
-        (
-            wrong(decode=lambda *_: iter([pa.record_batch({"x": ["a"] * 4})])),
-            tp.SchemaError,
-            r"column 'x' is string here and int64 over all files",
-        ),
-        (
-            wrong(decode=lambda *_: 1 / 0),
-            tp.UnreadableError,
-            r"0\.i8, row 0: .*ZeroDivisionError: division by zero",
-        ),
-        (
-            wrong(scan=lambda *_: tp.Layout([1, 2], [0], [8], Numbers.schema)),  # type: ignore[arg-type]
-            tp.UnreadableError,
-            r"3 of 3 files cannot be read as numbers:(?s:.*)are numbers of the same blocks",
-        ),
-        (
-            wrong(scan=lambda *_: tp.Layout([0.5], [0], [8], Numbers.schema)),  # type: ignore[arg-type]
-            tp.UnreadableError,
-            r"Layout\(rows\) is a list of integers of 0 or more, got \[0\.5\]",
-        ),
-    ],
-)
-def test_what_is_wrong_with_a_format_is_said_with_the_file_and_row(format, error, said, folder):
+@pytest.mark.parametrize(("methods", "error", "said"), WRONG)
+def test_what_is_wrong_with_a_format_is_said_with_the_file_and_row(methods, error, said, folder):
     with pytest.raises(error, match=said):
-        list(tp.read_files(folder, format))
+        list(tp.read_files(folder, type("Wrong", (Numbers,), methods)()))
 
 
 class Chosen(Numbers):

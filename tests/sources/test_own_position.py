@@ -65,7 +65,7 @@ TAKEN = {(place, "pipeline") for place in ("mix", "concat", "zip", "Loader")} | 
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_has_a_position_of_its_own_is_refused_with_what_to_write(place: str) -> None:
+def test_what_has_a_position_of_its_own_is_refused_with_what_to_write(place):
     for given, (make, answer) in GIVEN.items():
         if (place, given) not in TAKEN:
             with pytest.raises(tp.ConfigError, match=re.escape(answer)):
@@ -73,7 +73,7 @@ def test_what_has_a_position_of_its_own_is_refused_with_what_to_write(place: str
 
 
 @pytest.mark.parametrize("given", GIVEN)
-def test_a_function_that_returns_it_is_refused_when_it_is_called(given: str) -> None:
+def test_a_function_that_returns_it_is_refused_when_it_is_called(given):
     make, answer = GIVEN[given]
     with pytest.raises(tp.ConfigError) as caught:
         list(tp.from_iterable(make))
@@ -96,14 +96,14 @@ def in_a_generator() -> Iterator[int]:
     ids=["function", "expression", "map", "Loader"],
 )
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_generator_over_a_pipeline_is_refused(make: Any, world: int) -> None:
+def test_a_generator_over_a_pipeline_is_refused(make, world):
     """Also on two ranks, where to add sharding_filter() would lose half of the rows."""
     rows = tp.from_iterable(make).sharding_filter(4).repeat()
     with pytest.raises(tp.ConfigError, match="use the pipeline itself"):
         rows.distributed(rank=0, world_size=world).peek()
 
 
-def test_a_generator_may_read_a_fixed_epoch_on_one_rank() -> None:
+def test_a_generator_may_read_a_fixed_epoch_on_one_rank():
     def pairs() -> Iterator[tuple[int, int]]:
         rows = iter(tp.Loader(pipeline(), epoch=0))
         yield from zip(rows, rows, strict=True)
@@ -111,7 +111,7 @@ def test_a_generator_may_read_a_fixed_epoch_on_one_rank() -> None:
     check_resume(lambda: tp.from_iterable(pairs, version="1").batch(4), processes=0)
 
 
-def test_a_sampler_that_iterates_a_pipeline_is_refused() -> None:
+def test_a_sampler_that_iterates_a_pipeline_is_refused():
     class Keys:
         def __iter__(self) -> Iterator[int]:
             return iter(pipeline())
@@ -120,7 +120,7 @@ def test_a_sampler_that_iterates_a_pipeline_is_refused() -> None:
         list(tp.from_dataset(list(range(ROWS)), Keys()))
 
 
-def test_a_stream_of_hugging_face_is_sent_to_from_hf() -> None:
+def test_a_stream_of_hugging_face_is_sent_to_from_hf():
     datasets = pytest.importorskip("datasets")
     stream = datasets.Dataset.from_dict({"x": list(range(9))}).to_iterable_dataset()
     for given in (stream, DataLoader(stream)):
@@ -131,7 +131,7 @@ def test_a_stream_of_hugging_face_is_sent_to_from_hf() -> None:
     check_resume(tp.from_hf(stream).batch(2), processes=0)
 
 
-def test_an_iterator_that_is_given_twice_is_refused() -> None:
+def test_an_iterator_that_is_given_twice_is_refused():
     items = iter(range(10))
     pipe = tp.from_iterable(lambda: items)
     assert list(pipe) == list(range(10))

@@ -100,9 +100,7 @@ def filters(draw: st.DrawFn, names: list[str], table: pa.Table, depth: int = 2) 
 
 @examples(100)
 @given(data=st.data())
-def test_no_row_that_matches_is_left_out_and_none_is_given_that_does_not(
-    data: st.DataObject,
-) -> None:
+def test_no_row_that_matches_is_left_out_and_none_is_given_that_does_not(data):
     names = data.draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
     table = data.draw(tables(names))
     filter = data.draw(filters(names, table))
@@ -179,9 +177,7 @@ def said(pipe: Pipeline) -> str:
     ],
     ids=str,
 )
-def test_row_groups_that_cannot_match_are_not_read(
-    tmp_path: Path, filter: pc.Expression, read: set[int]
-) -> None:
+def test_row_groups_that_cannot_match_are_not_read(tmp_path, filter, read):
     path = written(tmp_path)
     wanted = pq.read_table(path).filter(filter)
     damage(path, {0, 1, 2, 3} - read)
@@ -190,14 +186,14 @@ def test_row_groups_that_cannot_match_are_not_read(
     assert said(pipe) == f"{len(read)} of 4 row groups may have rows that match"
 
 
-def test_a_row_group_that_may_match_is_read(tmp_path: Path) -> None:
+def test_a_row_group_that_may_match_is_read(tmp_path):
     path = written(tmp_path)
     damage(path, {2})
     with pytest.raises(UnreadableError, match="row group 2"):
         list(tp.read_parquet(path, filter=pc.field("x") == 1))
 
 
-def test_without_statistics_all_row_groups_are_read(tmp_path: Path) -> None:
+def test_without_statistics_all_row_groups_are_read(tmp_path):
     path = written(tmp_path, write_statistics=False)
     pipe = tp.read_parquet(path, filter=pc.field("x") > 8)
     assert [row["row"] for row in pipe] == [3]
@@ -214,17 +210,17 @@ def test_without_statistics_all_row_groups_are_read(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_nan_of_which_footers_say_nothing_is_found(tmp_path: Path, filter: pc.Expression) -> None:
+def test_nan_of_which_footers_say_nothing_is_found(tmp_path, filter):
     pq.write_table(pa.table({"x": [5.0, 5.0, NAN]}), tmp_path / "rows.parquet")
     assert len(list(tp.read_parquet(tmp_path, filter=filter))) == 1
 
 
-def test_floats_are_told_by_footers_where_nan_would_not_match(tmp_path: Path) -> None:
+def test_floats_are_told_by_footers_where_nan_would_not_match(tmp_path):
     path = written(tmp_path, pa.float64())
     assert said(tp.read_parquet(path, filter=pc.field("x") > 5)).startswith("1 of 4 row groups")
 
 
-def test_text_that_is_not_utf8_is_replaced_before_it_is_asked(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_replaced_before_it_is_asked(tmp_path):
     texts = pa.array([b"\x80", b"\x90"]).cast(pa.binary())
     table = pa.table({"x": pa.Array.from_buffers(pa.string(), 2, texts.buffers())})
     pq.write_table(table, tmp_path / "rows.parquet")
@@ -232,7 +228,7 @@ def test_text_that_is_not_utf8_is_replaced_before_it_is_asked(tmp_path: Path) ->
     assert len(list(pipe)) == 2
 
 
-def test_types_that_differ_from_file_to_file_are_told_in_the_type_of_all(tmp_path: Path) -> None:
+def test_types_that_differ_from_file_to_file_are_told_in_the_type_of_all(tmp_path):
     kinds = [pa.int8(), pa.int64(), pa.float64(), pa.null()]
     for number, kind in enumerate(kinds):
         column = pa.array([None if pa.types.is_null(kind) else number * 40], kind)
@@ -270,9 +266,7 @@ ABOVE = {
 
 
 @pytest.mark.parametrize("name", ABOVE)
-def test_a_filter_gives_the_rows_that_filter_above_gives(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_filter_gives_the_rows_that_filter_above_gives(tmp_path, name, monkeypatch):
     monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "rows"
     folder.mkdir()
@@ -292,14 +286,14 @@ def test_a_filter_gives_the_rows_that_filter_above_gives(
         assert list(inside) == expected
 
 
-def test_a_filtered_pipeline_has_no_len_and_says_which_stage_drops_rows(tmp_path: Path) -> None:
+def test_a_filtered_pipeline_has_no_len_and_says_which_stage_drops_rows(tmp_path):
     with pytest.raises(
         TypeError, match=r"how many rows filter\(.*lets through is known only at the end"
     ):
         len(tp.read_parquet(many(tmp_path), filter=RANGE))
 
 
-def test_a_state_belongs_to_the_filter_that_it_was_saved_with(tmp_path: Path) -> None:
+def test_a_state_belongs_to_the_filter_that_it_was_saved_with(tmp_path):
     folder = many(tmp_path)
     saved = iter(tp.read_parquet(folder, filter=RANGE))
     next(saved)
@@ -307,7 +301,7 @@ def test_a_state_belongs_to_the_filter_that_it_was_saved_with(tmp_path: Path) ->
         iter(tp.read_parquet(folder, filter=pc.field("x") > 5)).load_state_dict(saved.state_dict())
 
 
-def test_errors_name_the_row_in_its_file(tmp_path: Path) -> None:
+def test_errors_name_the_row_in_its_file(tmp_path):
     def odd(row: dict[str, Any]) -> dict[str, Any]:
         if row["x"] == 65:
             raise ValueError("odd")
@@ -318,7 +312,7 @@ def test_errors_name_the_row_in_its_file(tmp_path: Path) -> None:
         list(pipe)
 
 
-def test_a_filter_stands_after_concat_and_says_so(tmp_path: Path) -> None:
+def test_a_filter_stands_after_concat_and_says_so(tmp_path):
     one = tp.read_parquet(many(tmp_path), filter=RANGE)
     with pytest.raises(ConfigError, match=r"put filter\(\) after concat\(\)"):
         tp.concat(one, one)
@@ -327,7 +321,7 @@ def test_a_filter_stands_after_concat_and_says_so(tmp_path: Path) -> None:
 # What is refused
 
 
-def test_a_column_that_only_the_filter_names_is_not_given(tmp_path: Path) -> None:
+def test_a_column_that_only_the_filter_names_is_not_given(tmp_path):
     rows = [{"a.b": 1, "a": {"b": 2, "c": 3}, "z": n} for n in range(3)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     found = list(tp.read_parquet(tmp_path, ["a.c"], filter=pc.field("z") > 1))
@@ -346,20 +340,18 @@ def test_a_column_that_only_the_filter_names_is_not_given(tmp_path: Path) -> Non
         ({"filter": pc.field("text", "a") == 1}, r"does not fit the columns \{.*'text': 'string'\}"),
     ],
 )  # fmt: skip
-def test_a_filter_that_does_not_fit_is_refused_before_a_row_is_read(
-    tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
+def test_a_filter_that_does_not_fit_is_refused_before_a_row_is_read(tmp_path, options, message):
     with pytest.raises(SchemaError, match=message):
         tp.read_parquet(many(tmp_path), **options).explain()
 
 
 @pytest.mark.parametrize("filter", [lambda row: True, [("x", "~", 1)], "x == 1", pc.field(0) == 1])
-def test_a_filter_is_an_expression_over_columns_by_name(filter: Any) -> None:
+def test_a_filter_is_an_expression_over_columns_by_name(filter):
     with pytest.raises(ConfigError, match=r"read_parquet\(filter\)"):
         tp.read_parquet("x", filter=filter)
 
 
-def test_a_field_that_columns_leave_out_is_named_for_the_filter_too(tmp_path: Path) -> None:
+def test_a_field_that_columns_leave_out_is_named_for_the_filter_too(tmp_path):
     pq.write_table(pa.table({"m": [{"a": 1, "b": 2}]}), tmp_path / "rows.parquet")
     with pytest.raises(SchemaError, match="name those of the filter, too"):
         list(tp.read_parquet(tmp_path, ["m.a"], filter=pc.field("m", "b") == 2))
@@ -367,7 +359,7 @@ def test_a_field_that_columns_leave_out_is_named_for_the_filter_too(tmp_path: Pa
     assert found == [{"m": {"a": 1, "b": 2}}]
 
 
-def test_a_filter_holds_for_files_of_another_machine_and_for_kept_footers(tmp_path: Path) -> None:
+def test_a_filter_holds_for_files_of_another_machine_and_for_kept_footers(tmp_path):
     memory = fsspec.filesystem("memory")
     memory.pipe("/filtered/rows.parquet", Path(written(tmp_path)).read_bytes())
     for _ in range(2):
@@ -385,7 +377,7 @@ LONG = list(range(0, 60, 2))
 
 
 @pytest.mark.parametrize("stage", [False, True])
-def test_filters_that_differ_where_their_text_is_cut_are_two(stage: bool, tmp_path: Path) -> None:
+def test_filters_that_differ_where_their_text_is_cut_are_two(stage, tmp_path):
     pq.write_table(pa.table({"i": range(100)}), tmp_path / "a.parquet")
 
     def chosen(values: list[int]) -> Pipeline:
@@ -401,9 +393,7 @@ def test_filters_that_differ_where_their_text_is_cut_are_two(stage: bool, tmp_pa
 
 
 @pytest.mark.parametrize("stage", [False, True])
-def test_values_that_arrow_cuts_within_a_character_are_filtered_by(
-    stage: bool, tmp_path: Path
-) -> None:
+def test_values_that_arrow_cuts_within_a_character_are_filtered_by(stage, tmp_path):
     texts = ["日本語の文章" * 10, "日本語の文章" * 9 + "日本語の文", "a"]
     pq.write_table(pa.table({"s": texts, "n": range(3)}), tmp_path / "a.parquet")
     condition = [("s", "in", texts[:1])]

@@ -41,14 +41,14 @@ LAYOUT = ("year=2023/lang=de", "year=2023/lang=en", "year=2024/lang=de", "year=2
     ],
     ids=str,
 )
-def test_columns_are_those_that_pyarrow_makes(tmp_path: Path, folders: tuple[str, ...]) -> None:
+def test_columns_are_those_that_pyarrow_makes(tmp_path, folders):
     folder = write(tmp_path / "data", *folders)
     found = list(tp.read_parquet(folder, partitioning="hive"))
     theirs = ds.dataset(folder, partitioning="hive").to_table().to_pylist()
     assert sorted(found, key=lambda row: row["x"]) == sorted(theirs, key=lambda row: row["x"])
 
 
-def test_integers_are_int64_and_all_else_is_text(tmp_path: Path) -> None:
+def test_integers_are_int64_and_all_else_is_text(tmp_path):
     folder = write(tmp_path, *LAYOUT)
     pipe = tp.read_parquet(folder, partitioning="hive").map_batches(dict_of_types, format="arrow")
     types = {"x": "int64", "text": "string", "year": "int64", "lang": "string"}
@@ -60,7 +60,7 @@ def dict_of_types(table: pa.Table) -> pa.Table:
     return pa.table({"types": [said] * len(table)})
 
 
-def test_no_columns_are_made_of_folders_unless_they_are_asked_for(tmp_path: Path) -> None:
+def test_no_columns_are_made_of_folders_unless_they_are_asked_for(tmp_path):
     folder = write(tmp_path, *LAYOUT)
     first = {"x": 0, "text": "row 0"}
     assert next(iter(tp.read_parquet(folder))) == first
@@ -80,7 +80,7 @@ def test_no_columns_are_made_of_folders_unless_they_are_asked_for(tmp_path: Path
     assert next(iter(tp.read_parquet(folder, ["x"], filter=pc.field("lang") == "de"))) == {"x": 0}
 
 
-def test_files_of_other_folders_are_not_opened(tmp_path: Path) -> None:
+def test_files_of_other_folders_are_not_opened(tmp_path):
     folder = write(tmp_path, *LAYOUT)
     for path in Path(folder).glob("year=*/lang=en/*"):
         path.write_bytes(b"not Parquet")
@@ -111,13 +111,8 @@ def test_files_of_other_folders_are_not_opened(tmp_path: Path) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("partitioning", [None, "hive"])
 def test_of_files_whose_folders_cannot_match_nothing_is_read(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    filter: pc.Expression,
-    files: list[str],
-    rows: int,
-    partitioning: Any,
-) -> None:
+    tmp_path, monkeypatch, filter, files, rows, partitioning
+):
     """On another machine, whose every request is seen: also the first file's is not made."""
     folder = write(tmp_path, *LAYOUT)
     memory = fsspec.filesystem("memory")
@@ -141,7 +136,7 @@ def test_of_files_whose_folders_cannot_match_nothing_is_read(
     memory.rm("/folders", recursive=True)
 
 
-def test_folders_whose_value_is_null_are_found_and_left_out(tmp_path: Path) -> None:
+def test_folders_whose_value_is_null_are_found_and_left_out(tmp_path):
     folder = write(tmp_path, "lang=de", "lang=__HIVE_DEFAULT_PARTITION__")
     field = pc.field("lang")
     for filter, rows in (
@@ -165,16 +160,14 @@ def test_folders_whose_value_is_null_are_found_and_left_out(tmp_path: Path) -> N
     ],
     ids=str,
 )  # fmt: skip
-def test_folders_that_do_not_go_together_are_refused(
-    tmp_path: Path, folders: tuple[str, ...], message: str
-) -> None:
+def test_folders_that_do_not_go_together_are_refused(tmp_path, folders, message):
     folder = write(tmp_path, *folders)
     with pytest.raises(SchemaError, match=message):
         tp.read_parquet(folder, partitioning="hive").explain()
     assert len(list(tp.read_parquet(folder))) == 8
 
 
-def test_a_column_that_files_have_too_is_the_files_or_refused(tmp_path: Path) -> None:
+def test_a_column_that_files_have_too_is_the_files_or_refused(tmp_path):
     folder = write(tmp_path, "lang=de", lang=["it"] * 4)
     assert next(iter(tp.read_parquet(folder, ["lang"]))) == {"lang": "it"}
     assert len(list(tp.read_parquet(folder, filter=pc.field("lang") == "it"))) == 4
@@ -182,7 +175,7 @@ def test_a_column_that_files_have_too_is_the_files_or_refused(tmp_path: Path) ->
         tp.read_parquet(folder, partitioning="hive").explain()
 
 
-def test_an_error_about_columns_names_those_of_folders(tmp_path: Path) -> None:
+def test_an_error_about_columns_names_those_of_folders(tmp_path):
     folder = write(tmp_path, *LAYOUT)
     with pytest.raises(
         SchemaError, match=r"no column 'lnag' \(did you mean 'lang'\?\).*'year', 'lang'\]"
@@ -190,7 +183,7 @@ def test_an_error_about_columns_names_those_of_folders(tmp_path: Path) -> None:
         tp.read_parquet(folder, ["lnag"]).explain()
 
 
-def test_values_of_folders_are_part_of_what_a_state_knows(tmp_path: Path) -> None:
+def test_values_of_folders_are_part_of_what_a_state_knows(tmp_path):
     """The folders are the ones that hold all files, so that names below them are the same."""
     one, other = (write(tmp_path / name, "year=2024") for name in ("lang=de", "lang=en"))
     for pipe in (tp.read_parquet(one), tp.read_parquet(one, partitioning="hive")):

@@ -32,7 +32,7 @@ def write(path: Path, table: pa.Table | dict[str, object], **options: object) ->
 # Counts
 
 
-def test_blocks_are_the_row_groups_of_all_files_in_order(tmp_path: Path) -> None:
+def test_blocks_are_the_row_groups_of_all_files_in_order(tmp_path):
     write(tmp_path / "1.parquet", {"x": range(25)}, row_group_size=10)
     write(tmp_path / "2.parquet", {"x": pa.array([], pa.int64())})
     with pq.ParquetWriter(tmp_path / "3.parquet", pa.schema([("x", pa.int64())])) as writer:
@@ -51,14 +51,14 @@ def test_blocks_are_the_row_groups_of_all_files_in_order(tmp_path: Path) -> None
     assert found.file_of_block[-1] == 4
 
 
-def test_a_place_counts_rows_from_the_start_of_the_file(tmp_path: Path) -> None:
+def test_a_place_counts_rows_from_the_start_of_the_file(tmp_path):
     write(tmp_path / "1.parquet", {"x": range(5)})
     write(tmp_path / "2.parquet", {"x": range(25)}, row_group_size=10)
     place = source(tmp_path).place(2, 3)
     assert str(place) == f"{tmp_path}/2.parquet, row group 1, row 13"
 
 
-def test_no_rows_at_all_is_allowed(tmp_path: Path) -> None:
+def test_no_rows_at_all_is_allowed(tmp_path):
     write(tmp_path / "1.parquet", {"x": pa.array([], pa.int64())})
     found = source(tmp_path)
     assert found.lengths.sum() == 0
@@ -67,9 +67,7 @@ def test_no_rows_at_all_is_allowed(tmp_path: Path) -> None:
     assert found.describe()
 
 
-def test_a_footer_larger_than_the_first_read_is_read_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_footer_larger_than_the_first_read_is_read_whole(tmp_path, monkeypatch):
     write(tmp_path / "1.parquet", {f"c{n}": range(20) for n in range(30)}, row_group_size=1)
     monkeypatch.setattr(index_module, "TAIL_BYTES", 1000)
     found = source(tmp_path)
@@ -77,7 +75,7 @@ def test_a_footer_larger_than_the_first_read_is_read_whole(
     assert found.reader().read(19, 0, 1).column("c29").to_pylist() == [19]
 
 
-def test_a_source_can_be_pickled_and_stays_small(tmp_path: Path) -> None:
+def test_a_source_can_be_pickled_and_stays_small(tmp_path):
     write(tmp_path / "1.parquet", {"x": range(1000)}, row_group_size=1)
     found = source(tmp_path)
     found.reader().read(0, 0, 1)  # parses a footer, which does not travel
@@ -86,7 +84,7 @@ def test_a_source_can_be_pickled_and_stays_small(tmp_path: Path) -> None:
     assert pickle.loads(sent).reader().read(999, 0, 1).to_pylist() == [{"x": 999}]
 
 
-def test_explain_lines_name_files_row_groups_rows_and_memory(tmp_path: Path) -> None:
+def test_explain_lines_name_files_row_groups_rows_and_memory(tmp_path):
     write(tmp_path / "1.parquet", {"x": range(25)}, row_group_size=10)
     lines = dict(source(tmp_path).describe())
     assert lines["files"].startswith("1, ")
@@ -98,14 +96,14 @@ def test_explain_lines_name_files_row_groups_rows_and_memory(tmp_path: Path) -> 
 # One schema
 
 
-def test_columns_come_in_the_order_asked_for_in_all_files(tmp_path: Path) -> None:
+def test_columns_come_in_the_order_asked_for_in_all_files(tmp_path):
     write(tmp_path / "1.parquet", {"a": [1], "b": ["x"], "c": [0.5]})
     write(tmp_path / "2.parquet", {"c": [0.5], "b": ["x"], "a": [1]})
     assert source(tmp_path, ["c", "a"]).schema.names == ["c", "a"]
     assert source(tmp_path).schema.names == ["a", "b", "c"]
 
 
-def test_a_field_of_a_struct_can_be_chosen(tmp_path: Path) -> None:
+def test_a_field_of_a_struct_can_be_chosen(tmp_path):
     rows = [{"m": {"role": "user", "n": {"x": 1, "y": 2}, "text": "hi"}, "m2": 5}]
     write(tmp_path / "1.parquet", pa.Table.from_pylist(rows))
     found = source(tmp_path, ["m2", "m.text", "m.n.y"])
@@ -129,9 +127,7 @@ WIDENED = {
 
 
 @pytest.mark.parametrize("name", WIDENED)
-def test_types_that_differ_are_widened_and_every_table_has_the_one_schema(
-    tmp_path: Path, name: str
-) -> None:
+def test_types_that_differ_are_widened_and_every_table_has_the_one_schema(tmp_path, name):
     first, second, wide = WIDENED[name]
     for folder, order in (("ab", (first, second)), ("ba", (second, first))):
         for n, column in enumerate(order):
@@ -146,7 +142,7 @@ def test_types_that_differ_are_widened_and_every_table_has_the_one_schema(
             assert value == ({"b": None, **wanted} if isinstance(wanted, dict) else wanted)
 
 
-def test_nullable_and_not_is_nullable_and_metadata_is_dropped(tmp_path: Path) -> None:
+def test_nullable_and_not_is_nullable_and_metadata_is_dropped(tmp_path):
     strict = pa.schema([pa.field("x", pa.int64(), False, {"k": "v"})], {"more": "m"})
     write(tmp_path / "1.parquet", pa.table({"x": [1]}, schema=strict))
     write(tmp_path / "2.parquet", {"x": [None, 2]})
@@ -155,7 +151,7 @@ def test_nullable_and_not_is_nullable_and_metadata_is_dropped(tmp_path: Path) ->
     assert found.reader().read(1, 0, 2).to_pylist() == [{"x": None}, {"x": 2}]
 
 
-def test_a_missing_column_names_the_first_file_and_the_nearest_name(tmp_path: Path) -> None:
+def test_a_missing_column_names_the_first_file_and_the_nearest_name(tmp_path):
     write(tmp_path / "1.parquet", {"prompt": ["a"], "answer": ["b"]})
     with pytest.raises(SchemaError) as caught:
         source(tmp_path, ["promt"])
@@ -166,7 +162,7 @@ def test_a_missing_column_names_the_first_file_and_the_nearest_name(tmp_path: Pa
     assert caught.value.path == f"{tmp_path}/1.parquet"
 
 
-def test_a_column_that_one_file_lacks_names_that_file_and_the_first(tmp_path: Path) -> None:
+def test_a_column_that_one_file_lacks_names_that_file_and_the_first(tmp_path):
     write(tmp_path / "1.parquet", {"prompt": ["a"], "id": [1]})
     write(tmp_path / "2.parquet", {"prompt": ["a"], "id": [1]})
     write(tmp_path / "3.parquet", {"Prompt": ["a"], "id": [1]})
@@ -179,7 +175,7 @@ def test_a_column_that_one_file_lacks_names_that_file_and_the_first(tmp_path: Pa
         source(tmp_path)
 
 
-def test_two_columns_of_one_name_are_refused_where_they_are_chosen(tmp_path: Path) -> None:
+def test_two_columns_of_one_name_are_refused_where_they_are_chosen(tmp_path):
     twice = pa.Table.from_arrays([pa.array([1])] * 3, names=["x", "x", "y"])
     write(tmp_path / "1.parquet", twice)
     with pytest.raises(SchemaError, match="more than one column 'x'"):
@@ -190,7 +186,7 @@ def test_two_columns_of_one_name_are_refused_where_they_are_chosen(tmp_path: Pat
 # Files that are none
 
 
-def test_every_unreadable_file_is_named_with_its_reason(tmp_path: Path) -> None:
+def test_every_unreadable_file_is_named_with_its_reason(tmp_path):
     good = write(tmp_path / "0.parquet", {"x": range(100)}).read_bytes()
     (tmp_path / "1.parquet").write_bytes(b"")
     (tmp_path / "2.parquet").write_bytes(b"hello, I am text\n" * 9)
@@ -220,14 +216,14 @@ def test_every_unreadable_file_is_named_with_its_reason(tmp_path: Path) -> None:
     assert caught.value.path == f"{tmp_path}/1.parquet"
 
 
-def test_a_long_list_of_unreadable_files_is_cut(tmp_path: Path) -> None:
+def test_a_long_list_of_unreadable_files_is_cut(tmp_path):
     for n in range(130):
         (tmp_path / f"{n}.parquet").write_bytes(b"no")
     with pytest.raises(UnreadableError, match=r"(?s)130 of 130 .*99\.parquet: .*  … and 30 more\n"):
         source(tmp_path)
 
 
-def test_files_that_vanish_between_listing_and_footer_are_missing(tmp_path: Path) -> None:
+def test_files_that_vanish_between_listing_and_footer_are_missing(tmp_path):
     write(tmp_path / "1.parquet", {"x": [1]})
     files = ListFiles(urls=tmp_path).files()
     (tmp_path / "1.parquet").unlink()
@@ -237,7 +233,7 @@ def test_files_that_vanish_between_listing_and_footer_are_missing(tmp_path: Path
         read_footers(files, None, "read_parquet()")
 
 
-def test_permission_denied_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permission_denied_is_a_reason(tmp_path, monkeypatch):
     write(tmp_path / "1.parquet", {"x": [1]})
 
     def refuse(*_: object) -> bytes:
@@ -260,9 +256,7 @@ def texts(count: int, words: int, rng: random.Random) -> list[str]:
 @pytest.mark.parametrize(
     "kind", ["ints", "tokens", "text", "few prompts", "many prompts", "labels", "sorted", "chat"]
 )
-def test_the_size_of_a_row_is_told_within_a_factor_of_two_and_a_half(
-    tmp_path: Path, kind: str, options: dict[str, object]
-) -> None:
+def test_the_size_of_a_row_is_told_within_a_factor_of_two_and_a_half(tmp_path, kind, options):
     rng, rows = random.Random(0), 4000
     columns: dict[str, object] = {
         "ints": [rng.randrange(50) for _ in range(rows)],
@@ -281,6 +275,6 @@ def test_the_size_of_a_row_is_told_within_a_factor_of_two_and_a_half(
     assert 0.85 < row_bytes / (table.nbytes / rows) < 2.5
 
 
-def test_the_size_of_a_row_is_of_the_chosen_columns(tmp_path: Path) -> None:
+def test_the_size_of_a_row_is_of_the_chosen_columns(tmp_path):
     write(tmp_path / "1.parquet", {"id": range(100), "idx": ["x" * 1000] * 100})
     assert (source(tmp_path, ["id"]).row_bytes or 0) < 10

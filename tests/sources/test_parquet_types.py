@@ -124,7 +124,7 @@ def as_text(table: pa.Table) -> pa.Table:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_rows_are_those_that_pyarrow_reads(tmp_path: Path, name: str) -> None:
+def test_rows_are_those_that_pyarrow_reads(tmp_path, name):
     column, options = FILES[name]
     table = pa.table({"value": column, "n": range(ROWS)})
     if "column_encoding" in options:
@@ -159,14 +159,14 @@ PARTS = [
 ]  # fmt: skip
 
 
-def test_parts_of_columns_are_those_that_pyarrow_reads(tmp_path: Path) -> None:
+def test_parts_of_columns_are_those_that_pyarrow_reads(tmp_path):
     path = nested(tmp_path)
     for columns in PARTS:
         wanted = pq.ParquetFile(path).read(columns=columns).to_pylist()
         assert list(tp.read_parquet(path, columns)) == wanted, columns
 
 
-def test_parts_of_lists_are_named_as_in_the_file(tmp_path: Path) -> None:
+def test_parts_of_lists_are_named_as_in_the_file(tmp_path):
     path = nested(tmp_path, use_compliant_nested_type=False)
     columns = ["meta.messages.list.item.role"]
     wanted = pq.ParquetFile(path).read(columns=columns).to_pylist()
@@ -185,7 +185,7 @@ def test_parts_of_lists_are_named_as_in_the_file(tmp_path: Path) -> None:
         ("n.x", r"no column 'n\.x'"),
     ],
 )
-def test_a_part_that_is_not_there_is_named(tmp_path: Path, column: str, message: str) -> None:
+def test_a_part_that_is_not_there_is_named(tmp_path, column, message):
     with pytest.raises(tp.SchemaError, match=message):
         tp.read_parquet(nested(tmp_path), [column]).explain()
 
@@ -195,7 +195,7 @@ def test_a_part_that_is_not_there_is_named(tmp_path: Path, column: str, message:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.uint8())], ids=str)
-def test_a_window_may_hold_more_than_2_gib_of_a_column(tmp_path: Path, kind: pa.DataType) -> None:
+def test_a_window_may_hold_more_than_2_gib_of_a_column(tmp_path, kind):
     """A window of 44 rows of 50 MiB each; of text or lists with 32-bit offsets no array holds as much."""
     size, rows = 50 << 20, 44
     schema = pa.schema([("text", kind), ("n", pa.int64())])

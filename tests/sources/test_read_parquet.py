@@ -69,7 +69,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 # Rows
 
 
-def test_all_rows_come_in_file_order(uneven: Path) -> None:
+def test_all_rows_come_in_file_order(uneven):
     found = source(uneven)
     assert found.lengths.tolist() == [n for groups in FILES for n in groups]
     reader = found.reader()
@@ -78,8 +78,8 @@ def test_all_rows_come_in_file_order(uneven: Path) -> None:
 
 
 def test_reading_on_decodes_nothing_twice_and_reading_back_opens_anew(
-    uneven: Path, monkeypatch: pytest.MonkeyPatch, small_batches: None
-) -> None:
+    uneven, monkeypatch, small_batches
+):
     begun: list[int] = []
     opened: list[int] = []
     decode, open_file = RowGroups.decode, row_groups.ParquetFile
@@ -107,12 +107,12 @@ def test_reading_on_decodes_nothing_twice_and_reading_back_opens_anew(
     assert opened == ["4.parquet"]
 
 
-def test_only_the_chosen_columns_are_read_in_their_order(uneven: Path) -> None:
+def test_only_the_chosen_columns_are_read_in_their_order(uneven):
     rows = source(uneven, ["tokens", "id"]).reader().read(0, 2, 4)
     assert rows.to_pylist() == [{"tokens": [0, 1], "id": 2}, {"tokens": [0, 1, 2], "id": 3}]
 
 
-def test_files_in_an_archive_and_in_memory_are_read_too(uneven: Path, tmp_path: Path) -> None:
+def test_files_in_an_archive_and_in_memory_are_read_too(uneven, tmp_path):
     import zipfile
 
     memory = fsspec.filesystem("memory")
@@ -141,12 +141,12 @@ def test_files_in_an_archive_and_in_memory_are_read_too(uneven: Path, tmp_path: 
         (["a", "b", "a"], r"each column once, got 'a' twice"),
     ],
 )
-def test_columns_are_names_each_once(columns: Any, message: str) -> None:
+def test_columns_are_names_each_once(columns, message):
     with pytest.raises(ConfigError, match=message):
         ReadParquet(columns=columns)
 
 
-def test_one_column_may_be_given_by_itself(uneven: Path) -> None:
+def test_one_column_may_be_given_by_itself(uneven):
     assert ReadParquet(columns="id").options["columns"] == ["id"]
 
 
@@ -173,7 +173,7 @@ print(int(found.lengths[0]), 1024 * (kilobytes("VmHWM") - before))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc for memory")
-def test_a_huge_row_group_is_never_held_whole(tmp_path: Path) -> None:
+def test_a_huge_row_group_is_never_held_whole(tmp_path):
     rows = 90_000  # 90 MB in one row group
     words = [f"{n % 1000:07d}-" * 128 for n in range(1000)]
     texts = pa.array([f"{n}{words[n % 1000]}" for n in range(rows)])
@@ -202,9 +202,7 @@ def test_a_huge_row_group_is_never_held_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("checksum", [True, False])
-def test_damaged_pages_name_file_row_group_and_row(
-    tmp_path: Path, checksum: bool, small_batches: None
-) -> None:
+def test_damaged_pages_name_file_row_group_and_row(tmp_path, checksum, small_batches):
     path = tmp_path / "1.parquet"
     pq.write_table(
         table(0, 3000),
@@ -231,7 +229,7 @@ def test_damaged_pages_name_file_row_group_and_row(
     assert reader.read(0, 5, 6).to_pylist()[0]["id"] == 5
 
 
-def test_a_value_that_the_wider_type_does_not_hold_names_column_and_place(tmp_path: Path) -> None:
+def test_a_value_that_the_wider_type_does_not_hold_names_column_and_place(tmp_path):
     pq.write_table(pa.table({"x": [2**60 + 1]}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"x": [0.5]}), tmp_path / "2.parquet")
     found = source(tmp_path)
@@ -242,7 +240,7 @@ def test_a_value_that_the_wider_type_does_not_hold_names_column_and_place(tmp_pa
         found.reader().read(0, 0, 1)
 
 
-def test_footers_stay_parsed_within_bounds(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_footers_stay_parsed_within_bounds(uneven, monkeypatch):
     parsed: list[int] = []
     parse = footers.parse_footer
 

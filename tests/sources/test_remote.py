@@ -36,9 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_any_ranges_and_any_read_give_the_bytes_of_that_place(
-    remote: FileBytes, data: st.DataObject
-) -> None:
+def test_any_ranges_and_any_read_give_the_bytes_of_that_place(remote, data):
     place = st.integers(0, len(DATA))
     pairs = [sorted(pair) for pair in data.draw(st.lists(st.tuples(place, place), max_size=6))]
     ranges = [(a, b) for a, b in pairs]
@@ -59,9 +57,7 @@ def test_any_ranges_and_any_read_give_the_bytes_of_that_place(
         assert stream.read() == DATA[at:]
 
 
-def test_columns_read_in_turn_are_fetched_together_and_little_is_held(
-    remote: FileBytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_read_in_turn_are_fetched_together_and_little_is_held(remote, monkeypatch):
     monkeypatch.setattr(remote_bytes, "GAP", 0)
     rounds: list[int] = []
     read = type(remote).read

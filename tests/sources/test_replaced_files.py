@@ -60,7 +60,7 @@ def saved(format: Format, folder: Path) -> tuple[list[str], dict[str, Any], list
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_replaced_file_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_a_replaced_file_is_refused_by_name(name, tmp_path):
     format = FORMATS[name]
     paths, state, then = saved(format, tmp_path)
     changed(format, Path(paths[1]))
@@ -77,7 +77,7 @@ def test_a_replaced_file_is_refused_by_name(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_files_elsewhere_and_those_written_again_are_the_same(name: str, tmp_path: Path) -> None:
+def test_files_elsewhere_and_those_written_again_are_the_same(name, tmp_path):
     format = FORMATS[name]
     (tmp_path / "a").mkdir()
     paths, state, then = saved(format, tmp_path / "a")
@@ -91,17 +91,17 @@ def test_files_elsewhere_and_those_written_again_are_the_same(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("allow", [(), ("data",)])
-def test_a_renamed_file_is_refused(name: str, allow: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_renamed_file_is_refused(name, tmp_path):
     format = FORMATS[name]
     paths, state, _ = saved(format, tmp_path)
     renamed = Path(paths[2]).rename(tmp_path / f"9{format.suffix}")
-    with pytest.raises(tp.StateError, match=r"file 3 of 3 is not the saved one") as caught:
-        read(format, [*paths[:2], renamed]).load_state_dict(state, allow_changes=allow)
-    assert "allow_changes" not in str(caught.value)
+    for allow in ((), ("data",)):
+        with pytest.raises(tp.StateError, match=r"file 3 of 3 is not the saved one") as caught:
+            read(format, [*paths[:2], renamed]).load_state_dict(state, allow_changes=allow)
+        assert "allow_changes" not in str(caught.value)
 
 
-def test_files_of_other_sizes_and_as_many_rows_are_allowed_by_name(tmp_path: Path) -> None:
+def test_files_of_other_sizes_and_as_many_rows_are_allowed_by_name(tmp_path):
     def make() -> tp.Pipeline:
         return tp.read_parquet(tmp_path).shuffle(7).batch(3)
 
@@ -123,7 +123,7 @@ def test_files_of_other_sizes_and_as_many_rows_are_allowed_by_name(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["concat", "mix"])
-def test_a_replaced_file_of_a_combined_source_is_named(kind: str, tmp_path: Path) -> None:
+def test_a_replaced_file_of_a_combined_source_is_named(kind, tmp_path):
     format = FORMATS["json lines"]
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -144,7 +144,7 @@ def test_a_replaced_file_of_a_combined_source_is_named(kind: str, tmp_path: Path
     make().load_state_dict(state, allow_changes=["data", "mix"])
 
 
-def test_the_state_of_a_thousand_files_is_small_and_names_a_group(tmp_path: Path) -> None:
+def test_the_state_of_a_thousand_files_is_small_and_names_a_group(tmp_path):
     def make() -> tp.Pipeline:
         return tp.read_text(tmp_path).sharding_filter().shuffle(40).batch(3)
 
@@ -158,7 +158,7 @@ def test_the_state_of_a_thousand_files_is_small_and_names_a_group(tmp_path: Path
     assert f"{tmp_path / '312.txt'} to {tmp_path / '374.txt'}" in str(caught.value)
 
 
-def test_whole_files_on_a_disk_are_known_by_size(tmp_path: Path) -> None:
+def test_whole_files_on_a_disk_are_known_by_size(tmp_path):
     for number in range(3):
         (tmp_path / f"{number}.png").write_bytes(b"a" * 9)
     state = tp.list_files(tmp_path).read_bytes().batch(2).state_at(1)
@@ -177,7 +177,7 @@ def whole(files: Any, rows: int, **options: Any) -> tp.Pipeline:
 
 
 @pytest.mark.parametrize("name", ["parquet", "arrow", "json lines", "npy", "tar", "whole files"])
-def test_on_s3(s3: dict[str, Any], name: str, tmp_path: Path) -> None:
+def test_on_s3(s3, name, tmp_path):
     format = FORMATS.get(name) or Format(FORMATS["json lines"].write, whole, ".jsonl")
     system, options = fsspec.filesystem("s3", **s3), {"storage_options": s3}
     paths = written(tmp_path, format, COUNTS, ROWS)

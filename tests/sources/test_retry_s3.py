@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from faulty_server import BUSY, DENIED, EXPIRED, SLOW, XML, Fault, FaultyServer, first, serving
+from faulty_server import BUSY, DENIED, EXPIRED, SLOW, XML, FaultyServer, first, serving
 from s3_store import address_of, s3_store
 from trainpipes.filesystems import retry
 
@@ -49,15 +49,14 @@ def pipeline(server: FaultyServer, glob: str = "*/*.parquet", seconds: float = 6
 @pytest.mark.parametrize(
     ("fault", "glob"),
     [
-        *((BUSY, glob) for glob in ("*/*.parquet", "**/*.parquet", "")),
+        (BUSY, "*/*.parquet"),
+        (BUSY, ""),
         ("close", "**/*.parquet"),
         ("half, then close", "1/*.parquet"),
     ],
     ids=lambda value: str(value[0] if isinstance(value, tuple) else value),
 )
-def test_a_store_that_fails_for_a_while_gives_all_rows(
-    server: FaultyServer, fault: Fault, glob: str
-) -> None:
+def test_a_store_that_fails_for_a_while_gives_all_rows(server, fault, glob):
     wanted = list(pipeline(server, glob))
     assert len(wanted) == (200 if glob == "1/*.parquet" else 400)
     server.fault = first(2, fault)
@@ -67,8 +66,9 @@ def test_a_store_that_fails_for_a_while_gives_all_rows(
 @pytest.mark.parametrize(
     ("stage", "fault"), [("listing", BUSY), ("listing", "stall"), ("rows", "stall")], ids=range(3)
 )
-def test_a_store_that_is_gone_is_said_to_be(server: FaultyServer, stage: str, fault: Fault) -> None:
-    pipe = pipeline(server, "1/*.parquet", 1).batch(8)
+def test_a_store_that_is_gone_is_said_to_be(server, stage, fault):
+    len(pipeline(server, "1/*.parquet"))  # the first client of a process takes a while to be made
+    pipe = pipeline(server, "1/*.parquet", 1 if stage == "rows" else 0.5).batch(8)
     if stage == "rows":
         len(pipe)
     server.fault = lambda *_: fault
@@ -77,7 +77,7 @@ def test_a_store_that_is_gone_is_said_to_be(server: FaultyServer, stage: str, fa
 
 
 @pytest.mark.parametrize("stage", ["listing", "rows"])
-def test_a_try_is_one_request(server: FaultyServer, stage: str) -> None:
+def test_a_try_is_one_request(server, stage):
     # The first client of a process takes a while to be made: a try that ends before sends nothing.
     len(pipeline(server, "0/*.parquet"))
     pipe = pipeline(server, "1/1.parquet", 2).batch(8)
@@ -93,7 +93,7 @@ def test_a_try_is_one_request(server: FaultyServer, stage: str) -> None:
 
 @pytest.mark.parametrize("fault", [EXPIRED, DENIED], ids=["expired", "denied"])
 @pytest.mark.parametrize("stage", ["listing", "rows"])
-def test_credentials_that_expire_are_named(server: FaultyServer, stage: str, fault: Fault) -> None:
+def test_credentials_that_expire_are_named(server, stage, fault):
     pipe = pipeline(server).batch(8)
     if stage == "rows":
         len(pipe)
@@ -106,9 +106,7 @@ def test_credentials_that_expire_are_named(server: FaultyServer, stage: str, fau
 
 
 @pytest.mark.parametrize("stage", ["listing", "rows"])
-def test_credentials_that_are_renewed_in_mid_run_are_found(
-    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
-) -> None:
+def test_credentials_that_are_renewed_in_mid_run_are_found(server, tmp_path, monkeypatch, stage):
     def credentials(key: str) -> None:
         text = f"[default]\naws_access_key_id = {key}\naws_secret_access_key = hush\n"
         (tmp_path / "credentials").write_text(text)
@@ -138,13 +136,13 @@ def test_credentials_that_are_renewed_in_mid_run_are_found(
     [SLOW, (429, {}), (200, {**XML, "body": "<List"}), "half, then close", "reset"],
     ids=str,
 )
-def test_a_listing_that_fails_for_a_while_has_all_files(server: FaultyServer, fault: Fault) -> None:
+def test_a_listing_that_fails_for_a_while_has_all_files(server, fault):
     failing = first(2, fault)
     server.fault = lambda method, name, n: failing(method, name, n) if "list-type" in name else None
     assert len(list(pipeline(server))) == 400
 
 
-def test_tries_may_be_counted(server: FaultyServer) -> None:
+def test_tries_may_be_counted(server):
     options: dict[str, Any] = {"endpoint_url": server.url, "key": "someone", "secret": "hush"}
     retry = tp.Retry(max_attempts=3)
     pipe = tp.list_files(
@@ -158,9 +156,7 @@ def test_tries_may_be_counted(server: FaultyServer) -> None:
     assert caught.value.attempts == 3
 
 
-def test_one_message_in_ten_seconds_says_how_many_retries_there_were(
-    server: FaultyServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_message_in_ten_seconds_says_how_many_retries_there_were(server, monkeypatch, caplog):
     pipe = pipeline(server).batch(8)
     before = pipe.stats(0).retries
     monkeypatch.setattr(retry, "_said_of", before)

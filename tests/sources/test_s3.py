@@ -63,7 +63,7 @@ def read_all(found: FileSource) -> pa.Table:
     return pa.concat_tables(reader.read(n, 0, m) for n, m in enumerate(found.lengths.tolist()))
 
 
-def test_folders_globs_and_lists_of_urls_stand_for_objects(bucket: str, s3: dict[str, Any]) -> None:
+def test_folders_globs_and_lists_of_urls_stand_for_objects(bucket, s3):
     train = f"{bucket}/train"
     wanted = [f"{train}/{name}" for name in FILES]
     for urls in (
@@ -77,9 +77,7 @@ def test_folders_globs_and_lists_of_urls_stand_for_objects(bucket: str, s3: dict
     assert ListFiles(urls=wanted[1], storage_options=s3).files().names == wanted[1:2]
 
 
-def test_the_rows_and_the_fingerprint_are_those_of_the_local_files(
-    bucket: str, local: Path, s3: dict[str, Any]
-) -> None:
+def test_the_rows_and_the_fingerprint_are_those_of_the_local_files(bucket, local, s3):
     here, there = source(local, {}), source(bucket, s3)
     assert there.fingerprint() == here.fingerprint()
     assert read_all(there).equals(read_all(here))
@@ -87,8 +85,8 @@ def test_the_rows_and_the_fingerprint_are_those_of_the_local_files(
 
 
 def test_a_large_row_group_is_fetched_in_parts_and_small_ones_together(
-    bucket: str, local: Path, s3: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    bucket, local, s3, monkeypatch
+):
     here, there = source(local, {}, ["text"]), source(bucket, s3, ["text"])
     asked: list[int] = []
     ranges = Requests.ranges
@@ -119,9 +117,7 @@ def test_a_large_row_group_is_fetched_in_parts_and_small_ones_together(
         asked.clear()
 
 
-def test_options_may_be_given_to_the_reader_and_stay_out_of_states(
-    bucket: str, s3: dict[str, Any]
-) -> None:
+def test_options_may_be_given_to_the_reader_and_stay_out_of_states(bucket, s3):
     stage = ReadParquet(columns=["id"], storage_options=s3)
     found = stage._open_on([ListFiles(urls=bucket)])
     assert found.lengths.sum() == sum(map(sum, FILES.values()))
@@ -133,9 +129,7 @@ def _in_a_child(found: FileSource, answer: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_source_that_was_opened_here_reads_in_a_child_process(
-    bucket: str, s3: dict[str, Any], method: str
-) -> None:
+def test_a_source_that_was_opened_here_reads_in_a_child_process(bucket, s3, method):
     found = source(bucket, s3)
     found.reader().read(0, 0, 1)
     context = multiprocessing.get_context(method)
@@ -148,7 +142,7 @@ def test_a_source_that_was_opened_here_reads_in_a_child_process(
     assert pickle.loads(pickle.dumps(found)).reader().read(0, 0, 1).num_rows == 1
 
 
-def test_what_is_not_there_is_named_with_what_is(bucket: str, s3: dict[str, Any]) -> None:
+def test_what_is_not_there_is_named_with_what_is(bucket, s3):
     def refusal(url: str) -> str:
         with pytest.raises(MissingFilesError) as caught:
             ListFiles(urls=url, storage_options=s3).files()

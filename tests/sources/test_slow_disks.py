@@ -37,13 +37,7 @@ class Slow(tp.Format):
     [({"3"}, 0.01, False), ({str(n) for n in range(60)}, 0.01, True), ({"0"}, 0.1, True)],
     ids=["a hiccup", "a slow disk", "a large file"],
 )
-def test_threads_help_where_files_are_slow(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    slow: set[str],
-    seconds: float,
-    helped: bool,
-) -> None:
+def test_threads_help_where_files_are_slow(tmp_path, monkeypatch, slow, seconds, helped):
     for n in range(60):
         (tmp_path / f"{n}.rows").write_bytes(bytes([n]))
     form = Slow(slow, seconds)

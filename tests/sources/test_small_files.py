@@ -37,7 +37,7 @@ def gets(server: FaultyServer) -> Counter[str]:
     return found
 
 
-def test_each_is_asked_for_once_in_all_epochs(server: FaultyServer) -> None:
+def test_each_is_asked_for_once_in_all_epochs(server):
     pipe = (
         tp.list_files(f"{server.url}/*.parquet")
         .read_parquet(index=False)
@@ -50,7 +50,7 @@ def test_each_is_asked_for_once_in_all_epochs(server: FaultyServer) -> None:
     assert gets(server) == Counter(f"GET {n}.parquet" for n in range(20))
 
 
-def test_what_cannot_be_had_at_once_is_asked_for_again(server: FaultyServer) -> None:
+def test_what_cannot_be_had_at_once_is_asked_for_again(server):
     server.fault = lambda how, name, n: (
         (503, {}) if how == "GET" and name == "7.parquet" and n % 2 else None
     )
@@ -59,7 +59,7 @@ def test_what_cannot_be_had_at_once_is_asked_for_again(server: FaultyServer) -> 
     ] == list(range(200))
 
 
-def test_no_more_than_a_limit_stays(server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_a_limit_stays(server, monkeypatch):
     monkeypatch.setattr(file_bytes, "SMALL_FILES", 5000)
     pipe = tp.list_files(f"{server.url}/*.parquet").read_parquet(index=False)
     assert [row["x"] for row in pipe] == list(range(200))
@@ -67,7 +67,7 @@ def test_no_more_than_a_limit_stays(server: FaultyServer, monkeypatch: pytest.Mo
     assert 0 < sum(count == 1 for count in asked.values()) < 20
 
 
-def test_rows_are_of_the_version_that_was_fetched(server: FaultyServer) -> None:
+def test_rows_are_of_the_version_that_was_fetched(server):
     pipe = tp.list_files(f"{server.url}/*.parquet").read_parquet(index=False)
     len(pipe)
     for path in server.folder.iterdir():
@@ -76,8 +76,8 @@ def test_rows_are_of_the_version_that_was_fetched(server: FaultyServer) -> None:
 
 
 def test_a_file_and_its_footer_are_one_request_where_the_index_is_there(
-    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    server, tmp_path, monkeypatch
+):
     index = str(tmp_path / "index.arrow")
     len(tp.list_files(f"{server.url}/*.parquet").read_parquet(index=index))
     gets(server)

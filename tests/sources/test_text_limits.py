@@ -44,14 +44,14 @@ def wide(folder: Path, kind: str, columns: int) -> tp.Pipeline:
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_the_time_of_wide_rows_grows_with_their_columns(tmp_path: Path, kind: str) -> None:
+def test_the_time_of_wide_rows_grows_with_their_columns(tmp_path, kind):
     few, many = wide(tmp_path, kind, 500), wide(tmp_path, kind, 2000)
     rows = list(many)
     assert len(rows[0]) == 2000
     assert seconds(lambda: list(many)) < 9 * seconds(lambda: list(few))
 
 
-def test_the_time_of_a_long_cell_grows_with_its_length(tmp_path: Path) -> None:
+def test_the_time_of_a_long_cell_grows_with_its_length(tmp_path):
     def read(size: int) -> list[Any]:
         path = tmp_path / f"{size}.csv"
         path.write_text(f"id,text,n\n1,,0.5\n2,{'x' * size},\n")
@@ -65,9 +65,7 @@ def test_the_time_of_a_long_cell_grows_with_its_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["lines", "array", "nested"])
-def test_a_new_field_in_each_row_is_refused_before_it_fills_the_memory(
-    tmp_path: Path, form: str
-) -> None:
+def test_a_new_field_in_each_row_is_refused_before_it_fills_the_memory(tmp_path, form):
     rows: list[Any] = [{"id": n, f"key{n}": n} for n in range(20_000)]
     if form == "nested":
         rows = [{"id": row.pop("id"), "all": [row]} for row in rows]
@@ -85,7 +83,7 @@ def test_a_new_field_in_each_row_is_refused_before_it_fills_the_memory(
     assert [row["id"] for row in known] == list(range(20_000))
 
 
-def test_many_fields_that_some_rows_lack_are_read(tmp_path: Path) -> None:
+def test_many_fields_that_some_rows_lack_are_read(tmp_path):
     rows = [{f"key{n % 400}": n, f"key{(n * 7) % 400}": n} for n in range(3_000)]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = list(tp.read_json(tmp_path / "x.jsonl"))
@@ -102,12 +100,10 @@ LONG = {
 
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("name", LONG)
-def test_a_row_that_is_too_long_is_refused_by_its_line(
-    tmp_path: Path, name: str, compressed: bool
-) -> None:
+def test_a_row_that_is_too_long_is_refused_by_its_line(tmp_path, name, compressed):
     read, content, line = LONG[name]
     path = tmp_path / (name + ".gz" * compressed)
-    for size in (5_000, 5_000_000):  # within what is read at once, and beyond it
+    for size in (5_000, 3_000_000):  # within what is read at once, and beyond it
         whole = content % (b"0" * size)
         path.write_bytes(gzip.compress(whole) if compressed else whole)
         rows = list(read(path))
@@ -122,7 +118,7 @@ def test_a_row_that_is_too_long_is_refused_by_its_line(
         path.unlink()
 
 
-def test_a_bomb_is_refused_in_bounded_memory(tmp_path: Path) -> None:
+def test_a_bomb_is_refused_in_bounded_memory(tmp_path):
     path = tmp_path / "x.txt.gz"
     path.write_bytes(gzip.compress(bytes(300_000_000), 1))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -135,14 +131,14 @@ def test_a_bomb_is_refused_in_bounded_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [0, "many", 3_000_000_000, None])
-def test_a_limit_that_is_none_is_refused(given: Any) -> None:
+def test_a_limit_that_is_none_is_refused(given):
     with pytest.raises(
         tp.ConfigError, match=r"read_csv\(max_row_bytes\) must be a number of bytes"
     ):
         tp.list_files("x.csv").read_csv(max_row_bytes=given)
 
 
-def test_a_limit_is_no_part_of_a_state(tmp_path: Path) -> None:
+def test_a_limit_is_no_part_of_a_state(tmp_path):
     (tmp_path / "x.txt").write_text("a\nb\nc\n")
     pipe = tp.read_text(tmp_path / "x.txt", max_row_bytes=100)
     rows = iter(pipe)
@@ -153,9 +149,7 @@ def test_a_limit_is_no_part_of_a_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("read", "name"), [(tp.read_json, "x.jsonl"), (tp.read_csv, "x.csv")])
-def test_one_large_float_has_little_parsed_again(
-    tmp_path: Path, read: Callable[..., tp.Pipeline], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_large_float_has_little_parsed_again(tmp_path, read, name, monkeypatch):
     ids, count = 10**15, 40_000
     parsed: list[int] = []
 

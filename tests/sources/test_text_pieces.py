@@ -23,7 +23,6 @@ from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text import pieces
 from trainpipes.sources.text.format import TextFormat
 from trainpipes.sources.text.pieces import TextLayout, check_of, scan
-from trainpipes.sources.text.read_text import Unit
 
 
 def parts(data: bytes, sizes: list[int]) -> Stream:
@@ -164,7 +163,7 @@ def test_quotes_within_cells_that_are_not_quoted_are_letters_as_for_arrow(cells,
     cut_by=block_rows,
 )
 @example(data="aaaa\n\nb\n\nb", end=False, sizes=[5], piece=1, cut_by=None)
-def test_text_is_cut_as_python_splits_it(unit: Unit, data, end, sizes, piece, cut_by):
+def test_text_is_cut_as_python_splits_it(unit, data, end, sizes, piece, cut_by):
     written = data.replace("\n", "\r\n") if end else data
     found = cut(form_of(tp.read_text("x", unit)), written.encode(), sizes, piece, cut_by)
     lines = data.split("\n")

@@ -47,7 +47,7 @@ def together(rows: Any, *names: str) -> bool:
 # What comes out
 
 
-def test_row_k_stands_beside_row_k_wherever_blocks_end(files: Any) -> None:
+def test_row_k_stands_beside_row_k_wherever_blocks_end(files):
     a, b = files("a", 10), files("b", 7, (0, 1, 1, 99, ROWS))
     assert list(a.zip(b)) == [
         {"a": n, "a_text": f"a{n}", "b": n, "b_text": f"b{n}"} for n in range(ROWS)
@@ -60,7 +60,7 @@ def test_row_k_stands_beside_row_k_wherever_blocks_end(files: Any) -> None:
         assert sorted(row["a"] for row in rows) == list(range(ROWS))
 
 
-def test_the_order_is_that_of_the_source_that_is_cut_most_coarsely(files: Any) -> None:
+def test_the_order_is_that_of_the_source_that_is_cut_most_coarsely(files):
     """Whichever comes first; sources that are read anywhere adapt to it."""
     coarse, fine, held = files("a", 30), files("b", 4), tp.from_arrow(table("c"))
     alone = [row["a"] for row in coarse.shuffle(20, seed=1)]
@@ -69,7 +69,7 @@ def test_the_order_is_that_of_the_source_that_is_cut_most_coarsely(files: Any) -
         assert together(pipe.shuffle(20, seed=1), "a", "b")
 
 
-def test_columns_keep_their_types_and_come_in_the_order_of_the_sources(files: Any) -> None:
+def test_columns_keep_their_types_and_come_in_the_order_of_the_sources(files):
     small = tp.from_arrow(
         pa.table({"c": pa.array([[n] for n in range(ROWS)], pa.list_(pa.int16()))})
     )
@@ -80,7 +80,7 @@ def test_columns_keep_their_types_and_come_in_the_order_of_the_sources(files: An
     assert all((batch["a"][:, None] == batch["c"]).all() for batch in batches)
 
 
-def test_each_source_has_stages_of_its_own(files: Any, tmp_path: Path) -> None:
+def test_each_source_has_stages_of_its_own(files, tmp_path):
     tp.write_memmap(tmp_path / "labels", {"label": np.arange(ROWS), "part": np.ones((ROWS, 3))})
     pipe = tp.zip(
         files("a", 10).tokenize("bytes", "a_text").rename({"input_ids": "ids"}),
@@ -95,7 +95,7 @@ def test_each_source_has_stages_of_its_own(files: Any, tmp_path: Path) -> None:
     assert batch["label"].tolist() == batch["b"].tolist() == list(range(5))
 
 
-def test_tensors_stay_tensors_and_python_objects_python_objects() -> None:
+def test_tensors_stay_tensors_and_python_objects_python_objects():
     x, y = torch.arange(6).reshape(3, 2), torch.tensor([0, 1, 0])
     assert [tuple(map(torch.Tensor.tolist, row)) for row in tp.from_tensors(x).zip(tp.from_tensors(y))] == [
         ([0, 1], 0), ([2, 3], 1), ([4, 5], 0),
@@ -108,7 +108,7 @@ def test_tensors_stay_tensors_and_python_objects_python_objects() -> None:
     assert list(tp.zip(tp.from_dataset([(1, 2)]), tp.from_dataset([(3,)]))) == [(1, 2, 3)]
 
 
-def test_rows_can_be_left_out_of_each_source(files: Any) -> None:
+def test_rows_can_be_left_out_of_each_source(files):
     a, b = files("a", 10), files("b", 7)
     pipe = a.skip(12).take(100).zip(b.take(112).skip(12))
     assert [row["a"] for row in pipe] == list(range(12, 112))
@@ -124,7 +124,7 @@ def test_rows_can_be_left_out_of_each_source(files: Any) -> None:
 # Zips of zips, and the like
 
 
-def test_a_zip_is_a_source_like_others(files: Any) -> None:
+def test_a_zip_is_a_source_like_others(files):
     a, b, c = files("a", 10), files("b", 7), files("c", 40)
     said = str(a.zip(b).batch(4).explain())
     assert all(part in said for part in ("2, side by side", "15 of up to 10 rows", "1: rows"))
@@ -147,7 +147,7 @@ def test_a_zip_is_a_source_like_others(files: Any) -> None:
     assert all(row["a"] == row["d"] == row["c"] + 17 for row in both)
 
 
-def test_a_cache_above_knows_both_sources(files: Any, tmp_path: Path) -> None:
+def test_a_cache_above_knows_both_sources(files, tmp_path):
     a, b = files("a", 10), files("b", 7)
 
     def make(*, times: int, column: str = "b_text") -> tp.Pipeline:
@@ -174,7 +174,7 @@ def scaled(times: int) -> Callable[[Any], Any]:
     return scale
 
 
-def test_empty_sources_make_an_empty_zip() -> None:
+def test_empty_sources_make_an_empty_zip():
     none = tp.from_arrow(table("a", 0))
     assert list(none.zip(tp.from_arrow(table("b", 0)))) == []
     assert len(none.zip(tp.from_arrow(table("b", 3)).take(0)).batch(4)) == 0
@@ -183,7 +183,7 @@ def test_empty_sources_make_an_empty_zip() -> None:
 # Who a row is, and where it stands
 
 
-def test_a_row_is_who_it_is_in_the_first_source(files: Any) -> None:
+def test_a_row_is_who_it_is_in_the_first_source(files):
     a, b = files("a", 10), files("b", 7)
     alone = {row["a"] for row in a.split({"x": 0.5, "y": 0.5})["x"]}
     assert {row["a"] for row in a.zip(b).split({"x": 0.5, "y": 0.5})["x"]} == alone
@@ -199,7 +199,7 @@ def fails(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def test_errors_name_the_file_and_row_of_the_source(files: Any) -> None:
+def test_errors_name_the_file_and_row_of_the_source(files):
     a, b = files("a", 10), files("b", 7)
     zipped, where = a.zip(b.map(fails)), "b-7-3/1.parquet, row group 5, row 39"
     for pipe, said in (
@@ -244,7 +244,7 @@ class CountedRows(tp.RowSource):
         return {"rows": ROWS}
 
 
-def test_each_row_is_read_once_and_a_resume_reads_little() -> None:
+def test_each_row_is_read_once_and_a_resume_reads_little():
     logs: tuple[list[Any], list[Any]] = ([], [])
     sources = [
         Counting(name, size, log) for name, size, log in zip("ab", (10, 7), logs, strict=True)
@@ -262,9 +262,7 @@ def test_each_row_is_read_once_and_a_resume_reads_little() -> None:
         assert sum(rows for _, rows in log) <= 2 * 40 + 2  # a window of each shard
 
 
-def test_blocks_of_remote_files_that_are_cut_alike_are_fetched_as_by_each_alone(
-    counted: Any,
-) -> None:
+def test_blocks_of_remote_files_that_are_cut_alike_are_fetched_as_by_each_alone(counted):
     rng = np.random.default_rng(1)
     for name, group in (("a", 400), ("b", 400), ("c", 390)):
         noise = pa.array(rng.bytes(32) for _ in range(8_000))
@@ -291,7 +289,7 @@ def test_blocks_of_remote_files_that_are_cut_alike_are_fetched_as_by_each_alone(
 # The record
 
 
-def test_a_state_names_the_source_that_differs(files: Any) -> None:
+def test_a_state_names_the_source_that_differs(files):
     state = files("a", 10).zip(files("b", 7)).batch(4).state_dict()
     with pytest.raises(tp.StateError, match="data/sources/1"):
         files("a", 10).zip(files("b", 8)).batch(4).load_state_dict(state or {})
@@ -304,7 +302,7 @@ def test_a_state_names_the_source_that_differs(files: Any) -> None:
 # What is refused
 
 
-def test_other_counts_are_refused_before_the_first_row_and_both_are_named(files: Any) -> None:
+def test_other_counts_are_refused_before_the_first_row_and_both_are_named(files):
     a, b = files("a", 10), files("b", 7)
     for look in (len, lambda pipe: next(iter(pipe)), lambda pipe: pipe.explain()):
         with pytest.raises(
@@ -315,7 +313,7 @@ def test_other_counts_are_refused_before_the_first_row_and_both_are_named(files:
         list(a.zip(tp.from_arrow(table("c", 0))))
 
 
-def test_names_that_clash_are_refused_with_a_way_out(files: Any) -> None:
+def test_names_that_clash_are_refused_with_a_way_out(files):
     a, held = files("a", 10), tp.from_tensors(a=np.arange(ROWS))
     said = r"sources 0 and 1 both have a column 'a': .*rename\(\{'a': \.\.\.\}\).* drop_columns"
     with pytest.raises(tp.ConfigError, match=said):
@@ -351,12 +349,12 @@ def test_names_that_clash_are_refused_with_a_way_out(files: Any) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_one_of_several_is_refused(made: Any, message: str) -> None:
+def test_what_cannot_be_one_of_several_is_refused(made, message):
     with pytest.raises(tp.ConfigError, match=message):
         made(tp.from_arrow(pa.table({"x": [1, 2]})))
 
 
-def test_rows_without_columns_are_refused_beside_columns() -> None:
+def test_rows_without_columns_are_refused_beside_columns():
     rows = tp.from_arrow(pa.table({"x": [1, 2]}))
     for first, other, said in (
         (rows, tp.from_dataset([1, 2]), "source 0 has Arrow columns x, source 1 Python objects"),
@@ -374,7 +372,7 @@ def test_rows_without_columns_are_refused_beside_columns() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_threads_go_on_where_functions_are_called_to_read_a_window(threads: int) -> None:
+def test_threads_go_on_where_functions_are_called_to_read_a_window(threads):
     def pipe() -> tp.Pipeline:
         b = tp.from_tensors(b=torch.arange(301)).map(lambda row: dict(row), version="1")
         return tp.from_arrow(pa.table({"a": range(301)})).zip(b).shuffle(1000, seed=3).batch(4)

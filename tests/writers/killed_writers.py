@@ -53,10 +53,10 @@ PIPES: dict[str, tuple[int, Callable[[Path], tp.Pipeline]]] = {  # with rows of 
     )),
 }  # fmt: skip
 REPACKS: dict[str, dict[str, Any]] = {
-    "in order": {"rows_per_file": 100},
-    "shuffled": {"shuffle": True, "seed": 1, "rows_per_file": 100},
-    "shuffled by groups": {"shuffle": True, "seed": 1, "num_files": 24},
-    "shuffled stream": {"shuffle": True, "seed": 2, "rows_per_file": 100},
+    "in order": {"rows_per_file": 60},
+    "shuffled": {"shuffle": True, "seed": 1, "rows_per_file": 60},
+    "shuffled by groups": {"shuffle": True, "seed": 1, "num_files": 12},
+    "shuffled stream": {"shuffle": True, "seed": 2, "rows_per_file": 60},
 }  # fmt: skip
 
 
@@ -73,9 +73,9 @@ def repacks(name: str) -> Callable[[Path], Work]:
     def made(data: Path) -> Work:
         table = pa.table(
             {
-                "x": [i * 7 % 240 for i in range(320)],
-                "text": [f"row {i % 40}" * 5 for i in range(320)],
-                "wide": [bytes([i % 256]) * 1000 for i in range(320)],
+                "x": [i * 7 % 120 for i in range(160)],
+                "text": [f"row {i % 40}" * 5 for i in range(160)],
+                "wide": [bytes([i % 256]) * 1000 for i in range(160)],
             }
         )
         pipe = tp.from_arrow(table)

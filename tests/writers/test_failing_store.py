@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partialmethod
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -89,13 +89,28 @@ def options(server: FaultyServer) -> dict[str, Any]:
 
 def of(folder: str, fault: Fault, first: int, many: int = 1) -> Callable[[str, str, int], Fault]:
     """So many requests for a folder fail; a request of a job before may come late."""
-    seen, name = count(), folder.rpartition("/")[2]
+    seen = count()
 
     def said(_: str, asked: str, __: int) -> Fault:
-        mine = f"/{name}/" in asked or f"prefix={name}%2F" in asked or f"prefix={name}/" in asked
-        return fault if mine and first <= next(seen) < first + many else None
+        return fault if is_of(folder, asked) and first <= next(seen) < first + many else None
 
     return said
+
+
+def each_other_of(folder: str, fault: Fault) -> Callable[[str, str, int], Fault]:
+    """Each request for a folder fails, and its next try does not."""
+    seen: Counter[tuple[str, str]] = Counter()
+
+    def said(method: str, asked: str, _: int) -> Fault:
+        seen[method, asked] += 1
+        return fault if is_of(folder, asked) and seen[method, asked] % 2 else None
+
+    return said
+
+
+def is_of(folder: str, asked: str) -> bool:
+    name = folder.rpartition("/")[2]
+    return any(part in asked for part in (f"/{name}/", f"prefix={name}%2F", f"prefix={name}/"))
 
 
 def there(folder: str, store: dict[str, Any]) -> dict[str, bytes]:
@@ -113,16 +128,25 @@ def asked(job: Job, server: FaultyServer) -> list[str]:
     return [one.replace(folder.rpartition("/")[2], "N") for one in server.asked]
 
 
-@pytest.mark.parametrize(
-    "name", ["parquet", *(pytest.param(name, marks=pytest.mark.slow) for name in JOBS if name != "parquet")]
-)  # fmt: skip
-def test_each_request_of_a_job_may_fail_once(
-    name: str, server: FaultyServer, store: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+def test_all_requests_of_a_job_may_fail_once(fault, server, store):
+    job, whole = JOBS["parquet"], new_folder()
+    server.asked.clear()
+    job(whole, storage_options=options(server), retry=RETRY)
+    folder, without = new_folder(), len(server.asked)
+    server.asked.clear()
+    server.fault = each_other_of(folder, FAULTS[fault])
+    job(folder, storage_options=options(server), retry=RETRY)
+    assert len(server.asked) > 1.5 * without > 20
+    assert there(folder, store) == there(whole, store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
+def test_each_request_of_a_job_may_fail_once(name, server, store):
     job, whole = JOBS[name], new_folder()
     job(whole, storage_options=options(server), retry=RETRY)
     wanted, requests = there(whole, store), asked(job, server)
-    assert len(requests) > 8
     kinds = {one.split("?")[0].split(".")[0]: n for n, one in enumerate(requests)}  # one of each
     for failing in range(len(requests)) if name == "json" else kinds.values():
         faults = [*FAULTS.values()]
@@ -133,33 +157,33 @@ def test_each_request_of_a_job_may_fail_once(
             assert there(folder, store) == wanted, (requests[failing], fault)
 
 
-def test_requests_of_a_job_may_stall(
-    server: FaultyServer, store: dict[str, Any], tmp_path: Path
-) -> None:
+def test_requests_of_a_job_may_stall(server, store, tmp_path):
     job = JOBS["json"]
     job(tmp_path / "here")
     requests = asked(job, server)
-    for failing in range(0, len(requests), len(requests) // 4):
-        folder = new_folder()
-        server.fault = of(folder, "stall", failing)
-        job(folder, storage_options=options(server), retry=tp.Retry(deadline=20, timeout=1))
-        assert there(folder, store) == contents(tmp_path / "here"), requests[failing]
+    folder, failing = new_folder(), count()
+    places = {0, len(requests) // 2, len(requests) - 1}
+    server.fault = lambda _, asked, __: (
+        "stall" if is_of(folder, asked) and next(failing) in places else None
+    )
+    job(folder, storage_options=options(server), retry=tp.Retry(deadline=20, timeout=1))
+    assert next(failing) >= len(requests) + 3
+    assert there(folder, store) == contents(tmp_path / "here")
 
 
 @pytest.mark.parametrize(
     "fault", ["503", *(pytest.param(f, marks=pytest.mark.slow) for f in ("reset", "lost"))]
 )
 def test_a_store_that_is_gone_is_one_clear_error_and_the_next_call_goes_on(
-    fault: str, server: FaultyServer, store: dict[str, Any], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    fault, server, store, tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr(places, "LEASE", 0.2)
     job = JOBS["json"]
     job(tmp_path / "here")
     requests = asked(job, server)
     outcomes = set()
     first, last = {"503": 0, "reset": 1, "lost": 2}[fault], len(requests) - 1
-    for gone in range(first, last, 3) if fault != "503" else (0, last // 2, last - 4):
+    for gone in range(first, last, 3) if fault != "503" else (last // 2, last - 4):
         folder, begun = new_folder(), time.monotonic()
         caplog.clear()
         server.fault = of(folder, FAULTS[fault], gone, 1 << 30)
@@ -179,12 +203,10 @@ def test_a_store_that_is_gone_is_one_clear_error_and_the_next_call_goes_on(
     assert all(one in said for one in wanted)
 
 
-def test_each_request_of_an_upload_in_parts_may_fail(
-    server: FaultyServer, store: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_request_of_an_upload_in_parts_may_fail(server, store, tmp_path, monkeypatch):
     monkeypatch.setattr("s3fs.core.calculate_chunksize", lambda *_, **__: 1 << 16)
     monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 0)
-    numbers = tp.from_arrow(pa.table({"x": np.random.default_rng(0).integers(0, 1 << 60, 30_000)}))
+    numbers = tp.from_arrow(pa.table({"x": np.random.default_rng(0).integers(0, 1 << 60, 20_000)}))
 
     def job(out: Any, **given: Any) -> None:
         numbers.write_arrow(out, num_files=1, **given)
@@ -201,7 +223,7 @@ def test_each_request_of_an_upload_in_parts_may_fail(
         assert there(folder, store) == contents(tmp_path / "here"), requests[failing]
 
 
-def test_ids_are_written_to_a_store_that_fails(server: FaultyServer, tmp_path: Path) -> None:
+def test_ids_are_written_to_a_store_that_fails(server, tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     pipe = tp.list_files(tmp_path / "a.txt").read_text().tokenize("bytes")
     server.asked.clear()
@@ -234,7 +256,7 @@ for name in CHANGES:
     setattr(Losing, name, partialmethod(Losing._once, name))
 
 
-def test_answers_that_are_lost_once_each_change_nothing(tmp_path: Path) -> None:
+def test_answers_that_are_lost_once_each_change_nothing(tmp_path):
     fsspec.register_implementation("losing", Losing, clobber=True)
     Losing.lost.clear()
     rows().write_json(tmp_path / "here", rows_per_file=40)
@@ -249,15 +271,13 @@ def test_answers_that_are_lost_once_each_change_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("retry", [5, {"seconds": 3}])
-def test_what_is_no_retry_is_refused(retry: Any, tmp_path: Path) -> None:
+def test_what_is_no_retry_is_refused(retry, tmp_path):
     for job in JOBS.values():
         with pytest.raises(tp.ConfigError, match=r"\w+\(retry\) must be a trainpipes\.Retry, got"):
             job(tmp_path / "out", retry=retry)
 
 
-def test_a_clean_up_that_fails_on_a_disk_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_clean_up_that_fails_on_a_disk_is_a_warning(tmp_path, monkeypatch, caplog):
     def refused(_: Any, *names: str, **__: Any) -> None:
         if names:
             raise PermissionError(13, "Permission denied")

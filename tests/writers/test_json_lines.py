@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -54,7 +53,7 @@ SCHEMA = pa.schema(
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(row, min_size=1, max_size=9), st.integers(0, 8), st.integers(1, 9))
-def test_every_value_is_read_as_what_it_was(rows: list[Any], first: int, count: int) -> None:
+def test_every_value_is_read_as_what_it_was(rows, first, count):
     table = pa.Table.from_pylist(rows, SCHEMA).slice(min(first, len(rows) - 1), count)
     found, expected = lines(table), table.to_pylist()
     assert found == expected
@@ -81,13 +80,13 @@ def test_every_value_is_read_as_what_it_was(rows: list[Any], first: int, count: 
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )  # fmt: skip
-def test_each_type_has_its_text(array: pa.Array, expected: list[str]) -> None:
+def test_each_type_has_its_text(array, expected):
     found = lines_of(pa.table({"x": array})).decode()
     assert found == "".join(f'{{"x":{text}}}\n' for text in expected)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_json_has_no_number_for_is_refused_with_its_row(value: float, tmp_path: Path) -> None:
+def test_what_json_has_no_number_for_is_refused_with_its_row(value, tmp_path):
     rows = tp.from_arrow(pa.table({"x": [[0.5]] * 40 + [[1.0, value]] + [[]] * 3}))
     with pytest.raises(tp.DataError, match=r"'x': JSON has no NaN .* \(row 40 of those written\)"):
         rows.write_json(tmp_path / "out")
@@ -103,7 +102,7 @@ def test_what_json_has_no_number_for_is_refused_with_its_row(value: float, tmp_p
         pa.array([(1, 2, 3)], pa.month_day_nano_interval()),
     ],
 )
-def test_a_type_that_json_has_no_form_for_is_refused(array: pa.Array, tmp_path: Path) -> None:
+def test_a_type_that_json_has_no_form_for_is_refused(array, tmp_path):
     rows = tp.from_arrow(pa.table({"odd": array}))
     with pytest.raises(tp.DataError, match=r"'odd': .*JSON has no form for .*drop_columns"):
         rows.write_json(tmp_path / "out")

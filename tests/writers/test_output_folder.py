@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -33,7 +32,7 @@ def rows(count: int = 100) -> tp.Pipeline:
 # What a kill leaves
 
 
-def test_a_file_without_a_note_is_made_again(tmp_path: Path) -> None:
+def test_a_file_without_a_note_is_made_again(tmp_path):
     rows().write_json(tmp_path / "whole", rows_per_file=30)
     rows().write_json(tmp_path / "out", rows_per_file=30)
     begun_again(tmp_path / "out", 2)
@@ -47,7 +46,7 @@ def test_a_file_without_a_note_is_made_again(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "_unfinished").exists()
 
 
-def test_a_folder_of_what_is_not_finished_may_be_left_beside_the_manifest(tmp_path: Path) -> None:
+def test_a_folder_of_what_is_not_finished_may_be_left_beside_the_manifest(tmp_path):
     rows().write_json(tmp_path / "out", rows_per_file=30)
     whole = contents(tmp_path / "out")
     (tmp_path / "out" / "_unfinished").mkdir()
@@ -65,7 +64,7 @@ def test_a_folder_of_what_is_not_finished_may_be_left_beside_the_manifest(tmp_pa
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rows": 1, "odd": 2}'])
-def test_a_damaged_note_is_refused_with_its_name(text: str, tmp_path: Path) -> None:
+def test_a_damaged_note_is_refused_with_its_name(text, tmp_path):
     rows().write_json(tmp_path / "out", rows_per_file=30)
     begun_again(tmp_path / "out", 2)
     (tmp_path / "out" / "_unfinished" / "part-00001.jsonl.done.json").write_text(text)
@@ -73,7 +72,7 @@ def test_a_damaged_note_is_refused_with_its_name(text: str, tmp_path: Path) -> N
         rows().write_json(tmp_path / "out", rows_per_file=30)
 
 
-def test_other_options_are_refused_only_where_files_are_whole(tmp_path: Path) -> None:
+def test_other_options_are_refused_only_where_files_are_whole(tmp_path):
     rows().write_json(tmp_path / "out", rows_per_file=30)
     begun_again(tmp_path / "out", 1)
     with pytest.raises(tp.ConfigError, match="with rows_per_file: 30, now 50"):
@@ -84,7 +83,7 @@ def test_other_options_are_refused_only_where_files_are_whole(tmp_path: Path) ->
     assert rows().write_json(tmp_path / "out", rows_per_file=50).rows == 100
 
 
-def test_hidden_files_of_others_do_not_count(tmp_path: Path) -> None:
+def test_hidden_files_of_others_do_not_count(tmp_path):
     (tmp_path / ".DS_Store").write_text("")
     assert rows().write_json(tmp_path).rows == 100
     assert (tmp_path / ".DS_Store").exists()
@@ -108,7 +107,7 @@ tp.from_dataset([{"x": n} for n in range(100)]).map(waits, version="1").write_js
 """
 
 
-def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path):
     out = tmp_path / "out"
     command = [*python(), "-c", HOLDER, str(out)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -130,7 +129,7 @@ def memory() -> Iterator[Any]:
     system.rm("/written", recursive=True) if system.exists("/written") else None
 
 
-def test_any_file_system_of_fsspec_will_do(memory: Any, tmp_path: Path) -> None:
+def test_any_file_system_of_fsspec_will_do(memory, tmp_path):
     rows().write_parquet(tmp_path / "here", rows_per_file=30)
     written = rows().write_parquet("memory://written/a", rows_per_file=30, executor=Threads(2))
     there = {path.rpartition("/")[2]: memory.cat(path) for path in memory.ls("/written/a", False)}
@@ -149,8 +148,8 @@ def test_any_file_system_of_fsspec_will_do(memory: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", ["part-00002.parquet", "part-00001.parquet.done.json"])
 def test_a_store_that_fails_leaves_whole_files_and_the_next_call_goes_on(
-    failing: str, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    failing, memory, tmp_path, monkeypatch
+):
     rows().write_parquet(tmp_path / "here", rows_per_file=30)
     put = type(memory).put_file
 
@@ -182,9 +181,7 @@ def held(memory: Any, **changes: Any) -> None:
 
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
 @pytest.mark.parametrize("lives", [True, False])
-def test_at_a_url_one_counts_as_long_as_it_gives_signs_of_life(
-    lives: bool, host: str, memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_a_url_one_counts_as_long_as_it_gives_signs_of_life(lives, host, memory, monkeypatch):
     monkeypatch.setattr(places, "LEASE", 0.5)
     held(memory, host=host)
     timer = threading.Timer(0.2, lambda: held(memory, host=host, beat=7) if lives else None)
@@ -197,7 +194,7 @@ def test_at_a_url_one_counts_as_long_as_it_gives_signs_of_life(
     timer.join()
 
 
-def test_at_a_url_a_process_that_is_gone_from_this_machine_is_not_waited_for(memory: Any) -> None:
+def test_at_a_url_a_process_that_is_gone_from_this_machine_is_not_waited_for(memory):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     held(memory, pid=gone.pid)
@@ -207,9 +204,7 @@ def test_at_a_url_a_process_that_is_gone_from_this_machine_is_not_waited_for(mem
     assert not memory.find("/written/c/_unfinished")
 
 
-def test_who_writes_to_a_url_gives_signs_of_life(
-    memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_writes_to_a_url_gives_signs_of_life(memory, monkeypatch):
     monkeypatch.setattr(places, "BEAT", 0.05)
     seen: list[int] = []
 
@@ -233,13 +228,13 @@ def s3() -> Iterator[dict[str, Any]]:
         yield options
 
 
-def test_s3_holds_the_same_files_and_nothing_besides(s3: dict[str, Any], tmp_path: Path) -> None:
+def test_s3_holds_the_same_files_and_nothing_besides(s3, tmp_path):
     system = fsspec.filesystem("s3", **s3, use_listings_cache=False)
     url, how = "s3://bucket/out", {"rows_per_file": 30, "storage_options": s3}
     rows().write_parquet(tmp_path / "here", rows_per_file=30)
     system.pipe_file("bucket/out/_unfinished/lock", b'{"host": "a", "pid": 1, "token": "b"}')
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(places, "LEASE", 0.1)
+        patched.setattr(places, "LEASE", 0.3)
         rows().write_parquet(url, **how)
     found = system.find("bucket/out")
     assert {path.rpartition("/")[2]: system.cat(path) for path in found} == contents(
@@ -250,9 +245,7 @@ def test_s3_holds_the_same_files_and_nothing_besides(s3: dict[str, Any], tmp_pat
         rows().write_parquet("s3://nowhere/out", **how)
 
 
-def test_of_two_that_begin_at_once_on_s3_one_creates_the_lock(
-    s3: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_that_begin_at_once_on_s3_one_creates_the_lock(s3, monkeypatch):
     place = places.place_at("s3://bucket/two", "write_json", s3)
     read, first = places._Lease._read, places.place_at("s3://bucket/two", "write_json", s3)
     with first.locked():

@@ -54,13 +54,13 @@ def refused(
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_folder_below_the_one_that_is_read_is_refused_by_every_writer(name: str) -> None:
+def test_a_folder_below_the_one_that_is_read_is_refused_by_every_writer(name):
     refused(lambda: WRITERS[name](parquet("d"), "d/out"))
     refused(lambda: WRITERS[name](parquet("d/**/*.parquet"), "d/out"))
     WRITERS[name](parquet("d"), "out")
 
 
-def test_json_arrow_and_memory_maps_are_refused_too() -> None:
+def test_json_arrow_and_memory_maps_are_refused_too():
     json = tp.list_files("j").read_json()
     refused(lambda: json.write_json("j/out"))
     refused(lambda: json.write_json("j/out", compression="gzip"))
@@ -91,7 +91,7 @@ INSIDE: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("files", "out"), INSIDE)
-def test_a_folder_whose_files_the_same_listing_would_find_is_refused(files: Any, out: str) -> None:
+def test_a_folder_whose_files_the_same_listing_would_find_is_refused(files, out):
     refused(lambda: parquet(files).write_parquet(out))
     absolute = [os.path.abspath(one) for one in ([files] if isinstance(files, str) else files)]
     refused(lambda: parquet(absolute).write_parquet(Path(out)))
@@ -115,13 +115,13 @@ OUTSIDE: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("files", "out"), OUTSIDE)
-def test_a_folder_that_the_same_listing_does_not_find_is_written_to(files: Any, out: str) -> None:
+def test_a_folder_that_the_same_listing_does_not_find_is_written_to(files, out):
     rows = list(parquet(files))
     parquet(files).write_parquet(out)
     assert list(parquet(files)) == rows
 
 
-def test_files_of_another_format_are_not_found_by_the_same_listing() -> None:
+def test_files_of_another_format_are_not_found_by_the_same_listing():
     rows = list(tp.list_files("j").read_json())
     tp.list_files("j").read_json().write_parquet("j/out")
     assert list(tp.list_files("j").read_json()) == rows
@@ -129,12 +129,12 @@ def test_files_of_another_format_are_not_found_by_the_same_listing() -> None:
     refused(lambda: both.write_json("d/out"))
 
 
-def test_what_repack_finds_by_itself_is_of_any_format() -> None:
+def test_what_repack_finds_by_itself_is_of_any_format():
     refused(lambda: repack("j", "j/out"))
     repack(tp.list_files("j").read_json(), "j/out")
 
 
-def test_a_link_within_the_input_leads_to_what_is_read() -> None:
+def test_a_link_within_the_input_leads_to_what_is_read():
     Path("d/other").symlink_to("../elsewhere")
     refused(lambda: parquet("d").write_parquet("elsewhere/out"))
     refused(lambda: parquet("d/*/*").write_parquet("elsewhere/out"))
@@ -142,7 +142,7 @@ def test_a_link_within_the_input_leads_to_what_is_read() -> None:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_the_folder_that_is_read_is_not_written_to(overwrite: bool) -> None:
+def test_the_folder_that_is_read_is_not_written_to(overwrite):
     parquet("d").write_parquet("first")
     for files in ("first", "first/*.parquet", ["first/part-00000.parquet", "d"]):
         refused(
@@ -152,7 +152,7 @@ def test_the_folder_that_is_read_is_not_written_to(overwrite: bool) -> None:
 
 
 @pytest.mark.parametrize("how", ["mix", "concat", "zip", "concat in mix", "mix in mix"])
-def test_inputs_of_several_sources_are_looked_at(how: str) -> None:
+def test_inputs_of_several_sources_are_looked_at(how):
     other, own = parquet("elsewhere"), parquet("d/more")
     both, even = {"a": other, "b": own}, {"a": 1, "b": 1}
     pipe = {
@@ -166,6 +166,6 @@ def test_inputs_of_several_sources_are_looked_at(how: str) -> None:
     pipe.write_parquet("d/out")
 
 
-def test_rows_that_are_read_from_no_files_are_written_anywhere() -> None:
+def test_rows_that_are_read_from_no_files_are_written_anywhere():
     tp.from_dataset([{"x": 1}]).write_parquet("d/out")
     tp.write_memmap("d/map", tp.from_dataset([{"x": 1}]))

@@ -93,13 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(("job", "data"), CASES)
-def test_two_gigabytes_take_less_than_one_of_memory(
-    job: str,
-    data: str,
-    folder: Path,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_two_gigabytes_take_less_than_one_of_memory(job, data, folder, tmp_path, record_property):
     given = folder / data
     if not given.exists():
         given.mkdir()

@@ -65,16 +65,14 @@ def off(
 
 @examples(120)
 @given(weights=WEIGHTS, shard=SHARDS)
-def test_no_source_is_ever_off_its_share_by_a_whole_row(weights: list[int], shard: int) -> None:
+def test_no_source_is_ever_off_its_share_by_a_whole_row(weights, shard):
     for ahead in off(weights, drawn(weights, shard, 400)):
         assert max(map(abs, ahead)) < 1
 
 
 @examples(60)
 @given(weights=WEIGHTS, shard=SHARDS, step=st.integers(1, 90))
-def test_the_order_does_not_depend_on_how_many_rows_are_asked_for_at_a_time(
-    weights: list[int], shard: int, step: int
-) -> None:
+def test_the_order_does_not_depend_on_how_many_rows_are_asked_for_at_a_time(weights, shard, step):
     assert drawn_anew(weights, shard, 200, step) == drawn(weights, shard, 200)
 
 
@@ -90,9 +88,7 @@ def test_the_order_does_not_depend_on_how_many_rows_are_asked_for_at_a_time(
     ),
     shard=SHARDS,
 )
-def test_weights_that_change_carry_over_what_is_owed(
-    steps: list[tuple[list[int], int]], shard: int
-) -> None:
+def test_weights_that_change_carry_over_what_is_owed(steps, shard):
     total, ahead = 1000, (0, 0, 0)
     for step, rows in steps:
         weights = whole_weights(step, total)
@@ -129,11 +125,11 @@ def by_the_rule(weights: list[int], shard: int, rows: int) -> list[int]:
 
 @examples(60)
 @given(weights=st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any), shard=SHARDS)
-def test_the_order_is_the_rule_s(weights: list[int], shard: int) -> None:
+def test_the_order_is_the_rule_s(weights, shard):
     assert drawn(weights, shard, 120) == by_the_rule(weights, shard, 120)
 
 
-def test_the_order_of_some_weights_stays_what_it_is() -> None:
+def test_the_order_of_some_weights_stays_what_it_is():
     assert "".join(map(str, drawn([7, 3], 0, 20))) == "10010010001001001000"
     assert "".join(map(str, drawn([5, 3, 2], 1, 20))) == "02100120010210012001"
     assert "".join(map(str, drawn([1, 1, 98], 2, 60))) == (
@@ -144,7 +140,7 @@ def test_the_order_of_some_weights_stays_what_it_is() -> None:
 @pytest.mark.parametrize(
     "weights", [[7, 3], [5, 3, 2], [50, 30, 15, 5], [137, 61, 29, 11, 3], [1000, 1, 1]]
 )
-def test_shards_out_of_phase_keep_the_whole_closer(weights: list[int]) -> None:
+def test_shards_out_of_phase_keep_the_whole_closer(weights):
     shards, rows = 24, 300
     each = np.array([off(weights, drawn(weights, s, rows)) for s in range(shards)], dtype=float)
     alike = np.array(off(weights, drawn(weights, 0, rows)), dtype=float) * shards
@@ -160,9 +156,7 @@ def test_shards_out_of_phase_keep_the_whole_closer(weights: list[int]) -> None:
     first=st.sampled_from([None, 0, 1]),
     seed=st.integers(0, 2**32),
 )
-def test_by_tokens_no_source_is_off_by_more_than_the_longest_row(
-    weights: list[int], longest: list[int], first: int | None, seed: int
-) -> None:
+def test_by_tokens_no_source_is_off_by_more_than_the_longest_row(weights, longest, first, seed):
     rng = np.random.default_rng(seed)
     k = len(weights)
     lengths = [rng.integers(1, longest[i] + 1, 2000).tolist() for i in range(k)]
@@ -174,13 +168,13 @@ def test_by_tokens_no_source_is_off_by_more_than_the_longest_row(
     assert max(abs(a) for row in aheads for a in row) <= most
 
 
-def test_a_row_100_times_as_long_waits_for_100_short_ones() -> None:
+def test_a_row_100_times_as_long_waits_for_100_short_ones():
     order = by_tokens([1, 1], (0, 0), None, [[100] * 9, [1] * 900], 808).tolist()
     assert order.count(0) == 8
     assert order.count(1) == 800
 
 
-def test_it_ends_where_a_source_has_none_left() -> None:
+def test_it_ends_where_a_source_has_none_left():
     assert RowOrder([1, 1], (0, 0), phases_of(0, 2)).take([2, 9], 100).tolist().count(0) == 2
     assert by_tokens([1, 1], (0, 0), None, [[1, 1], [1] * 9], 100).tolist().count(0) == 2
 
@@ -190,7 +184,7 @@ def test_it_ends_where_a_source_has_none_left() -> None:
     weights=st.lists(st.fractions(0, 1000), min_size=1, max_size=6).filter(any),
     total=st.integers(6, 10**9),
 )
-def test_weights_are_made_whole_with_the_sum_asked_for(weights: list[Fraction], total: int) -> None:
+def test_weights_are_made_whole_with_the_sum_asked_for(weights, total):
     found = whole_weights(weights, total)
     assert sum(found) == total
     assert [w > 0 for w in found] == [w > 0 for w in weights]
@@ -199,7 +193,7 @@ def test_weights_are_made_whole_with_the_sum_asked_for(weights: list[Fraction], 
         assert all(abs(f - w * total / amount) < 1 for f, w in zip(found, weights, strict=True))
 
 
-def test_a_sum_is_found_for_which_all_steps_are_exact() -> None:
+def test_a_sum_is_found_for_which_all_steps_are_exact():
     assert (
         common_total([[Fraction(1, 2), Fraction(1, 2)], [Fraction(1, 3), Fraction(2, 3)]], False)
         == 6

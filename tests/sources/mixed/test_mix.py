@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from fractions import Fraction
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ def first_letters(found: list[str]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("draws", [10**2, 10**5])
-def test_shares_are_met_after_many_rows(draws: int) -> None:
+def test_shares_are_met_after_many_rows(draws):
     weights = {"a": 0.7, "b": 0.2, "c": 0.1}
     sources = {n: tp.from_tensors(source=torch.full((9_000,), i)) for i, n in enumerate(weights)}
     pipe = tp.mix(sources, weights=weights, stop="repeat").batch(100)
@@ -50,7 +49,7 @@ def test_shares_are_met_after_many_rows(draws: int) -> None:
 
 
 @pytest.mark.parametrize("draws", [10**2, 2 * 10**4])
-def test_shares_of_tokens_are_met_with_rows_100_times_as_long(draws: int) -> None:
+def test_shares_of_tokens_are_met_with_rows_100_times_as_long(draws):
     sources = {
         "long": tp.from_tensors(length=torch.randint(50, 150, (5000,))),
         "short": tp.from_tensors(length=torch.randint(0, 2, (20_000,))),
@@ -66,7 +65,7 @@ def test_shares_of_tokens_are_met_with_rows_100_times_as_long(draws: int) -> Non
     assert abs(long - 0.8 * found.sum()) <= found.max()
 
 
-def test_weights_are_the_sources_sizes_if_left_out() -> None:
+def test_weights_are_the_sources_sizes_if_left_out():
     pipe = tp.mix({"a": rows("a", 60), "b": rows("b", 20)})
     assert first_letters(names(pipe)) == {"a": 60, "b": 20}
     flat = tp.mix({"a": rows("a", 6400), "b": rows("b", 100)}, temperature=2.0)
@@ -74,7 +73,7 @@ def test_weights_are_the_sources_sizes_if_left_out() -> None:
     assert found["b"] == 100
 
 
-def test_fractions_and_numpy_numbers_are_weights_too() -> None:
+def test_fractions_and_numpy_numbers_are_weights_too():
     for weights in (
         {"a": Fraction(1, 3), "b": Fraction(2, 3)},
         {"a": np.float32(1), "b": np.int64(2)},
@@ -83,7 +82,7 @@ def test_fractions_and_numpy_numbers_are_weights_too() -> None:
         assert first_letters(found) == {"a": 9, "b": 18}
 
 
-def test_each_shard_and_the_whole_keep_to_the_shares() -> None:
+def test_each_shard_and_the_whole_keep_to_the_shares():
     pipe = tp.mix(
         {"a": rows("a", 4000, seed=1), "b": rows("b", 4000, seed=2)}, weights={"a": 0.9, "b": 0.1},
         stop="repeat",
@@ -95,7 +94,7 @@ def test_each_shard_and_the_whole_keep_to_the_shares() -> None:
     assert np.abs(np.cumsum(found)[11::12] - 1.2 * np.arange(1, 101)).max() < 4
 
 
-def test_the_weights_follow_a_schedule() -> None:
+def test_the_weights_follow_a_schedule():
     sources = {"a": rows("a", 500), "b": rows("b", 500)}
     steps = [(0, {"a": 1, "b": 0}), (40, {"a": 1, "b": 3}), (80, {"a": 0, "b": 1})]
     found = names(tp.mix(sources, schedule=steps, stop="repeat").sharding_filter(4), 120)
@@ -113,7 +112,7 @@ def test_the_weights_follow_a_schedule() -> None:
 # Ends of an epoch
 
 
-def test_an_epoch_has_each_row_once_at_least() -> None:
+def test_an_epoch_has_each_row_once_at_least():
     pipe = tp.mix(
         {"a": rows("a", 30, seed=1), "b": rows("b", 10, seed=2)}, weights={"a": 1, "b": 1}
     )
@@ -124,7 +123,7 @@ def test_an_epoch_has_each_row_once_at_least() -> None:
         assert {c for n, c in found.items() if n[0] == "b"} == {3}
 
 
-def test_an_epoch_may_end_with_the_first_source() -> None:
+def test_an_epoch_may_end_with_the_first_source():
     sources = {"a": rows("a", 30), "b": rows("b", 10)}
     weights = {"a": 1, "b": 1}
     found = Counter(names(tp.mix(sources, weights=weights, stop="first_exhausted")))
@@ -137,7 +136,7 @@ def test_an_epoch_may_end_with_the_first_source() -> None:
     assert {n: c for n, c in found.items() if n[0] == "b"} == {f"b{n}": 2 for n in range(10)}
 
 
-def test_a_source_leaves_after_its_repetitions_and_the_others_share() -> None:
+def test_a_source_leaves_after_its_repetitions_and_the_others_share():
     sources = {"a": rows("a", 70), "b": rows("b", 5), "c": rows("c", 40)}
     weights = {"a": 2, "b": 1, "c": 1}
     found = names(tp.mix(sources, weights=weights, max_epochs={"b": 2}))
@@ -150,7 +149,7 @@ def test_a_source_leaves_after_its_repetitions_and_the_others_share() -> None:
     assert max(Counter(all_twice).values()) == 2
 
 
-def test_every_epoch_of_a_source_and_of_the_mix_has_another_order() -> None:
+def test_every_epoch_of_a_source_and_of_the_mix_has_another_order():
     pipe = tp.mix(
         {"a": rows("a", 40, seed=1), "b": rows("b", 10, seed=2)}, weights={"a": 4, "b": 4}
     )
@@ -160,7 +159,7 @@ def test_every_epoch_of_a_source_and_of_the_mix_has_another_order() -> None:
     assert len(orders) == len(b) // 10 == 8
 
 
-def test_sources_smaller_than_the_shards_are_gone_through_too() -> None:
+def test_sources_smaller_than_the_shards_are_gone_through_too():
     pipe = tp.mix(
         {"a": rows("a", 100), "b": rows("b", 3)}, weights={"a": 3, "b": 1}
     ).sharding_filter(12)
@@ -170,14 +169,14 @@ def test_sources_smaller_than_the_shards_are_gone_through_too() -> None:
 # Columns and rows
 
 
-def test_a_column_names_the_source_of_each_row() -> None:
+def test_a_column_names_the_source_of_each_row():
     pipe = tp.mix({"a": rows("a", 9), "b": rows("b", 9)}, output_column="from")
     assert all(row["from"] == row["who"][0] for row in pipe)
     plain = {n: tp.from_dataset([{"who": f"{n}{i}"} for i in range(5)]) for n in "ab"}
     assert all(row["from"] == row["who"][0] for row in tp.mix(plain, output_column="from"))
 
 
-def test_an_error_names_the_source_and_the_row(tmp_path: Path) -> None:
+def test_an_error_names_the_source_and_the_row(tmp_path):
     table = pa.table({"text": ["x"] * 7 + [None] + ["x"] * 2})
     pq.write_table(table, tmp_path / "bad.parquet", row_group_size=5)
     bad = tp.list_files(str(tmp_path / "bad.parquet")).read_parquet().tokenize("bytes")
@@ -201,14 +200,14 @@ def fails(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def test_an_error_of_a_function_names_the_source_and_the_row() -> None:
+def test_an_error_of_a_function_names_the_source_and_the_row():
     pipe = tp.mix({"a": rows("a", 9).map(dict), "b": rows("b", 9).map(fails)})
     with pytest.raises(KeyError) as caught:
         list(pipe)
     assert "source 'b', row 5" in caught.value.__notes__[0]
 
 
-def test_rows_keep_their_numbers_when_sources_come_and_go() -> None:
+def test_rows_keep_their_numbers_when_sources_come_and_go():
     def seen(sources: dict[str, tp.Pipeline]) -> dict[str, str]:
         pipe = tp.mix(sources, weights=dict.fromkeys(sources, 1)).split({"p": 0.5, "q": 0.5})
         return {name: part for part in "pq" for name in names(pipe[part])}
@@ -224,7 +223,7 @@ def test_rows_keep_their_numbers_when_sources_come_and_go() -> None:
 # Where it runs
 
 
-def test_it_is_shown_with_its_sources_and_what_was_said_of_them() -> None:
+def test_it_is_shown_with_its_sources_and_what_was_said_of_them():
     sources = {"a": rows("a", 60, seed=1).filter(pc.field("who") != "a3"), "b": rows("b", 20, 3)}
     weights = {"a": 0.6, "b": 0.4}
     text = repr(tp.mix(sources, weights=weights, weight_by="tokens", stop="repeat"))
@@ -233,7 +232,7 @@ def test_it_is_shown_with_its_sources_and_what_was_said_of_them() -> None:
     assert "column='input_ids'" not in text
 
 
-def test_explain_says_how_often_each_source_is_gone_through() -> None:
+def test_explain_says_how_often_each_source_is_gone_through():
     said = str(tp.mix({"a": rows("a", 90), "b": rows("b", 10)}, weights={"a": 3, "b": 1}).explain())
     assert "75.0%, 90 rows, gone through 1.00 times" in said
     assert "25.0%, 10 rows, gone through 3.00 times" in said
@@ -248,7 +247,7 @@ def test_explain_says_how_often_each_source_is_gone_through() -> None:
     assert "of all sources' rows, held by each rank" in str(one)
 
 
-def test_a_function_in_a_source_must_pickle_for_spawned_workers() -> None:
+def test_a_function_in_a_source_must_pickle_for_spawned_workers():
     sources = {"a": rows("a", 20).map(lambda row: row), "b": rows("b", 20).map(dict)}
     loader = tp.Loader(tp.mix(sources), num_workers=1, multiprocessing_context="forkserver")
     with pytest.raises(tp.ConfigError, match="fn must pickle to reach a spawned worker"):
@@ -295,7 +294,7 @@ A, B = rows("a", 5), rows("b", 5)
         ({"column": ""}, "must be the name of a column, got ''"),
     ],
 )  # fmt: skip
-def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
+def test_bad_options_are_refused(options, said):
     with pytest.raises(tp.ConfigError, match=said):
         tp.mix(**{"sources": {"a": A, "b": B}, **options})
 
@@ -308,14 +307,14 @@ def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
         (lambda p: p.sharding_filter(4).take(9), "take"),
     ],
 )
-def test_what_cannot_stand_above_is_refused(above: Any, said: str) -> None:
+def test_what_cannot_stand_above_is_refused(above, said):
     with pytest.raises(tp.ConfigError, match=said):
         above(tp.mix({"a": A, "b": B}))
     with pytest.raises(tp.ConfigError, match="counts epochs, and mix"):
         tp.mix({"a": A, "b": B}, stop="repeat").repeat(2)
 
 
-def test_a_mix_without_an_end_cannot_be_waited_for() -> None:
+def test_a_mix_without_an_end_cannot_be_waited_for():
     endless = tp.mix({"a": A, "b": B}, stop="repeat")
     with pytest.raises(tp.ConfigError, match="'x' is a mix without an end"):
         tp.mix({"x": endless, "b": B})
@@ -325,7 +324,7 @@ def test_a_mix_without_an_end_cannot_be_waited_for() -> None:
     )
 
 
-def test_sources_without_rows_are_refused_and_never_waited_for() -> None:
+def test_sources_without_rows_are_refused_and_never_waited_for():
     empty = tp.from_arrow(pa.table({"who": pa.array([], pa.string())}))
     with pytest.raises(tp.DataError, match=r"mix\(sources\): 'b': .* has no rows"):
         list(tp.mix({"a": A.select("who"), "b": empty}, weights={"a": 1, "b": 1}))
@@ -345,7 +344,7 @@ def test_sources_without_rows_are_refused_and_never_waited_for() -> None:
         list(tp.mix({"a": A, "b": taken}, weights={"a": 1, "b": 1}))
 
 
-def test_sizes_that_are_not_known_are_asked_for() -> None:
+def test_sizes_that_are_not_known_are_asked_for():
     with pytest.raises(
         tp.ConfigError, match=r"how many rows 'b' has is not known .* weights=\{'a': ..., 'b'"
     ):
@@ -354,6 +353,6 @@ def test_sizes_that_are_not_known_are_asked_for() -> None:
         list(tp.mix({"a": A, "b": B}, weight_by="tokens"))
 
 
-def test_tokens_are_counted_in_a_column_that_is_there() -> None:
+def test_tokens_are_counted_in_a_column_that_is_there():
     with pytest.raises(tp.SchemaError, match="ids"):
         list(tp.mix({"a": A, "b": B}, weight_by="tokens", column="ids", weights={"a": 1, "b": 1}))

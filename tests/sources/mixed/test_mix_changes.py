@@ -45,7 +45,7 @@ OLD = {"a": 0.5, "b": 0.3, "c": 0.2}
 @pytest.mark.parametrize(
     "new", [{"a": 0.2, "b": 0.6, "c": 0.2}, {"a": 1, "b": 1}, {"a": 1, "b": 1, "c": 1, "d": 2}]
 )
-def test_sources_that_stay_go_on_where_they_stand(new: dict[str, float], by: str) -> None:
+def test_sources_that_stay_go_on_where_they_stand(new, by):
     before, state = saved(mixed(OLD, weight_by=by), 17)
     after = go_on(mixed(new, weight_by=by), state, 40, "mix")
     for name in new:
@@ -63,7 +63,7 @@ def test_sources_that_stay_go_on_where_they_stand(new: dict[str, float], by: str
         assert alone <= set(first[: len(alone) + 16])
 
 
-def test_all_topologies_go_on_alike_after_a_change() -> None:
+def test_all_topologies_go_on_alike_after_a_change():
     _, state = saved(mixed(OLD), 8)
     new = {"a": 1, "c": 3}
     whole = go_on(mixed(new), state, 12, "mix")
@@ -77,7 +77,7 @@ def test_all_topologies_go_on_alike_after_a_change() -> None:
     assert flat(islice(iter(loader), 12)) == whole
 
 
-def test_a_changed_run_resumes_without_allowing_anything_more() -> None:
+def test_a_changed_run_resumes_without_allowing_anything_more():
     _, state = saved(mixed(OLD), 8)
     new = {"a": 1, "d": 3}
     whole = go_on(mixed(new), state, 12, "mix")
@@ -91,7 +91,7 @@ def test_a_changed_run_resumes_without_allowing_anything_more() -> None:
         assert go_on(mixed(new), iterator.state_dict(), 12 - stop) == whole[5 * stop :]
 
 
-def test_another_schedule_goes_on_at_the_rows_drawn_so_far() -> None:
+def test_another_schedule_goes_on_at_the_rows_drawn_so_far():
     _, state = saved(mixed(OLD), 20)  # 100 rows
     steps = [(0, {"a": 1, "b": 0, "c": 0}), (140, {"a": 0, "b": 1, "c": 0})]
     sources = {name: rows(name) for name in OLD}
@@ -101,7 +101,7 @@ def test_another_schedule_goes_on_at_the_rows_drawn_so_far() -> None:
     assert {n[0] for n in found[40:]} == {"b"}
 
 
-def test_a_source_that_had_left_comes_back_with_more_repetitions() -> None:
+def test_a_source_that_had_left_comes_back_with_more_repetitions():
     def make(times: int) -> tp.Pipeline:
         sources = {"a": rows("a", 400), "b": rows("b", 8)}
         return tp.mix(
@@ -125,7 +125,7 @@ ALLOWED = r"; .*allow_changes=\['mix'\]"
         (mixed(OLD, output_column="x"), 'stages/mix/output_column: saved null, now "x"'),
     ],
 )
-def test_a_change_is_refused_unless_it_is_allowed(pipe: tp.Pipeline, said: str) -> None:
+def test_a_change_is_refused_unless_it_is_allowed(pipe, said):
     _, state = saved(mixed(OLD), 3)
     with pytest.raises(tp.StateError, match=said):
         pipe.load_state_dict(state)
@@ -152,13 +152,13 @@ def test_a_change_is_refused_unless_it_is_allowed(pipe: tp.Pipeline, said: str) 
         (mixed(OLD).map(len), "stages: saved mix -> sharding_filter -> batch, now"),
     ],
 )  # fmt: skip
-def test_a_source_that_stays_must_be_the_same(pipe: tp.Pipeline, said: str) -> None:
+def test_a_source_that_stays_must_be_the_same(pipe, said):
     _, state = saved(mixed(OLD), 3)
     with pytest.raises(tp.StateError, match=said):
         pipe.load_state_dict(state, allow_changes=["mix"])
 
 
-def test_rows_that_a_stage_above_holds_forbid_a_change() -> None:
+def test_rows_that_a_stage_above_holds_forbid_a_change():
     def make(weights: dict[str, float]) -> tp.Pipeline:
         sources = {name: rows(name) for name in weights}
         return tp.mix(sources, weights=weights, stop="repeat").pack(8, buffer_size=32).batch(1)
@@ -170,7 +170,7 @@ def test_rows_that_a_stage_above_holds_forbid_a_change() -> None:
         make({"a": 2, "b": 1}).load_state_dict(state, allow_changes=["mix"])
 
 
-def test_the_batch_size_may_change_with_the_mix() -> None:
+def test_the_batch_size_may_change_with_the_mix():
     before, state = saved(mixed(OLD), 8)
     new = {"a": 1, "b": 1}
     sources = {name: rows(name) for name in new}

@@ -60,10 +60,7 @@ KINDS = st.sampled_from(["plain", "filtered", "stream"])
     stop=st.integers(0, 60),
     run_rows=st.sampled_from([1, 9, 2048]),
 )
-def test_a_mix_is_its_sources_in_the_rule_s_order(
-    kinds: list[tuple[int, str]], weights: list[int], shards: int, tokens: bool, stop: int,
-    run_rows: int,
-) -> None:  # fmt: skip
+def test_a_mix_is_its_sources_in_the_rule_s_order(kinds, weights, shards, tokens, stop, run_rows):
     sources = {f"s{n}": source(n, *kind) for n, kind in enumerate(kinds)}
     shares = dict(zip(sources, weights, strict=False))
     by: Any = "tokens" if tokens else "rows"
