@@ -279,7 +279,10 @@ THREADED_ABOVE = [kind for kind in UNDER if "Prefetcher" in kind or "ParallelMap
 
 
 @EVERY
-@pytest.mark.parametrize("kind", UNDER)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=pytest.mark.slow if k == "ParallelMapper" else ()) for k in UNDER],
+)
 def test_a_chain_of_ours_keeps_the_contract_under_torchdatas_nodes(kind: str, every: int) -> None:
     check_contract(UNDER[kind], every=6 * every if kind in THREADED_ABOVE else every)
 
@@ -291,12 +294,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 def pairs() -> list[Any]:
-    """Chains of ours over torchdata's nodes; a third of the pairs, with each of both, in an ordinary run."""
+    """Chains of ours over torchdata's nodes; a quarter of the pairs, with each of both, in ordinary runs."""
     found = []
     for number, below in enumerate(BELOW):
-        few = ("the first rows", "shuffled, repeated")
-        for place, over in enumerate(few if below in THREADED else OVER):
-            marks = [pytest.mark.slow] if (number + place) % 3 else []
+        few, turn = (
+            (["the first rows", "shuffled, repeated"], 3) if below in THREADED else (OVER, 4)
+        )
+        for place, over in enumerate(few):
+            marks = [pytest.mark.slow] if (number + place) % turn else []
             found.append(pytest.param(below, over, marks=marks))
     return found
 

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpipes.stages.pack_fit import (
-    Placing,
-    best_fit,
-    concat,
-    first_fit,
-    placed,
-)
+from trainpipes.stages.pack_fit import Placing, best_fit, concat, first_fit, placed
 from trainpipes.stages.pack_windows import best_window, fit_a_row, joint_window
 
 CAPACITY = 12

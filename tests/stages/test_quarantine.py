@@ -8,7 +8,6 @@ import re
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -36,6 +35,7 @@ from bad_data import (
     write_files,
 )
 from forked import Child
+from interpreters import pid_of, python
 from s3_store import s3_store
 
 BAD = {3, 7, 21, 59}
@@ -202,8 +202,7 @@ def test_no_more_lines_than_max_rows_are_written(
 def test_more_bad_rows_than_max_share_stop_the_run_with_a_summary(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
-    bad = range(500, 2000)
-    (folder / "rows.jsonl").write_bytes(json_lines(range(3000), bad))
+    (folder / "rows.jsonl").write_bytes(json_lines(range(1200), range(500, 1000)))
     quarantine = tp.Quarantine(tmp_path / "bad", max_share=0.25)
     pipe = tp.read_json(folder / "rows.jsonl", max_row_bytes=300, on_error=quarantine).batch(10)
     with pytest.raises(tp.DataError) as caught:
@@ -274,14 +273,14 @@ def test_too_many_bad_rows_in_a_worker_stop_the_run(
         list(loader)
 
 
-def test_workers_that_are_spawned_write_files_of_their_own(
+def test_workers_that_are_not_forked_from_here_write_files_of_their_own(
     tmp_path: Path, no_processes_left: None
 ) -> None:
     files = write_files(tmp_path / "data", "json", 3, BAD)
     rows = tp.read_json(files, max_row_bytes=300, on_error=tp.Quarantine(tmp_path / "bad"))
     ids_of(rows)  # a file of this process, too
     pipe = rows.sharding_filter(4).shuffle(8).batch(4)
-    loader = tp.Loader(pipe, num_workers=2, multiprocessing_context="spawn")
+    loader = tp.Loader(pipe, num_workers=2, multiprocessing_context="forkserver")
     kept = [n for n in range(60) if n not in BAD]
     assert sorted(row["id"] for batch in loader for row in batch) == kept
     assert len(listed(tmp_path / "bad")) == 2 * len(BAD)
@@ -475,13 +474,13 @@ for batch in pipe:
 
 def test_a_killed_run_goes_on_and_each_line_is_whole(tmp_path: Path) -> None:
     write_files(tmp_path / "data", "json", 3, BAD)
-    command = [sys.executable, "-c", TRAIN, str(tmp_path), str(tmp_path / "state.pt")]
-    first = subprocess.Popen([*command, "0.1"])
+    command = [*python(), "-c", TRAIN, str(tmp_path), str(tmp_path / "state.pt")]
+    first = subprocess.Popen([*command, "0.05"])
     given = tmp_path / "given"
     end = time.monotonic() + 60
     while time.monotonic() < end and (not given.exists() or given.read_text().count("\n") < 5):
         time.sleep(0.02)
-    os.kill(first.pid, signal.SIGKILL)
+    os.kill(pid_of(first), signal.SIGKILL)
     first.wait()
     subprocess.run([*command, "0"], check=True, timeout=100)
     lines = given.read_text().split("\n")
@@ -540,10 +539,3 @@ def test_rows_of_a_mix_are_listed_and_the_run_resumes(tmp_path: Path) -> None:
     lines = listed(tmp_path / "bad")
     assert {Path(line["file"]).parent.name for line in lines} == {"a", "b"}
     assert {n for _, n in numbers_of(lines)} == BAD
-
-
-def test_too_many_bad_rows_of_a_source_stop_the_run_with_its_name(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"id": 1\n' * 900 + '{"id": 1}\n' * 100)
-    read = tp.read_json(tmp_path / "rows.jsonl", on_error=tp.Quarantine(tmp_path / "bad"))
-    with pytest.raises(tp.DataError, match=r"900 of 1,000(.|\n)*source 'web' of a mix"):
-        list(tp.mix({"web": read}, weights={"web": 1}))
