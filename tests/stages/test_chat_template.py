@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
@@ -112,28 +111,37 @@ def test_keys_that_are_null_are_left_out() -> None:
     assert chat_tokenizer().decode(row["input_ids"]) == "me: x\nassistant: y\n"
 
 
-def test_a_template_that_writes_earlier_turns_otherwise_is_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"messages": CONVERSATIONS[:2]}), tmp_path / "x.parquet")
-    pipe = tp.read_parquet(tmp_path).chat_template(chat_tokenizer(), template=FORGETS)
-    said = r"mark the assistant.s tokens by \{% generation %\}"
-    with pytest.raises(tp.DataError, match=said) as caught:
-        list(pipe)
-    assert caught.value.row == 1
+TALK, LONGER = CONVERSATIONS[:2]
+REFUSES = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}x"
+#: A second conversation that cannot be written, its tools, the options, and what is said.
+BAD: list[tuple[Any, str | None, dict[str, Any], str]] = [
+    ([], None, {}, "a list of messages, one or more, got list of none"),
+    (None, None, {}, "got NoneType"),
+    (
+        [{"role": None, "content": "x"}],
+        None,
+        {},
+        'message 0 of a conversation is a dict with "role"',
+    ),
+    (LONGER, None, {"template": FORGETS}, r"mark the assistant.s tokens by \{% generation %\}"),
+    (
+        LONGER,
+        None,
+        {"template": REFUSES, "labels": False},
+        "cannot write this .*TemplateError: too long",
+    ),
+    *((LONGER, tools, {"tools": "tools"}, "tools are") for tools in ("{", "5", '["x"]', "[5]")),
+]
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ([], "a list of messages, one or more, got list of none"),
-        (None, "got NoneType"),
-        ([{"role": None, "content": "x"}], 'message 0 of a conversation is a dict with "role"'),
-    ],
-)
-def test_what_is_no_conversation_names_its_row(bad: Any, message: str) -> None:
+@pytest.mark.parametrize(("told", "tools", "options", "said"), BAD, ids=range(len(BAD)))
+def test_what_cannot_be_written_names_its_row(
+    told: Any, tools: str | None, options: dict[str, Any], said: str
+) -> None:
     kind = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-    table = pa.table({"messages": pa.array([CONVERSATIONS[0], bad], kind)})
-    with pytest.raises(tp.DataError, match=message) as caught:
-        list(tp.from_arrow(table).chat_template(chat_tokenizer()))
+    table = pa.table({"messages": pa.array([TALK, told], kind), "tools": [None, tools]})
+    with pytest.raises(tp.DataError, match=said) as caught:
+        list(tp.from_arrow(table).chat_template(chat_tokenizer(), **options))
     assert caught.value.row == 1
 
 
@@ -231,25 +239,6 @@ def test_arguments_stay_text_for_a_template_that_wants_it() -> None:
         list(made(chat_tokenizer(), template=joins))
     (row,) = rows(called("not JSON")).chat_template(chat_tokenizer(), template=joins)
     assert spoken(row)[0] == "addnot JSON"
-
-
-@pytest.mark.parametrize("tools", ["{", "5", '["x"]', "[5]"])
-def test_what_are_no_tools_names_its_row(tools: str) -> None:
-    table = pa.table({"messages": CONVERSATIONS[:2], "tools": [None, tools]})
-    pipe = tp.from_arrow(table).chat_template(chat_tokenizer(), tools="tools")
-    with pytest.raises(tp.DataError, match="tools are") as caught:
-        list(pipe)
-    assert caught.value.row == 1
-
-
-def test_what_a_template_refuses_names_its_row() -> None:
-    refuses = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}x"
-    pipe = rows(*CONVERSATIONS).chat_template(chat_tokenizer(), template=refuses, labels=False)
-    with pytest.raises(
-        tp.DataError, match=r"cannot write this .*TemplateError: too long"
-    ) as caught:
-        list(pipe)
-    assert caught.value.row == 1
 
 
 def test_a_name_is_one_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
