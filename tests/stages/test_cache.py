@@ -159,7 +159,7 @@ def resumed(first: Pipeline, k: int, then: Pipeline) -> list[str]:
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_batches_are_the_same_and_states_load_with_and_without(
+def test_batches_and_states_are_the_same_with_and_without(
     name: str, data: Path, kept: Path
 ) -> None:
     with_it, without = (
@@ -319,9 +319,7 @@ def lengths(data: Path, make: Callable[[Pipeline], Pipeline]) -> int:
     return sum(row["n"] for row in make(rows(data)))
 
 
-def test_a_changed_file_is_read_again_even_if_its_footer_is_the_same(
-    data: Path, kept: Path
-) -> None:
+def test_a_changed_file_with_the_same_footer_is_read_again(data: Path, kept: Path) -> None:
     columns = {"x": pa.array([1, 5, 9]), "text": ["aa", "bb", "cc"]}
     path = data / "part-1.parquet"
     pq.write_table(
@@ -525,8 +523,7 @@ def test_a_full_disk_is_said_once_and_leaves_nothing_half_written(data: Path, ke
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         # No file may grow beyond 1000 bytes, as on a full disk.
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             found = sum(len(row["input_ids"]) for _ in range(2) for row in rows)
         say((found, [str(w.message) for w in caught if "cache" in str(w.message)]))
 

@@ -155,9 +155,7 @@ UNMARKED = OPEN.replace("{% generation %}", "").replace("{% endgeneration %}", "
 
 
 @pytest.mark.parametrize("template", [OPEN, UNMARKED])
-def test_a_turn_ends_with_the_last_byte_of_its_last_character_and_goes_no_further(
-    template: str,
-) -> None:
+def test_a_turn_ends_with_the_last_byte_of_its_last_character(template: str) -> None:
     told = messages("a", "   smile 🙂   \n", "b", "", "c", "猫")
     (row,) = rows(told).chat_template(chat_tokenizer(), template=template)
     assert spoken(row) == ["smile 🙂", "猫"]

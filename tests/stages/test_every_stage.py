@@ -78,8 +78,7 @@ def test_threads_and_workers_give_the_same(option: str, name: str, folder: Path)
 @pytest.mark.parametrize("name", FINITE)
 def test_a_pipeline_prints_compares_and_pickles_as_its_record(name, folder):
     pipe = FINITE[name](folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         text = repr(pipe)
     assert text.splitlines()[1].startswith("  .")
     assert pipe == FINITE[name](folder)

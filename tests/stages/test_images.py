@@ -198,9 +198,7 @@ def threads_that_decode(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> set[threa
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_threads_decode_also_beside_a_function_of_the_users(
-    own: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_decode_beside_a_users_function(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINPIPES_THREADS", "2")
     callers = set()
     rows = tp.from_arrow(pa.table({"bytes": [file_of(RGB)] * 40})).decode_image()

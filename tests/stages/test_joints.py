@@ -207,9 +207,7 @@ CHAINS: dict[str, Callable[[], tp.Pipeline]] = {
 
 @pytest.mark.parametrize("points", [4, pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CHAINS)
-def test_positions_over_the_joints_resume_exactly_on_other_ranks_too(
-    name: str, points: int | None
-) -> None:
+def test_positions_over_joints_resume_on_other_ranks_too(name: str, points: int | None) -> None:
     pipe, turn = CHAINS[name](), list(CHAINS).index(name)
     report = check_resume(pipe, limit=16, epochs=1, points=points, processes=0)
     assert report.state_bytes < 8_000  # positions, no rows

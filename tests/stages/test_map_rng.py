@@ -236,8 +236,7 @@ def test_draws_are_those_that_earlier_versions_gave(golden: Any) -> None:
 
 def said_of(pipe: Any) -> list[str]:
     """The warnings of one epoch."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         for _ in pipe:
             pass
     return [str(one.message) for one in caught]
@@ -384,8 +383,7 @@ def test_a_training_loop_that_draws_beside_threads_of_the_pool_accuses_no_functi
         source(48).sharding_filter(8).shuffle(16).map(slow, num_workers=workers).batch(2).collate()
     )
     layer = torch.nn.LSTM(8, 8, num_layers=2, dropout=0.5)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         for _ in tp.Loader(pipe, threads=threads):
             torch.nn.functional.dropout(layer(torch.ones(4, 2, 8))[0])
             random.random()

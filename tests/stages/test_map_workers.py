@@ -177,8 +177,7 @@ WORKERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("how", "threads"),
-    [*((how, None) for how in WORKERS), ({}, 0), (WORKERS[2], 0), (SAFE, 2)],
+    ("how", "threads"), [*((how, None) for how in WORKERS), ({}, 0), (WORKERS[2], 0), (SAFE, 2)]
 )
 def test_an_error_is_the_functions_own_and_names_the_row(
     how: dict[str, Any], threads: int | None, tmp_path: Path

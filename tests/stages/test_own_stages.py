@@ -338,7 +338,7 @@ READS: dict[str, tuple[Callable[[int, int, int], Any], str]] = {
 
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("name", READS)
-def test_a_source_that_gives_other_rows_than_it_was_asked_for_is_refused(
+def test_a_source_that_gives_other_rows_than_asked_for_is_refused(
     name: str, shuffled: bool
 ) -> None:
     read, said = READS[name]
@@ -510,9 +510,7 @@ class Weighs(tp.RowStage):
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_a_resume_with_other_values_of_an_option_is_refused_however_long_they_are(
-    number: int,
-) -> None:
+def test_a_resume_with_another_value_of_an_option_is_refused_however_long(number: int) -> None:
     one, other = weights()[number]
     same, _ = weights()[number]
     rows = tp.from_dataset(range(9))

@@ -488,7 +488,7 @@ def test_each_is_counted_once_an_epoch(folder: Path, method: Any) -> None:
     assert said(none) == "40 of 40 documents left out: longer than 5 tokens (360 tokens)"
 
 
-def test_the_first_one_is_named_and_then_every_tenfold(
+def test_the_first_is_named_and_each_tenfold(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     list(tp.read_parquet(folder).pack(5, overflow="drop", buffer_size=2))

@@ -37,7 +37,7 @@ def plain_fit(lengths: list[int], capacity: int, limit: int | None, best: bool) 
 
 
 @given(pieces, most, st.booleans())
-def test_each_fit_is_what_a_plain_loop_gives(
+def test_a_fit_is_what_a_plain_loop_gives(
     lengths: list[int], limit: int | None, best: bool
 ) -> None:
     found = (best_fit if best else first_fit)(np.array(lengths, dtype=np.int64), CAPACITY, limit)

@@ -179,9 +179,7 @@ def test_ragged_ranks_give_or_list_each_row_of_each_epoch(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_ranks_that_end_together_list_the_rows_up_to_their_last_step(
-    workers: int, tmp_path: Path
-) -> None:
+def test_ranks_that_end_together_list_rows_to_their_last_step(workers: int, tmp_path: Path) -> None:
     shards, size = 6, 4000  # rows of a shard
     rows = shards * size
     bad, filtered = {*range(0, rows, 250)}, 3950  # the first shard ends soon

@@ -124,12 +124,9 @@ def test_each_share_that_they_pass_is_warned_of_once(tmp_path: Path) -> None:
     assert all(low <= part < high for part, (low, high) in zip(parts, levels, strict=True))
 
 
-def test_fewer_than_one_in_a_hundred_are_only_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_less_than_a_percent_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pipe = shares(tmp_path, (3000, 300))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         for epoch in range(2):
             list(pipe)
             said = f"epoch {epoch}: truncate(8): 10 of 3,000 rows"
@@ -185,9 +182,7 @@ def test_where_that_is_asked_for_they_are_kept_silently_or_the_first_one_is_refu
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_left_out_ones_are_counted_and_logged(
-    name: str, files: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_left_out_ones_are_counted(name: str, files: Any, caplog: pytest.LogCaptureFixture) -> None:
     rows, stage, _ = STAGES[name]
     pipe = stage(tp.read_parquet(files(rows)), "skip")
     with caplog.at_level(logging.WARNING, "trainpipes"):
@@ -298,7 +293,7 @@ def test_packed_rows_without_a_target_are_warned_of_once() -> None:
 
 
 @pytest.mark.parametrize("method", ["best_fit", "first_fit", "concat"])
-def test_packed_rows_without_a_target_are_left_out(
+def test_packed_rows_without_one_are_left_out(
     method: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept, left = list(packed("keep", method)), list(packed("skip", method))
