@@ -65,9 +65,8 @@ def batches() -> Any:
 
 
 def sharded() -> Any:
-    return tn.Batch(
-        tn.Shuffle(tn.ShardingFilter(rows(), num_shards=4), buffer_size=4), batch_size=2
-    )
+    dealt = tn.ShardingFilter(rows(), num_shards=4)
+    return tn.Batch(tn.Shuffle(dealt, buffer_size=4), batch_size=2)
 
 
 def filtered() -> Any:

@@ -64,9 +64,8 @@ def test_a_budget_is_kept_in_long_micro_batches_too(lengths: list[int], most: in
 
 def test_no_tensor_has_more_cells_than_the_budget() -> None:
     rng = np.random.default_rng(0)
-    pipe = (
-        source(rng.integers(1, 40, 500).tolist()).shuffle(100).batch(max_tokens=256).pad_collate()
-    )
+    rows = source(rng.integers(1, 40, 500).tolist()).shuffle(100)
+    pipe = rows.batch(max_tokens=256).pad_collate()
     sizes = [batch["input_ids"].numel() for batch in pipe]
     assert max(sizes) <= 256
     assert np.median(sizes) > 200
@@ -75,9 +74,7 @@ def test_no_tensor_has_more_cells_than_the_budget() -> None:
 def test_rows_may_say_themselves_how_long_they_are() -> None:
     sizes, rows = [3, 2, 7, 1, 1], range(5)
     lists = [[1] * size for size in sizes]
-    both = [
-        [{"n": n, "row": row} for n, row in zip(own, rows, strict=True)] for own in (sizes, lists)
-    ]
+    both = [[{"n": n, "row": k} for n, k in zip(own, rows, strict=True)] for own in (sizes, lists)]
     tables: list[tp.Pipeline] = [
         *(tp.from_arrow(pa.Table.from_pylist(own)) for own in both),
         *map(tp.from_dataset, both),
@@ -120,9 +117,7 @@ def test_a_batch_of_rows_is_known_in_states_as_it_was() -> None:
 
 
 def test_a_state_of_tokens_does_not_go_on_with_rows() -> None:
-    by_tokens, by_rows = (
-        source([3] * 20).batch(**o) for o in ({"max_tokens": 9}, {"batch_size": 4})
-    )
+    by_tokens, by_rows = source([3] * 20).batch(max_tokens=9), source([3] * 20).batch(4)
     for first, then in ((by_tokens, by_rows), (by_rows, by_tokens)):
         for allowed in ((), ("batch_size",)):
             with pytest.raises(tp.StateError, match="stages/batch"):

@@ -162,9 +162,7 @@ def resumed(first: Pipeline, k: int, then: Pipeline) -> list[str]:
 def test_batches_and_states_are_the_same_with_and_without(
     name: str, data: Path, kept: Path
 ) -> None:
-    with_it, without = (
-        partial(WAYS[name], rows(data), c) for c in (lambda p: p.cache(), lambda p: p)
-    )
+    with_it, without = (partial(WAYS[name], rows(data), c) for c in (Pipeline.cache, lambda p: p))
     reference = digests(without(), 2)
     for _ in range(2):  # cold, then warm
         assert digests(with_it(), 2) == reference
@@ -279,11 +277,8 @@ def test_a_large_row_group_is_kept_in_parts(
 
 def test_a_column_that_is_null_in_one_block_only_joins_the_others(data: Path) -> None:
     def sparse(row: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "x": row["x"],
-            "y": None if row["x"] < 60 else "y",
-            "z": [] if row["x"] < 60 else [1.5],
-        }
+        low = row["x"] < 60
+        return {"x": row["x"], "y": None if low else "y", "z": [] if low else [1.5]}
 
     want = [sparse(row) for row in rows(data)]
     assert [row for _ in range(2) for row in rows(data).map(sparse).cache()] == want * 2
@@ -369,12 +364,8 @@ def test_what_python_made_comes_back_with_its_types(data: Path) -> None:
 
     def made(row: dict[str, Any]) -> dict[str, Any]:
         n = row["x"] % 4
-        return {
-            "a": np.arange(n, dtype=np.int16),
-            "b": torch.ones(n),
-            "c": np.ones((2, 2)),
-            **plain,
-        }
+        arrays = {"a": np.arange(n, dtype=np.int16), "b": torch.ones(n), "c": np.ones((2, 2))}
+        return arrays | plain
 
     for _ in range(2):  # cold, then warm
         table = next(iter(rows(data).map(made).cache().batch(8).collate(format="arrow")))

@@ -43,9 +43,8 @@ CONVERSATIONS = [
 
 
 def rows(*conversations: Any) -> tp.Pipeline:
-    return tp.from_arrow(
-        pa.table({"n": range(len(conversations)), "messages": list(conversations)})
-    )
+    columns = {"n": range(len(conversations)), "messages": list(conversations)}
+    return tp.from_arrow(pa.table(columns))
 
 
 def spoken(row: dict[str, Any]) -> list[str]:
@@ -68,9 +67,8 @@ def test_labels_are_what_the_assistant_says_and_the_mark_after_it(template: Any)
     for row, told in zip(found, CONVERSATIONS, strict=True):
         text = tokenizer.apply_chat_template(told, tokenize=False)
         assert row["input_ids"] == tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert spoken(row) == [
-            m["content"] + "<|im_end|>" for m in told if m["role"] == "assistant"
-        ]
+        said = [m["content"] + "<|im_end|>" for m in told if m["role"] == "assistant"]
+        assert spoken(row) == said
         pairs = zip(row["labels"], row["input_ids"], strict=True)
         assert all(label in (-100, i) for label, i in pairs)
         assert list(row) == ["n", "input_ids", "labels"]
@@ -181,9 +179,8 @@ def test_what_the_assistant_is_prompted_with_is_not_its_own_either_where_it_begi
 def test_nothing_of_a_prompt_has_a_label(template: Any) -> None:
     told = messages("a", "first", "b", "second")
     table = pa.table({"start": [told[:3], told[:1]], "end": [told[3:], told[1:]]})
-    pipe = tp.from_arrow(table).chat_template(
-        chat_tokenizer(), "end", prompt="start", template=template
-    )
+    options: Any = {"column": "end", "prompt": "start", "template": template}
+    pipe = tp.from_arrow(table).chat_template(chat_tokenizer(), **options)
     one, other = pipe
     assert spoken(one) == ["second<|im_end|>"]
     assert spoken(other) == ["first<|im_end|>", "second<|im_end|>"]
@@ -192,8 +189,7 @@ def test_nothing_of_a_prompt_has_a_label(template: Any) -> None:
     wrong = pa.table({"start": [told[:2]], "end": [told[2:]]})
     if template is MARKED:
         with pytest.raises(tp.DataError, match="does not start with an assistant message"):
-            list(tp.from_arrow(wrong).chat_template(
-                chat_tokenizer(), "end", prompt="start", template=template))  # fmt: skip
+            list(tp.from_arrow(wrong).chat_template(chat_tokenizer(), **options))
 
 
 TOOLS = (
@@ -258,14 +254,8 @@ def test_what_has_no_template_is_refused(tmp_path: Path) -> None:
     for bad in ("bytes", str(tmp_path / "no.json"), len):
         with pytest.raises(tp.ConfigError, match=said):
             rows(CONVERSATIONS[0]).chat_template(bad)
-    wrong = {
-        "prompt": "messages",
-        "tools": 5,
-        "column": 5,
-        "labels": 1,
-        "max_length": 0,
-        "template": 5,
-    }
+    wrong = {"prompt": "messages", "labels": 1, "max_length": 0}
+    wrong |= dict.fromkeys(("tools", "column", "template"), 5)
     for option, value in wrong.items():
         with pytest.raises(tp.ConfigError, match=option):
             rows(CONVERSATIONS[0]).chat_template(chat_tokenizer(), **{option: value})  # type: ignore[arg-type]

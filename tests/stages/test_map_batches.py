@@ -224,9 +224,8 @@ def test_a_whole_table_may_come_back_as_it_may_from_map_batches() -> None:
     def both(table: pa.Table) -> pa.Table:
         return table.append_column("again", table.column("x")).select(["again", "text"])
 
-    assert list(rows(2).with_columns(both)) == [
-        {"x": n, "text": f"row {n}", "again": n} for n in range(2)
-    ]
+    expected = [{"x": n, "text": f"row {n}", "again": n} for n in range(2)]
+    assert list(rows(2).with_columns(both)) == expected
 
 
 def test_rows_that_are_dicts_become_columns_first() -> None:

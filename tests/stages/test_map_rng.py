@@ -379,17 +379,15 @@ def test_a_training_loop_that_draws_beside_threads_of_the_pool_accuses_no_functi
     def slow(row: Row) -> Row:
         return {**row, "y": sum(range(50_000)) + (float(torch.rand(())) if draws else 0)}
 
-    pipe = (
-        source(48).sharding_filter(8).shuffle(16).map(slow, num_workers=workers).batch(2).collate()
-    )
+    rows = source(48).sharding_filter(8).shuffle(16)
+    pipe = rows.map(slow, num_workers=workers).batch(2).collate()
     layer = torch.nn.LSTM(8, 8, num_layers=2, dropout=0.5)
     with warnings.catch_warnings(record=True, action="always") as caught:
         for _ in tp.Loader(pipe, threads=threads):
             torch.nn.functional.dropout(layer(torch.ones(4, 2, 8))[0])
             random.random()
-    assert ["draws from torch's global generator" in str(one.message) for one in caught] == [
-        True
-    ] * draws
+    told = ["draws from torch's global generator" in str(one.message) for one in caught]
+    assert told == [True] * draws
 
 
 def test_a_worker_of_a_loader_says_it_in_its_own_process(tmp_path: Path) -> None:

@@ -137,9 +137,7 @@ def test_any_ranks_give_the_sequence_of_skip(case: dict[str, Any]) -> None:
             leg = Leg(pipe, ranks, states=None if states is None else [states] * ranks)
             leg.begin()
             for step in taken(leg, stop):
-                found = sorted(
-                    enumerate(step), key=lambda one, m=m, ranks=ranks: (one[0] - m) % ranks
-                )
+                found = sorted(enumerate(step), key=lambda at, m=m, n=ranks: (at[0] - m) % n)
                 assert [batch for _, batch in found] == [ids(next(expected)) for _ in step]
                 m += ranks
             states = json.loads(json.dumps(tp.merge_states(leg.states())))

@@ -21,9 +21,7 @@ from trainpipes.stages.tokenizing import TokenizedBy
 from trainpipes.testing import check_resume
 
 #: Every fourth row has a short prompt: the others fill 32 tokens before their response.
-PAIRS = [
-    {"prompt": f"{k} " * (2 if k % 4 == 0 else 60), "response": f" {k}", "n": k} for k in range(64)
-]
+PAIRS = [{"prompt": f"{k} " * (60 if k % 4 else 2), "response": f" {k}", "n": k} for k in range(64)]
 CHATS = [
     {"messages": [{"role": who, "content": row[key]} for who, key in
                   (("user", "prompt"), ("assistant", "response"))], "n": row["n"]}

@@ -217,9 +217,8 @@ class TestWhereATokenizerComesFrom:
         assert column(stage, TEXTS) == [e.ids for e in bpe().encode_batch(TEXTS)]
         assert asked == [(name, {"local_files_only": False, "trust_remote_code": False})]
         known = None
-        with pytest.raises(
-            ConfigError, match=f"'{name}' is not a path.*: no network; .*download {name}"
-        ):
+        said = f"'{name}' is not a path.*: no network; .*download {name}"
+        with pytest.raises(ConfigError, match=said):
             Tokenize(tokenizer=name)
 
     def test_a_directory_without_a_tokenizer_is_refused(self, tmp_path: Path) -> None:

@@ -121,9 +121,8 @@ def exactly(stage: Stage, own: list[Any], below: Epochs, endless: bool) -> Epoch
     """Law of a stage whose items follow from those below."""
     name, *given = stage
     if name == "map rng":
-        compare(
-            *([without(item, "r") for item in part] for part in (own, flat(below))), stage, endless
-        )
+        found, wanted = ([without(item, "r") for item in part] for part in (own, flat(below)))
+        compare(found, wanted, stage, endless)
         return divided(own, below)
     if name == "stateful":
         wanted = [list(changes(e)) if given[0] == "changes" else e for e in below]
