@@ -286,6 +286,7 @@ def test_a_chain_of_ours_keeps_the_contract_under_torchdatas_nodes(kind: str, ev
     check_contract(UNDER[kind], every=6 * every if kind in THREADED_ABOVE else every)
 
 
+FEW = ("the first rows", "shuffled, repeated")
 THREADED = [below for below in BELOW if "Prefetcher" in below or "ParallelMapper" in below]
 
 #: A ParallelMapper that one of its own threads lets go of says that it cannot wait for itself.
@@ -296,9 +297,7 @@ def pairs() -> list[Any]:
     """Chains of ours over torchdata's nodes; a quarter of the pairs, with each of both, in ordinary runs."""
     found = []
     for number, below in enumerate(BELOW):
-        few, turn = (
-            (["the first rows", "shuffled, repeated"], 3) if below in THREADED else (OVER, 4)
-        )
+        few, turn = (FEW, 3) if below in THREADED else (OVER, 4)
         for place, over in enumerate(few):
             marks = [pytest.mark.slow] if (number + place) % turn else []
             found.append(pytest.param(below, over, marks=marks))
