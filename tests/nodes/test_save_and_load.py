@@ -65,9 +65,8 @@ def batches() -> Any:
 
 
 def sharded() -> Any:
-    return tn.Batch(
-        tn.Shuffle(tn.ShardingFilter(rows(), num_shards=4), buffer_size=4), batch_size=2
-    )
+    dealt = tn.ShardingFilter(rows(), num_shards=4)
+    return tn.Batch(tn.Shuffle(dealt, buffer_size=4), batch_size=2)
 
 
 def filtered() -> Any:
@@ -279,11 +278,15 @@ THREADED_ABOVE = [kind for kind in UNDER if "Prefetcher" in kind or "ParallelMap
 
 
 @EVERY
-@pytest.mark.parametrize("kind", UNDER)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=pytest.mark.slow if k == "ParallelMapper" else ()) for k in UNDER],
+)
 def test_a_chain_of_ours_keeps_the_contract_under_torchdatas_nodes(kind: str, every: int) -> None:
     check_contract(UNDER[kind], every=6 * every if kind in THREADED_ABOVE else every)
 
 
+FEW = ("the first rows", "shuffled, repeated")
 THREADED = [below for below in BELOW if "Prefetcher" in below or "ParallelMapper" in below]
 
 #: A ParallelMapper that one of its own threads lets go of says that it cannot wait for itself.
@@ -291,12 +294,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 def pairs() -> list[Any]:
-    """Chains of ours over torchdata's nodes; a third of the pairs, with each of both, in an ordinary run."""
+    """Chains of ours over torchdata's nodes; a quarter of the pairs, with each of both, in ordinary runs."""
     found = []
     for number, below in enumerate(BELOW):
-        few = ("the first rows", "shuffled, repeated")
-        for place, over in enumerate(few if below in THREADED else OVER):
-            marks = [pytest.mark.slow] if (number + place) % 3 else []
+        few, turn = (FEW, 3) if below in THREADED else (OVER, 4)
+        for place, over in enumerate(few):
+            marks = [pytest.mark.slow] if (number + place) % turn else []
             found.append(pytest.param(below, over, marks=marks))
     return found
 

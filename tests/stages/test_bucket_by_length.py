@@ -118,17 +118,6 @@ def test_less_is_padded_than_without_buckets() -> None:
     assert bucketed.share < plain.share / 2
 
 
-def test_a_row_over_the_budget_is_refused_or_alone() -> None:
-    rows = source([3, 3, 20, 3, 3])
-    said = "no row may be longer than max_tokens, got one of 20"
-    with pytest.raises(tp.DataError, match=said) as caught:
-        list(rows.bucket_by_length(max_tokens=9))
-    assert caught.value.row == 2
-    alone = rows_of(rows.bucket_by_length(max_tokens=9, overflow="alone"))
-    assert [2] in alone
-    assert sorted(row for batch in alone for row in batch) == list(range(5))
-
-
 def test_buckets_of_no_rows_are_passed_over() -> None:
     assert rows_of(source([]).bucket_by_length(4)) == []
     assert rows_of(source([0, 0]).bucket_by_length(4)) == [[0, 1]]
@@ -186,11 +175,6 @@ def test_a_row_of_long_documents_is_of_few_epochs() -> None:
     for number in range(0, 4 * SHARDS, SHARDS // 2):
         found = [place.epoch for place in tp.locate(pipe, number).places]
         assert max(found) - min(found) <= 1
-
-
-def test_no_bucketed_batch_is_short_without_an_end() -> None:
-    pipe = rows().sharding_filter(SHARDS).repeat().bucket_by_length(5)
-    assert {len(batch) for batch in islice(pipe, 40)} == {5}
 
 
 def test_a_window_of_a_larger_epoch_is_whole() -> None:

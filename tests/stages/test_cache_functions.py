@@ -295,9 +295,8 @@ def test_what_holds_itself_is_known() -> None:
     pair["other"] = {"other": pair}
     for made, thing in enumerate((endless, pair), start=1):
         for _ in range(2):
-            assert (
-                len(list(rows().map(lambda row, thing=thing: row if thing else {}).cache())) == 20
-            )
+            known = rows().map(lambda row, thing=thing: row if thing else {}).cache()
+            assert len(list(known)) == 20
         assert blocks() == made
 
 

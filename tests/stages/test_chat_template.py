@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
@@ -44,9 +43,8 @@ CONVERSATIONS = [
 
 
 def rows(*conversations: Any) -> tp.Pipeline:
-    return tp.from_arrow(
-        pa.table({"n": range(len(conversations)), "messages": list(conversations)})
-    )
+    columns = {"n": range(len(conversations)), "messages": list(conversations)}
+    return tp.from_arrow(pa.table(columns))
 
 
 def spoken(row: dict[str, Any]) -> list[str]:
@@ -69,9 +67,8 @@ def test_labels_are_what_the_assistant_says_and_the_mark_after_it(template: Any)
     for row, told in zip(found, CONVERSATIONS, strict=True):
         text = tokenizer.apply_chat_template(told, tokenize=False)
         assert row["input_ids"] == tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert spoken(row) == [
-            m["content"] + "<|im_end|>" for m in told if m["role"] == "assistant"
-        ]
+        said = [m["content"] + "<|im_end|>" for m in told if m["role"] == "assistant"]
+        assert spoken(row) == said
         pairs = zip(row["labels"], row["input_ids"], strict=True)
         assert all(label in (-100, i) for label, i in pairs)
         assert list(row) == ["n", "input_ids", "labels"]
@@ -112,28 +109,37 @@ def test_keys_that_are_null_are_left_out() -> None:
     assert chat_tokenizer().decode(row["input_ids"]) == "me: x\nassistant: y\n"
 
 
-def test_a_template_that_writes_earlier_turns_otherwise_is_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"messages": CONVERSATIONS[:2]}), tmp_path / "x.parquet")
-    pipe = tp.read_parquet(tmp_path).chat_template(chat_tokenizer(), template=FORGETS)
-    said = r"mark the assistant.s tokens by \{% generation %\}"
-    with pytest.raises(tp.DataError, match=said) as caught:
-        list(pipe)
-    assert caught.value.row == 1
+TALK, LONGER = CONVERSATIONS[:2]
+REFUSES = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}x"
+#: A second conversation that cannot be written, its tools, the options, and what is said.
+BAD: list[tuple[Any, str | None, dict[str, Any], str]] = [
+    ([], None, {}, "a list of messages, one or more, got list of none"),
+    (None, None, {}, "got NoneType"),
+    (
+        [{"role": None, "content": "x"}],
+        None,
+        {},
+        'message 0 of a conversation is a dict with "role"',
+    ),
+    (LONGER, None, {"template": FORGETS}, r"mark the assistant.s tokens by \{% generation %\}"),
+    (
+        LONGER,
+        None,
+        {"template": REFUSES, "labels": False},
+        "cannot write this .*TemplateError: too long",
+    ),
+    *((LONGER, tools, {"tools": "tools"}, "tools are") for tools in ("{", "5", '["x"]', "[5]")),
+]
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ([], "a list of messages, one or more, got list of none"),
-        (None, "got NoneType"),
-        ([{"role": None, "content": "x"}], 'message 0 of a conversation is a dict with "role"'),
-    ],
-)
-def test_what_is_no_conversation_names_its_row(bad: Any, message: str) -> None:
+@pytest.mark.parametrize(("told", "tools", "options", "said"), BAD, ids=range(len(BAD)))
+def test_what_cannot_be_written_names_its_row(
+    told: Any, tools: str | None, options: dict[str, Any], said: str
+) -> None:
     kind = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-    table = pa.table({"messages": pa.array([CONVERSATIONS[0], bad], kind)})
-    with pytest.raises(tp.DataError, match=message) as caught:
-        list(tp.from_arrow(table).chat_template(chat_tokenizer()))
+    table = pa.table({"messages": pa.array([TALK, told], kind), "tools": [None, tools]})
+    with pytest.raises(tp.DataError, match=said) as caught:
+        list(tp.from_arrow(table).chat_template(chat_tokenizer(), **options))
     assert caught.value.row == 1
 
 
@@ -147,9 +153,7 @@ UNMARKED = OPEN.replace("{% generation %}", "").replace("{% endgeneration %}", "
 
 
 @pytest.mark.parametrize("template", [OPEN, UNMARKED])
-def test_a_turn_ends_with_the_last_byte_of_its_last_character_and_goes_no_further(
-    template: str,
-) -> None:
+def test_a_turn_ends_with_the_last_byte_of_its_last_character(template: str) -> None:
     told = messages("a", "   smile 🙂   \n", "b", "", "c", "猫")
     (row,) = rows(told).chat_template(chat_tokenizer(), template=template)
     assert spoken(row) == ["smile 🙂", "猫"]
@@ -175,9 +179,8 @@ def test_what_the_assistant_is_prompted_with_is_not_its_own_either_where_it_begi
 def test_nothing_of_a_prompt_has_a_label(template: Any) -> None:
     told = messages("a", "first", "b", "second")
     table = pa.table({"start": [told[:3], told[:1]], "end": [told[3:], told[1:]]})
-    pipe = tp.from_arrow(table).chat_template(
-        chat_tokenizer(), "end", prompt="start", template=template
-    )
+    options: Any = {"column": "end", "prompt": "start", "template": template}
+    pipe = tp.from_arrow(table).chat_template(chat_tokenizer(), **options)
     one, other = pipe
     assert spoken(one) == ["second<|im_end|>"]
     assert spoken(other) == ["first<|im_end|>", "second<|im_end|>"]
@@ -186,8 +189,7 @@ def test_nothing_of_a_prompt_has_a_label(template: Any) -> None:
     wrong = pa.table({"start": [told[:2]], "end": [told[2:]]})
     if template is MARKED:
         with pytest.raises(tp.DataError, match="does not start with an assistant message"):
-            list(tp.from_arrow(wrong).chat_template(
-                chat_tokenizer(), "end", prompt="start", template=template))  # fmt: skip
+            list(tp.from_arrow(wrong).chat_template(chat_tokenizer(), **options))
 
 
 TOOLS = (
@@ -233,25 +235,6 @@ def test_arguments_stay_text_for_a_template_that_wants_it() -> None:
     assert spoken(row)[0] == "addnot JSON"
 
 
-@pytest.mark.parametrize("tools", ["{", "5", '["x"]', "[5]"])
-def test_what_are_no_tools_names_its_row(tools: str) -> None:
-    table = pa.table({"messages": CONVERSATIONS[:2], "tools": [None, tools]})
-    pipe = tp.from_arrow(table).chat_template(chat_tokenizer(), tools="tools")
-    with pytest.raises(tp.DataError, match="tools are") as caught:
-        list(pipe)
-    assert caught.value.row == 1
-
-
-def test_what_a_template_refuses_names_its_row() -> None:
-    refuses = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}x"
-    pipe = rows(*CONVERSATIONS).chat_template(chat_tokenizer(), template=refuses, labels=False)
-    with pytest.raises(
-        tp.DataError, match=r"cannot write this .*TemplateError: too long"
-    ) as caught:
-        list(pipe)
-    assert caught.value.row == 1
-
-
 def test_a_name_is_one_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
@@ -271,14 +254,8 @@ def test_what_has_no_template_is_refused(tmp_path: Path) -> None:
     for bad in ("bytes", str(tmp_path / "no.json"), len):
         with pytest.raises(tp.ConfigError, match=said):
             rows(CONVERSATIONS[0]).chat_template(bad)
-    wrong = {
-        "prompt": "messages",
-        "tools": 5,
-        "column": 5,
-        "labels": 1,
-        "max_length": 0,
-        "template": 5,
-    }
+    wrong = {"prompt": "messages", "labels": 1, "max_length": 0}
+    wrong |= dict.fromkeys(("tools", "column", "template"), 5)
     for option, value in wrong.items():
         with pytest.raises(tp.ConfigError, match=option):
             rows(CONVERSATIONS[0]).chat_template(chat_tokenizer(), **{option: value})  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import trainpipes as tp
-from trainpipes.testing import check_resume, digest
+from trainpipes.testing import digest
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 RGB = Image.fromarray(PIXELS)
@@ -198,9 +198,7 @@ def threads_that_decode(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> set[threa
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_threads_decode_also_beside_a_function_of_the_users(
-    own: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_decode_beside_a_users_function(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINPIPES_THREADS", "2")
     callers = set()
     rows = tp.from_arrow(pa.table({"bytes": [file_of(RGB)] * 40})).decode_image()
@@ -252,12 +250,12 @@ def test_a_high_picture_keeps_its_shape() -> None:
 
 def test_parts_are_cut_everywhere_alike_and_are_parts() -> None:
     image = np.arange(36, dtype=np.uint8).reshape(1, 6, 6)
-    rows = tp.from_dataset([{"image": image}] * 4500)
+    rows = tp.from_dataset([{"image": image}] * 1800)
     places = np.array([row["image"][0, 0, 0] for row in rows.random_crop(4)])
     tops, lefts = places // 6, places % 6
     counts = np.zeros((3, 3))
     np.add.at(counts, (tops, lefts), 1)
-    assert np.abs(counts - 500).max() < 110  # 5 sigma
+    assert np.abs(counts - 200).max() < 67  # 5 sigma
     (row,) = rows.take(1).center_crop((2, 4))
     assert row["image"].tolist() == [[[13, 14, 15, 16], [19, 20, 21, 22]]]
     padded = [row["image"] for row in rows.take(200).random_crop(6, padding=2, fill=99)]
@@ -285,18 +283,18 @@ def test_a_random_part_has_the_area_and_the_ratio_asked_for() -> None:
 
 def test_flips_are_of_the_axis_and_the_share() -> None:
     image = np.array([[[1, 2], [3, 4]]], np.uint8)
-    rows = tp.from_dataset([{"image": image}] * 4000)
+    rows = tp.from_dataset([{"image": image}] * 1000)
 
     def corners(pipe: tp.Pipeline) -> Any:
         return np.bincount([row["image"][0, 0, 0] for row in pipe], minlength=5)[1:]
 
-    assert np.abs(corners(rows.flip(0.25)) - [3000, 1000, 0, 0]).max() < 140
-    assert corners(rows.flip(1, direction="vertical")).tolist() == [0, 0, 4000, 0]
-    assert corners(rows.flip(0)).tolist() == [4000, 0, 0, 0]
+    assert np.abs(corners(rows.flip(0.25)) - [750, 250, 0, 0]).max() < 70
+    assert corners(rows.flip(1, direction="vertical")).tolist() == [0, 0, 1000, 0]
+    assert corners(rows.flip(0)).tolist() == [1000, 0, 0, 0]
     # Two flips draw by themselves.
     both = corners(rows.flip().flip(direction="vertical"))
-    assert np.abs(both - 1000).max() < 140
-    assert np.abs(corners(rows.flip().flip()) - [2000, 2000, 0, 0]).max() < 160
+    assert np.abs(both - 250).max() < 70
+    assert np.abs(corners(rows.flip().flip()) - [500, 500, 0, 0]).max() < 80
 
 
 def test_pixels_are_normalized_in_rows_and_batches_alike() -> None:
@@ -399,12 +397,10 @@ def test_a_transform_draws_by_the_row_and_leaves_torchs_generator_alone() -> Non
     assert isinstance(first[0], torch.Tensor)
 
 
-def test_a_transform_resumes_exactly_also_in_processes() -> None:
+def test_a_transform_gives_the_same_in_workers_of_its_own() -> None:
     rows = photos(20).sharding_filter(2).shuffle(7).image_transform
-    check_resume(rows(Noise()).batch(3).collate(), processes=1, every=3, epochs=2)
-    plain = [digest(batch) for batch in rows(Noise()).batch(4).collate()]
-    own = rows(Noise(), num_workers=2).batch(4).collate()
-    assert [digest(batch) for batch in own] == plain
+    plain, own = (rows(Noise(), num_workers=n).batch(4).collate() for n in (0, 2))
+    assert [*map(digest, own)] == [*map(digest, plain)]
 
 
 def test_a_transform_is_called_by_the_thread_that_iterates() -> None:

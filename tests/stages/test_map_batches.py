@@ -73,9 +73,7 @@ def test_rows_of_one_block_do_not_share_memory() -> None:
     assert second["a"].tolist() == [1.0, 0.0]
 
 
-def test_fixed_size_lists_of_a_file_are_stacked_by_collate_and_stay_lists_in_rows(
-    tmp_path: Path,
-) -> None:
+def test_fixed_size_lists_are_stacked_by_collate_and_stay_lists_in_rows(tmp_path: Path) -> None:
     column = pa.array([[0.5, n] for n in range(6)], pa.list_(pa.float32(), 2))
     pq.write_table(pa.table({"a": column}), tmp_path / "x.parquet", row_group_size=4)
     pipe = tp.list_files(tmp_path).read_parquet()
@@ -226,9 +224,8 @@ def test_a_whole_table_may_come_back_as_it_may_from_map_batches() -> None:
     def both(table: pa.Table) -> pa.Table:
         return table.append_column("again", table.column("x")).select(["again", "text"])
 
-    assert list(rows(2).with_columns(both)) == [
-        {"x": n, "text": f"row {n}", "again": n} for n in range(2)
-    ]
+    expected = [{"x": n, "text": f"row {n}", "again": n} for n in range(2)]
+    assert list(rows(2).with_columns(both)) == expected
 
 
 def test_rows_that_are_dicts_become_columns_first() -> None:

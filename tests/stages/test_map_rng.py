@@ -149,7 +149,7 @@ def test_a_row_that_a_sampler_draws_twice_is_drawn_twice() -> None:
         assert len({row["x"] for row in found}) == 2
         assert len({tuple(row["drawn"]) for row in found}) == 40
         assert not {tuple(row["drawn"]) for row in found} & {tuple(row["drawn"]) for row in pipe}
-    check_resume(pipe.batch(3), processes=0)
+    check_resume(pipe.batch(3), points=6, epochs=2, processes=0)
 
 
 def test_rows_packed_of_one_document_are_drawn_apart() -> None:
@@ -160,7 +160,7 @@ def test_rows_packed_of_one_document_are_drawn_apart() -> None:
         found = list(pipe)
         assert len({tuple(row["drawn"]) for row in found}) == len(found) > 9
         assert not {tuple(row["drawn"]) for row in found} & {tuple(row["drawn"]) for row in pipe}
-        check_resume(pipe.repeat(2), epochs=1, processes=0)
+        check_resume(pipe.repeat(2), points=6, epochs=1, processes=0)
 
 
 def test_rows_made_of_one_row_are_drawn_apart() -> None:
@@ -236,8 +236,7 @@ def test_draws_are_those_that_earlier_versions_gave(golden: Any) -> None:
 
 def said_of(pipe: Any) -> list[str]:
     """The warnings of one epoch."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         for _ in pipe:
             pass
     return [str(one.message) for one in caught]
@@ -380,18 +379,15 @@ def test_a_training_loop_that_draws_beside_threads_of_the_pool_accuses_no_functi
     def slow(row: Row) -> Row:
         return {**row, "y": sum(range(50_000)) + (float(torch.rand(())) if draws else 0)}
 
-    pipe = (
-        source(48).sharding_filter(8).shuffle(16).map(slow, num_workers=workers).batch(2).collate()
-    )
+    rows = source(48).sharding_filter(8).shuffle(16)
+    pipe = rows.map(slow, num_workers=workers).batch(2).collate()
     layer = torch.nn.LSTM(8, 8, num_layers=2, dropout=0.5)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         for _ in tp.Loader(pipe, threads=threads):
             torch.nn.functional.dropout(layer(torch.ones(4, 2, 8))[0])
             random.random()
-    assert ["draws from torch's global generator" in str(one.message) for one in caught] == [
-        True
-    ] * draws
+    told = ["draws from torch's global generator" in str(one.message) for one in caught]
+    assert told == [True] * draws
 
 
 def test_a_worker_of_a_loader_says_it_in_its_own_process(tmp_path: Path) -> None:

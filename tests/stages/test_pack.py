@@ -91,9 +91,7 @@ def test_every_token_is_in_one_row_and_no_document_is_split_that_would_fit(
     tokens = Counter(i for part in found for i in part)
     assert tokens == Counter(i for ids in ids_of(lengths) for i in ids)
     if method != "concat":
-        expected = [
-            ids[k : k + length] for ids in ids_of(lengths) for k in range(0, len(ids), length)
-        ]
+        expected = [d[k : k + length] for d in ids_of(lengths) for k in range(0, len(d), length)]
         assert sorted(found) == sorted(expected)
     elif most is None:
         assert all(0 not in row["segment_ids"] for row in rows[:-1])
@@ -201,9 +199,8 @@ def test_a_row_has_its_documents_in_the_order_in_which_they_came() -> None:
 
 def test_labels_of_the_rows_are_packed_along() -> None:
     rows = tp.from_arrow(pa.table({"prompt": ["ab", "x"], "response": ["cde", "yz"]}))
-    tokenized = rows.tokenize(
-        "bytes", concat=["prompt", "response"], add_eos=True, labels="response"
-    )
+    options: Any = {"concat": ["prompt", "response"], "labels": "response"}
+    tokenized = rows.tokenize("bytes", add_eos=True, **options)
     (row,) = tokenized.pack(12, buffer_size=2)
     parts = [[97, 98, 99, 100, 101, 256], [120, 121, 122, 256]]
     assert segments(row) == parts
@@ -488,7 +485,7 @@ def test_each_is_counted_once_an_epoch(folder: Path, method: Any) -> None:
     assert said(none) == "40 of 40 documents left out: longer than 5 tokens (360 tokens)"
 
 
-def test_the_first_one_is_named_and_then_every_tenfold(
+def test_the_first_is_named_and_each_tenfold(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     list(tp.read_parquet(folder).pack(5, overflow="drop", buffer_size=2))

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpipes.stages.pack_fit import (
-    Placing,
-    best_fit,
-    concat,
-    first_fit,
-    placed,
-)
+from trainpipes.stages.pack_fit import Placing, best_fit, concat, first_fit, placed
 from trainpipes.stages.pack_windows import best_window, fit_a_row, joint_window
 
 CAPACITY = 12
@@ -43,7 +37,7 @@ def plain_fit(lengths: list[int], capacity: int, limit: int | None, best: bool) 
 
 
 @given(pieces, most, st.booleans())
-def test_each_fit_is_what_a_plain_loop_gives(
+def test_a_fit_is_what_a_plain_loop_gives(
     lengths: list[int], limit: int | None, best: bool
 ) -> None:
     found = (best_fit if best else first_fit)(np.array(lengths, dtype=np.int64), CAPACITY, limit)
@@ -115,9 +109,8 @@ def test_where_an_epoch_ends_one_row_holds_what_is_left(
 @pytest.mark.parametrize(("mean", "most"), [(831, 0.0025), (1811, 0.003)])
 def test_windows_of_1024_documents_are_hardly_padded(sigma: float, mean: int, most: float) -> None:
     rng = np.random.default_rng(5)
-    lengths = np.maximum(1, rng.lognormal(np.log(mean) - sigma**2 / 2, sigma, 16 * 1024)).astype(
-        int
-    )
+    drawn = rng.lognormal(np.log(mean) - sigma**2 / 2, sigma, 16 * 1024)
+    lengths = np.maximum(1, drawn).astype(int)
     cells = tokens = first = 0
     while first + 1024 <= len(lengths):
         count, found = best_window(lengths[first : first + 1024], 4096, None)

@@ -75,7 +75,7 @@ def test_each_list_holds_the_values_of_the_documents_in_its_row(
 def test_it_resumes_exactly(method: Any) -> None:
     rows = documents(14).sharding_filter(2).shuffle(7).repeat(2)
     pipe = rows.pack(12, method=method, buffer_size=4, keep=KEPT).batch(2)
-    check_resume(pipe, epochs=1, processes=0)
+    check_resume(pipe, points=6, epochs=1, processes=0)
 
 
 @pytest.mark.parametrize("last", ["pad_collate", "collate"])
@@ -137,13 +137,8 @@ def test_columns_that_pack_leaves_out_are_named_once_and_in_explain(tmp_path: Pa
 
 
 def test_recipes_that_pack_warn_of_no_column(tmp_path: Path) -> None:
-    columns = {
-        "text": ["a b c"] * 40,
-        "prompt": ["x"] * 40,
-        "response": ["y"] * 40,
-        "id": range(40),
-    }
-    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    columns = {name: ["a b c"] * 40 for name in ("text", "prompt", "response")}
+    pq.write_table(pa.table({**columns, "id": range(40)}), tmp_path / "rows.parquet")
     options = {"files": tmp_path, "tokenizer": "bytes", "max_length": 32, "batch_size": 2}
     with warnings.catch_warnings(action="error", category=UserWarning):
         next(iter(tp.recipe("pretrain", **options)))

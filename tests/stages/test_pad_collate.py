@@ -306,9 +306,7 @@ class TestDtypes:
 
     @pytest.mark.parametrize("as_rows", [False, True])
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-    def test_a_float_dtype_is_that_of_all_floats_and_of_no_ids(
-        self, dtype: torch.dtype, as_rows: bool
-    ) -> None:
+    def test_a_float_dtype_is_of_floats_and_no_ids(self, dtype: torch.dtype, as_rows: bool) -> None:
         columns = {
             "input_ids": pa.array([[1, 2], [3]], IDS),
             "label": [1, 0],

@@ -8,7 +8,6 @@ import re
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -36,6 +35,7 @@ from bad_data import (
     write_files,
 )
 from forked import Child
+from interpreters import pid_of, python
 from s3_store import s3_store
 
 BAD = {3, 7, 21, 59}
@@ -113,9 +113,7 @@ def test_rows_that_are_too_long_are_left_out(size: int, compressed: bool, tmp_pa
         assert all("max_row_bytes=500" in line["error"] for line in listed(folder))
 
 
-def test_rows_of_other_types_are_bad_and_the_first_ones_do_not_say_the_types(
-    tmp_path: Path,
-) -> None:
+def test_rows_of_other_types_are_bad_also_where_they_come_first(tmp_path: Path) -> None:
     lines = ['{"id": "first"}', *(json.dumps({"id": n}) for n in range(1, 9)), '{"id": [1]}']
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     pipe = tp.read_json(tmp_path / "rows.jsonl", on_error="skip")
@@ -188,9 +186,7 @@ def test_stats_say_all_that_a_stage_has_counted(tmp_path: Path) -> None:
     assert "1 of 2 texts cut to max_length=5 (6 tokens)" in counted["tokenize"]
 
 
-def test_no_more_lines_than_max_rows_are_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_more_than_max_rows_are_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = write_files(tmp_path / "data", "json", 3, BAD)
     pipe = tp.read_json(files, on_error=tp.Quarantine(tmp_path / "bad", max_rows=2))
     assert len(ids_of(pipe)) == 56
@@ -202,8 +198,7 @@ def test_no_more_lines_than_max_rows_are_written(
 def test_more_bad_rows_than_max_share_stop_the_run_with_a_summary(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
-    bad = range(500, 2000)
-    (folder / "rows.jsonl").write_bytes(json_lines(range(3000), bad))
+    (folder / "rows.jsonl").write_bytes(json_lines(range(1200), range(500, 1000)))
     quarantine = tp.Quarantine(tmp_path / "bad", max_share=0.25)
     pipe = tp.read_json(folder / "rows.jsonl", max_row_bytes=300, on_error=quarantine).batch(10)
     with pytest.raises(tp.DataError) as caught:
@@ -216,22 +211,25 @@ def test_more_bad_rows_than_max_share_stop_the_run_with_a_summary(tmp_path: Path
     assert str(tmp_path / "bad") in said
 
 
-def test_a_quarantine_may_be_in_a_bucket_in_objects_of_some_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", ["memory", pytest.param("s3", marks=pytest.mark.slow)])
+def test_a_quarantine_may_be_at_a_url_in_objects_of_some_size(store: str, tmp_path: Path) -> None:
     lines = (f'{{"id": {n}{"}" * (n % 2)}\n' for n in range(800))
     (tmp_path / "rows.jsonl").write_text("".join(lines))
-    with s3_store("quarantine") as options:
-        folder = f"s3://quarantine/{tmp_path.name}"
+    with s3_store("quarantine") if store == "s3" else nullcontext({}) as options:
+        folder = f"{store}://quarantine/{tmp_path.name}"
         quarantine = tp.Quarantine(folder, max_share=1, storage_options=options)
         pipe = tp.read_json(tmp_path / "rows.jsonl", block_rows=100, on_error=quarantine)
         assert ids_of(pipe.batch(50).map(lambda rows: rows[0])) == [*range(1, 800, 100)]
-        lost = tp.Quarantine("s3://no-such-bucket/x", storage_options=options)
-        with pytest.raises((tp.TrainpipesError, OSError), match="no-such-bucket"):
-            ids_of(tp.read_json(tmp_path / "rows.jsonl", on_error=lost))
-        system = fsspec.filesystem("s3", **options)
+        if store == "s3":
+            lost = tp.Quarantine("s3://no-such-bucket/x", storage_options=options)
+            with pytest.raises((tp.TrainpipesError, OSError), match="no-such-bucket"):
+                ids_of(tp.read_json(tmp_path / "rows.jsonl", on_error=lost))
+        system = fsspec.filesystem(store, **options)
         system.invalidate_cache()
         objects = sorted(system.ls(folder, detail=False))
         found = [json.loads(one) for path in objects for one in system.cat(path).splitlines()]
-    assert len(objects) > 1
+        system.rm(folder, recursive=True)
+    assert 1 < len(objects) < 8  # blocks
     assert [line["row"] for line in found] == [*range(0, 800, 2)]
     assert "hush" not in json.dumps([found, objects])
 
@@ -263,9 +261,7 @@ def test_max_share_itself_is_allowed(bad: int, stops: bool, tmp_path: Path) -> N
         assert len(ids_of(pipe)) == 1000 - bad
 
 
-def test_too_many_bad_rows_in_a_worker_stop_the_run(
-    tmp_path: Path, no_processes_left: None
-) -> None:
+def test_too_many_bad_rows_in_a_worker_end_it(tmp_path: Path, no_processes_left: None) -> None:
     (tmp_path / "rows.jsonl").write_text(('{"id": 1}\n' * 9 + '{"id": 1\n') * 200)
     quarantine = tp.Quarantine(tmp_path / "bad", max_share=0.001)
     pipe = tp.read_json(tmp_path / "rows.jsonl", block_rows=100, on_error=quarantine)
@@ -274,14 +270,14 @@ def test_too_many_bad_rows_in_a_worker_stop_the_run(
         list(loader)
 
 
-def test_workers_that_are_spawned_write_files_of_their_own(
+def test_workers_that_are_not_forked_from_here_write_files_of_their_own(
     tmp_path: Path, no_processes_left: None
 ) -> None:
     files = write_files(tmp_path / "data", "json", 3, BAD)
     rows = tp.read_json(files, max_row_bytes=300, on_error=tp.Quarantine(tmp_path / "bad"))
     ids_of(rows)  # a file of this process, too
     pipe = rows.sharding_filter(4).shuffle(8).batch(4)
-    loader = tp.Loader(pipe, num_workers=2, multiprocessing_context="spawn")
+    loader = tp.Loader(pipe, num_workers=2, multiprocessing_context="forkserver")
     kept = [n for n in range(60) if n not in BAD]
     assert sorted(row["id"] for batch in loader for row in batch) == kept
     assert len(listed(tmp_path / "bad")) == 2 * len(BAD)
@@ -475,13 +471,13 @@ for batch in pipe:
 
 def test_a_killed_run_goes_on_and_each_line_is_whole(tmp_path: Path) -> None:
     write_files(tmp_path / "data", "json", 3, BAD)
-    command = [sys.executable, "-c", TRAIN, str(tmp_path), str(tmp_path / "state.pt")]
-    first = subprocess.Popen([*command, "0.1"])
+    command = [*python(), "-c", TRAIN, str(tmp_path), str(tmp_path / "state.pt")]
+    first = subprocess.Popen([*command, "0.05"])
     given = tmp_path / "given"
     end = time.monotonic() + 60
     while time.monotonic() < end and (not given.exists() or given.read_text().count("\n") < 5):
         time.sleep(0.02)
-    os.kill(first.pid, signal.SIGKILL)
+    os.kill(pid_of(first), signal.SIGKILL)
     first.wait()
     subprocess.run([*command, "0"], check=True, timeout=100)
     lines = given.read_text().split("\n")
@@ -499,18 +495,6 @@ def test_parquet_that_says_nothing_of_its_damage_is_read_as_before(tmp_path: Pat
     assert ids_of(kept) == [*range(8, 20)]
 
 
-def test_a_quarantine_may_be_at_a_url(tmp_path: Path) -> None:
-    files = write_files(tmp_path / "data", "json", 3, BAD)
-    pipe = tp.read_json(files, block_rows=4, on_error=tp.Quarantine("memory://quarantine/run"))
-    assert len(ids_of(pipe.batch(3).map(lambda rows: rows[0]))) == 19
-    system = fsspec.filesystem("memory")
-    (path,) = system.ls("/quarantine/run", detail=False)
-    assert numbers_of([json.loads(one) for one in system.cat(path).splitlines()]) == {
-        (0, n) for n in BAD
-    }
-    system.rm("/quarantine", recursive=True)
-
-
 @pytest.mark.parametrize("name", ["file", "file/below"])
 def test_a_folder_that_cannot_be_made_stops_the_run(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -519,31 +503,3 @@ def test_a_folder_that_cannot_be_made_stops_the_run(name: str, tmp_path: Path) -
     )
     with pytest.raises(tp.ConfigError, match=f"{name}.* cannot be written"):
         ids_of(pipe)
-
-
-def test_rows_of_a_mix_are_listed_and_the_run_resumes(tmp_path: Path) -> None:
-    files = {name: write_files(tmp_path / name, "json", 3, BAD) for name in "ab"}
-
-    def pipe(on_error: Any) -> tp.Pipeline:
-        read = {
-            name: tp.read_json(one, max_row_bytes=300, on_error=on_error).shuffle(8)
-            for name, one in files.items()
-        }
-        return tp.mix(read, weights={"a": 1, "b": 2}).sharding_filter(2).batch(4)
-
-    expected = list(pipe("skip"))
-    first = pipe(tp.Quarantine(tmp_path / "bad"))
-    found = list(islice(first, 5))
-    then = pipe(tp.Quarantine(tmp_path / "bad"))
-    then.load_state_dict(first.state_dict())
-    assert found + list(then) == expected
-    lines = listed(tmp_path / "bad")
-    assert {Path(line["file"]).parent.name for line in lines} == {"a", "b"}
-    assert {n for _, n in numbers_of(lines)} == BAD
-
-
-def test_too_many_bad_rows_of_a_source_stop_the_run_with_its_name(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"id": 1\n' * 900 + '{"id": 1}\n' * 100)
-    read = tp.read_json(tmp_path / "rows.jsonl", on_error=tp.Quarantine(tmp_path / "bad"))
-    with pytest.raises(tp.DataError, match=r"900 of 1,000(.|\n)*source 'web' of a mix"):
-        list(tp.mix({"web": read}, weights={"web": 1}))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import trainpipes as tp
+from every_chain import Sessions
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.state.cursor import decoded, encoded
 from trainpipes.testing import ResumeError, check_resume
@@ -57,30 +58,6 @@ class Sliding(tp.StatefulStage):
         self.last = state
 
 
-class Grouped(tp.StatefulStage):
-    """Neighbours with the same key as one row; the last one waits for the end."""
-
-    state_every = 3
-
-    def start(self) -> None:
-        self.waiting: list[int] = []
-
-    def process(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        if self.waiting and self.waiting[0] // 3 != row["x"] // 3:
-            yield {"group": self.waiting}
-            self.waiting = []
-        self.waiting = [*self.waiting, row["x"]]
-
-    def finish(self) -> Iterator[dict[str, Any]]:
-        yield {"group": self.waiting}
-
-    def state_dict(self) -> Any:
-        return {"waiting": self.waiting}
-
-    def load_state_dict(self, state: Any) -> None:
-        self.waiting = state["waiting"]
-
-
 def rows(values: Any) -> tp.Pipeline:
     return tp.from_dataset([{"x": int(value)} for value in values])
 
@@ -90,21 +67,19 @@ def test_gives_what_plain_python_gives() -> None:
     assert [row["x"] for row in rows(values).then(Unseen())] == list(dict.fromkeys(values))
     wanted = [values[max(0, n - 2) : n + 1] for n in range(len(values))]
     assert [row["values"] for row in rows(values).then(Sliding())] == wanted
-    groups = [row["group"] for row in rows(range(10)).then(Grouped())]
-    assert groups == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert list(rows(range(10)).then(Sessions())) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_each_epoch_and_shard_starts_anew() -> None:
     pipe = rows([1, 1, 2, 2]).then(Unseen())
     assert [[row["x"] for row in pipe] for _ in range(2)] == [[1, 2], [1, 2]]
-    repeated = rows(range(5)).repeat(2).then(Grouped())
-    assert [row["group"] for row in repeated] == [[0, 1, 2], [3, 4]] * 2
+    assert list(rows(range(5)).repeat(2).then(Sessions())) == [[0, 1, 2, 3], [4]] * 2
     dealt = rows([7] * 8).sharding_filter(4).then(Unseen())
     assert [row["x"] for row in dealt] == [7] * 4
 
 
-@pytest.mark.parametrize("stage", [Unseen(), Sliding(2), Grouped()], ids=str)
-@pytest.mark.parametrize(("count", "times"), [(0, 1), (1, 1), (3, 2), (23, 1), (23, 2)])
+@pytest.mark.parametrize("stage", [Unseen(), Sliding(2), Sessions()], ids=str)
+@pytest.mark.parametrize(("count", "times"), [(0, 1), (1, 1), (3, 2), (23, 2)])
 def test_resumes_at_every_item(stage: tp.Stage, count: int, times: int) -> None:
     pipe = rows(np.arange(count) * 7 % 11).sharding_filter(2).shuffle(5)
     if count:

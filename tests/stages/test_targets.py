@@ -21,9 +21,7 @@ from trainpipes.stages.tokenizing import TokenizedBy
 from trainpipes.testing import check_resume
 
 #: Every fourth row has a short prompt: the others fill 32 tokens before their response.
-PAIRS = [
-    {"prompt": f"{k} " * (2 if k % 4 == 0 else 60), "response": f" {k}", "n": k} for k in range(64)
-]
+PAIRS = [{"prompt": f"{k} " * (60 if k % 4 else 2), "response": f" {k}", "n": k} for k in range(64)]
 CHATS = [
     {"messages": [{"role": who, "content": row[key]} for who, key in
                   (("user", "prompt"), ("assistant", "response"))], "n": row["n"]}
@@ -124,12 +122,9 @@ def test_each_share_that_they_pass_is_warned_of_once(tmp_path: Path) -> None:
     assert all(low <= part < high for part, (low, high) in zip(parts, levels, strict=True))
 
 
-def test_fewer_than_one_in_a_hundred_are_only_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_less_than_a_percent_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pipe = shares(tmp_path, (3000, 300))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         for epoch in range(2):
             list(pipe)
             said = f"epoch {epoch}: truncate(8): 10 of 3,000 rows"
@@ -170,27 +165,22 @@ def test_workers_of_a_dataloader_count_their_own(files: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_kept_ones_are_not_spoken_of_where_that_is_asked_for(name: str, files: Any) -> None:
-    rows, stage, _ = STAGES[name]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert numbers(stage(tp.read_parquet(files(rows)), "keep")) == list(range(64))
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_the_first_one_is_refused_with_its_file_and_row(name: str, files: Any) -> None:
+def test_where_that_is_asked_for_they_are_kept_silently_or_the_first_one_is_refused(
+    name: str, files: Any
+) -> None:
     rows, stage, cure = STAGES[name]
+    source = tp.read_parquet(files(rows))
+    with warnings.catch_warnings(action="error"):
+        assert numbers(stage(source, "keep")) == list(range(64))
     with pytest.raises(tp.DataError, match="a row has no target for the loss") as caught:
-        list(stage(tp.read_parquet(files(rows)), "raise"))
+        list(stage(source, "raise"))
     assert (caught.value.path or "").endswith("part-0.parquet")
     assert (caught.value.row_group, caught.value.row) == (0, 1)
     assert cure in str(caught.value)
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_left_out_ones_are_counted_and_logged(
-    name: str, files: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_left_out_ones_are_counted(name: str, files: Any, caplog: pytest.LogCaptureFixture) -> None:
     rows, stage, _ = STAGES[name]
     pipe = stage(tp.read_parquet(files(rows)), "skip")
     with caplog.at_level(logging.WARNING, "trainpipes"):
@@ -209,7 +199,7 @@ def test_a_resume_and_threads_and_workers_leave_out_the_same_rows(
     rows, stage, _ = STAGES[name]
     source = tp.read_parquet(files(rows)).sharding_filter(4).shuffle(16)
     pipe = stage(source, "skip").batch(3)
-    check_resume(pipe, epochs=2, every=3, processes=0)
+    check_resume(pipe, epochs=2, points=4, processes=0)
     serial, *others = (
         [numbers(batch) for batch in tp.Loader(tp.Pipeline(pipe.stages), **options)]
         for options in ({"threads": 0}, {"threads": 3}, {"num_workers": 2})
@@ -301,14 +291,14 @@ def test_packed_rows_without_a_target_are_warned_of_once() -> None:
 
 
 @pytest.mark.parametrize("method", ["best_fit", "first_fit", "concat"])
-def test_packed_rows_without_a_target_are_left_out(
+def test_packed_rows_without_one_are_left_out(
     method: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept, left = list(packed("keep", method)), list(packed("skip", method))
     assert left == [row for row in kept if has_target(row)]
     assert len(left) < len(kept)
     assert "packed rows left out: they have no target" in caplog.text
-    check_resume(packed("skip", method).batch(2), epochs=2, every=3, processes=0)
+    check_resume(packed("skip", method).batch(2), epochs=2, points=4, processes=0)
 
 
 def test_packing_nothing_but_prompts_for_ever_is_refused() -> None:

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import torch
 
 import trainpipes as tp
+from plain_stages import chunks, deduplicated, fitting
 
 __all__ = ["CHAINS", "Everyday"]
 
@@ -225,11 +226,6 @@ class Sessions(tp.StatefulStage):
 # What plain Python does
 
 
-def chunks(items: list[Any], size: int, drop_last: bool = False) -> list[Any]:
-    found = [items[n : n + size] for n in range(0, len(items), size)]
-    return [one for one in found if len(one) == size or not drop_last]
-
-
 def columns(items: Rows, *names: str) -> Rows:
     return [{name: row[name] for name in names} for row in items]
 
@@ -240,24 +236,6 @@ def padded(batch: Rows, value: int = 0) -> dict[str, Any]:
         "ids": [row["ids"] + [value] * (longest - len(row["ids"])) for row in batch],
         "attention_mask": [[int(n < len(r["ids"])) for n in range(longest)] for r in batch],
     }
-
-
-def firsts(items: Rows, name: str) -> Rows:
-    seen: dict[Any, Any] = {}
-    for row in items:
-        seen.setdefault(row[name], row)
-    return list(seen.values())
-
-
-def by_tokens(items: Rows, most: int) -> list[Rows]:
-    found: list[Rows] = [[]]
-    for row in items:
-        wider = [*found[-1], row]
-        if max(len(one["ids"]) for one in wider) * len(wider) > most:
-            found.append([row])
-        else:
-            found[-1] = wider
-    return found
 
 
 TOKENS = list(joined.from_iterable(row["ids"] for row in ROWS))
@@ -316,7 +294,7 @@ CHAINS: dict[str, Everyday] = {
         lambda: list(range(COUNT)), rows_in,
     ),
     "torchdata: max_token_bucketize": Everyday(
-        lambda _: rows().batch(max_tokens=24, column="ids"), lambda: by_tokens(ROWS, 24)
+        lambda _: rows().batch(max_tokens=24, column="ids"), lambda: fitting(ROWS, 24, "ids", True)
     ),
     "torchdata: bucketbatch": Everyday(
         lambda _: rows().shuffle(30).bucket_by_length(4, column="ids", buffer_size=20),
@@ -382,11 +360,11 @@ CHAINS: dict[str, Everyday] = {
         lambda: ROWS[:60], rows_in,
     ),
     "datasets: unique": Everyday(
-        lambda _: rows().deduplicate("label"), lambda: firsts(ROWS, "label")
+        lambda _: rows().deduplicate("label"), lambda: deduplicated(ROWS, ["label"])
     ),
     "datasets: drop duplicates, shuffle": Everyday(
         lambda _: rows().sharding_filter(1).deduplicate("text").shuffle(3).batch(2),
-        lambda: firsts(ROWS, "text"), rows_in,
+        lambda: deduplicated(ROWS, ["text"]), rows_in,
     ),
     "datasets: with_format torch": Everyday(
         lambda _: rows().select("x", "label").batch(8).collate(format="torch"),

@@ -15,8 +15,8 @@ from typing import Any
 from chains import Stage, first_number, marked, pieces, row
 
 __all__ = [
-    "GROUPS", "LAWS", "PER_EPOCH", "Differs", "Epochs", "atoms", "compare", "exactly", "flat", "same",
-    "windows", "without",
+    "GROUPS", "LAWS", "PER_EPOCH", "Differs", "Epochs", "atoms", "chunks", "compare", "deduplicated",
+    "exactly", "fitting", "flat", "same", "windows", "without",
 ]  # fmt: skip
 
 Epochs = list[list[Any]]
@@ -72,7 +72,7 @@ def changes(items: Sequence[Any]) -> Iterator[Any]:
             yield item
 
 
-def chunks(items: Sequence[Any], size: int, drop: bool) -> list[Any]:
+def chunks(items: Sequence[Any], size: int, drop: bool = False) -> list[Any]:
     found = [list(items[n : n + size]) for n in range(0, len(items), size)]
     return [one for one in found if len(one) == size or not drop]
 
@@ -121,9 +121,8 @@ def exactly(stage: Stage, own: list[Any], below: Epochs, endless: bool) -> Epoch
     """Law of a stage whose items follow from those below."""
     name, *given = stage
     if name == "map rng":
-        compare(
-            *([without(item, "r") for item in part] for part in (own, flat(below))), stage, endless
-        )
+        found, wanted = ([without(item, "r") for item in part] for part in (own, flat(below)))
+        compare(found, wanted, stage, endless)
         return divided(own, below)
     if name == "stateful":
         wanted = [list(changes(e)) if given[0] == "changes" else e for e in below]
