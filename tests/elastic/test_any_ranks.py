@@ -85,7 +85,7 @@ def some(names: Iterable[str], ways: Sequence[Any], count: int) -> list[Any]:
 #: Shards, how each rank reads, numbers of ranks and of workers, and how many of these each pipeline has.
 WAYS: list[tuple[int, Reads, list[tuple[int, int]], int]] = [
     (6, "pipe", [(ranks, 1) for ranks in (3, 4, 5, 7, 9)], 2),
-    (24, "pipe", [(ranks, 1) for ranks in (2, 4, 5, 6, 8, 9, 24)], 2),
+    (24, "pipe", [(ranks, 1) for ranks in (2, 4, 5, 6, 8, 9, 24)], 1),
     (1, "pipe", [(3, 1), (4, 1)], 1),
     (6, "loader", [(5, 1), (5, 3), (7, 2), (4, 5), (9, 4)], 1),
     (6, "workers", [(1, 5), (1, 4), (2, 5), (5, 2), (7, 3)], 2),
