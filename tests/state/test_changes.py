@@ -50,7 +50,7 @@ def test_another_batch_size_is_refused_unless_it_is_allowed():
 @given(
     changes=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 9)), min_size=1, max_size=4),
     last=st.sampled_from([1, 8, 64]),
-    rows=st.sampled_from([1, 40, 300, 700]),
+    rows=st.sampled_from([1, 40, 300, 1200]),
     shards=st.sampled_from([1, 3, 12]),
     buffer=st.sampled_from([1, 7, 50, 400]),
 )
@@ -61,6 +61,8 @@ def test_no_row_comes_twice_and_few_are_left_out(changes, last, rows, shards, bu
         pipe = loaded(state, now, **options) if state else pipeline(now, **options)
         most += shards * max(size, now) * (size != now)
         batches, state = state_after(pipe, count)
+        if (state["epoch"], state["batches"]) > (1, 0):  # nothing was left of the first epoch
+            break
         assert all(len(batch) == now for batch in batches[:-1])
         found += [x for batch in batches for x in batch]
         size = now
