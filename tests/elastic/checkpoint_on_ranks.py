@@ -62,7 +62,7 @@ class Run:
         pipe = PIPELINES[self.name]().distributed(rank=rank, world_size=ranks)
         if self.name == "filtered":
             pipe = pipe.repeat()  # the ranks of a group cannot agree on an epoch's end
-        workers = number % 2
+        workers = int(number in (1, 3))
         loader = tp.Loader(pipe, num_workers=workers, timeout=60 * workers)
         weights = torch.full((3,), float(number))
         if number:

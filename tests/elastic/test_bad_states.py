@@ -17,7 +17,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
+from hundred_rows import loaded
 from ranks import in_worker
+
+TABLE = pa.table({"x": list(range(203))})
+#: What a refused environment is told to do.
+BY_HAND = "pipe.distributed(rank=..., world_size=...)"
 
 
 def rows(shards: int = 12, *, seed: int = 1, count: int = 203, size: int = 4) -> tp.Pipeline:
@@ -27,15 +32,12 @@ def rows(shards: int = 12, *, seed: int = 1, count: int = 203, size: int = 4) ->
 
 def uncounted() -> tp.Pipeline:
     """Without an end, so that ranks need not agree on one; a state says where each shard stands."""
-    table = pa.table({"x": list(range(203))})
-    return tp.from_arrow(table).sharding_filter(12).filter(not_40).batch(4).repeat()
+    return tp.from_arrow(TABLE).sharding_filter(12).filter(not_40).batch(4).repeat()
 
 
 def shared() -> tp.Pipeline:
     """Of one shard, which all ranks read."""
-    return (
-        tp.from_arrow(pa.table({"x": list(range(203))})).sharding_filter(1).filter(not_40).repeat()
-    )
+    return tp.from_arrow(TABLE).sharding_filter(1).filter(not_40).repeat()
 
 
 def not_40(row: dict[str, Any]) -> bool:
@@ -43,8 +45,7 @@ def not_40(row: dict[str, Any]) -> bool:
 
 
 def filtered(shards: int = 4) -> tp.Pipeline:
-    table = pa.table({"x": list(range(203))})
-    return tp.from_arrow(table).sharding_filter(shards).filter(over_40).batch(4)
+    return tp.from_arrow(TABLE).sharding_filter(shards).filter(over_40).batch(4)
 
 
 def over_40(row: dict[str, Any]) -> bool:
@@ -98,32 +99,37 @@ def test_several_ranks_without_a_sharding_filter_are_refused(workers: int) -> No
         next(iter(tp.Loader(pipe, num_workers=workers)))
 
 
+Told = Callable[[Any, Any], None]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """Sets what a launcher says in the environment."""
+
+    def tell(rank: str | None, world: str | None) -> None:
+        for name, value in (("RANK", rank), ("WORLD_SIZE", world)):
+            if value is not None:
+                monkeypatch.setenv(name, value)
+
+    return tell
+
+
 @pytest.mark.parametrize(
     ("rank", "world"), [("2", "2"), ("-1", "2"), ("x", "2"), ("0", "two"), ("1", None), (None, "2")]
 )
-def test_an_environment_that_makes_no_sense_is_refused(
-    rank: str | None, world: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("RANK", rank), ("WORLD_SIZE", world)):
-        if value is not None:
-            monkeypatch.setenv(name, value)
-    with refused(
-        tp.TopologyError,
-        "0 <= RANK < WORLD_SIZE",
-        f"RANK={rank!r}, WORLD_SIZE={world!r}",
-        "pipe.distributed(rank=..., world_size=...)",
-    ):
+def test_an_environment_that_makes_no_sense_is_refused(rank: Any, world: Any, told: Told) -> None:
+    told(rank, world)
+    named = f"RANK={rank!r}, WORLD_SIZE={world!r}"
+    with refused(tp.TopologyError, "0 <= RANK < WORLD_SIZE", named, BY_HAND):
         next(iter(rows()))
     assert next(iter(rows().distributed(rank=0, world_size=2)))  # what was said counts
 
 
 @pytest.mark.parametrize(("rank", "world"), [("0", None), (None, "1"), ("0", "1")])
 def test_an_environment_of_one_process_may_be_told_by_halves(
-    rank: str | None, world: str | None, monkeypatch: pytest.MonkeyPatch
+    rank: Any, world: Any, told: Told
 ) -> None:
-    for name, value in (("RANK", rank), ("WORLD_SIZE", world)):
-        if value is not None:
-            monkeypatch.setenv(name, value)
+    told(rank, world)
     assert len(list(rows())) == 51
 
 
@@ -135,32 +141,20 @@ def group_of_one(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_an_environment_that_contradicts_torch_distributed_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with refused(
-        tp.TopologyError,
-        "torch.distributed says rank 0 of 1",
-        "RANK=1, WORLD_SIZE=4",
-        "pipe.distributed(rank=..., world_size=...)",
-    ):
+def test_an_environment_that_contradicts_torch_distributed_is_refused(told: Told) -> None:
+    told("1", "4")
+    said = "torch.distributed says rank 0 of 1", "RANK=1, WORLD_SIZE=4"
+    with refused(tp.TopologyError, *said, BY_HAND):
         next(iter(rows()))
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
+    told("0", "1")
     assert next(iter(rows()))
 
 
 def test_an_epoch_of_unknown_length_on_several_ranks_needs_torch_distributed() -> None:
     pipe = filtered().distributed(rank=0, world_size=2)
     for subject in (pipe, tp.Loader(pipe), tp.Loader(pipe, num_workers=1)):
-        with refused(
-            tp.TopologyError,
-            "torch.distributed is not initialized",
-            "init_process_group()",
-            "add .repeat()",
-        ):
+        said = "torch.distributed is not initialized", "init_process_group()", "add .repeat()"
+        with refused(tp.TopologyError, *said):
             next(iter(subject))
     assert pipe.state_dict()["batches"] == 0  # type: ignore[index]
 
@@ -168,11 +162,8 @@ def test_an_epoch_of_unknown_length_on_several_ranks_needs_torch_distributed() -
 @pytest.mark.usefixtures("group_of_one")
 def test_a_mesh_that_is_not_data_parallel_alone_is_refused() -> None:
     mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("replicate", "shard", "tp"))
-    with refused(
-        tp.ConfigError,
-        "distributed(mesh) must have only dimensions that are data parallel",
-        "pass mesh['replicate', 'shard']",
-    ):
+    said = "must have only dimensions that are data parallel", "pass mesh['replicate', 'shard']"
+    with refused(tp.ConfigError, *said):
         filtered().distributed(mesh=mesh)
     with refused(tp.ConfigError, "rank=0 and world_size=None; leave these out"):
         filtered().distributed(mesh=mesh["replicate", "shard"], rank=0)
@@ -185,25 +176,15 @@ def test_a_mesh_that_is_not_data_parallel_alone_is_refused() -> None:
 
 @pytest.mark.usefixtures("group_of_one")
 def test_an_epoch_of_unknown_length_on_ranks_that_cannot_meet_is_refused() -> None:
-    with refused(
-        tp.TopologyError,
-        "one of 2 ranks, and torch.distributed has 1",
-        "pipe.distributed(mesh=...)",
-    ):
+    said = "one of 2 ranks, and torch.distributed has 1", "pipe.distributed(mesh=...)"
+    with refused(tp.TopologyError, *said):
         next(iter(filtered().distributed(rank=0, world_size=2)))
 
 
 def test_an_epoch_of_unknown_length_on_several_ranks_with_plain_workers_is_refused() -> None:
     pipe = filtered().distributed(rank=0, world_size=2)
-    with (
-        in_worker(0, 2, 1000, pipe),
-        refused(
-            tp.TopologyError,
-            "2 ranks with DataLoader workers",
-            "add .repeat()",
-            "trainpipes.Loader",
-        ),
-    ):
+    said = "2 ranks with DataLoader workers", "add .repeat()", "trainpipes.Loader"
+    with in_worker(0, 2, 1000, pipe), refused(tp.TopologyError, *said):
         next(iter(pipe))
 
 
@@ -243,14 +224,8 @@ def test_a_rank_that_is_missing_is_named_with_its_shards(
     world: int, there: list[int], shards: list[int], ranks: str
 ) -> None:
     saved = states(world, 1, uncounted)
-    with refused(
-        tp.StateError,
-        str(shards),
-        ranks,
-        "merge the states of all ranks",
-        "torch.distributed.checkpoint",
-        "loader.full_state_dict()",
-    ):
+    ways = "torch.distributed.checkpoint", "loader.full_state_dict()"
+    with refused(tp.StateError, str(shards), ranks, "merge the states of all ranks", *ways):
         tp.merge_states([saved[rank] for rank in there])
 
 
@@ -264,45 +239,30 @@ def test_a_rank_that_is_missing_is_named_with_its_shards(
 def test_a_rank_that_is_behind_or_has_not_started_is_named(
     steps: list[int], state: int, shard: int, delivered: int, m: int, owed: int
 ) -> None:
-    with refused(
-        tp.StateError,
-        f"state {state}",
-        f"shard-{shard:04d}",
-        f"{delivered} batches, but batches = {m} means {owed}",
-        "save on all ranks after the same step",
-    ):
+    wrong = f"{delivered} batches, but batches = {m} means {owed}"
+    way = "save on all ranks after the same step"
+    with refused(tp.StateError, f"state {state}", f"shard-{shard:04d}", wrong, way):
         tp.merge_states(states(3, steps, uncounted))
 
 
-def test_any_counted_ranks_state_is_the_state_of_all() -> None:
-    saved = states(3)
-    assert saved[0] == saved[1] == saved[2] == tp.merge_states(saved) == tp.merge_states(saved[1:])
-
-
-def test_no_states_are_not_merged() -> None:
-    with refused(tp.StateError, "merge_states", "got none"):
-        tp.merge_states([])
-    with refused(tp.StateError, "merge_states", "got int"):
-        tp.merge_states(3)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("thing", "message"), [
-    (3, "got int"),
-    (None, "got NoneType"),
-    ("{}", "got str"),
-    ({"model": 1}, "without the key 'trainpipes' ('model')"),
+@pytest.mark.parametrize(("things", "said"), [
+    (lambda: [], ("merge_states", "got none")),
+    (lambda: 3, ("merge_states", "got int")),
+    (lambda: [states(2)[0], 3], ("state", "got int")),
+    (lambda: [states(2)[0], None], ("state", "got NoneType")),
+    (lambda: [states(2)[0], "{}"], ("state", "got str")),
+    (lambda: [states(2)[0], {"model": 1}], ("state", "without the key 'trainpipes' ('model')")),
 ])  # fmt: skip
-def test_what_is_no_state_is_not_merged(thing: Any, message: str) -> None:
-    with refused(tp.StateError, "state", message):
-        tp.merge_states([states(2)[0], thing])
+def test_what_is_no_state_is_not_merged(things: Callable[[], Any], said: tuple[str, ...]) -> None:
+    with refused(tp.StateError, *said):
+        tp.merge_states(things())
 
 
 # States that do not fit who loads them
 
 
 def load(state: dict[str, Any], rank: int, world: int, make: Any = rows, **options: Any) -> Any:
-    pipe = make(**options).distributed(rank=rank, world_size=world)
-    pipe.load_state_dict(state)
+    pipe = loaded(make(**options).distributed(rank=rank, world_size=world), state)
     return next(iter(pipe))
 
 
@@ -316,14 +276,8 @@ def test_a_state_that_lacks_shards_of_a_rank_is_refused_with_the_ways_to_get_the
     rank: int, world: int, own: list[int], lacking: list[int], workers: int
 ) -> None:
     loader = tp.Loader(uncounted().distributed(rank=rank, world_size=world), num_workers=workers)
-    with refused(
-        tp.StateError,
-        str(own),
-        str(lacking),
-        "trainpipes.merge_states([...])",
-        "loader.full_state_dict()",
-        "torch.distributed.checkpoint",
-    ):
+    ways = "merge_states([...])", "loader.full_state_dict()", "torch.distributed.checkpoint"
+    with refused(tp.StateError, str(own), str(lacking), *ways):
         loader.load_state_dict(states(3, make=uncounted)[0])
 
 
@@ -331,22 +285,6 @@ def test_a_state_that_lacks_shards_of_a_rank_is_refused_with_the_ways_to_get_the
 def test_a_ranks_state_is_enough_for_ranks_that_share_its_shards(rank: int) -> None:
     saved = states(3, make=uncounted)
     assert load(saved[0], rank, 6, uncounted) == load(tp.merge_states(saved), rank, 6, uncounted)
-
-
-def test_a_state_of_other_num_shards_is_refused() -> None:
-    with refused(
-        tp.StateError,
-        "sharding_filter/num_shards",
-        "saved 12, now 24",
-        "build the pipeline as it was",
-    ):
-        load(tp.merge_states(states(3)), 0, 1, shards=24)
-
-
-def test_a_state_whose_m_was_edited_is_refused() -> None:
-    state = tp.merge_states(states(3))
-    with refused(tp.StateError, "batches = 13", "edited", "save on all ranks after the same step"):
-        load({**state, "batches": 13}, 0, 1)
 
 
 # States of StatefulDataLoader
@@ -378,20 +316,21 @@ def test_a_stateful_data_loaders_state_is_refused_elsewhere_and_counting_gives_o
     with refused(tp.StateError, *said):
         tp.merge_states([state])
     whole = list(islice(make(), 8))
-    again = StatefulDataLoader(make(), batch_size=None, num_workers=2)
-    again.load_state_dict(state)
+    again = loaded(StatefulDataLoader(make(), batch_size=None, num_workers=2), state)
     assert list(islice(again, 3)) == whole[5:]
-    loader = tp.Loader(make())
-    loader.load_state_dict(make().state_at(5))
-    assert list(islice(loader, 3)) == whole[5:]
+    assert list(islice(loaded(tp.Loader(make()), make().state_at(5)), 3)) == whole[5:]
+
+
+def state_of_worker(worker: int, pipe: tp.Pipeline) -> dict[str, Any]:
+    """The state of one of two workers after its first batch."""
+    with in_worker(worker, 2, 1000, pipe):
+        next(iterator := iter(pipe))
+        return iterator.state_dict()
 
 
 @pytest.mark.parametrize("make", [rows, uncounted])
 def test_the_state_of_one_worker_of_several_is_refused_elsewhere(make: Any) -> None:
-    with in_worker(1, 2, 1000, pipe := make()):
-        iterator = iter(pipe)
-        next(iterator)
-        state = iterator.state_dict()
+    state = state_of_worker(1, make())
     said = "a single worker, number 1 of 2", "StatefulDataLoader with as many workers"
     for subject in (make(), tp.Loader(make())):
         with refused(tp.StateError, *said):
@@ -401,15 +340,9 @@ def test_the_state_of_one_worker_of_several_is_refused_elsewhere(make: Any) -> N
 
 
 def test_a_workers_state_in_one_of_other_workers_is_refused() -> None:
-    pipe = rows()
-    with in_worker(0, 2, 1000, pipe):
-        iterator = iter(pipe)
-        next(iterator)
-        state = iterator.state_dict()
-    with (
-        in_worker(0, 3, 1000, pipe),
-        refused(tp.StateError, "worker 0 of 2", "worker 0 of 3", "trainpipes.Loader takes any"),
-    ):
+    state, pipe = state_of_worker(0, rows()), rows()
+    said = "worker 0 of 2", "worker 0 of 3", "trainpipes.Loader takes any"
+    with in_worker(0, 3, 1000, pipe), refused(tp.StateError, *said):
         iterator = iter(pipe)
         iterator.load_state_dict(state)
         next(iterator)

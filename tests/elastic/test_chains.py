@@ -56,11 +56,8 @@ def stretches(draw: st.DrawFn, shards: int) -> Stretch:
     if reads == "loader":
         workers = draw(st.integers(1, 4))
     elif reads == "workers":
-        workers = (
-            draw(st.sampled_from([*divisors(max(1, shards // ranks))[:4], 3, 5]))
-            if shards > 1
-            else 1
-        )
+        fitting = [*divisors(max(1, shards // ranks))[:4], 3, 5]
+        workers = draw(st.sampled_from(fitting if shards > 1 else [1]))
     steps = st.one_of(st.integers(0, 6), st.integers(0, 40), st.sampled_from([None, -1]))
     taken = draw(steps)
     passes = draw(st.sampled_from([0, 0, 0, 1])) if taken else 0
@@ -198,12 +195,8 @@ def check_chain(spec: Spec, chain: list[Stretch], start: int, alone: bool = Fals
         pipe = build(spec)
         if stretch.reads == "workers" and ends_unevenly(spec):
             stretch = replace(stretch, reads="loader")
-        own = (
-            states is not None
-            and last_topology == stretch.ranks
-            and not stretch.merged
-            and not alone
-        )
+        own = states is not None and last_topology == stretch.ranks
+        own = own and not stretch.merged and not alone
         loaded = states if own else [whole] * stretch.ranks
         try:
             given, position = run_leg(pipe, expected, stretch, loaded, position)
@@ -228,7 +221,7 @@ def check_chain(spec: Spec, chain: list[Stretch], start: int, alone: bool = Fals
 
 
 @pytest.mark.timeout(1800)
-@examples(150)
+@examples(150, often=15)
 @given(chains())
 def test_a_chain_of_resumes_gives_the_sequence_of_a_run_that_was_never_stopped(
     chain: tuple[Spec, list[Stretch], int],
@@ -237,7 +230,7 @@ def test_a_chain_of_resumes_gives_the_sequence_of_a_run_that_was_never_stopped(
 
 
 @pytest.mark.timeout(1800)
-@examples(150)
+@examples(150, often=15)
 @given(chains(counted=True))
 def test_of_a_counted_run_any_one_ranks_state_goes_on_on_all_ranks_of_any_topology(
     chain: tuple[Spec, list[Stretch], int],

@@ -10,9 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch.distributed.checkpoint as dcp
 
 import trainpipes as tp
 from elastic.checkpoint_on_ranks import LEGS, PIPELINES
+from hundred_rows import loaded
 from launch import Launch
 from trainpipes.testing import digest
 
@@ -28,10 +30,7 @@ WAYS = {
 
 
 #: Each way and each pipeline at least once; the other pairs where slow tests are run.
-OFTEN = [
-    *(("dcp", "filtered"), ("dcp", "fixed"), ("async", "filtered")),
-    *(("files", "repeated"), ("gathered", "fixed")),
-]
+OFTEN = [("dcp", "filtered"), ("async", "fixed"), ("files", "repeated"), ("gathered", "filtered")]
 PAIRS = [(way, name) for way in WAYS for name in PIPELINES]
 
 
@@ -72,8 +71,7 @@ def check_meshes(left: list[dict[str, Any]]) -> None:
         given = sorted((one["rank"], one["given"]) for one in found)
         assert given == [(r, whole[r : 4 * steps : 4]) for r in range(4) for _ in range(2)]
         assert all(one["state"] == found[0]["state"] for one in found)
-        pipe = PIPELINES["filtered"]()
-        pipe.load_state_dict(found[0]["state"])
+        pipe = loaded(PIPELINES["filtered"](), found[0]["state"])
         assert [digest(batch) for batch in pipe] == whole[80:]
 
 
@@ -87,15 +85,13 @@ def numbers(source: Any, count: int | None = None) -> list[list[int]]:
 
 
 def saved_by_dcp(source: Any, folder: Path) -> None:
-    import torch.distributed.checkpoint as dcp
-
     dcp.save({"loader": source}, checkpoint_id=folder, no_dist=True)
 
 
-def loaded_by_dcp(target: Any, folder: Path) -> None:
-    import torch.distributed.checkpoint as dcp
-
-    dcp.load({"loader": target}, checkpoint_id=folder, no_dist=True)
+def loaded_by_dcp(target: Any, folder: Path) -> dict[str, Any]:
+    found = {"loader": target}
+    dcp.load(found, checkpoint_id=folder, no_dist=True)
+    return found["loader"]
 
 
 def test_a_checkpoint_of_a_loader_is_read_by_a_pipeline_and_the_reverse(tmp_path: Path) -> None:
@@ -113,34 +109,12 @@ def test_a_checkpoint_of_a_loader_is_read_by_a_pipeline_and_the_reverse(tmp_path
 
 
 def test_a_checkpoint_can_be_read_as_a_plain_state(tmp_path: Path) -> None:
-    import torch.distributed.checkpoint as dcp
-
     whole = numbers(rows())
     loader = tp.Loader(rows())
     numbers(iter(loader), 7)
     saved_by_dcp(loader, tmp_path)
-    state = {"loader": tp.Loader(rows()).state_dict()}
-    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
-    resumed = tp.Loader(rows())
-    resumed.load_state_dict(state["loader"])
+    resumed = loaded(tp.Loader(rows()), loaded_by_dcp(tp.Loader(rows()).state_dict(), tmp_path))
     assert numbers(resumed) == whole[7:]
-
-
-@pytest.mark.parametrize("world", [2, 3, 4, 6])
-def test_states_that_ranks_save_right_after_loading_merge_again(world: int) -> None:
-    whole = numbers(rows())
-    pipe = rows()
-    numbers(iter(pipe), 7)
-    state = pipe.state_dict()
-    assert state is not None
-    loaders = [tp.Loader(rows().distributed(rank=r, world_size=world)) for r in range(world)]
-    for loader in loaders:
-        loader.load_state_dict(state)
-    merged = tp.merge_states([loader.state_dict() for loader in loaders])
-    assert merged == state
-    pipe = rows()
-    pipe.load_state_dict(merged)
-    assert numbers(pipe) == whole[7:]
 
 
 def test_states_of_ranks_merge_in_any_order_and_more_than_once() -> None:

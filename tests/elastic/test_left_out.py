@@ -52,9 +52,10 @@ def delivered(pipe: tp.Pipeline, ranks: int, reads: Reads = "pipe", **options: A
     raise AssertionError
 
 
-@pytest.mark.parametrize("reads", ["pipe", "loader"])
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("made", [packed, filtered])
+@pytest.mark.parametrize(
+    ("made", "ranks", "reads"),
+    [(packed, 2, "loader"), (packed, 3, "pipe"), (filtered, 2, "pipe"), (filtered, 3, "loader")],
+)
 def test_ranks_say_how_many_batches_they_leave_out(
     made: Callable[[], tp.Pipeline], ranks: int, reads: Reads, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,7 +16,7 @@ from launch import Launch
 from trainpipes.testing import digest
 
 SCRIPT = EXAMPLES / "preemption.py"
-STEPS = 40
+STEPS = 12
 
 
 def trained_on(said: str) -> dict[int, dict[int, str]]:

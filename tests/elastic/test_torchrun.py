@@ -175,7 +175,7 @@ def check_agreements(leg: Path, ranks: int) -> None:
 def test_ranks_that_are_killed_at_any_step_go_on_with_one_sequence_on_other_topologies(
     tmp_path: Path,
 ) -> None:
-    check_chain(tmp_path, [(2, 1), (1, 2), (3, 0)], seed=1)
+    check_chain(tmp_path, [(2, 1), (3, 0)], seed=1)
 
 
 @pytest.mark.slow

@@ -81,12 +81,8 @@ class Trained:
 
 
 def main() -> None:
-    folder, leg, workers, rounds = (
-        Path(sys.argv[1]),
-        Path(sys.argv[2]),
-        int(sys.argv[3]),
-        int(sys.argv[4]),
-    )
+    folder, leg = map(Path, sys.argv[1:3])
+    workers, rounds = map(int, sys.argv[3:5])
     previous = Path(sys.argv[5]) if len(sys.argv) > 5 else None
     faulthandler.dump_traceback_later(100, exit=True)  # a hang fails, and says where
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -96,9 +92,9 @@ def main() -> None:
     log = (leg / f"log-{rank}.txt").open("a", buffering=1)
     for number in count():
         for one in trained:
-            found = None
-            if not one.over and (number < rounds or one.name == RAGGED):
-                found = one.next()
+            if number >= rounds and one.name != RAGGED:
+                continue
+            found = None if one.over else one.next()
             if found is not None:
                 log.write(f"{one.name} {one.step} {found[0]} {found[1]} {found[2]}\n")
                 write_beside(leg / f"states-{rank}.json", {t.name: t.states for t in trained})

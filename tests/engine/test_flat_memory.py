@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(what: str, workers: int, epochs: int) -> tuple[list[int], int]:
-    """Bytes held after each epoch; bytes of a bare worker."""
+    """Bytes held after each epoch; without workers, those of a bare one."""
     command = [sys.executable, "-W", "ignore", SCRIPT, what, str(workers), str(epochs)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)

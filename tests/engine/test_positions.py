@@ -19,7 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import trainpipes as tp
 from drawn import rows_of, table_of_rows
 from every_stage import FINITE
-from hundred_rows import TABLE, epochs_of, given_by, kept, of_unknown_length, pipeline
+from hundred_rows import TABLE, epochs_of, given_by, kept, loaded, of_unknown_length, pipeline
 from ranks import Leg
 from slow_workers import SlowToStart, late
 from trainpipes.testing import digest
@@ -27,6 +27,7 @@ from trainpipes.testing import digest
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
+EPOCHS = epochs_of(8)
 
 
 # A Loader and its pipeline
@@ -34,77 +35,65 @@ WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 @WORKERS
 def test_what_becomes_of_its_pipeline_does_not_move_a_loader(workers: int) -> None:
-    expected = epochs_of(3)
     pipe = pipeline()
     loader = tp.Loader(pipe, num_workers=workers)
     next(iter(pipe))
     for number in (0, 1):
         for taken, item in enumerate(loader, start=1):
-            assert rows_of(item) == expected[number][taken - 1]
+            assert rows_of(item) == EPOCHS[number][taken - 1]
             if taken == 5:
                 next(iter(pipe))
                 list(tp.Loader(pipe))
                 pipe.load_state_dict(pipe.state_at(3, epoch=7))
                 pipe.set_epoch(5)
-                resumed = tp.Loader(pipeline())
-                resumed.load_state_dict(kept(loader.state_dict()))
-                assert given_by(resumed) == expected[number][5:]
-    assert given_by(loader) == expected[2]
+                resumed = loaded(tp.Loader(pipeline()), kept(loader.state_dict()))
+                assert given_by(resumed) == EPOCHS[number][5:]
+    assert given_by(loader) == EPOCHS[2]
 
 
 @WORKERS
 def test_two_loaders_over_one_pipeline_have_each_epoch_and_a_state_of_their_own(
     workers: int,
 ) -> None:
-    expected = epochs_of(3)
     pipe = pipeline()
     loaders = [tp.Loader(pipe, num_workers=workers) for _ in range(2)]
     for number in range(2):
         runs = [iter(loader) for loader in loaders]
         for step in range(3):
-            assert [rows_of(next(run)) for run in runs] == [expected[number][step]] * 2
+            assert [rows_of(next(run)) for run in runs] == [EPOCHS[number][step]] * 2
         given_by(runs[0], 4)
         for loader, taken in zip(loaders, (7, 3), strict=True):
-            resumed = tp.Loader(pipeline())
-            resumed.load_state_dict(kept(loader.state_dict()))
-            assert given_by(resumed) == expected[number][taken:]
-        assert given_by(runs[1]) == expected[number][3:]
-
-
-@WORKERS
-def test_a_loader_of_each_epoch_goes_on_with_the_next_one(workers: int) -> None:
-    pipe = pipeline()
-    assert [given_by(tp.Loader(pipe, num_workers=workers)) for _ in range(3)] == epochs_of(3)
+            resumed = loaded(tp.Loader(pipeline()), kept(loader.state_dict()))
+            assert given_by(resumed) == EPOCHS[number][taken:]
+        assert given_by(runs[1]) == EPOCHS[number][3:]
 
 
 @pytest.mark.filterwarnings("ignore:pin.. does nothing here")
-@WORKERS
-@pytest.mark.parametrize("options", [{}, {"pin_memory": True}], ids=["", "pinned"])
+@pytest.mark.parametrize(("workers", "options"), [(0, {}), (2, {"pin_memory": True})])
 def test_a_loader_starts_where_its_pipeline_stands_when_it_is_made(
     workers: int, options: dict[str, Any]
 ) -> None:
-    expected = epochs_of(4)
     pipe = pipeline()
     state = kept(pipe.state_at(6, epoch=1))
     pipe.load_state_dict(state)
     loader = tp.Loader(pipe, num_workers=workers, **options)
     pipe.load_state_dict(pipe.state_at(2, epoch=3))
-    assert given_by(pipe, 1) == expected[3][2:3]
+    assert given_by(pipe, 1) == EPOCHS[3][2:3]
     pipe.load_state_dict(state)
-    assert given_by(pipe, 1) == expected[1][6:7]  # which leaves the loader where it is
+    assert given_by(pipe, 1) == EPOCHS[1][6:7]  # which leaves the loader where it is
     assert loader.state_dict() == state
-    assert rows_of(loader.peek()) == expected[1][6]
-    assert given_by(loader) == expected[1][6:]
-    assert given_by(loader) == expected[2]
+    assert rows_of(loader.peek()) == EPOCHS[1][6]
+    assert given_by(loader) == EPOCHS[1][6:]
+    assert given_by(loader) == EPOCHS[2]
 
 
-def test_a_state_that_was_loaded_into_a_pipeline_is_used_by_one_loader_only() -> None:
-    expected = epochs_of(3)
+@WORKERS
+def test_a_state_that_was_loaded_into_a_pipeline_is_used_by_one_loader_only(workers: int) -> None:
     pipe = pipeline()
     pipe.load_state_dict(pipe.state_at(6))
-    assert given_by(tp.Loader(pipe)) == expected[0][6:]
-    assert given_by(tp.Loader(pipe)) == expected[1]
-    assert given_by(pipe) == expected[2]
+    assert given_by(tp.Loader(pipe, num_workers=workers)) == EPOCHS[0][6:]
+    assert given_by(tp.Loader(pipe, num_workers=workers)) == EPOCHS[1]
+    assert given_by(pipe) == EPOCHS[2]
 
 
 @WORKERS
@@ -115,7 +104,7 @@ def test_a_pipeline_does_not_answer_for_a_loader_that_iterates_it(workers: int) 
     with pytest.raises(tp.StateError, match=r"save the state_dict\(\) of the Loader"):
         pipe.state_dict()
     pipe.load_state_dict(loader.state_dict())
-    assert given_by(pipe) == epochs_of(1)[0][3:]
+    assert given_by(pipe) == EPOCHS[0][3:]
 
 
 def test_a_pipeline_does_not_answer_for_workers_that_iterate_it() -> None:
@@ -127,11 +116,10 @@ def test_a_pipeline_does_not_answer_for_workers_that_iterate_it() -> None:
 
 
 def test_a_loader_passes_through_pickle_with_the_place_where_it_starts() -> None:
-    loader = tp.Loader(pipeline())
-    loader.load_state_dict(pipeline().state_at(6))
+    loader = loaded(tp.Loader(pipeline()), pipeline().state_at(6))
     again = pickle.loads(pickle.dumps(loader))
-    assert given_by(again) == given_by(loader) == epochs_of(1)[0][6:]
-    assert given_by(pickle.loads(pickle.dumps(loader))) == given_by(loader) == epochs_of(2)[1]
+    assert given_by(again) == given_by(loader) == EPOCHS[0][6:]
+    assert given_by(pickle.loads(pickle.dumps(loader))) == given_by(loader) == EPOCHS[1]
 
 
 # Several iterators
@@ -145,21 +133,20 @@ def test_a_loader_passes_through_pickle_with_the_place_where_it_starts() -> None
 def test_iterators_of_one_loader_side_by_side_each_go_their_own_way(
     options: dict[str, Any],
 ) -> None:
-    expected = epochs_of(5)
     loader = tp.Loader(pipeline(), **options)
     first, second = iter(loader), iter(loader)
-    assert given_by(first, 2) == expected[0][:2]
-    assert given_by(second, 5) == expected[1][:5]
+    assert given_by(first, 2) == EPOCHS[0][:2]
+    assert given_by(second, 5) == EPOCHS[1][:5]
     states = [kept(first.state_dict()), kept(second.state_dict())]
-    assert given_by(first) == expected[0][2:]
-    assert given_by(second) == expected[1][5:]
-    assert given_by(loader) == expected[2]
-    for state, rest in zip(states, (expected[0][2:], expected[1][5:]), strict=True):
+    assert given_by(first) == EPOCHS[0][2:]
+    assert given_by(second) == EPOCHS[1][5:]
+    assert given_by(loader) == EPOCHS[2]
+    for state, rest in zip(states, (EPOCHS[0][2:], EPOCHS[1][5:]), strict=True):
         resumed = iter(tp.Loader(pipeline(), **options))
         resumed.load_state_dict(state)
         assert given_by(resumed) == rest
     loader.load_state_dict(states[0])
-    assert [given_by(loader) for _ in range(2)] == [expected[0][2:], expected[1]]
+    assert [given_by(loader) for _ in range(2)] == [EPOCHS[0][2:], EPOCHS[1]]
 
 
 @pytest.mark.filterwarnings("ignore:pin.. does nothing here")
@@ -178,8 +165,9 @@ def test_iterators_of_any_pipeline_side_by_side_each_go_their_own_way(
     assert found == expected
 
 
-@WORKERS
-@pytest.mark.parametrize("make", [pipeline, of_unknown_length])
+@pytest.mark.parametrize(
+    ("workers", "make"), [(0, pipeline), (0, of_unknown_length), (2, of_unknown_length)]
+)
 def test_an_iteration_within_an_iteration_disturbs_neither(
     workers: int, make: Callable[[], tp.Pipeline]
 ) -> None:
@@ -192,9 +180,7 @@ def test_an_iteration_within_an_iteration_disturbs_neither(
             assert rows_of(loader.peek()) == expected[2][0]
         if taken == 3:
             state = kept(loader.state_dict())
-    resumed = tp.Loader(make())
-    resumed.load_state_dict(state)
-    assert given_by(resumed) == expected[0][3:]
+    assert given_by(loaded(tp.Loader(make()), state)) == expected[0][3:]
     assert given_by(loader) == expected[2]
 
 
@@ -206,9 +192,8 @@ def test_a_state_of_the_last_item_says_so_where_another_iterator_is_unfinished()
     with pytest.warns(UserWarning, match="the one that gave the last item"):
         assert loader.state_dict()["epoch"] == 1
     state = kept(training.state_dict())
-    resumed = tp.Loader(pipeline())
-    resumed.load_state_dict(state)
-    assert given_by(resumed) == given_by(training) == epochs_of(1)[0][5:]
+    resumed = loaded(tp.Loader(pipeline()), state)
+    assert given_by(resumed) == given_by(training) == EPOCHS[0][5:]
 
 
 @pytest.mark.parametrize("make", [pipeline, of_unknown_length])
@@ -232,7 +217,7 @@ def test_iterators_that_were_made_before_an_endless_one_moved_go_on_where_it_is(
     pipe = pipeline().repeat()
     first, second = iter(pipe), iter(pipe)
     found = given_by(first, 5) + given_by(second, 3)
-    assert found == epochs_of(1)[0][:8]
+    assert found == EPOCHS[0][:8]
 
 
 @WORKERS
@@ -243,7 +228,7 @@ def test_a_loader_of_an_endless_pipeline_starts_where_that_stands(workers: int) 
     loader = tp.Loader(pipe, num_workers=workers)
     given_by(running, 6)
     expected += given_by(loader, 4) + given_by(loader, 4)
-    assert expected == epochs_of(1)[0][:11]
+    assert expected == EPOCHS[0][:11]
 
 
 def failing(batch: Any, asked: list[int]) -> Any:
@@ -261,7 +246,7 @@ def test_an_iterator_that_failed_or_gave_nothing_takes_no_further_epoch(run: Any
         next(running)
     state = subject.state_dict()
     assert (state["epoch"], state["batches"]) == (0, 0)
-    assert given_by(running) == epochs_of(1)[0]
+    assert given_by(running) == EPOCHS[0]
     nothing = run(tp.from_arrow(TABLE.slice(0, 0)).batch(8))
     running = iter(nothing)
     assert [next(running, None) for _ in range(3)] == [None] * 3
@@ -288,8 +273,23 @@ def test_a_state_that_is_refused_leaves_the_one_that_was_loaded(workers: int) ->
 # Threads
 
 
+def at_once(count: int, work: Callable[[], None]) -> None:
+    """Do something in so many threads, which begin together."""
+    start = threading.Barrier(count)
+
+    def begin() -> None:
+        start.wait()
+        work()
+
+    threads = [threading.Thread(target=begin) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def slowly(row: Any) -> Any:
-    time.sleep(0.01)
+    time.sleep(0.003)
     return row
 
 
@@ -301,10 +301,8 @@ def test_of_two_threads_that_ask_one_iterator_at_once_one_is_refused(
     running = iter(tp.Loader(tp.from_arrow(TABLE).map(slowly).batch(8), **options))
     found: list[list[int]] = []
     errors: list[Exception] = []
-    start = threading.Barrier(2)
 
     def ask() -> None:
-        start.wait()
         while True:
             try:
                 found.append(rows_of(next(running)))
@@ -314,11 +312,7 @@ def test_of_two_threads_that_ask_one_iterator_at_once_one_is_refused(
             except StopIteration:
                 return
 
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(2, ask)
     assert ["already executing" in str(error) for error in errors] == [True]
     assert found == [list(range(first, min(first + 8, 100))) for first in range(0, 100, 8)]
 
@@ -346,18 +340,8 @@ def test_a_state_is_not_taken_while_another_thread_takes_an_item() -> None:
 def test_threads_that_start_iterators_of_one_pipeline_at_once_get_an_epoch_each() -> None:
     pipe = pipeline()
     found: list[list[list[int]]] = []
-    start = threading.Barrier(8)
-
-    def iterate() -> None:
-        start.wait()
-        found.append(given_by(pipe))
-
-    threads = [threading.Thread(target=iterate) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(found) == sorted(epochs_of(8))
+    at_once(8, lambda: found.append(given_by(pipe)))
+    assert sorted(found) == sorted(EPOCHS[:8])
 
 
 # Workers of DataLoaders
@@ -378,18 +362,19 @@ def test_many_workers_read_one_epoch_after_the_other(workers: int) -> None:
 
 
 def test_a_worker_that_never_started_is_not_taken_for_one_of_the_next_pass() -> None:
-    expected = epochs_of(2)
     loader = DataLoader(pipeline(), batch_size=None, num_workers=2, worker_init_fn=SlowToStart())
     torch.manual_seed(7)
-    assert given_by(loader, 1) == expected[0][:1]
+    assert given_by(loader, 1) == EPOCHS[0][:1]
     torch.manual_seed(7)
-    assert given_by(loader) == expected[1]
+    assert given_by(loader) == EPOCHS[1]
 
 
-@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
-@pytest.mark.parametrize(
-    "method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("kind", "method"), [
+    (DataLoader, "fork"),
+    (StatefulDataLoader, "forkserver"),
+    pytest.param(DataLoader, "spawn", marks=pytest.mark.slow),
+    pytest.param(StatefulDataLoader, "spawn", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_an_iterator_of_the_parent_does_not_part_workers_that_start_late(
     kind: Any, method: str
 ) -> None:
@@ -401,15 +386,13 @@ def test_an_iterator_of_the_parent_does_not_part_workers_that_start_late(
     found = given_by(running, 1)
     next(iter(pipe))
     found += given_by(running)
-    assert found == epochs_of(1)[0]
+    assert found == EPOCHS[0]
 
 
-@pytest.mark.parametrize("kind", [tp.Loader, StatefulDataLoader])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("kind", "workers"), [(tp.Loader, 2), (StatefulDataLoader, 2)])
 def test_persistent_workers_load_a_state_of_mid_epoch_and_then_of_its_start(
     kind: Any, workers: int
 ) -> None:
-    expected = epochs_of(3)
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": True}
     if kind is StatefulDataLoader:
         options["batch_size"] = None
@@ -422,10 +405,10 @@ def test_persistent_workers_load_a_state_of_mid_epoch_and_then_of_its_start(
     loader = kind(pipeline(), **options)
     for _ in range(2):
         loader.load_state_dict(middle)
-        assert given_by(loader) == expected[1][5:]
+        assert given_by(loader) == EPOCHS[1][5:]
         loader.load_state_dict(start)
-        assert given_by(loader) == expected[1]
-    assert given_by(loader) == expected[2]
+        assert given_by(loader) == EPOCHS[1]
+    assert given_by(loader) == EPOCHS[2]
 
 
 def test_persistent_workers_do_not_start_an_epoch_from_which_they_know_the_start_only() -> None:
@@ -433,13 +416,13 @@ def test_persistent_workers_do_not_start_an_epoch_from_which_they_know_the_start
     loader = DataLoader(pipe, batch_size=None, num_workers=2, persistent_workers=True)
     given_by(loader)
     pipe.load_state_dict(pipe.state_at(0, epoch=3))
-    assert given_by(loader) == epochs_of(4)[3]
+    assert given_by(loader) == EPOCHS[3]
     pipe.load_state_dict(pipe.state_at(5, epoch=1))
     with pytest.raises(tp.StateError, match=r"within epoch 1 .*make a new DataLoader"):
         given_by(loader)
     pipe.load_state_dict(pipe.state_at(5, epoch=1))
     loader = DataLoader(pipe, batch_size=None, num_workers=2, persistent_workers=True)
-    assert [given_by(loader) for _ in range(2)] == [epochs_of(2)[1][5:], epochs_of(3)[2]]
+    assert [given_by(loader) for _ in range(2)] == [EPOCHS[1][5:], EPOCHS[2]]
 
 
 def ends_of_epochs(make: Callable[[], tp.Pipeline]) -> Iterator[dict[str, Any]]:
@@ -451,21 +434,19 @@ def ends_of_epochs(make: Callable[[], tp.Pipeline]) -> Iterator[dict[str, Any]]:
     yield kept(loader.state_dict())
 
 
-@pytest.mark.parametrize(("kind", "workers", "persistent"), [
-    (DataLoader, 0, False),
-    (DataLoader, 2, False),
-    (StatefulDataLoader, 1, True),
-    pytest.param(StatefulDataLoader, 2, False, marks=pytest.mark.slow),
-    pytest.param(DataLoader, 2, True, marks=pytest.mark.slow),
+@pytest.mark.parametrize(("kind", "workers", "persistent", "make"), [
+    (DataLoader, 0, False, of_unknown_length),
+    (DataLoader, 2, False, pipeline),
+    (StatefulDataLoader, 1, True, of_unknown_length),
+    pytest.param(StatefulDataLoader, 2, False, of_unknown_length, marks=pytest.mark.slow),
+    pytest.param(DataLoader, 2, True, pipeline, marks=pytest.mark.slow),
 ])  # fmt: skip
-@pytest.mark.parametrize("make", [pipeline, of_unknown_length])
 def test_a_state_of_an_epochs_end_goes_on_with_the_next_in_workers(
     kind: Any, workers: int, persistent: bool, make: Callable[[], tp.Pipeline]
 ) -> None:
     expected = [sorted(epoch) for epoch in epochs_of(3, make)]  # workers get out of step at ends
     for state in ends_of_epochs(make):
-        pipe = make()
-        pipe.load_state_dict(state)
+        pipe = loaded(make(), state)
         loader = kind(pipe, batch_size=None, num_workers=workers, persistent_workers=persistent)
         assert [sorted(given_by(loader)) for _ in range(2)] == expected[1:]
 

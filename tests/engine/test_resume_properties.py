@@ -199,6 +199,20 @@ def uninterrupted(make: Make, count: int) -> list[str]:
     return given
 
 
+def check(
+    kind: type[Run],
+    spec: Spec,
+    stops: list[int],
+    workers: list[int] | None = None,
+    finish: str | None = None,
+) -> None:
+    """A run that is stopped and resumed gives what an uninterrupted one gives."""
+    assume(has_sequence(spec))
+    make = maker(spec, finish)
+    whole = uninterrupted(make, sum(stops) + AFTER)
+    assert resumed_at(kind, make, stops, workers or [0] * (len(stops) + 1)) == whole, kind.__doc__
+
+
 def test_a_pipeline_without_rows_resumes_to_nothing() -> None:
     for spec in (Spec((), buffer_size=3), Spec((0, 0)), Spec((5,), batch_size=8, drop_last=True)):
         make = maker(spec, None)
@@ -209,24 +223,18 @@ def test_a_pipeline_without_rows_resumes_to_nothing() -> None:
 STOPS = st.lists(st.integers(0, 24), min_size=1, max_size=4)
 
 
-@examples(300, often=36)
-@given(specs(SMALL_GROUPS), STOPS, st.sampled_from([None, "collate", "pad"]))
+@examples(400, often=34)
+@given(
+    st.sampled_from([False, False, False, True]).flatmap(
+        lambda stream: specs(SMALL_GROUPS, stream=stream)
+    ),
+    STOPS,
+    st.sampled_from([None, "collate", "pad"]),
+)
 def test_iterating_a_pipeline_resumes_exactly(
     spec: Spec, stops: list[int], finish: str | None
 ) -> None:
-    assume(has_sequence(spec))
-    make = maker(spec, finish)
-    whole = uninterrupted(make, sum(stops) + AFTER)
-    assert resumed_at(InProcess, make, stops, [0] * (len(stops) + 1)) == whole
-
-
-@examples(100, often=14)
-@given(specs(SMALL_GROUPS, stream=True), STOPS)
-def test_iterating_a_stream_resumes_exactly(spec: Spec, stops: list[int]) -> None:
-    assume(has_sequence(spec))
-    make = maker(spec, None)
-    whole = uninterrupted(make, sum(stops) + AFTER)
-    assert resumed_at(InProcess, make, stops, [0] * (len(stops) + 1)) == whole
+    check(InProcess, spec, stops, finish=finish)
 
 
 @examples(30)
@@ -244,17 +252,12 @@ def test_iterating_parquet_files_resumes_exactly(spec: Spec, stops: list[int]) -
         assert resumed_at(InProcess, make, stops, [0] * (len(stops) + 1)) == whole
 
 
-@examples(60)
+@examples(60, often=8)
 @given(specs(SMALL_GROUPS), STOPS)
 def test_ways_to_run_without_workers_resume_exactly(spec: Spec, stops: list[int]) -> None:
-    assume(has_sequence(spec))
-    make = maker(spec, None)
-    whole = uninterrupted(make, sum(stops) + AFTER)
-    none = [0] * (len(stops) + 1)
-    for kind in (OfLoader, OfStatefulDataLoader):
-        assert resumed_at(kind, make, stops, none) == whole, kind.__doc__
-    if has_passes_by_number(spec):
-        assert resumed_at(OfDataLoader, make, stops, none) == whole
+    for kind in (OfLoader, OfStatefulDataLoader, OfDataLoader):
+        if kind is not OfDataLoader or has_passes_by_number(spec):
+            check(kind, spec, stops)
 
 
 @examples(100)
@@ -287,19 +290,16 @@ def plans(draw: st.DrawFn, most_workers: int = 2) -> tuple[Spec, list[int], list
     return spec, stops, workers[: len(stops) + 1]
 
 
-@examples(60, often=8, shrink=False)
+@examples(60, often=5, shrink=False)
 @given(plans(most_workers=3))
 def test_a_loader_resumes_exactly_with_any_number_of_workers(
     plan: tuple[Spec, list[int], list[int]],
 ) -> None:
     spec, stops, workers = plan
-    assume(has_sequence(spec))
-    make = maker(spec, "pad" if spec.seed % 2 else None)
-    whole = uninterrupted(make, sum(stops) + AFTER)
-    assert resumed_at(OfLoader, make, stops, workers) == whole
+    check(OfLoader, spec, stops, workers, "pad" if spec.seed % 2 else None)
 
 
-@examples(25, often=4, shrink=False)
+@examples(25, often=3, shrink=False)
 @given(plans(), st.integers(1, 2))
 def test_a_stateful_data_loader_resumes_exactly(
     plan: tuple[Spec, list[int], list[int]], workers: int
@@ -320,15 +320,14 @@ def test_a_data_loader_started_from_a_state_goes_on_exactly(
     plan: tuple[Spec, list[int], list[int]],
 ) -> None:
     spec, stops, workers = plan
-    assume(has_sequence(spec))
     assume(has_passes_by_number(spec))
     assume(all(in_turn(spec, count) for count in workers))
-    make = maker(spec, None)
-    whole = uninterrupted(make, sum(stops) + AFTER)
-    assert resumed_at(OfDataLoader, make, stops, workers) == whole
+    check(OfDataLoader, spec, stops, workers)
 
 
-@pytest.mark.parametrize("kind", [OfLoader, OfStatefulDataLoader, OfDataLoader])
+@pytest.mark.parametrize(
+    "kind", [OfLoader, OfStatefulDataLoader, pytest.param(OfDataLoader, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_that_are_not_forked_from_here_resume_exactly(kind: type[Run], method: str) -> None:
     spec = Spec((90, 30, 0, 77), num_shards=4, buffer_size=20, seed=5, batch_size=8)

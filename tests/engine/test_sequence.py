@@ -54,21 +54,14 @@ def given_by(pipe: Any, spec: Spec) -> list[list[int]]:
     return found
 
 
-@examples(250, often=30)
-@given(specs())
+@examples(330, often=30)
+@given(st.sampled_from([False, False, True]).flatmap(lambda stream: specs(stream=stream)))
 def test_a_pipeline_gives_the_sequence_that_the_laws_say(spec: Spec) -> None:
     pipe = build(spec)
     first = expected(spec)
     assert given_by(pipe, spec) == first
     if spec.times is not None or spec.repeat is None:
         assert given_by(pipe, spec) == expected(spec, 1)  # the next epoch
-
-
-@examples(80)
-@given(specs(stream=True))
-def test_a_stream_gives_the_sequence_that_the_laws_say(spec: Spec) -> None:
-    every = expected(spec)
-    assert given_by(build(spec), spec) == every
 
 
 @examples(60)
@@ -100,7 +93,7 @@ def test_a_table_gives_the_sequence_of_row_groups_of_the_block_size(spec: Spec, 
         assert given_by(pipe, spec) == every
 
 
-@examples(60)
+@examples(60, often=8)
 @given(specs())
 def test_collated_micro_batches_have_the_rows_of_lists(spec: Spec) -> None:
     assume(spec.batch_size is not None)
@@ -125,11 +118,8 @@ def test_each_rank_takes_every_rth_micro_batch(spec: Spec, ranks: int) -> None:
 @given(specs(GROUPS))
 def test_the_length_is_that_of_a_plain_data_loader(spec: Spec) -> None:
     spec = replace(uncounted(spec), keep=None, keep_batch=None, repeat=None, times=None)
-    plain = DataLoader(
-        range(sum(spec.groups)),  # type: ignore[arg-type]
-        batch_size=spec.batch_size,
-        drop_last=spec.drop_last,
-    )
+    rows: Any = range(sum(spec.groups))
+    plain = DataLoader(rows, batch_size=spec.batch_size, drop_last=spec.drop_last)
     pipe = build(spec)
     sizes = [len(batch) for batch in given_by(pipe, spec)]
     length = len(pipe)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
+from interpreters import python
 from trainpipes._internal.locks import Living
 
 
@@ -47,7 +47,5 @@ print(len(seen))
 
 
 def test_no_callback_runs_where_batches_are_made() -> None:
-    made = subprocess.run(
-        [sys.executable, "-c", PASSES], capture_output=True, text=True, check=True
-    )
+    made = subprocess.run([*python(), "-c", PASSES], capture_output=True, text=True, check=True)
     assert made.stdout == "0\n"

@@ -173,13 +173,8 @@ def test_an_environment_variable_turns_the_bars_off() -> None:
         "with progress.Progress('reading', 10, 'rows') as shown: shown.advance(5)\n"
     )
     for value, shows in (("1", False), ("", True)):
-        done = subprocess.run(
-            [*python(), "-c", script],
-            env={**os.environ, "TQDM_DISABLE": value},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        command, own = [*python(), "-c", script], {**os.environ, "TQDM_DISABLE": value}
+        done = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
         assert ("reading" in done.stderr) is shows
 
 
@@ -201,22 +196,19 @@ def may_show(answer: Any) -> None:
     answer.put(progress._may_show())
 
 
-@pytest.mark.parametrize(
-    ("method", "daemon", "rank", "shows"),
-    [
-        ("fork", False, None, False),
-        ("fork", True, "0", False),  # of a rank that torchrun started
-        ("fork", False, "0", True),  # a rank that mp.spawn started
-        ("fork", False, "1", False),
-    ],
-)
+@pytest.mark.parametrize(("daemon", "rank", "shows"), [
+    (False, None, False),
+    (True, "0", False),  # of a rank that torchrun started
+    (False, "0", True),  # a rank that mp.spawn started
+    (False, "1", False),
+])  # fmt: skip
 def test_worker_processes_are_silent(
-    monkeypatch: pytest.MonkeyPatch, method: str, daemon: bool, rank: str | None, shows: bool
+    monkeypatch: pytest.MonkeyPatch, daemon: bool, rank: str | None, shows: bool
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
-    context: Any = multiprocessing.get_context(method)
+    context = multiprocessing.get_context("fork")
     answer = context.Queue()
     worker = context.Process(target=may_show, args=(answer,), daemon=daemon)
     worker.start()

@@ -30,8 +30,10 @@ PIPELINES = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", sorted(PIPELINES))
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [*((name, 0) for name in PIPELINES), ("ragged", 2), ("repeated twice", 2), ("placed", 2)],
+)
 def test_the_last_item_is_known_and_the_state_is_that_of_the_item_given(
     name: str, workers: int
 ) -> None:

@@ -10,7 +10,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
 from drawn import rows_of
-from hundred_rows import epochs_of, given_by, of_unknown_length, pipeline, shuffled_rows
+from hundred_rows import epochs_of, given_by, loaded, of_unknown_length, pipeline, shuffled_rows
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 
@@ -43,9 +43,11 @@ def ways() -> list[Any]:
     for workers, persistent in ((0, False), (1, False), (2, False), (2, True)):
         options = {"num_workers": workers, "persistent_workers": persistent}
         name = f"{workers} workers" + ", persistent" * persistent
-        marks = [pytest.mark.slow] if (workers, persistent) == (2, False) else []
         for kind in (DataLoader, StatefulDataLoader, tp.Loader):
             own = options if kind is tp.Loader else {**options, "batch_size": None}
+            few = {(1, False): DataLoader, (2, True): StatefulDataLoader}.get((workers, persistent))
+            often = workers == 0 or (few is not None and kind in (few, tp.Loader))
+            marks = [] if often else [pytest.mark.slow]
             found.append(pytest.param(kind, own, id=f"{kind.__name__}, {name}", marks=marks))
     return found
 
@@ -94,8 +96,7 @@ def test_the_first_call_after_a_load_names_the_loaded_epoch(
 
 @pytest.mark.parametrize("run", [lambda pipe: pipe, tp.Loader], ids=["pipeline", "Loader"])
 def test_a_loaded_position_is_never_given_up(run: Any) -> None:
-    subject = run(pipeline())
-    subject.load_state_dict(pipeline().state_at(6, epoch=2))
+    subject = loaded(run(pipeline()), pipeline().state_at(6, epoch=2))
     subject.set_epoch(5)
     subject.set_epoch(0)  # the last word before it starts
     assert rows_of(subject.peek()) == EPOCHS[2][6]
@@ -123,15 +124,13 @@ def test_a_state_of_an_epochs_end_is_called_what_the_next_epoch_is(
         assert sorted(run.epoch(number)) == expected[number]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 @pytest.mark.parametrize("taken", [5, None])
 def test_what_a_stateful_data_loader_loads_is_named_too(
     workers: int, persistent: bool, taken: int | None
 ) -> None:
     """It tells its iterators what was loaded after ``set_epoch`` was called."""
-    options: dict[str, Any] = {"batch_size": None, "num_workers": workers}
-    options["persistent_workers"] = persistent and workers > 0
+    options = {"batch_size": None, "num_workers": workers, "persistent_workers": persistent}
     first = Run(pipeline(), StatefulDataLoader, options)
     first.epoch(1, taken)
     run = Run(pipeline(), StatefulDataLoader, options)
@@ -144,8 +143,7 @@ def test_what_a_stateful_data_loader_loads_is_named_too(
     assert run.epoch(number + 1) == EPOCHS[3]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize(("workers", "place"), [(0, "before"), (2, "after")])
 def test_an_endless_pipeline_goes_on_whatever_epoch_it_is_told(workers: int, place: str) -> None:
     rows = shuffled_rows()
     pipe = rows.repeat().batch(8) if place == "before" else rows.batch(8).repeat()

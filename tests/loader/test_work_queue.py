@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import trainpipes as tp
+from hundred_rows import loaded
 from trainpipes.loader import work_queue
 from trainpipes.testing import digest
 from work_runs import PIPELINES, ROWS, Run, dealt, plain, rows
@@ -31,6 +32,11 @@ from work_runs import PIPELINES, ROWS, Run, dealt, plain, rows
 
 def queue_of(pipe: tp.Pipeline, **options: Any) -> tp.WorkQueue:
     return tp.WorkQueue(tp.Loader(pipe, threads=0), **options)
+
+
+def queues_of(pipe: tp.Pipeline, ranks: int) -> list[tp.WorkQueue]:
+    """Those of all ranks."""
+    return [queue_of(pipe.distributed(rank=rank, world_size=ranks)) for rank in range(ranks)]
 
 
 def taken(queue: tp.WorkQueue, count: int) -> list[tp.Work]:
@@ -51,10 +57,10 @@ def rest(queue: tp.WorkQueue) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore:5 ranks do not divide")
 @pytest.mark.parametrize(
-    "part", [pytest.param(n, marks=[pytest.mark.slow] * (n > 0)) for n in range(50)]
+    "part", [pytest.param(n, marks=[pytest.mark.slow] * (n > 0)) for n in range(80)]
 )
 def test_each_item_is_done_once(part: int) -> None:
-    for seed in range(part * 40, part * 40 + 40):
+    for seed in range(part * 25, part * 25 + 25):
         run = Run(seed)
         try:
             run.go()
@@ -103,7 +109,7 @@ def work_until_killed(folder: Path, name: str, most: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=[pytest.mark.slow] * (n > 2)) for n in range(KILLED_RUNS)]
+    "number", [pytest.param(n, marks=[pytest.mark.slow] * (n > 1)) for n in range(KILLED_RUNS)]
 )
 def test_each_item_is_done_once_by_processes_that_are_killed(number: int, tmp_path: Path) -> None:
     draw, kills = random.Random(number), 0
@@ -134,13 +140,10 @@ def test_what_is_open_comes_first_in_its_order() -> None:
     works = taken(queue, 10)
     for n in (9, 1, 5, 0, 3):
         queue.done(works[n].key)
-    again = queue_of(rows())
-    again.load_state_dict(json.loads(json.dumps(queue.state_dict())))
+    again = loaded(queue_of(rows()), json.loads(json.dumps(queue.state_dict())))
     assert rest(again) == [2, 4, 6, 7, 8, *range(10, ROWS)]
     assert again.get() is None
-    finished = queue_of(rows())
-    finished.load_state_dict(again.state_dict())
-    assert finished.get() is None
+    assert loaded(queue_of(rows()), again.state_dict()).get() is None
 
 
 def test_keys_are_alike_in_every_run_and_on_any_number_of_ranks() -> None:
@@ -148,8 +151,7 @@ def test_keys_are_alike_in_every_run_and_on_any_number_of_ranks() -> None:
     alone = {work.key: work.item["id"] for work in taken(queue_of(pipe), ROWS)}
     assert [*alone] == [(0, n) for n in range(ROWS)]
     found = {}
-    for rank in range(3):
-        queue = queue_of(pipe.distributed(rank=rank, world_size=3))
+    for rank, queue in enumerate(queues_of(pipe, 3)):
         found |= {w.key: w.item["id"] for w in taken(queue, len(range(rank, ROWS, 3)))}
     assert found == alone
 
@@ -171,17 +173,13 @@ def test_a_retired_row_is_in_no_later_epoch(by: str | None) -> None:
         return queue_of(rows(slice(0, 12)).shuffle(12, seed=1), epochs=None, by=by)
 
     queue, seen = make(), []
-    for number, work in enumerate(queue):
-        seen.append((work.key.epoch, work.item["id"]))
-        queue.retire(work.key) if work.item["id"] % 3 == work.key.epoch else queue.done(work.key)
-        if number == 14:
-            state, queue_before = queue.state_dict(), queue
-            queue = make()
-            queue.load_state_dict(state)
-            queue_before.close()
-    for work in queue:
-        seen.append((work.key.epoch, work.item["id"]))
-        queue.retire(work.key) if work.item["id"] % 3 == work.key.epoch else queue.done(work.key)
+    for count in (15, None):
+        for work in islice(queue, count):
+            epoch, number = work.key.epoch, work.item["id"]
+            seen.append((epoch, number))
+            queue.retire(work.key) if number % 3 == epoch else queue.done(work.key)
+        if count:
+            queue = loaded(make(), queue.state_dict())
     # All are retired after three epochs: there is nothing for a fourth.
     assert Counter(epoch for epoch, _ in seen) == {0: 12, 1: 8, 2: 4}
     assert all(number % 3 >= epoch for epoch, number in seen)
@@ -323,18 +321,15 @@ def test_weights_of_a_mix_change_where_nothing_is_in_flight() -> None:
 def test_a_checkpoint_of_two_ranks_loads_on_four(tmp_path: Path) -> None:
     pipe = dealt(rows()).shuffle(20, seed=1)
 
-    def ranks(world: int) -> Iterator[tp.WorkQueue]:
-        return (queue_of(pipe.distributed(rank=r, world_size=world)) for r in range(world))
-
     done, states = [], []
-    for rank, queue in enumerate(ranks(2)):
+    for rank, queue in enumerate(queues_of(pipe, 2)):
         for number, work in enumerate(taken(queue, 20 + 5 * rank)):
             if number % 3:
                 queue.done(work.key)
                 done.append(work.item["id"])
         states.append(queue.state_dict())
     dcp.save({"queue": tp.merge_states(states)}, checkpoint_id=tmp_path, no_dist=True)
-    for queue in ranks(4):
+    for queue in queues_of(pipe, 4):
         held = {"queue": queue}
         dcp.load(held, checkpoint_id=tmp_path, no_dist=True)
         done += rest(queue)
@@ -349,19 +344,15 @@ def test_a_checkpoint_of_two_ranks_loads_on_four(tmp_path: Path) -> None:
 def test_a_checkpoint_of_ranks_that_do_not_divide_the_shards_loads_as_one_file(
     name: str, before: int, after: int, tmp_path: Path
 ) -> None:
-    def ranks(world: int) -> list[tp.WorkQueue]:
-        pipe = PIPELINES[name]()
-        return [queue_of(pipe.distributed(rank=r, world_size=world)) for r in range(world)]
-
     done, states = [], {}
-    for queue in ranks(before):
+    for queue in queues_of(PIPELINES[name](), before):
         for number, work in enumerate(taken(queue, 9)):
             if number % 3:
                 queue.done(work.key)
                 done.append(work.item["id"])
         states |= queue.state_dict()
     dcp.save({"queue": states}, checkpoint_id=tmp_path, no_dist=True)
-    queues = ranks(after)
+    queues = queues_of(PIPELINES[name](), after)
     if after == before:
         for queue in queues:
             dcp.load({"queue": queue}, checkpoint_id=tmp_path, no_dist=True)
@@ -380,7 +371,7 @@ def test_a_checkpoint_of_ranks_that_do_not_divide_the_shards_loads_as_one_file(
 
 def test_states_of_other_runs_and_missing_ranks_are_refused() -> None:
     pipe = dealt(rows())
-    two = [queue_of(pipe.distributed(rank=r, world_size=2)).state_dict() for r in (0, 1)]
+    two = [queue.state_dict() for queue in queues_of(pipe, 2)]
     with pytest.raises(tp.StateError, match=r"work-0001.* are missing: merge the states"):
         tp.merge_states(two[:1])
     with pytest.raises(tp.StateError, match="merge one state of each rank"):
@@ -429,6 +420,5 @@ def test_a_state_of_20_000_in_flight_is_below_14_kilobytes() -> None:
     assert queue.in_flight > 19_000
     state = queue.state_dict()
     assert len(json.dumps(state)) < 14 * 1024
-    again = queue_of(tp.from_arrow(table).sharding_filter(24), max_in_flight=20_000)
-    again.load_state_dict(state)
+    again = loaded(queue_of(tp.from_arrow(table).sharding_filter(24), max_in_flight=20_000), state)
     assert {w.key for w in taken(again, 1000)} == set(sorted(flight)[:1000])

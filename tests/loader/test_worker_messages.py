@@ -176,7 +176,7 @@ def pipeline(rows: int = 600) -> tp.Pipeline:
 
 @pytest.mark.usefixtures("no_processes_left")
 @pytest.mark.parametrize(
-    "options", [{}, {"persistent_workers": True}, {"prefetch_factor": 1}, {"prefetch_factor": None}]
+    "options", [{"prefetch_factor": None}, {"persistent_workers": True, "prefetch_factor": 1}]
 )
 def test_workers_that_end_at_different_steps_and_passes_that_are_broken_off(
     options: dict[str, Any],

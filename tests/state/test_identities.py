@@ -178,11 +178,6 @@ def identity(pipe: tp.Pipeline) -> Any:
     return found
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("rows")
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_a_state_knows_a_stage_by_its_options(name: str, folder: Path, golden: Any) -> None:
     golden("identities.json", {name: identity(EVERY[name](folder))}, whole=False)

@@ -2,7 +2,8 @@
 
     python flat_memory.py FOLDER|ROWS WORKERS EPOCHS
 
-Prints JSON: after each epoch the bytes of this process and its workers; and those of a bare worker.
+Prints JSON: after each epoch the bytes of this process and its workers; and those of a bare worker, unless
+there are some.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def main() -> None:
         if hasattr(LIBC, "malloc_trim"):
             LIBC.malloc_trim(0)
         found.append(held())
-    sys.stdout.write(json.dumps({"epochs": found, "bare": bare(), "batches": batches}))
+    told = {"epochs": found, "bare": 0 if workers else bare(), "batches": batches}
+    sys.stdout.write(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -63,3 +63,9 @@ def stateful(pipe: tp.Pipeline, workers: int, **options: Any) -> Any:
 
 def ours(pipe: tp.Pipeline, workers: int, **options: Any) -> Any:
     return tp.Loader(pipe, num_workers=workers, **options)
+
+
+def loaded(run: Any, state: Any) -> Any:
+    """A pipeline or a loader, standing where a state says."""
+    run.load_state_dict(state)
+    return run

@@ -17,13 +17,13 @@ class SlowToStart:
             with self._passes.get_lock():
                 self._passes.value += 1
             if self._passes.value == 2:
-                time.sleep(1)  # the other worker of this pass comes first
+                time.sleep(0.5)  # the other worker of this pass comes first
         elif self._passes.value < 2:
-            deadline = time.monotonic() + 3
+            deadline = time.monotonic() + 1
             while self._passes.value < 2 and time.monotonic() < deadline:
                 time.sleep(0.01)
 
 
 def late(worker: int) -> None:
     if worker == 1:
-        time.sleep(1)
+        time.sleep(0.5)
