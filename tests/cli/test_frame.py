@@ -14,23 +14,22 @@ import pytest
 import trainpipes as tp
 from command import START, environment, trainpipes
 from trainpipes.cli import console
-from trainpipes.cli.app import command_line, run
+from trainpipes.cli.app import command_line
 
 HEAVY = ("torch", "numpy", "pyarrow", "pandas", "yaml")
 NAMES = ["recipes", "inspect", "run", "repack", "tokenize", "state"]
 
 
 @pytest.fixture
-def fails(monkeypatch, capsys):
+def fails(monkeypatch, ran):
     """Runs a command that does something, and gives exit code and stderr."""
 
     def running(work, *options):
         command = click.Command("fail", callback=work)
         monkeypatch.setitem(command_line.commands, "fail", command)
-        code = run([*options, "fail"])
-        told = capsys.readouterr()
-        assert told.out == ""
-        return code, told.err
+        code, out, err = ran(*options, "fail")
+        assert out == ""
+        return code, err
 
     return running
 
@@ -72,7 +71,7 @@ def test_python_dash_m_is_the_command():
     assert "recipes" in told.stderr
 
 
-def test_a_shell_completes_commands_options_and_recipes(monkeypatch, capsys):
+def test_a_shell_completes_commands_options_and_recipes(monkeypatch, ran):
     monkeypatch.setenv("_TRAINPIPES_COMPLETE", "bash_complete")
     for line, found in (
         ("trainpipes re", ["plain,recipes", "plain,repack"]),
@@ -82,11 +81,10 @@ def test_a_shell_completes_commands_options_and_recipes(monkeypatch, capsys):
     ):
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
-        assert run([]) == 0
-        assert capsys.readouterr().out.splitlines() == found
+        code, out, _ = ran()
+        assert (code, out.splitlines()) == (0, found)
     monkeypatch.setenv("_TRAINPIPES_COMPLETE", "bash_source")
-    assert run([]) == 0
-    assert "complete -o nosort" in capsys.readouterr().out
+    assert "complete -o nosort" in ran()[1]
 
 
 # Errors
@@ -96,12 +94,11 @@ def test_a_shell_completes_commands_options_and_recipes(monkeypatch, capsys):
     ("line", "said"),
     [("rcipes", "rcipes"), ("recipes --jsn", "--jsn"), ("--hlep", "--hlep"), ("inspect", "FILES")],
 )
-def test_a_wrong_command_line_is_exit_code_2(line, said, capsys):
-    assert run(line.split()) == 2
-    told = capsys.readouterr()
-    assert said in told.err
-    assert "--help" in told.err
-    assert told.out == ""
+def test_a_wrong_command_line_is_exit_code_2(line, said, ran):
+    code, out, err = ran(*line.split())
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "--help" in err
 
 
 @pytest.mark.parametrize(("error", "said"), [

@@ -36,8 +36,6 @@ SCRIPT = re.compile(
 )
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
-#: Methods of a Pipeline that are no stages.
-
 END = "=== end of block {} ==="
 
 
@@ -53,7 +51,8 @@ def first_line(block: re.Match[str]) -> int:
 
 def printed(page: str, folder: Path) -> list[str]:
     """What each block of a page prints, run in ``folder``."""
-    lines = ["import warnings", "warnings.simplefilter('error')"]
+    lines = ["import torch, warnings", "warnings.simplefilter('error')"]
+    lines.append("torch.set_num_threads(1)")  # several, on a busy machine, wait for each other
     for expected in ("This DataLoader will create", ".*multi-threaded.*fork", ".*set_vital"):
         lines.append(f"warnings.filterwarnings('ignore', {expected!r})")
     for number, block in enumerate(blocks(page)):
