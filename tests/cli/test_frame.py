@@ -77,7 +77,7 @@ def test_a_shell_completes_commands_options_and_recipes(monkeypatch, ran):
         ("trainpipes re", ["plain,recipes", "plain,repack"]),
         ("trainpipes recipes show se", ["plain,seq2seq"]),
         ("trainpipes run masked", ["plain,masked_lm"]),
-        ("trainpipes state --world", ["plain,--world-size"]),
+        ("trainpipes state --js", ["plain,--json"]),
     ):
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))

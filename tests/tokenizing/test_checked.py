@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
+from interpreters import python
 from tokenizer_fixtures import (
     TEXTS,
     bpe,
@@ -105,14 +105,14 @@ class Short(Engine):
         return super().encode(texts.slice(1) if BAD in texts.to_pylist() else texts)
 
 
-@pytest.mark.parametrize(
-    ("engine", "said"),
-    [
-        (Engine(RuntimeError("no such byte")), r"failed: .*no such byte.*engine="),
-        (Engine(Panic("no such byte")), r"failed: .*no such byte.*engine="),
-        (Short(), "gave 1 rows for 2 texts"),
-    ],
-)
+FAILED = r"failed: .*no such byte.*engine="
+
+
+@pytest.mark.parametrize(("engine", "said"), [
+    (Engine(RuntimeError("no such byte")), FAILED),
+    (Engine(Panic("no such byte")), FAILED),
+    (Short(), "gave 1 rows for 2 texts"),
+])  # fmt: skip
 def test_an_engine_that_fails_is_named(engine: Engine, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         started(engine).encode(array(["x", BAD]))
@@ -218,7 +218,7 @@ def test_another_engine_is_refused() -> None:
 
 
 THREADS = 4
-RUNS = 12
+RUNS = 8
 
 
 def slow() -> Any:
@@ -372,7 +372,7 @@ class TestThePoolOfTokenizers:
         )
         clean = {k: v for k, v in os.environ.items() if k != parallelism.VARIABLE}
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", script],
+            [*python(), "-W", "ignore", "-c", script],
             env=clean, capture_output=True, text=True, timeout=60, check=True,
         )  # fmt: skip
         assert done.stdout == "false\n"
