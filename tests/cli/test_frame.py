@@ -120,12 +120,9 @@ def test_an_error_is_one_line_without_a_traceback(fails, error, said):
     assert fails(raising(error)) == (1, f"error: {said}\n")
 
 
-def test_a_panic_of_another_language_is_an_error(fails):
+def test_a_panic_of_another_language_is_an_error_and_ctrl_c_a_line_and_130(fails):
     panic = type("PanicException", (BaseException,), {})
     assert fails(raising(panic("out of bounds")))[0] == 1
-
-
-def test_ctrl_c_is_a_line_and_130(fails):
     assert fails(raising(KeyboardInterrupt())) == (130, "error: stopped\n")
 
 
@@ -173,15 +170,13 @@ def shell(line: str, **options) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_who_reads_no_further_is_no_error():
-    told = shell("TP run --help | head -c 10")
-    assert (told.stdout, told.stderr) == ("Usage: tra", "")
-
-
-@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_closed_streams_are_no_error(closed):
-    told = shell(f"TP --version {closed}")
-    assert (told.returncode, told.stderr) == (0, "")
+@pytest.mark.parametrize(("line", "out"), [
+    ("TP run --help | head -c 10", "Usage: tra"), ("TP --version >&-", ""), ("TP --version <&- >&- 2>&-", ""),
+])  # fmt: skip
+def test_who_reads_no_further_is_no_error(line, out):
+    told = shell(line)
+    assert (told.stdout, told.stderr) == (out, "")
+    assert told.returncode == 0 or "head" in line
 
 
 def test_what_is_opened_does_not_get_what_is_printed_to_a_closed_stream(tmp_path):
@@ -198,10 +193,8 @@ def test_a_full_disk_is_an_error():
 
 
 def test_characters_that_stdout_lacks_are_spelt_out():
-    code = (
-        "from trainpipes.cli.app import run; run(['fail']); from trainpipes.cli import console as c"
-    )
-    code += "\nc.out('é → \\udc80'); c.print_json('é')"
+    code = "from trainpipes.cli.app import run; run(['fail'])\n"
+    code += "from trainpipes.cli import console as c; c.out('é → \\udc80'); c.print_json('é')"
     for encoding, shown in (
         ("ascii", '\\xe9 \\u2192 \\udc80\n"\\u00e9"\n'),
         ("utf-8", 'é → \\udc80\n"é"\n'),

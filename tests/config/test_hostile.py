@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import trainpipes as tp
+from chats import small_tokenizer
 from interpreters import python
 from trainpipes.config import loads, parse_change
 
@@ -155,10 +158,6 @@ for number, text in enumerate(texts):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with what documents name: a module, a tokenizer with code, pickles."""
-    import pickle
-
-    import numpy as np
-
     (tmp_path / "hostile.py").write_text(MODULE)
     (tmp_path / "x.jsonl").write_text('{"prompt": "a", "response": "b"}\n' * 30)
     chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -167,14 +166,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     coded = tmp_path / "coded"
     coded.mkdir()
     (coded / "tokenization_hostile.py").write_text(MODULE)
-    told = {
-        "tokenizer_class": "Tokenizer",
-        "auto_map": {"AutoTokenizer": ["tokenization_hostile.Tokenizer", None]},
-    }
+    own = {"AutoTokenizer": ["tokenization_hostile.Tokenizer", None]}
+    told = {"tokenizer_class": "Tokenizer", "auto_map": own}
     (coded / "tokenizer_config.json").write_text(json.dumps(told))
     (coded / "config.json").write_text(json.dumps({"model_type": "hostile", **told}))
-    from chats import small_tokenizer
-
     run = "cycler.__init__.__globals__.os.system('touch canary')"
     template = "{{ messages.__class__.__mro__[1].__subclasses__() }}{{ " + run + " }}"
     small_tokenizer(template).save_pretrained(tmp_path / "templated")
