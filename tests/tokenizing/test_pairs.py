@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drawn import examples
 from tokenizer_fixtures import bpe, bracketed, column
 from trainpipes.errors import ConfigError
 from trainpipes.stages.tokenize import Tokenize
@@ -62,6 +63,7 @@ class TestPairs:
         st.sampled_from(["right", "left"]),
         st.booleans(),
     )
+    @examples(100, often=10)
     def test_are_those_of_the_tokenizer(
         self, kind: str, pairs: list[tuple[str, str]], room: int | None, side: Any, special: bool
     ) -> None:
