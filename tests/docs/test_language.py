@@ -74,14 +74,7 @@ def test_such_words_are_found_and_plain_ones_are_not() -> None:
 
 def test_pages_have_the_words_that_readers_search_for() -> None:
     pages = "".join(page.read_text() for page in PAGES)
-    words = [
-        "prefetch",
-        "checkpoint",
-        "spill",
-        "pruning",
-        "LRU",
-        "deadlock",
-        "out of memory",
-        "hang",
-    ]
+    words = (
+        "prefetch", "checkpoint", "spill", "pruning", "LRU", "deadlock", "out of memory", "hang",
+    )  # fmt: skip
     assert not [one for one in words if not re.search(rf"\b{one}", pages, re.IGNORECASE)]
