@@ -33,11 +33,9 @@ def batches(clock: Moments, waits: list[float]) -> Iterator[float]:
         yield wait
 
 
-@pytest.mark.parametrize(
-    ("waits", "share", "longest"),
-    [([0.0] * 12, 0.0, 0.0), ([9.0] * 12, 0.9, 9.0), ([50.0] * 2 + [0.0] * 9 + [10.0], 0.5, 10.0)],
-    ids=["none", "always", "once, and much before it is measured"],
-)
+@pytest.mark.parametrize(("waits", "share", "longest"), [
+    ([0.0] * 12, 0.0, 0.0), ([9.0] * 12, 0.9, 9.0), ([50.0] * 2 + [0.0] * 9 + [10.0], 0.5, 10.0)
+], ids=["none", "always", "once, and much before it is measured"])  # fmt: skip
 def test_the_share_is_that_of_the_time_between_steps(
     waits: list[float], share: float, longest: float
 ) -> None:
@@ -51,29 +49,17 @@ def test_the_share_is_that_of_the_time_between_steps(
 
 
 def test_pinned_bytes_are_rounded_as_torch_does() -> None:
-    batch: dict[str, Any] = {
-        "a": torch.zeros(1000, dtype=torch.uint8),
-        "b": torch.zeros(1024),
-        "n": 3,
-    }
+    batch: dict[str, Any] = {"a": torch.zeros(1000).byte(), "b": torch.zeros(1024), "n": 3}
     assert pinned_bound(batch, 0) == 3 * (1024 + 4096)
     assert pinned_bound(batch, 2) == 7 * (1024 + 4096)
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """The number of torch's threads, as it was."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("torch_as_before")
 def test_it_runs_and_a_late_source_shows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ["--device", "cpu", "--small", "--steps", "3", "--folder", str(tmp_path)]
-    assert main([*small, "--delay", "0.1"]) == 0
+    assert main([*small, "--delay", "0.05"]) == 0
     printed = capsys.readouterr().out
     rows = re.findall(r"^\| (.+?) \| ([\d,]+) \| ([\d.]+)% \| ([\d.]+) \| 0 \|$", printed, re.M)
     assert [row[0] for row in rows] == [
@@ -81,7 +67,7 @@ def test_it_runs_and_a_late_source_shows(
     ]  # fmt: skip
     for _, tokens, share, longest in rows:
         assert int(tokens.replace(",", "")) > 0
-        assert float(longest) >= 100
+        assert float(longest) >= 50
         assert float(share) > 1
     assert torch.__version__ in printed
 

@@ -14,23 +14,22 @@ import pytest
 import trainpipes as tp
 from command import START, environment, trainpipes
 from trainpipes.cli import console
-from trainpipes.cli.app import command_line, run
+from trainpipes.cli.app import command_line
 
 HEAVY = ("torch", "numpy", "pyarrow", "pandas", "yaml")
 NAMES = ["recipes", "inspect", "run", "repack", "tokenize", "state"]
 
 
 @pytest.fixture
-def fails(monkeypatch, capsys):
+def fails(monkeypatch, ran):
     """Runs a command that does something, and gives exit code and stderr."""
 
     def running(work, *options):
         command = click.Command("fail", callback=work)
         monkeypatch.setitem(command_line.commands, "fail", command)
-        code = run([*options, "fail"])
-        told = capsys.readouterr()
-        assert told.out == ""
-        return code, told.err
+        code, out, err = ran(*options, "fail")
+        assert out == ""
+        return code, err
 
     return running
 
@@ -72,21 +71,20 @@ def test_python_dash_m_is_the_command():
     assert "recipes" in told.stderr
 
 
-def test_a_shell_completes_commands_options_and_recipes(monkeypatch, capsys):
+def test_a_shell_completes_commands_options_and_recipes(monkeypatch, ran):
     monkeypatch.setenv("_TRAINPIPES_COMPLETE", "bash_complete")
     for line, found in (
         ("trainpipes re", ["plain,recipes", "plain,repack"]),
         ("trainpipes recipes show se", ["plain,seq2seq"]),
         ("trainpipes run masked", ["plain,masked_lm"]),
-        ("trainpipes state --world", ["plain,--world-size"]),
+        ("trainpipes state --js", ["plain,--json"]),
     ):
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
-        assert run([]) == 0
-        assert capsys.readouterr().out.splitlines() == found
+        code, out, _ = ran()
+        assert (code, out.splitlines()) == (0, found)
     monkeypatch.setenv("_TRAINPIPES_COMPLETE", "bash_source")
-    assert run([]) == 0
-    assert "complete -o nosort" in capsys.readouterr().out
+    assert "complete -o nosort" in ran()[1]
 
 
 # Errors
@@ -96,12 +94,11 @@ def test_a_shell_completes_commands_options_and_recipes(monkeypatch, capsys):
     ("line", "said"),
     [("rcipes", "rcipes"), ("recipes --jsn", "--jsn"), ("--hlep", "--hlep"), ("inspect", "FILES")],
 )
-def test_a_wrong_command_line_is_exit_code_2(line, said, capsys):
-    assert run(line.split()) == 2
-    told = capsys.readouterr()
-    assert said in told.err
-    assert "--help" in told.err
-    assert told.out == ""
+def test_a_wrong_command_line_is_exit_code_2(line, said, ran):
+    code, out, err = ran(*line.split())
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "--help" in err
 
 
 @pytest.mark.parametrize(("error", "said"), [
@@ -123,12 +120,9 @@ def test_an_error_is_one_line_without_a_traceback(fails, error, said):
     assert fails(raising(error)) == (1, f"error: {said}\n")
 
 
-def test_a_panic_of_another_language_is_an_error(fails):
+def test_a_panic_of_another_language_is_an_error_and_ctrl_c_a_line_and_130(fails):
     panic = type("PanicException", (BaseException,), {})
     assert fails(raising(panic("out of bounds")))[0] == 1
-
-
-def test_ctrl_c_is_a_line_and_130(fails):
     assert fails(raising(KeyboardInterrupt())) == (130, "error: stopped\n")
 
 
@@ -176,15 +170,13 @@ def shell(line: str, **options) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_who_reads_no_further_is_no_error():
-    told = shell("TP run --help | head -c 10")
-    assert (told.stdout, told.stderr) == ("Usage: tra", "")
-
-
-@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_closed_streams_are_no_error(closed):
-    told = shell(f"TP --version {closed}")
-    assert (told.returncode, told.stderr) == (0, "")
+@pytest.mark.parametrize(("line", "out"), [
+    ("TP run --help | head -c 10", "Usage: tra"), ("TP --version >&-", ""), ("TP --version <&- >&- 2>&-", ""),
+])  # fmt: skip
+def test_who_reads_no_further_is_no_error(line, out):
+    told = shell(line)
+    assert (told.stdout, told.stderr) == (out, "")
+    assert told.returncode == 0 or "head" in line
 
 
 def test_what_is_opened_does_not_get_what_is_printed_to_a_closed_stream(tmp_path):
@@ -201,10 +193,8 @@ def test_a_full_disk_is_an_error():
 
 
 def test_characters_that_stdout_lacks_are_spelt_out():
-    code = (
-        "from trainpipes.cli.app import run; run(['fail']); from trainpipes.cli import console as c"
-    )
-    code += "\nc.out('é → \\udc80'); c.print_json('é')"
+    code = "from trainpipes.cli.app import run; run(['fail'])\n"
+    code += "from trainpipes.cli import console as c; c.out('é → \\udc80'); c.print_json('é')"
     for encoding, shown in (
         ("ascii", '\\xe9 \\u2192 \\udc80\n"\\u00e9"\n'),
         ("utf-8", 'é → \\udc80\n"é"\n'),

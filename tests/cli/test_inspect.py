@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
-from trainpipes.cli.app import run
+from command import Ran
 
 
 def written(path: Path, **columns: object) -> str:
@@ -17,7 +16,7 @@ def written(path: Path, **columns: object) -> str:
     return str(path)
 
 
-def test_how_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_it_ends(tmp_path: Path, ran: Ran) -> None:
     good = written(tmp_path / "good.parquet", text=["one", "two"])
     (tmp_path / "mixed").mkdir()
     mixed = str(Path(written(tmp_path / "mixed" / "a.parquet", text=["a"])).parent)
@@ -31,31 +30,25 @@ def test_how_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ([mixed], 0, ""),
         ([mixed, "--strict"], 1, "error: --strict: there are warnings (1)\n"),
         ([empty], 1, "error: there are no rows in these files\n"),
-        ([str(tmp_path)], 1, f"error: cannot be read: {tmp_path / 'bad.parquet'}\n"),
-        ([str(bad_rows)], 1, "error: 1 row of the sample cannot be used\n"),
-        ([str(tmp_path / "nothing")], 1, "error: there is no file or folder"),
+        ([tmp_path], 1, f"error: cannot be read: {tmp_path / 'bad.parquet'}\n"),
+        ([bad_rows], 1, "error: 1 row of the sample cannot be used\n"),
+        ([tmp_path / "nothing"], 1, "error: there is no file or folder"),
     ):
-        assert run(["inspect", *line]) == code
-        err = capsys.readouterr().err
+        found, _, err = ran("inspect", *line)
+        assert (found, err.count("\n")) == (code, code)
         assert err.startswith(said)
-        assert err.count("\n") == code
 
 
-def test_json_is_one_value_and_nothing_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_one_value_and_nothing_else(tmp_path: Path, ran: Ran) -> None:
     path = written(tmp_path / "a.parquet", prompt=["a", None], response=["cd", "ef"])
-    assert run(["inspect", path, "--json", "--column", "prompt", "--column", "response"]) == 0
-    printed = capsys.readouterr()
-    told = json.loads(printed.out)
+    code, out, err = ran("inspect", path, "--json", "--column", "prompt", "--column", "response")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
     assert (told["rows"], told["columns"][0]["nulls"], told["findings"]) == (2, 0.5, [])
     assert told["lengths"][0]["columns"] == ["prompt", "response"]
-    assert printed.err == ""
 
 
-def test_storage_options_are_json_or_a_file_and_never_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_storage_options_are_json_or_a_file_and_never_shown(tmp_path: Path, ran: Ran) -> None:
     path = written(tmp_path / "a.parquet", text=["one"])
     (tmp_path / "options.json").write_text('{"key": "hunter2"}')
     for given, code in (
@@ -65,6 +58,6 @@ def test_storage_options_are_json_or_a_file_and_never_shown(
         ('["hunter2"]', 2),
         ("@nowhere", 2),
     ):
-        assert run(["inspect", path, "--storage-options", given]) == code
-    printed = capsys.readouterr()
-    assert "hunter2" not in printed.out + printed.err
+        found, out, err = ran("inspect", path, "--storage-options", given)
+        assert found == code
+        assert "hunter2" not in out + err

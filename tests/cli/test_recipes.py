@@ -13,14 +13,14 @@ import pytest
 import every_recipe
 import trainpipes as tp
 import trainpipes_recipes
-from trainpipes.cli.app import run
 
 ROOT = Path(trainpipes_recipes.__file__).parent
 
 
-def test_the_list_as_json(capsys):
-    assert run(["recipes", "--json"]) == 0
-    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+def test_the_list_as_json(ran):
+    code, out, _ = ran("recipes", "--json")
+    assert code == 0
+    found = {one["name"]: one for one in json.loads(out)}
     assert set(found) == set(trainpipes_recipes.__all__)
     assert found["sft"]["columns"] == ["prompt", "response", "context"]
     assert found["sft"]["options"]["files"]["needed"]
@@ -30,9 +30,9 @@ def test_the_list_as_json(capsys):
 
 
 @pytest.mark.parametrize("name", trainpipes_recipes.__all__)
-def test_one_is_shown_with_its_file_and_every_option(name, capsys):
-    assert run(["recipes", "show", name]) == 0
-    shown = capsys.readouterr().out
+def test_one_is_shown_with_its_file_and_every_option(name, ran):
+    code, shown, _ = ran("recipes", "show", name)
+    assert code == 0
     assert str(ROOT / f"{name}.py") in shown.replace("\n", "").replace(" ", "")
     (found,) = (one for one in tp.recipes() if one.name == name)
     for option in found.options:
@@ -41,20 +41,17 @@ def test_one_is_shown_with_its_file_and_every_option(name, capsys):
 
 
 @pytest.mark.parametrize("line", [["show", "stf"], ["copy", "stf", "x.py"]])
-def test_a_near_name_is_told(line, capsys):
-    assert run(["recipes", *line]) == 1
-    assert "no recipe 'stf' (did you mean 'sft'?)" in capsys.readouterr().err
+def test_a_near_name_is_told(line, ran):
+    code, _, err = ran("recipes", *line)
+    assert code == 1
+    assert "no recipe 'stf' (did you mean 'sft'?)" in err
 
 
 @pytest.mark.parametrize("name", ["sft", "images"])
-def test_a_copy_makes_the_pipeline_of_the_recipe(name, tmp_path, monkeypatch, capsys):
+def test_a_copy_makes_the_pipeline_of_the_recipe(name, tmp_path, monkeypatch, ran):
     monkeypatch.chdir(tmp_path)
-    assert run(["recipes", "copy", name, f"own_{name}.py"]) == 0
-    said = capsys.readouterr().err
-    assert (
-        said
-        == f"own_{name}.py is yours to change; beside it, write: from own_{name} import {name}\n"
-    )
+    told = f"own_{name}.py is yours to change; beside it, write: from own_{name} import {name}\n"
+    assert ran("recipes", "copy", name, f"own_{name}.py") == (0, "", told)
     before = every_recipe.EVERY[name](tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     own = getattr(importlib.import_module(f"own_{name}"), name)
@@ -67,15 +64,15 @@ def test_a_copy_makes_the_pipeline_of_the_recipe(name, tmp_path, monkeypatch, ca
         del sys.modules[f"own_{name}"]
 
 
-def test_a_copy_does_not_overwrite_unless_forced(tmp_path, capsys):
+def test_a_copy_does_not_overwrite_unless_forced(tmp_path, ran):
     there = tmp_path / "sft.py"
     there.write_text("mine")
     for to in (there, tmp_path):
-        assert run(["recipes", "copy", "sft", str(to)]) == 1
-        assert "is there already" in capsys.readouterr().err
+        code, _, err = ran("recipes", "copy", "sft", to)
+        assert (code, "is there already" in err) == (1, True), err
     assert there.read_text() == "mine"
-    assert run(["recipes", "copy", "sft", str(tmp_path), "--force"]) == 0
+    assert ran("recipes", "copy", "sft", tmp_path, "--force")[0] == 0
     assert there.read_bytes() == (ROOT / "sft.py").read_bytes()
     assert os.listdir(tmp_path) == ["sft.py"]
-    assert run(["recipes", "copy", "sft", str(tmp_path / "no" / "x.py")]) == 1
-    assert "No such file or directory" in capsys.readouterr().err
+    code, _, err = ran("recipes", "copy", "sft", tmp_path / "no" / "x.py")
+    assert (code, "No such file or directory" in err) == (1, True), err

@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from command import START, environment
+from command import START, Ran, environment
 from interpreters import pid_of, python
-from trainpipes.cli.app import run
 
 
 @pytest.fixture(autouse=True)
@@ -31,62 +30,55 @@ def lines(path: str, count: int = 30) -> None:
 
 
 def numbers(folder: str) -> list[int]:
-    found = [
-        pq.read_table(path)["n"].to_pylist() for path in sorted(Path(folder).glob("*.parquet"))
-    ]
-    return [n for part in found for n in part]
+    paths = sorted(Path(folder).glob("*.parquet"))
+    return [n for path in paths for n in pq.read_table(path)["n"].to_pylist()]
 
 
-def test_json_lines_become_parquet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_become_parquet(ran: Ran) -> None:
     Path("my data").mkdir()
     lines("my data/a.jsonl")
     lines("my data/b.jsonl")
-    assert run(["repack", "my data/*.jsonl", "out put", "--shuffle", "--num-files", "2"]) == 0
-    done = capsys.readouterr()
-    assert re.match(r"files +2\nrows +60\nsize ", done.out)
-    assert f"trainpipes inspect '{Path('out put').absolute()}'" in done.out
-    assert done.err == "look at it:\n"
+    code, out, err = ran("repack", "my data/*.jsonl", "out put", "--shuffle", "--num-files", "2")
+    assert (code, err) == (0, "look at it:\n")
+    assert re.match(r"files +2\nrows +60\nsize ", out)
+    assert f"trainpipes inspect '{Path('out put').absolute()}'" in out
     found = numbers("out put")
     assert sorted(found) == sorted([*range(30)] * 2)
     assert found != [*range(30)] * 2
 
 
-def test_results_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_for_a_script(ran: Ran) -> None:
     lines("a.jsonl")
-    options = ["--columns", "n", "--json"]
     for kept in (0, 1):  # the second time nothing is left to do
-        assert run(["repack", "a.jsonl", "out", *options]) == 0
-        shown = capsys.readouterr()
-        found = json.loads(shown.out)
-        seconds = found.pop("seconds")
-        assert 0 <= seconds < 100
+        code, out, err = ran("repack", "a.jsonl", "out", "--columns", "n", "--json")
+        assert (code, err) == (0, "")
+        found = json.loads(out)
+        assert 0 <= found.pop("seconds") < 100
         assert found == {
             "folder": str(Path("out").absolute()),
             "files": [str(Path("out/part-00000.parquet").absolute())],
             "columns": {"n": "int64"}, "kept": kept, "rows": 30,
             "bytes": os.path.getsize("out/part-00000.parquet"),
         }  # fmt: skip
-        assert shown.err == ""
     assert numbers("out") == [*range(30)]
 
 
-def test_an_error_names_the_flag_that_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_names_the_flag_that_begins_anew(ran: Ran) -> None:
     lines("a.jsonl")
-    assert run(["repack", "a.jsonl", "out"]) == 0
+    assert ran("repack", "a.jsonl", "out")[0] == 0
     os.utime("a.jsonl", (1, 1))
-    capsys.readouterr()
-    assert run(["repack", "a.jsonl", "out"]) == 1
-    said = capsys.readouterr().err
+    code, _, said = ran("repack", "a.jsonl", "out")
+    assert code == 1
     assert said.startswith("error: repack(): the input was changed")
     assert said.endswith("overwrite=True (here: --overwrite)\n")
-    assert run(["repack", "a.jsonl", "out", "--overwrite"]) == 0
+    assert ran("repack", "a.jsonl", "out", "--overwrite")[0] == 0
 
 
-def test_any_columns_can_be_named() -> None:
+def test_any_columns_can_be_named(ran: Ran) -> None:
     rows = [{"a,b": n % 2, 'say "x"': -n, " n": n, "n": n} for n in range(6)]
     Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ["--columns", '"a,b", n', "--columns", '"say ""x""", " n"']
-    assert run(["repack", "a.jsonl", "out", *options]) == 0
+    assert ran("repack", "a.jsonl", "out", *options)[0] == 0
     assert numbers("out") == [*range(6)]
     assert pq.read_schema("out/part-00000.parquet").names == ["a,b", "n", 'say "x"', " n"]
 
@@ -111,23 +103,20 @@ def test_any_columns_can_be_named() -> None:
     (["bad.parquet", "out"], 1, "bad.parquet"),
     (["a.jsonl", "a.jsonl/out"], 1, "cannot be written"),
 ])  # fmt: skip
-def test_errors_are_one_sentence(
-    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_one_sentence(arguments: list[str], code: int, said: str, ran: Ran) -> None:
     lines("a.jsonl")
     Path("b.csv").write_text("n\n1\n")
     Path("empty.jsonl").write_text("")
     Path("bad.jsonl").write_text('{"n": 1}\n{"n": \n')
     Path("bad.parquet").write_bytes(b"PAR1 no PAR1")
-    assert run(["repack", *arguments]) == code
-    shown = capsys.readouterr()
-    assert said in shown.err
-    assert shown.out == ""
-    assert "Traceback" not in shown.err
+    found, out, err = ran("repack", *arguments)
+    assert (found, out) == (code, "")
+    assert said in err
+    assert "Traceback" not in err
     assert not Path("out").exists()
 
 
-def test_who_is_stopped_leaves_whole_files_and_goes_on() -> None:
+def test_who_is_stopped_leaves_whole_files_and_goes_on(ran: Ran) -> None:
     table = pa.table({"n": np.arange(100_000), "text": ["some text"] * 100_000})
     pq.write_table(table, "rows.parquet")
     options = ["repack", "rows.parquet", "out", "--shuffle", "--rows-per-file", "5000"]
@@ -146,7 +135,7 @@ def test_who_is_stopped_leaves_whole_files_and_goes_on() -> None:
     assert not list(Path("out").rglob("*.part"))
     for path in Path("out").glob("part-*"):
         assert pq.read_metadata(path).num_rows == 5000
-    assert run(options) == 0
+    assert ran(*options)[0] == 0
     assert sorted(numbers("out")) == [*range(100_000)]
     others = {path.name for path in Path("out").iterdir() if not path.name.startswith("part-")}
     assert others == {"_manifest.json"}

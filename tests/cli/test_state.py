@@ -13,7 +13,6 @@ import torch
 
 import trainpipes as tp
 from layouts import of_ranks, save, state
-from trainpipes.cli.app import run
 
 
 @pytest.fixture
@@ -28,14 +27,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def said(capsys, *arguments: str) -> tuple[int, str, str]:
-    code = run(["state", *arguments])
-    told = capsys.readouterr()
-    return code, told.out, told.err
-
-
-def test_json_has_names_that_stay(folder, capsys):
-    code, out, err = said(capsys, "--json", "checkpoint.pt")
+def test_json_has_names_that_stay(folder, ran):
+    code, out, err = ran("state", "--json", "checkpoint.pt")
     assert (code, err) == (0, "")
     (one,) = json.loads(out)
     assert set(one) == {
@@ -44,23 +37,23 @@ def test_json_has_names_that_stay(folder, capsys):
     assert (one["where"], one["problem"]) == ('checkpoint.pt ["loader"]', None)
 
 
-def test_states_of_ranks_are_told_with_what_is_theirs(tmp_path, capsys):
+def test_states_of_ranks_are_told_with_what_is_theirs(tmp_path, ran):
     path = save(of_ranks(2), tmp_path / "ranks.pt", "torch")
-    code, out, _ = said(capsys, str(path))
+    code, out, _ = ran("state", path)
     assert code == 0
     told = " ".join(out.split())
     assert told.count("6 batches of all ranks done, for 6 of 12 shards") == 2
 
 
-def test_one_that_is_damaged_is_told_beside_the_others(tmp_path, capsys):
+def test_one_that_is_damaged_is_told_beside_the_others(tmp_path, ran):
     good = state()
     path = save({"a": {**good, "batches": 3}, "b": good}, tmp_path / "x.json", "json")
-    code, out, err = said(capsys, str(path))
+    code, out, err = ran("state", path)
     assert code == 0
     assert out.startswith(f'{path} ["b"]\n')
     assert 'x.json ["a"]: pipeline: its checksum does not fit' in err
     path = save({"a": {**good, "batches": 3}}, tmp_path / "y.json", "json")
-    code, out, _ = said(capsys, str(path), "--json")
+    code, out, _ = ran("state", path, "--json")
     assert code == 1
     assert json.loads(out)[0]["problem"].startswith("pipeline: its checksum")
 
@@ -68,16 +61,16 @@ def test_one_that_is_damaged_is_told_beside_the_others(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("path", "why"), [("nothing.pt", "is not there"), ("evil.pt", "whose code could run")]
 )
-def test_what_is_no_checkpoint_is_one_sentence(path, why, folder, capsys):
+def test_what_is_no_checkpoint_is_one_sentence(path, why, folder, ran):
     torch.save({"trainpipes": Path}, "evil.pt")
     for more in ([], ["--json"]):
-        code, out, err = said(capsys, path, *more)
+        code, out, err = ran("state", path, *more)
         assert (code, out) == (1, "")
         assert why in err
         assert err.count("\n") == 1
 
 
-def test_a_name_cannot_change_the_terminal(tmp_path, capsys):
+def test_a_name_cannot_change_the_terminal(tmp_path, ran):
     path = save({"\x1b[2J": state()}, tmp_path / "a\x1b[1mb.json", "json")
-    _, out, _ = said(capsys, str(path))
+    _, out, _ = ran("state", path)
     assert "\x1b" not in out

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes.cli.app import run
+from command import Ran
+from trainpipes.testing import digest
 
 
 @pytest.fixture
@@ -24,91 +24,71 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "t *.parquet"
 
 
-def test_the_line_that_is_printed_trains_on_the_files(
-    texts: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ["--recipe", "pretrain", "--tokenizer", "bytes", "--option", "max_length=64"]
-    asked += ["--option", "num_shards=2"]
-    assert run(["tokenize", texts, "ids", *asked, "--option", "text=text"]) == 0
-    said = capsys.readouterr()
-    assert said.err == "train with:\n"
-    told = dict(line.split(maxsplit=1) for line in said.out.splitlines() if " " in line)
+#: The arguments of a recipe, after those of the command.
+SFT = ["--recipe", "sft", "--tokenizer", "bytes"]
+PRETRAIN = ["--recipe", "pretrain", "--tokenizer", "bytes"]
+
+
+def test_the_line_that_is_printed_trains_on_the_files(texts: str, ran: Ran) -> None:
+    options = ["--option", "max_length=64", "--option", "num_shards=2", "--option", "text=text"]
+    code, out, err = ran("tokenize", texts, "ids", *PRETRAIN, *options)
+    assert (code, err) == (0, "train with:\n")
+    told = dict(line.split(maxsplit=1) for line in out.splitlines() if " " in line)
     assert (told["files"].strip(), told["rows"].strip()) == ("3", "150")
-    line = said.out.splitlines()[-1]
+    line = out.splitlines()[-1]
     assert line == "tp.recipe('pretrain', 'ids', max_length=64, num_shards=2, tokenizer='bytes')"
     pipe, online = eval(line), tp.recipe("pretrain", texts, "bytes", max_length=64, num_shards=2)
     for _, one, other in zip(range(20), pipe, online, strict=False):
-        assert {k: np.asarray(v).tolist() for k, v in one.items()} == {
-            k: np.asarray(v).tolist() for k, v in other.items()
-        }
+        assert digest(one) == digest(other)
 
 
-def test_json_says_all_and_nothing_besides(texts: str, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["tokenize", texts, "ids", "--recipe", "sft", "--tokenizer", "bytes", "--json"]
-    assert run(asked) == 0
-    first = json.loads(capsys.readouterr().out)
+def test_json_says_all_and_nothing_besides(texts: str, ran: Ran) -> None:
+    first, again = (json.loads(ran("tokenize", texts, "ids", *SFT, "--json")[1]) for _ in "12")
     assert list(first) == [
         "folder", "files", "rows", "bytes", "columns", "kept", "tokens", "read", "format", "dtype",
         "seconds", "train",
     ]  # fmt: skip
     assert (len(first["files"]), first["kept"], first["rows"], first["dtype"]) == (3, 0, 150, None)
     assert sorted(first["columns"]) == ["input_ids", "labels"]
-    assert run(asked) == 0
-    again = json.loads(capsys.readouterr().out)
     assert again["kept"] == 3
     assert {**again, "kept": 0, "seconds": 0} == {**first, "seconds": 0}
 
 
-def test_the_same_call_says_what_is_there_and_can_verify_it(
-    texts: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ["tokenize", texts, "ids", "--recipe", "sft", "--tokenizer", "bytes"]
-    assert run(asked) == 0
-    capsys.readouterr()
-    assert run([*asked, "--verify"]) == 0
-    assert "3, 3 of them there already" in capsys.readouterr().out
+def test_the_same_call_says_what_is_there_and_can_verify_it(texts: str, ran: Ran) -> None:
+    assert ran("tokenize", texts, "ids", *SFT)[0] == 0
+    code, out, _ = ran("tokenize", texts, "ids", *SFT, "--verify")
+    assert code == 0
+    assert "3, 3 of them there already" in out
     path = Path("ids/part-00000.parquet")
     path.write_bytes(path.read_bytes()[:60] + b"?" + path.read_bytes()[61:])
-    assert run([*asked, "--verify"]) == 1
-    assert capsys.readouterr().err.endswith("overwrite=True (here: --overwrite)\n")
+    code, _, err = ran("tokenize", texts, "ids", *SFT, "--verify")
+    assert code == 1
+    assert err.endswith("overwrite=True (here: --overwrite)\n")
 
 
-def test_bare_ids_are_read_by_the_line_that_is_printed(
-    texts: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ["--recipe", "pretrain", "--tokenizer", "bytes", "--format", "bin"]
-    assert run(["tokenize", texts, "ids", *asked, "--option", "max_length=32"]) == 0
-    said = capsys.readouterr().out
-    assert "of uint16" in said
-    line = said.splitlines()[-1]
+def test_bare_ids_are_read_by_the_line_that_is_printed(texts: str, ran: Ran) -> None:
+    options = ["--format", "bin", "--option", "max_length=32"]
+    code, out, _ = ran("tokenize", texts, "ids", *PRETRAIN, *options)
+    assert code == 0
+    assert "of uint16" in out
+    line = out.splitlines()[-1]
     assert line == "tp.recipe('tokens', 'ids/*.bin', dtype='uint16', max_length=32)"
     assert eval(line).peek()["input_ids"].shape == (8, 32)
 
 
-def test_options_that_name_columns_of_texts_are_not_in_the_line(
-    texts: str, capsys: pytest.CaptureFixture[str]
+def test_options_of_texts_and_of_storage_are_not_in_the_line(
+    texts: str, tmp_path: Path, ran: Ran
 ) -> None:
-    asked = ["--recipe", "sft", "--tokenizer", "bytes", "--option", "context=text"]
-    assert run(["tokenize", texts, "ids", *asked]) == 0
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line == "tp.recipe('sft', 'ids', tokenizer='bytes')"
-
-
-def test_storage_options_are_not_in_the_line(
-    texts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ["--recipe", "sft", "--tokenizer", "bytes", "--executor", "threads:1"]
-    asked += [
-        "--storage-options",
-        '{"auto_mkdir": true, "of": "hunter2"}',
-        "--option",
-        "cache=true",
-    ]
-    folder = f"file://{tmp_path}/ids"
-    assert run(["tokenize", texts, folder, *asked]) == 0
-    said = capsys.readouterr()
-    assert said.out.splitlines()[-1] == f"tp.recipe('sft', {folder!r}, tokenizer='bytes')"
-    assert "hunter2" not in said.out + said.err
+    storage = ["--storage-options", '{"auto_mkdir": true, "of": "hunter2"}']
+    options = ["--executor", "threads:1", "--option", "cache=true"]
+    for folder, more in (
+        ("ids", ["--option", "context=text"]),
+        (f"file://{tmp_path}/other", [*storage, *options]),
+    ):
+        code, out, err = ran("tokenize", texts, folder, *SFT, *more)
+        assert code == 0
+        assert out.splitlines()[-1] == f"tp.recipe('sft', {folder!r}, tokenizer='bytes')"
+        assert "hunter2" not in out + err
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -121,11 +101,10 @@ def test_storage_options_are_not_in_the_line(
     (["t*", "ids", "--recipe", "tokens", "--storage-options", "x"], "must be a JSON object"),
     ([], "Missing argument"),
 ])  # fmt: skip
-def test_a_wrong_command_line_is_told_so(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["tokenize", *arguments]) == 2
-    assert message in capsys.readouterr().err
+def test_a_wrong_command_line_is_told_so(arguments: list[str], message: str, ran: Ran) -> None:
+    code, _, err = ran("tokenize", *arguments)
+    assert code == 2
+    assert message in err
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -138,21 +117,22 @@ def test_a_wrong_command_line_is_told_so(
     (["{texts}", "t 0.parquet", "--recipe", "pretrain", "--tokenizer", "bytes"], "cannot be written"),
 ])  # fmt: skip
 def test_what_fails_is_one_sentence(
-    arguments: list[str], message: str, texts: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, texts: str, ran: Ran
 ) -> None:
-    assert run(["tokenize", *(text.format(texts=texts) for text in arguments)]) == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
-    assert message in said.err
-    assert "Traceback" not in said.err
+    code, out, err = ran("tokenize", *(text.format(texts=texts) for text in arguments))
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert "Traceback" not in err
 
 
-def test_a_config_is_tokenized(texts: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_is_tokenized(texts: str, ran: Ran) -> None:
     Path("train.yaml").write_text(
         "recipe: pretrain\noptions:\n  files: t *.parquet\n  tokenizer: bytes\n  max_length: 64\n"
     )
-    assert run(["tokenize", "ids", "--config", "train.yaml", "--set", "options.max_length=32"]) == 0
-    chain = capsys.readouterr().out.partition("tp.")[2]
+    options = ["--config", "train.yaml", "--set", "options.max_length=32"]
+    code, out, _ = ran("tokenize", "ids", *options)
+    assert code == 0
+    chain = out.partition("tp.")[2]
     assert chain.startswith("list_files(")
     assert eval(f"(tp.{chain})").peek()["input_ids"].shape == (8, 32)

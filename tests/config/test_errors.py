@@ -119,15 +119,12 @@ def refused(text: str) -> str:
     return str(found.value).removeprefix("train.yaml")
 
 
-@pytest.mark.parametrize("text", SAID)
-def test_what_most_people_get_wrong_is_told_with_the_way_out(text: str) -> None:
-    assert refused(text) == SAID[text]
-
-
-@pytest.mark.parametrize("text", BEGINS)
-def test_a_wrong_value_is_named_at_its_place(text: str) -> None:
+@pytest.mark.parametrize("text", [*SAID, *BEGINS])
+def test_what_is_wrong_is_named_at_its_place_with_the_way_out(text: str) -> None:
     said = refused(text)
-    assert said[: len(BEGINS[text])] == BEGINS[text]
+    begins = SAID.get(text, BEGINS.get(text, ""))
+    assert said[: len(begins)] == begins
+    assert said == begins or text in BEGINS
 
 
 def test_another_option_of_the_same_value_is_not_blamed() -> None:

@@ -89,39 +89,22 @@ NO_SCHEMA = (
 )
 SCHEMA = pa.schema([pa.field("x", pa.int64(), nullable=False)])
 REFUSED: dict[str, tuple[Any, str]] = {
-    "lambda": (
-        lambda: ROWS.map(lambda row: row),
-        f"map(fn): a config cannot import {__name__}:<lambda>.<locals>.<lambda>: {IMPORT}",
-    ),
+    "lambda": (lambda: ROWS.map(lambda row: row),
+        f"map(fn): a config cannot import {__name__}:<lambda>.<locals>.<lambda>: {IMPORT}"),
     "partial": (lambda: ROWS.map(partial(double, x=1)), f"map(fn): an object of functools.partial {IN_CODE}"),
-    "array": (
-        lambda: ROWS.then(Keyed(None, np.zeros(2))),
-        f"keyed(more): an object of numpy.ndarray {IN_CODE}",
-    ),
-    "enum": (
-        lambda: ROWS.then(Keyed(None, {"x": [Kind.GLOBAL]})),
-        f"keyed(more): an object of {__name__}.Kind {IN_CODE}",
-    ),
-    "sampler": (
-        lambda: tp.from_memmap("m").shuffle(sampler=tp.samplers.RandomSampler(seed=1)),
-        f"shuffle(sampler): an object of trainpipes.samplers.orders.RandomSampler {IN_CODE}",
-    ),
-    "date": (
-        lambda: ROWS.filter([("day", ">", datetime.date(2020, 1, 1))]),
-        f"filter(predicate): an object of datetime.date {IN_CODE}",
-    ),
-    "type": (
-        lambda: tp.read_json("d", schema=pa.schema([("x", pa.struct([("y", pa.int8())]))])),
-        f"read_json(schema): {NO_SCHEMA}",
-    ),
-    "schema": (
-        lambda: tp.read_json("d", schema=SCHEMA),
-        f"read_json(schema): {NO_SCHEMA}",
-    ),
-    "dtype": (
-        lambda: ROWS.batch(2).pad_collate(columns={"x": {"dtype": torch.int32}}),
-        f"pad_collate(columns): an object of torch.dtype {IN_CODE}",
-    ),
+    "array": (lambda: ROWS.then(Keyed(None, np.zeros(2))),
+        f"keyed(more): an object of numpy.ndarray {IN_CODE}"),
+    "enum": (lambda: ROWS.then(Keyed(None, {"x": [Kind.GLOBAL]})),
+        f"keyed(more): an object of {__name__}.Kind {IN_CODE}"),
+    "sampler": (lambda: tp.from_memmap("m").shuffle(sampler=tp.samplers.RandomSampler(seed=1)),
+        f"shuffle(sampler): an object of trainpipes.samplers.orders.RandomSampler {IN_CODE}"),
+    "date": (lambda: ROWS.filter([("day", ">", datetime.date(2020, 1, 1))]),
+        f"filter(predicate): an object of datetime.date {IN_CODE}"),
+    "type": (lambda: tp.read_json("d", schema=pa.schema([("x", pa.struct([("y", pa.int8())]))])),
+        f"read_json(schema): {NO_SCHEMA}"),
+    "schema": (lambda: tp.read_json("d", schema=SCHEMA), f"read_json(schema): {NO_SCHEMA}"),
+    "dtype": (lambda: ROWS.batch(2).pad_collate(columns={"x": {"dtype": torch.int32}}),
+        f"pad_collate(columns): an object of torch.dtype {IN_CODE}"),
     "table": (lambda: tp.from_arrow(pa.table({"x": [1]})), f"from_arrow(table): {MEMORY}"),
     "tensors": (lambda: tp.from_tensors(torch.arange(3)), f"from_tensors(tensors): {MEMORY}"),
     "rows": (lambda: tp.from_dataset([1, 2]), f"from_dataset(dataset): {MEMORY}"),
@@ -129,25 +112,17 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "within": (lambda: tp.mix({"a": tp.from_dataset([1, 2])}), f"from_dataset(dataset): {MEMORY}"),
     "user": (lambda: tp.list_files(["a", "sftp://me@host/a"]), f"list_files(urls): {SECRET}"),
     "signed": (lambda: tp.list_files("https://host/a?X-Amz-Signature=abc"), f"list_files(urls): {SECRET}"),
-    "key": (
-        lambda: ROWS.then(Keyed("abc")),
-        "keyed(api_key): 'api_key' may be a secret: write ${VARIABLE} there, by hand",
-    ),
-    "expression": (
-        lambda: ROWS.filter(pc.field("x") > 3),
+    "key": (lambda: ROWS.then(Keyed("abc")),
+        "keyed(api_key): 'api_key' may be a secret: write ${VARIABLE} there, by hand"),
+    "expression": (lambda: ROWS.filter(pc.field("x") > 3),
         "filter(predicate): the expression '(x > 3)' has no form in a config: give it as a list, such as "
-        '[["x", ">", 20], ["lang", "in", ["en", "de"]]] (see pyarrow.parquet.filters_to_expression)',
-    ),
-    "tokenizer": (
-        lambda: ROWS.tokenize(words()),
+        '[["x", ">", 20], ["lang", "in", ["en", "de"]]] (see pyarrow.parquet.filters_to_expression)'),
+    "tokenizer": (lambda: ROWS.tokenize(words()),
         "tokenize(tokenizer): a tokenizer that is an object (tokenizers.Tokenizer) has no form in a config: "
-        'save it, as with save_pretrained(folder) or save("tokenizer.json"), and give that path',
-    ),
-    "one rank": (
-        lambda: ROWS.sharding_filter().distributed(rank=0, world_size=2),
+        'save it, as with save_pretrained(folder) or save("tokenizer.json"), and give that path'),
+    "one rank": (lambda: ROWS.sharding_filter().distributed(rank=0, world_size=2),
         "what all ranks share is written, and distributed(...) is of one of them: write the pipeline before, "
-        "and call distributed() on what tp.load gives",
-    ),
+        "and call distributed() on what tp.load gives"),
 }  # fmt: skip
 
 

@@ -67,9 +67,8 @@ def test_a_first_stage_passes_its_tests(tmp_path: Path) -> None:
     found = COMMAND.findall(TEXT)
     assert len(found) == 2
     for setting, arguments in found:
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        if setting:
-            env[setting.split("=")[0]] = "1"
+        set_to = dict([setting.strip().split("=")]) if setting else {}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **set_to}
         command = [*python(), "-m", "pytest", "-q", *shlex.split(arguments)]
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 #: Where the answer to a newcomer's question begins.
 ANSWERS = {
     "how do I install it": "README.md#install",
@@ -38,6 +40,7 @@ MESSAGE = re.compile(
 PRINTED = re.compile(r"^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
+@cache
 def links(page: str) -> set[tuple[str, str]]:
     """Page and anchor that a page leads to, in one click."""
     text = CODE.sub("", (ROOT / page).read_text())
@@ -49,6 +52,7 @@ def links(page: str) -> set[tuple[str, str]]:
     return found
 
 
+@cache
 def sections(page: str) -> dict[str, str]:
     """Each heading's anchor, as GitHub and the site make it, and what stands below it."""
     text = (ROOT / page).read_text()
@@ -90,21 +94,13 @@ def test_what_users_ask_is_answered_within_one_click(asked: str) -> None:
     (head,) = (head for head in heads if asked in head)
     answer = sections(page)[slug(head)]
     assert len([line for line in CODE.sub("", answer).splitlines() if line]) <= 10
-    assert CODE.search(answer) or LINK.search(answer), (
-        "an answer shows what to type, or leads there"
-    )
+    assert CODE.search(answer) or LINK.search(answer), "it shows what to type, or leads there"
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_anchors_of_links_are_headings(page: str) -> None:
-    wrong = [
-        f"{there}#{anchor}"
-        for there, anchor in links(page)
-        if anchor and there.endswith(".md") and anchor not in sections(there)
-    ]
-    assert not wrong
+    anchors = [(there, name) for there, name in links(page) if name and there.endswith(".md")]
+    assert not [f"{there}#{name}" for there, name in anchors if name not in sections(there)]
 
 
 def test_headings_of_errors_are_the_words_of_messages() -> None:

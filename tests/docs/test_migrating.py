@@ -26,14 +26,9 @@ CALLS = list(dict.fromkeys(call for row in ROW.findall(TEXT) for call in CALL.fi
 
 
 def rows() -> tp.Pipeline:
-    table = {
-        "text": ["a", "b"],
-        "x": [1, 5],
-        "label": ["ham", "spam"],
-        "jpg": [b"", b""],
-        "cls": [1, 2],
-    }
-    return tp.from_arrow(pa.table(table | {"input_ids": [[1], [2]]}))
+    first = {"text": "a", "x": 1, "label": "ham", "jpg": b"", "cls": 1, "input_ids": [1]}
+    other = {**first, "text": "b", "x": 5, "label": "spam"}
+    return tp.from_arrow(pa.Table.from_pylist([first, other]))
 
 
 def saved(name: str, streaming: bool = False) -> dict[str, Any]:

@@ -105,23 +105,20 @@ def test_a_row_that_is_an_address_is_shown_without_its_password() -> None:
     assert SECRET not in repr(shown) + shown._repr_mimebundle_()["text/html"]
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("https://TOKEN@host/a.git", "https://…@host/a.git"),
-        ("hf://datasets/org/name@main/a.parquet", "hf://datasets/org/name@main/a.parquet"),
-        ("abfs://container@account/x", "abfs://container@account/x"),
-        ("http://host:8080/a@b", "http://host:8080/a@b"),
-        ("https://h/a?X-Amz-Signature=abc&page=2", "https://h/a?X-Amz-Signature=…&page=…"),
-        ("s3://bucket/part-?.parquet", "s3://bucket/part-?.parquet"),
-        ("zip://*.csv::https://me:pw@host/a.zip", "zip://*.csv::https://…@host/a.zip"),
-        ("give api_key=... or password=None", "give api_key=... or password=None"),
-        ("Client(api_key='abc', region='eu')", "Client(api_key='…', region='eu')"),
-        ('{"secret": "abc", "secrets": 3}', '{"secret": \'…\', "secrets": 3}'),
-        ("ünïcode://ü:p@h", "ünïcode://…@h"),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("text", "told"), [
+    ("https://TOKEN@host/a.git", "https://…@host/a.git"),
+    ("hf://datasets/org/name@main/a.parquet", "hf://datasets/org/name@main/a.parquet"),
+    ("abfs://container@account/x", "abfs://container@account/x"),
+    ("http://host:8080/a@b", "http://host:8080/a@b"),
+    ("https://h/a?X-Amz-Signature=abc&page=2", "https://h/a?X-Amz-Signature=…&page=…"),
+    ("s3://bucket/part-?.parquet", "s3://bucket/part-?.parquet"),
+    ("zip://*.csv::https://me:pw@host/a.zip", "zip://*.csv::https://…@host/a.zip"),
+    ("give api_key=... or password=None", "give api_key=... or password=None"),
+    ("Client(api_key='abc', region='eu')", "Client(api_key='…', region='eu')"),
+    ('{"secret": "abc", "secrets": 3}', '{"secret": \'…\', "secrets": 3}'),
+    ("ünïcode://ü:p@h", "ünïcode://…@h"),
+    ("", ""),
+])  # fmt: skip
 def test_only_what_is_secret_is_hidden(text: str, told: str) -> None:
     assert hidden(text) == told
     assert hidden(told) == told

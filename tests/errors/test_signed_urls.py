@@ -39,9 +39,7 @@ QUERY = (
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(
-        file_bytes, "SMALL_FILE", 0
-    )  # what was fetched would not be asked for again
+    monkeypatch.setattr(file_bytes, "SMALL_FILE", 0)  # small ones are not asked for again
     monkeypatch.setattr(retry, "_last_message", -1e9)
     monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "cache"))
 
@@ -60,15 +58,15 @@ def server(folder: Path) -> Iterator[FaultyServer]:
         yield found
 
 
-READERS: dict[str, Callable[[Any], tp.Pipeline]] = {
-    "a.parquet": lambda files: files.read_parquet(),
-    "a.arrow": lambda files: files.read_arrow(),
-    "a.jsonl": lambda files: files.read_json(index=True),
-    "a.csv": lambda files: files.read_csv(index=True),
-    "a.txt": lambda files: files.read_text(index=True),
-    "a.npy": lambda files: files.read_numpy(),
-    "a.tar": lambda files: files.read_webdataset(index=True),
-    "a.bin": lambda files: files.read_bytes(),
+READERS: dict[str, Callable[..., tp.Pipeline]] = {
+    "a.parquet": tp.Pipeline.read_parquet,
+    "a.arrow": tp.Pipeline.read_arrow,
+    "a.jsonl": partial(tp.Pipeline.read_json, index=True),
+    "a.csv": partial(tp.Pipeline.read_csv, index=True),
+    "a.txt": partial(tp.Pipeline.read_text, index=True),
+    "a.npy": tp.Pipeline.read_numpy,
+    "a.tar": partial(tp.Pipeline.read_webdataset, index=True),
+    "a.bin": tp.Pipeline.read_bytes,
 }
 
 
@@ -77,13 +75,16 @@ def signed(server: FaultyServer, name: str, query: str = QUERY) -> str:
     return f"http://{MARK}user:{MARK}pa:ss@{host}/{name}{query}"
 
 
-def pipeline(server: FaultyServer, name: str, seconds: float = 20, query: str = QUERY) -> Any:
-    if name == "a.bin":
-        urls = [signed(server, name, query) for name in ("a.txt", "a.csv")]
-        return tp.list_files(urls, retry=tp.Retry(deadline=seconds)).read_bytes()
-    return READERS[name](
-        tp.list_files(signed(server, name, query), retry=tp.Retry(deadline=seconds))
-    )
+#: For requests of which none succeeds.
+SHORT = tp.Retry(20, max_attempts=3)
+
+
+def pipeline(
+    server: FaultyServer, name: str, tries: tp.Retry | None = None, query: str = QUERY
+) -> Any:
+    names = ("a.txt", "a.csv") if name == "a.bin" else (name,)
+    urls = [signed(server, one, query) for one in names]
+    return READERS[name](tp.list_files(urls, retry=tries or tp.Retry(20)))
 
 
 def printed(error: BaseException) -> str:
@@ -95,14 +96,8 @@ def printed(error: BaseException) -> str:
         if id(one) in seen:
             continue
         seen.add(id(one))
-        texts += [
-            str(one),
-            repr(one),
-            repr(one.args),
-            repr(vars(one)),
-            repr(getattr(one, "filename", "")),
-        ]
-        texts += map(str, getattr(one, "__notes__", []))
+        told = (one, one.args, vars(one), getattr(one, "filename", ""))
+        texts += [str(one), *map(repr, told), *getattr(one, "__notes__", [])]
         todo += [e for e in (one.__cause__, one.__context__) if e is not None]
         todo += getattr(one, "exceptions", ())
     # Lines of this file are what a user has written.
@@ -151,13 +146,7 @@ def test_what_is_printed_and_kept_of_a_pipeline_has_no_value_of_a_query(
 
 
 NEVER: dict[str, Fault] = {
-    "403": (403, {}),
-    "404": (404, {}),
-    "410": (410, {}),
-    "412": (412, {}),
-    "416": (416, {}),
-    "500": (500, {}),
-    "301": (301, {}),
+    **{str(status): (status, {}) for status in (403, 404, 410, 412, 416, 500, 301)},
     "301 in a circle": (301, {"Location": f"/a.txt?x={MARK}"}),
     "close": "close",
     "half": "half, then close",
@@ -178,7 +167,7 @@ def faults() -> Iterator[Any]:
 def test_what_is_printed_of_an_error_has_no_value_of_a_query(
     server: FaultyServer, name: str, when: str, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pipe = pipeline(server, name, 0.4).batch(4)
+    pipe = pipeline(server, name, SHORT).batch(4)
     if when == "reading":
         pipe.explain()
     server.fault = lambda *_: NEVER[fault]
@@ -205,7 +194,7 @@ def test_what_led_to_an_error_is_told_with_its_class_and_its_traceback(
 ) -> None:
     server.fault = lambda *_: (403, {})
     with pytest.raises(tp.UnreachableError) as caught:
-        list(pipeline(server, "a.parquet", 0.4))
+        list(pipeline(server, "a.parquet", SHORT))
     text = printed(caught.value)
     assert "ClientResponseError: 403, message='Forbidden', url=" in text
     assert "fsspec/implementations/http.py" in text
@@ -215,7 +204,7 @@ def test_what_led_to_an_error_is_told_with_its_class_and_its_traceback(
 def test_errors_of_worker_processes_have_no_value_of_a_query(
     server: FaultyServer, capfd: pytest.CaptureFixture[str], num_workers: int, fault: str
 ) -> None:
-    pipe = pipeline(server, "a.jsonl", 0.4).sharding_filter(2).batch(4)
+    pipe = pipeline(server, "a.jsonl", SHORT).sharding_filter(2).batch(4)
     len(pipe)
     server.fault = lambda *_: NEVER[fault]
     with pytest.raises(tp.TrainpipesError) as caught:
@@ -287,21 +276,19 @@ def test_an_index_is_used_again_only_for_the_same_url(server: FaultyServer, tmp_
 def test_a_config_is_not_written_with_a_secret_and_reads_it_from_the_environment(
     server: FaultyServer, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = {"value": f"{server.url}/a.parquet?v={MARK}", "user": signed(server, "a.parquet", "")}[
-        kind
-    ]
+    value = f"{server.url}/a.parquet?v={MARK}"
+    url = value if kind == "value" else signed(server, "a.parquet", "")
     pipe = tp.list_files([url]).read_parquet()
     with pytest.raises(tp.ConfigError, match=r"write \$\{VARIABLE\} there, by hand") as refused:
         pipe.to_yaml(tmp_path / "c.yaml")
     assert MARK not in printed(refused.value)
     monkeypatch.setenv("DATA_URL", url)
-    (tmp_path / "c.yaml").write_text(
-        "stages:\n- list_files: ${DATA_URL}\n- read_parquet\n- take: x\n"
-    )
+    text = "stages:\n- list_files: ${DATA_URL}\n- read_parquet\n"
+    (tmp_path / "c.yaml").write_text(f"{text}- take: x\n")
     with pytest.raises(tp.ConfigError) as caught:
         tp.load(tmp_path / "c.yaml")
     assert MARK not in printed(caught.value)
-    (tmp_path / "c.yaml").write_text("stages:\n- list_files: ${DATA_URL}\n- read_parquet\n")
+    (tmp_path / "c.yaml").write_text(text)
     assert list(tp.load(tmp_path / "c.yaml")) == list(pipe)
     assert written(tmp_path) == []
 
@@ -354,18 +341,16 @@ def test_other_files_than_those_of_rows_are_told_without_their_secrets_too(
     server: FaultyServer, monkeypatch: pytest.MonkeyPatch, what: str, fault: str
 ) -> None:
     monkeypatch.setattr(retry, "RETRY_SECONDS", 0.4)
-    monkeypatch.setattr(retry.Requests.__init__, "__defaults__", (tp.Retry(0.4), retry.READING))
+    monkeypatch.setattr(retry.Requests.__init__, "__defaults__", (SHORT, retry.READING))
     server.fault = lambda _, name, __: NEVER[fault] if "beside" in name else None
     url = signed(server, "beside.json")
-    files = tp.list_files(signed(server, "a.jsonl"), retry=tp.Retry(deadline=0.4))
-
-    def made() -> tp.Pipeline:
-        if what == "labels":
-            return files.read_images(labels=url)
-        return files.read_json().tokenize(url, columns="text")
-
+    files = tp.list_files(signed(server, "a.jsonl"), retry=SHORT)
+    reads: dict[str, Callable[[], tp.Pipeline]] = {
+        "labels": lambda: files.read_images(labels=url),
+        "tokenizer": lambda: files.read_json().tokenize(url, columns="text"),
+    }
     with pytest.raises(tp.TrainpipesError) as caught:
-        list(made())
+        list(reads[what]())
     assert MARK not in printed(caught.value)
 
 
@@ -381,13 +366,11 @@ def test_errors_of_s3_hold_no_storage_options_and_no_version(
         for name in (f"a.parquet?versionId={MARK}", "a.parquet", "*.parquet"):
             for fault in ("403", "404", "500", "close"):
                 server.fault = partial(lambda found, *_: found, NEVER[fault])
-                pipe = tp.list_files(
-                    f"s3://told/{name}", storage_options=options, retry=tp.Retry(deadline=0.4)
-                )
-                texts.append(repr(pipe))
+                given = {"storage_options": options, "retry": SHORT}
+                pipe = tp.list_files(f"s3://told/{name}", **given)
                 with pytest.raises(tp.TrainpipesError) as caught:
                     list(pipe.read_parquet())
-                texts.append(printed(caught.value))
+                texts += [repr(pipe), printed(caught.value)]
         server.fault = lambda *_: None
         pipe = tp.list_files("s3://told/*", storage_options=options).read_parquet()
         len(pipe)

@@ -31,26 +31,21 @@ def test_a_value_of_several_lines_is_shown_in_one() -> None:
 #: What is wrong, the error, and its way out.
 CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a source in the middle": (
-        lambda: list(rows().then(tp.from_dataset([1]).stages[0])),
-        tp.ConfigError,
+        lambda: list(rows().then(tp.from_dataset([1]).stages[0])), tp.ConfigError,
         "cannot come after from_dataset(): make two pipelines, and join them by concat()",
     ),
     "no batch in an epoch": (
-        lambda: list(rows().batch(4, drop_last=True).repeat()),
-        tp.DataError,
+        lambda: list(rows().batch(4, drop_last=True).repeat()), tp.DataError,
         "gives no batch; check that it has rows, and leave out drop_last, take() and skip()",
     ),
     "one state to merge": (
-        lambda: tp.merge_states({}),  # type: ignore[arg-type]
-        tp.StateError,
+        lambda: tp.merge_states({}), tp.StateError,  # type: ignore[arg-type]
         "must be a list of the states of all ranks, got dict",
     ),
     "no state to merge": (
-        lambda: tp.merge_states([]),
-        tp.StateError,
-        "must be the states of all ranks, got none",
+        lambda: tp.merge_states([]), tp.StateError, "must be the states of all ranks, got none"
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -68,14 +68,14 @@ def _starts_odd(row: dict[str, Any]) -> bool:
     return len(set(row["segment_ids"])) % 2 == 1
 
 
+def assert_close(pipe: tp.Pipeline) -> None:
+    estimate, there = tp.Loader(pipe).estimate_len(), sum(1 for _ in pipe)
+    assert abs(estimate / there - 1) < 0.1, (estimate, there)
+
+
 @pytest.mark.parametrize("name", MADE)
 def test_it_is_close(name: str) -> None:
-    pipe = MADE[name]()
-    there = sum(1 for _ in pipe)
-    assert abs(tp.Loader(pipe).estimate_len() / there - 1) < 0.1, (
-        tp.Loader(pipe).estimate_len(),
-        there,
-    )
+    assert_close(MADE[name]())
 
 
 def test_rows_by_which_types_are_found_are_not_counted() -> None:
@@ -117,9 +117,7 @@ SHORT: dict[str, Callable[[], tp.Pipeline]] = {
     "sample": lambda: small().sample(0.334).batch(16),
     "sample, shuffled": lambda: small().sample(0.334).shuffle(100).batch(16),
     "several rows of one": lambda: small().flat_map(_as_often).batch(16),
-    "several rows of one, without the last": lambda: (
-        small().flat_map(_as_often).batch(16, drop_last=True)
-    ),
+    "without the last": lambda: small().flat_map(_as_often).batch(16, drop_last=True),
     "a filter that drops nothing": lambda: small().filter(_any).batch(16),
     "large batches": lambda: small().sample(0.334).batch(64),
     "more rows": lambda: small(9000).sample(0.334).batch(16, drop_last=True),
@@ -135,20 +133,14 @@ def _any(row: Any) -> bool:
 
 @pytest.mark.parametrize("name", SHORT)
 def test_short_batches_at_the_end_of_each_shard_count(name: str) -> None:
-    pipe = SHORT[name]()
-    there = len(list(pipe))
-    assert abs(tp.Loader(pipe).estimate_len() / there - 1) < 0.1, (
-        tp.Loader(pipe).estimate_len(),
-        there,
-    )
+    assert_close(SHORT[name]())
 
 
 def test_explain_says_how_many_short_batches_there_are() -> None:
     lost = small().flat_map(_as_often).batch(16, drop_last=True)
     assert sum(map(len, lost)) < 999 - 16
-    assert (
-        "batch(16, drop_last=True) leaves out up to 24 short batches in an epoch, of up to 15 rows each"
-    ) in str(lost.explain())
+    said = "leaves out up to 24 short batches in an epoch, of up to 15 rows each"
+    assert f"batch(16, drop_last=True) {said}" in str(lost.explain())
     kept = small().filter(_any).batch(16)
     assert sum(len(batch) < 16 for batch in kept) == 24
     assert "batch(16) makes up to 24 short batches" in str(kept.explain())

@@ -12,18 +12,16 @@ from trainpipes._internal import messages
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("files")
+def files(folder):
     for number in range(3):
         table = pa.table({"text": [f"row {i} " * 9 for i in range(1000)], "x": np.arange(1000)})
         pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=250)
     return str(folder)
 
 
-def pipeline(files, **options):
-    options = {"num_shards": 12, "buffer_size": 100, **options}
-    shards = options.pop("num_shards")
-    return tp.list_files(files).read_parquet().sharding_filter(shards).shuffle(**options).batch(8)
+def pipeline(files, buffer_size=100, **options):
+    rows = tp.list_files(files).read_parquet().sharding_filter(12)
+    return rows.shuffle(buffer_size, **options).batch(8)
 
 
 def test_it_counts_files_rows_batches_and_shards(files):
@@ -32,15 +30,9 @@ def test_it_counts_files_rows_batches_and_shards(files):
     assert said.world_sizes == (1, 2, 3, 4, 6, 12)
     text = str(said)
     for words in (
-        "files       3",
-        "12 of 250",
-        "3,000",
-        "375 batches",
-        "read_parquet()\n",
-        "shuffle(100)\n",
-        "columns     text: string, x: int64",
-        "shards      12, ",
-    ):
+        "files       3", "12 of 250", "3,000", "375 batches", "read_parquet()\n", "shuffle(100)\n",
+        "columns     text: string, x: int64", "shards      12, ",
+    ):  # fmt: skip
         assert words in text
 
 
@@ -76,15 +68,13 @@ def test_a_world_size_that_does_not_divide_is_warned_of(files, monkeypatch):
     assert said.num_batches == 75
 
 
-def test_it_warns_of_row_groups_much_larger_than_the_buffer(files):
-    said = pipeline(files, buffer_size=20)
-    assert any("row groups have up to 250 rows" in note for note in said.explain().notes)
+def test_it_warns_of_buffers_that_are_small_or_become_smaller(files):
+    for options, said in (
+        ({"buffer_size": 20}, "row groups have up to 250 rows"),
+        ({"max_bytes": 20_000}, "max_bytes = 20,000 makes the shuffle's buffer smaller"),
+    ):
+        assert any(said in note for note in pipeline(files, **options).explain().notes)
     assert not pipeline(files, buffer_size=250).explain().notes
-
-
-def test_it_warns_where_memory_makes_the_buffer_smaller(files):
-    notes = pipeline(files, max_bytes=20_000).explain().notes
-    assert any("max_bytes = 20,000 makes the shuffle's buffer smaller" in note for note in notes)
 
 
 def test_it_says_so_where_counts_are_not_known(files):

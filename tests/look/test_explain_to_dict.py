@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -30,16 +31,17 @@ def write(folder: Path, rows: int = ROWS) -> str:
     return str(folder)
 
 
-def pipeline(files: str, tokenizer: Any = "bytes", **changes: Any) -> tp.Pipeline:
-    return (
-        tp.list_files(files)
-        .read_parquet(columns=["text"])
-        .sharding_filter(changes.get("num_shards", 12))
-        .shuffle(changes.get("buffer_size", 20), seed=changes.get("seed", 5))
-        .tokenize(tokenizer, max_length=16)
-        .batch(changes.get("batch_size", 4))
-        .pad_collate()
-    )
+def pipeline(
+    files: str,
+    tokenizer: Any = "bytes",
+    *,
+    seed: int = 5,
+    batch_size: int = 4,
+    num_shards: int = 12,
+) -> tp.Pipeline:
+    rows = tp.list_files(files).read_parquet(columns=["text"])
+    shuffled = rows.sharding_filter(num_shards).shuffle(20, seed=seed)
+    return shuffled.tokenize(tokenizer, max_length=16).batch(batch_size).pad_collate()
 
 
 def stage(record: dict[str, Any], name: str) -> dict[str, Any]:
@@ -80,9 +82,8 @@ def test_the_record_says_what_was_trained_on_and_with_which_options(tmp_path: Pa
 def test_the_same_files_elsewhere_give_the_same_but_for_paths(tmp_path: Path) -> None:
     write(tmp_path / "here")
     shutil.copytree(tmp_path / "here", tmp_path / "there" / "deeper")
-    here, there = (
-        pipeline(str(tmp_path / name)).explain().to_dict() for name in ("here", "there/deeper")
-    )
+    folders = (str(tmp_path / name) for name in ("here", "there/deeper"))
+    here, there = (pipeline(folder).explain().to_dict() for folder in folders)
     assert here != there
     for record in (here, there):
         record.pop("pipeline")
@@ -98,9 +99,7 @@ def accepts(saved: tp.Pipeline, loading: tp.Pipeline) -> bool:
 
 
 def variants(folder: Path) -> dict[str, tp.Pipeline]:
-    here, there, more = (
-        write(folder / name, rows) for name, rows in (("a", ROWS), ("b", ROWS), ("c", 80))
-    )
+    here, there, more = write(folder / "a"), write(folder / "b"), write(folder / "c", 80)
     (folder / "tokenizer.json").write_text(bpe_json())
     os.makedirs(folder / "moved")
     shutil.copy(folder / "tokenizer.json", folder / "moved" / "renamed.json")
@@ -161,20 +160,14 @@ class Caller:
 def test_storage_options_are_not_told(tmp_path: Path) -> None:
     options = {"key": "SECRET1", "auto_mkdir": True}
     pipe = tp.list_files("memory://x/*.parquet", storage_options=options).read_parquet()
-    table = pa.table({"x": [1, 2, 3]})
-    import fsspec
-
     with fsspec.open("memory://x/0.parquet", "wb") as file:
-        pq.write_table(table, file)
+        pq.write_table(pa.table({"x": [1, 2, 3]}), file)
     assert "SECRET" not in json.dumps(pipe.explain().to_dict())
 
 
 def test_values_under_secret_names_are_left_out() -> None:
     rows = tp.from_tensors(range(8))
-    for function in (
-        functools.partial(fetch, api_key="SECRET", times=3),
-        Caller("SECRET", times=3),
-    ):
+    for function in (functools.partial(fetch, api_key="SECRET", times=3), Caller("SECRET", 3)):
         record = rows.map(function).explain().to_dict()
         assert "SECRET" not in json.dumps(record)
         assert "3" in json.dumps(stage(record, "map")["fn"])

@@ -25,7 +25,7 @@ ENGINES = {"bytes": load("bytes"), "bpe": load(bpe())}
 
 def next_token_loss(scores, labels):
     """As models of transformers have it: the scores at t are compared with the label of t + 1."""
-    return torch.nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    return cross_entropy(scores[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
 def marked(view, name=None, row=0):
@@ -100,30 +100,32 @@ def test_masked_tokens_are_in_the_loss_where_they_stand_and_the_first_one_too():
     assert grid.truth.tolist() == labels.tolist()
 
 
-def test_a_loss_mask_without_labels_marks_its_own_tokens():
-    batch = {"input_ids": ids_of([[5, 6, 7]]), "completion_mask": ids_of([[1, 0, 1]])}
-    (grid,) = grids_of(batch)
-    assert (grid.layout, grid.in_loss.tolist()) == ("mask", [[False, False, True]])
+FULL = {"input_ids": [[5, 6, 7, 8]], "labels": [[5, 6, 7, 8]]}
+#: Of a batch: the layout of its last grid, and what is in the loss there.
+GRIDS = {
+    "a mask alone": (
+        {"input_ids": [[5, 6, 7]], "completion_mask": [[1, 0, 1]]}, "mask", [[False, False, True]]
+    ),
+    "a mask takes labels away": (
+        {**FULL, "loss_mask": [[1, 1, 0, 1]]}, "aligned", [[False, True, False, True]]
+    ),
+    "targets of an encoder-decoder, from the first token on": (
+        {"input_ids": [[5, 6, 7]], "labels": [[8, 9, 2, -100]]}, "own", [[True, True, True, False]]
+    ),
+    "targets that happen to be as long as the prompt": (
+        {"input_ids": [[5, 6, 7]], "labels": [[8, 9, -100]]}, "own", [[True, True, False]]
+    ),
+}  # fmt: skip
 
 
-def test_a_loss_mask_beside_labels_takes_some_of_them_away():
-    ids = ids_of([[5, 6, 7, 8]])
-    batch = {"input_ids": ids, "labels": ids.clone(), "loss_mask": ids_of([[1, 1, 0, 1]])}
-    (grid,) = grids_of(batch)
-    assert grid.in_loss.tolist() == [[False, True, False, True]]
-
-
-def test_targets_of_an_encoder_decoder_are_in_the_loss_from_the_first_token_on():
-    batch = {"input_ids": ids_of([[5, 6, 7]]), "labels": ids_of([[8, 9, 2, -100]])}
-    prompt, target = grids_of(batch)
-    assert prompt.in_loss is None
-    assert (target.layout, target.in_loss.tolist()) == ("own", [[True, True, True, False]])
-    assert target.padding == 1
-
-
-def test_targets_that_happen_to_be_as_long_as_the_prompt_are_a_text_of_their_own():
-    _, target = grids_of({"input_ids": ids_of([[5, 6, 7]]), "labels": ids_of([[8, 9, -100]])})
-    assert target.layout == "own"
+@pytest.mark.parametrize("name", GRIDS)
+def test_what_is_in_the_loss_follows_from_the_layout(name):
+    batch, layout, in_loss = GRIDS[name]
+    *prompts, grid = grids_of({column: ids_of(rows) for column, rows in batch.items()})
+    assert (grid.layout, grid.in_loss.tolist()) == (layout, in_loss)
+    assert len(prompts) == (layout == "own")
+    assert all(prompt.in_loss is None for prompt in prompts)
+    assert layout != "own" or grid.padding == 1
 
 
 def test_classes_of_tokens_are_no_text():
@@ -133,19 +135,15 @@ def test_classes_of_tokens_are_no_text():
     assert "⟦" not in text
 
 
-def test_labels_on_padding_are_told():
+def test_labels_on_padding_and_nothing_in_the_loss_are_told():
     ids = ids_of([[5, 6, 0, 0]])
-    batch = {"input_ids": ids, "labels": ids.clone(), "attention_mask": ids_of([[1, 1, 0, 0]])}
-    (view,) = tp.show(batch).items
-    assert view.lines[1:] == [
-        "note: input_ids: 2 labels on padding are in the loss: make them -100"
-    ]
-
-
-def test_nothing_in_the_loss_is_told():
-    ids = ids_of([[5, 6, 7]])
-    (view,) = tp.show({"input_ids": ids, "labels": torch.full_like(ids, -100)}).items
-    assert view.lines[1:] == ["note: input_ids: no token is in the loss"]
+    batch = {"input_ids": ids, "attention_mask": ids_of([[1, 1, 0, 0]])}
+    for labels, said in (
+        (ids, "2 labels on padding are in the loss: make them -100"),
+        (torch.full_like(ids, -100), "no token is in the loss"),
+    ):
+        (view,) = tp.show({**batch, "labels": labels}).items
+        assert view.lines[1:] == [f"note: input_ids: {said}"]
 
 
 # The recipes
@@ -191,9 +189,8 @@ def test_preference_learns_both_responses():
 
 def test_packed_documents_are_separate_and_their_first_tokens_are_not_in_the_loss():
     texts = tp.from_dataset([{"text": f"text {k}"} for k in range(9)])
-    view = only(
-        tp.recipe("pretrain", texts, "bytes", max_length=24, batch_size=2, epochs=1, num_shards=1)
-    )
+    options = {"max_length": 24, "batch_size": 2, "epochs": 1, "num_shards": 1}
+    view = only(tp.recipe("pretrain", texts, "bytes", **options))
     kinds = [(p.kind, p.text, p.tokens) for p in view.texts["input_ids"][0]]
     assert [kind for kind, *_ in kinds] == [
         "plain", "loss", "document", "plain", "loss", "document", "plain", "loss", "padding"
@@ -204,17 +201,14 @@ def test_packed_documents_are_separate_and_their_first_tokens_are_not_in_the_los
 
 def test_masked_tokens_are_shown_with_what_they_were():
     rows = tp.from_dataset([{"text": "some words to hide " * 6}] * 4)
-    tokens = rows.tokenize(bpe()).mask_tokens(
-        0.3, mask_token_id=0, special_ids=[1, 2, 3], vocab_size=800
-    )
-    view = only(tokens.batch(2).pad_collate())
+    options = {"mask_token_id": 0, "special_ids": [1, 2, 3], "vocab_size": 800}
+    view = only(rows.tokenize(bpe()).mask_tokens(0.3, **options).batch(2).pad_collate())
     hidden = [p for row in view.texts["input_ids"] for p in row if p.kind == "masked"]
     assert "labels are the tokens that were hidden" in view.lines[0]
     assert all(p.tokens == 1 and p.truth for p in hidden)
     assert {p.text for p in hidden} >= {"<unk>"}
-    assert (
-        "".join(p.truth or p.text for p in view.texts["input_ids"][0]) == "some words to hide " * 6
-    )
+    whole = "".join(p.truth or p.text for p in view.texts["input_ids"][0])
+    assert whole == "some words to hide " * 6
 
 
 def test_a_tokenizer_that_pads_with_its_end_token_ends_once():
@@ -269,9 +263,8 @@ def test_padding_is_counted_and_not_printed(lengths, left, data):
         count = data.draw(st.integers(0, length))
         place = slice(longest - count, None) if left else slice(length - count, length)
         labels[row, place] = 97
-    grids = grids_of(
-        {"input_ids": ids, "labels": labels, "attention_mask": torch.tensor(mask)}, ENGINES["bytes"]
-    )
+    batch = {"input_ids": ids, "labels": labels, "attention_mask": torch.tensor(mask)}
+    grids = grids_of(batch, ENGINES["bytes"])
     if not longest:
         assert grids == []
         return

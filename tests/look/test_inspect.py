@@ -99,86 +99,72 @@ def test_it_prints_as_tables_and_as_json(tmp_path: Path, monkeypatch: pytest.Mon
     assert ["text", "string", "50", "%"] in cells
 
 
-def json_lines(folder: Path) -> None:
-    (folder / "a.jsonl").write_text('{"x": 1}\n{"x": 2}\n')
-    (folder / "b.jsonl.gz").write_bytes(gzip.compress(b'{"x": 3}\n'))
-
-
-def csv(folder: Path) -> None:
-    (folder / "a.csv").write_bytes(b'\xef\xbb\xbfx,t\n1,a\n2,"b\nc"\n3,\n')
-
-
-def text(folder: Path) -> None:
-    (folder / "a.txt").write_text("one\ntwo\nthree\n")
-
-
-def arrow(folder: Path) -> None:
-    table = pa.table({"x": ["a", "b", "c"]})
-    with pa.ipc.new_file(str(folder / "a.arrow"), table.schema) as writer:
+def arrow() -> bytes:
+    table, file = pa.table({"x": ["a", "b", "c"]}), io.BytesIO()
+    with pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
+    return file.getvalue()
 
 
-def saved(folder: Path) -> None:
-    arrow(folder)
-    (folder / "cache-1.arrow").write_bytes((folder / "a.arrow").read_bytes())
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
+def numpy() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.zeros((3, 2)))
+    return file.getvalue()
 
 
-def numpy(folder: Path) -> None:
-    np.save(folder / "a.npy", np.zeros((3, 2)))
-
-
-def tar(folder: Path) -> None:
-    with tarfile.open(folder / "a.tar", "w") as archive:
-        for name in ("0.txt", "0.cls", "1.txt", "2.txt"):
+def tar(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, content in members.items():
             member = tarfile.TarInfo(name)
-            member.size = 2
-            archive.addfile(member, io.BytesIO(b"hi"))
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
 
 
-def images(folder: Path) -> None:
-    for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(PNG + name.encode())
+#: Contents of files of three rows, how they are read, and their columns.
+FORMATS: dict[str, tuple[dict[str, bytes], str, list[str]]] = {
+    "json lines": (
+        {"a.jsonl": b'{"x": 1}\n{"x": 2}\n', "b.jsonl.gz": gzip.compress(b'{"x": 3}\n')}, "read_json", ["x"]
+    ),
+    "csv": ({"a.csv": b'\xef\xbb\xbfx,t\n1,a\n2,"b\nc"\n3,\n'}, "read_csv", ["x", "t"]),
+    "text": ({"a.txt": b"one\ntwo\nthree\n"}, "read_text", ["text"]),
+    "arrow": ({"a.arrow": arrow()}, "read_arrow", ["x"]),
+    "saved": (
+        {
+            "a.arrow": arrow(), "cache-1.arrow": arrow(),
+            "state.json": b'{"_data_files": [{"filename": "a.arrow"}]}',
+        }, "read_arrow", ["x"],
+    ),
+    "numpy": ({"a.npy": numpy()}, "read_numpy", ["array"]),
+    "tar": (
+        {"a.tar": tar(dict.fromkeys(("0.txt", "0.cls", "1.txt", "2.txt"), b"hi"))},
+        "read_webdataset", ["__key__", "txt", "cls"],
+    ),
+    "images": (
+        {name: PNG + name.encode() for name in ("cat/1.png", "cat/2.png", "dog/1.png")},
+        "read_images", ["path", "bytes", "class", "label"],
+    ),
+    "loose images": (
+        dict.fromkeys(("0.png", "1.png", "2.png"), PNG), "read_images", ["path", "bytes"]
+    ),
+    "memmap": ({}, "from_memmap", ["x", "y"]),
+    "memmaps": ({}, "from_memmap", ["x"]),
+}  # fmt: skip
 
 
-def loose_images(folder: Path) -> None:
-    for n in range(3):
-        (folder / f"{n}.png").write_bytes(PNG)
-
-
-def memmap(folder: Path) -> None:
-    folder.rmdir()
-    tp.write_memmap(folder, {"x": np.arange(3), "y": np.ones((3, 2))})
-
-
-def memmaps(folder: Path) -> None:
-    for n in range(3):
-        tp.write_memmap(folder / f"{n}", {"x": np.arange(1)})
-
-
-FORMATS = {
-    json_lines: ("read_json", ["x"]),
-    csv: ("read_csv", ["x", "t"]),
-    text: ("read_text", ["text"]),
-    arrow: ("read_arrow", ["x"]),
-    saved: ("read_arrow", ["x"]),
-    numpy: ("read_numpy", ["array"]),
-    tar: ("read_webdataset", ["__key__", "txt", "cls"]),
-    images: ("read_images", ["path", "bytes", "class", "label"]),
-    loose_images: ("read_images", ["path", "bytes"]),
-    memmap: ("from_memmap", ["x", "y"]),
-    memmaps: ("from_memmap", ["x"]),
-}
-
-
-@pytest.mark.parametrize("make", FORMATS, ids=lambda make: make.__name__)
-def test_every_format_is_looked_at(make: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_looked_at(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "the data"
-    folder.mkdir()
-    make(folder)
+    contents, reader, columns = FORMATS[name]
+    for path, content in contents.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    if name == "memmap":
+        tp.write_memmap(folder, {"x": np.arange(3), "y": np.ones((3, 2))})
+    for part in "012" if name == "memmaps" else "":
+        tp.write_memmap(folder / part, {"x": np.arange(1)})
     found = inspect_files(folder)
-    reader, columns = FORMATS[make]
     assert (found.reader, found.rows, found.rows_counted) == (reader, 3, True)
     assert [column.name for column in found.columns] == columns
     assert list(found.shown[0]) == columns
@@ -360,26 +346,22 @@ def test_options_are_checked(tmp_path: Path) -> None:
             inspect_files(tmp_path, **{option: -1})  # type: ignore[arg-type]
 
 
-def damaged(content: bytes) -> bytes:
-    return content[:1000] + bytes(8000) + content[9000:]
-
-
 def test_damaged_files_are_named_and_the_others_told(tmp_path: Path) -> None:
     rows = {"text": [f"row {n}" for n in range(10_000)]}
     whole = parquet(tmp_path / "a.parquet", rows, compression="zstd").read_bytes()
-    (tmp_path / "b.parquet").write_bytes(whole[:-20])
-    (tmp_path / "c.parquet").write_bytes(b"")
-    (tmp_path / "d.parquet").write_bytes(b"this is something else")
-    (tmp_path / "e.parquet").write_bytes(b"PARE" + whole[4:-4] + b"PARE")
-    (tmp_path / "f.parquet").write_bytes(damaged(whole))
+    bad = {
+        "cut short": whole[:-20],
+        "empty": b"",
+        "not a Parquet file": b"this is something else",
+        "encrypted": b"PARE" + whole[4:-4] + b"PARE",
+        "cannot be read": whole[:1000] + bytes(8000) + whole[9000:],
+    }
+    for reason, content in bad.items():
+        (tmp_path / f"{reason}.parquet").write_bytes(content)
     found = inspect_files(tmp_path)
     assert (found.files, found.readable) == (1, False)
-    told = {Path(path).name: reason for path, reason in found.unreadable.items()}
-    assert "cut short" in told["b.parquet"]
-    assert "empty" in told["c.parquet"]
-    assert "not a Parquet file" in told["d.parquet"]
-    assert "encrypted" in told["e.parquet"]
-    assert "cannot be read" in told["f.parquet"]
+    assert {Path(path).stem for path in found.unreadable} == {*bad}
+    assert all(Path(path).stem in reason for path, reason in found.unreadable.items())
     assert sum(line.startswith("cannot be read: ") for line in str(found).splitlines()) == 5
     assert found.shown[0] == {"text": "row 0"}
 
@@ -436,11 +418,8 @@ def test_images_of_the_sample_that_cannot_be_decoded_are_counted(kind: str, tmp_
         for n, content in enumerate(contents):
             (tmp_path / f"{n:02}.png").write_bytes(content)
     elif kind == "tar":
-        with tarfile.open(tmp_path / "a.tar", "w") as archive:
-            for n, content in enumerate(contents):
-                info = tarfile.TarInfo(f"{n}.png")
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
+        members = {f"{n}.png": content for n, content in enumerate(contents)}
+        (tmp_path / "a.tar").write_bytes(tar(members))
     else:
         cells = contents if kind == "binary" else [{"bytes": one, "path": ""} for one in contents]
         parquet(tmp_path / "a.parquet", {"image": cells, "other": [b"PNG"] * 30})

@@ -176,9 +176,8 @@ def test_a_table_of_its_rows_shows_file_row_group_and_row(tmp_path: Path) -> Non
     head, titles, *lines = str(found).splitlines()
     assert head == "batch m = 0 of epoch 0, one rank"
     assert titles.split("  ")[0] == "in batch"
-    assert [line.split() for line in lines] == [
-        [str(n), path.name, str(n // 2), str(n), "0"] for n in range(3)
-    ]
+    expected = [[str(n), path.name, str(n // 2), str(n), "0"] for n in range(3)]
+    assert [line.split() for line in lines] == expected
 
 
 def test_what_is_not_there_is_refused_with_the_way_out() -> None:
@@ -190,19 +189,17 @@ def test_what_is_not_there_is_refused_with_the_way_out() -> None:
     with pytest.raises(tp.StateError, match="no batch number 9"):
         tp.locate(pipe, 9)
     counted = tp.from_dataset(range(20)).batch(4)
+    state = counted.state_at(1)
     with pytest.raises(tp.ConfigError, match="1 batches from the start of epoch 0"):
-        tp.locate(counted, counted.state_at(1), after=-2)
-    for wrong in (
-        lambda: tp.locate([1, 2], 0),  # type: ignore[arg-type]
-        lambda: tp.locate(counted, -1),
-        lambda: tp.locate(counted, 1, after=1),
-        lambda: tp.locate(counted, counted.state_at(1), epoch=1),
-        lambda: tp.locate(counted, 1, rank=1),
-        lambda: tp.locate(counted, 1, world_size=2),
-        lambda: tp.locate(counted, 1, epoch=-1),
-    ):
+        tp.locate(counted, state, after=-2)
+    with pytest.raises(tp.ConfigError):
+        tp.locate([1, 2], 0)  # type: ignore[arg-type]
+    for at, options in (
+        (-1, {}), (1, {"after": 1}), (state, {"epoch": 1}), (1, {"rank": 1}), (1, {"world_size": 2}),
+        (1, {"epoch": -1}),
+    ):  # fmt: skip
         with pytest.raises(tp.ConfigError):
-            wrong()
+            tp.locate(counted, at, **options)
 
 
 def test_a_rank_of_a_run_without_counts_is_found_by_its_own_state() -> None:

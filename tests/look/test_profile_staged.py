@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,33 +54,37 @@ def seconds(loader: Iterable[Any], step: float | Callable[[Any], float]) -> floa
     return time.perf_counter() - began
 
 
+#: What makes the loader of a run; a pipeline stands for its Loader.
+Made = tp.Pipeline | Callable[[], Iterable[Any]]
+
+
+def loader_of(made: Made) -> Iterable[Any]:
+    return tp.Loader(made, epoch=0) if isinstance(made, tp.Pipeline) else made()
+
+
 def staged(
     bound: str,
     line: str,
-    before: Callable[[], Iterable[Any]],
-    after: Callable[[], Iterable[Any]],
+    before: Made,
+    after: Made,
     step: float | Callable[[Any], float] = 0.001,
     warm: bool = False,
 ) -> None:
     """Run it, make the change that the verdict names, and run it again; ``warm``: another epoch before."""
-    for _ in range(TRIES):
-        loader = before()
+    for last in range(1 - TRIES, 1):
+        loader = loader_of(before)
         with tp.profile(loader) as run:
             took = seconds(loader, step)
         found = said(run)
         gain = next((c.gain for c in found.changes if c.line.startswith(line)), None)
-        changed = after()
-        if warm:
-            for _ in changed:
-                pass
+        changed = loader_of(after)
+        for _ in changed if warm else ():
+            pass
         real = took / seconds(changed, step)
         print(f"{bound}: {found.bound}, {found.changes}: in fact {real:.2f}\n{run}")  # noqa: T201
-        good = found.bound == bound and gain is not None and real >= PART * gain
-        if good:
+        if found.bound == bound and gain is not None and real >= PART * gain:
             return
-    assert found.bound == bound, run
-    assert gain is not None, run
-    assert real >= PART * gain, run
+        assert last, (found, gain, real)
 
 
 def numbers(count: int) -> tp.Pipeline:
@@ -99,32 +103,22 @@ def batches(rows: tp.Pipeline, size: int = 16, **options: Any) -> tp.Pipeline:
     return rows.sharding_filter(8).shuffle(2000, seed=0).batch(size).pad_collate(**options)
 
 
-def test_a_slow_function() -> None:
-    pipe = numbers(8000)
-    staged(
-        "function", "map(computes, num_workers=2, method='process')",
-        lambda: tp.Loader(pipe.map(computes).batch(8).collate()),
-        lambda: tp.Loader(pipe.map(computes, num_workers=2, method="process").batch(8).collate()),
-        warm=True,  # processes take some seconds to start
-    )  # fmt: skip
+def mapped(count: int, function: Any, **options: Any) -> tp.Pipeline:
+    return numbers(count).map(function, **options).batch(8).collate()
 
 
-def test_a_function_that_waits() -> None:
-    pipe = numbers(800)
-    staged(
-        "function waits", "map(waits, num_workers=32)",
-        lambda: tp.Loader(pipe.map(waits).batch(8).collate()),
-        lambda: tp.Loader(pipe.map(waits, num_workers=32).batch(8).collate()),
-    )  # fmt: skip
-
-
-def test_too_few_threads_for_it() -> None:
-    pipe = numbers(1600)
-    staged(
-        "function", "map(waits, num_workers=8)",
-        lambda: tp.Loader(pipe.map(waits, num_workers=2).batch(8).collate()),
-        lambda: tp.Loader(pipe.map(waits, num_workers=8).batch(8).collate()),
-    )  # fmt: skip
+@pytest.mark.parametrize(("bound", "count", "function", "had", "advised"), [
+    ("function", 8000, computes, {}, {"num_workers": 2, "method": "process"}),
+    ("function waits", 800, waits, {}, {"num_workers": 32}),
+    ("function", 1600, waits, {"num_workers": 2}, {"num_workers": 8}),
+], ids=["slow", "waits", "too few threads"])  # fmt: skip
+def test_a_function(
+    bound: str, count: int, function: Any, had: dict[str, Any], advised: dict[str, Any]
+) -> None:
+    options = ", ".join(f"{name}={value!r}" for name, value in advised.items())
+    before, after = mapped(count, function, **had), mapped(count, function, **advised)
+    warm = "method" in advised  # processes take some seconds to start
+    staged(bound, f"map({function.__name__}, {options})", before, after, warm=warm)
 
 
 def test_too_few_shards() -> None:
@@ -147,11 +141,7 @@ def test_a_slow_tokenizer(tmp_path: Path) -> None:
     kept = batches(rows.tokenize(whole).cache(tmp_path / "kept"))
     for _ in kept:  # the first epoch makes it
         pass
-    staged(
-        "tokenizer", "tokenize(",
-        lambda: tp.Loader(batches(rows.tokenize(whole))),
-        lambda: tp.Loader(kept), step=0.0002,
-    )  # fmt: skip
+    staged("tokenizer", "tokenize(", batches(rows.tokenize(whole)), kept, step=0.0002)
 
 
 def tokenizer(folder: Path) -> str:
@@ -177,35 +167,24 @@ def test_json(tmp_path: Path) -> None:
     pipe = batches(tp.read_json(str(folder)), 64)
     repack(str(folder), str(tmp_path / "packed"))
     packed = batches(tp.read_parquet(str(tmp_path / "packed")), 64)
-    staged(
-        "parsing", "repack(files, folder), and read_parquet(folder)",
-        lambda: tp.Loader(pipe, epoch=0), lambda: tp.Loader(packed, epoch=0), step=0.0002,
-    )  # fmt: skip
+    staged("parsing", "repack(files, folder), and read_parquet(folder)", pipe, packed, step=0.0002)
 
 
-def test_small_row_groups(tmp_path: Path) -> None:
-    pq.write_table(ids(30_000), tmp_path / "small.parquet", row_group_size=10)
-    repack(str(tmp_path / "small.parquet"), str(tmp_path / "packed"))
-    small, packed = (
-        batches(tp.read_parquet(str(tmp_path / n)), 64) for n in ("small.parquet", "packed")
+@pytest.mark.parametrize(("bound", "rows", "group", "longest", "makes", "step"), [
+    ("row groups", 30_000, 10, 100, "larger", 0.0002),
+    ("start", 2_500_000, 2_500_000, 60, "smaller", 0.005),
+], ids=["small", "large"])  # fmt: skip
+def test_row_groups(
+    bound: str, rows: int, group: int, longest: int, makes: str, step: float, tmp_path: Path
+) -> None:
+    pq.write_table(ids(rows, longest), tmp_path / "ids.parquet", row_group_size=group)
+    repack(str(tmp_path / "ids.parquet"), str(tmp_path / "packed"))
+    before, after = (
+        batches(tp.read_parquet(str(tmp_path / n)), 64) for n in ("ids.parquet", "packed")
     )
-    staged(
-        "row groups", "repack(files, folder), which makes larger",
-        lambda: tp.Loader(small, epoch=0), lambda: tp.Loader(packed, epoch=0), step=0.0002,
-    )  # fmt: skip
-
-
-def test_large_row_groups(tmp_path: Path) -> None:
-    pq.write_table(ids(2_500_000, 60), tmp_path / "large.parquet", row_group_size=2_500_000)
-    repack(str(tmp_path / "large.parquet"), str(tmp_path / "packed"))
-    large, packed = (
-        batches(tp.read_parquet(str(tmp_path / n)), 64).take(300)
-        for n in ("large.parquet", "packed")
-    )
-    staged(
-        "start", "repack(files, folder), which makes smaller",
-        lambda: tp.Loader(large, epoch=0), lambda: tp.Loader(packed, epoch=0), step=0.005,
-    )  # fmt: skip
+    if bound == "start":
+        before, after = before.take(300), after.take(300)
+    staged(bound, f"repack(files, folder), which makes {makes}", before, after, step)
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -219,7 +198,7 @@ def test_processes_where_threads_would_do(plain: bool, tmp_path: Path) -> None:
         return tp.Loader(pipe, num_workers=2, epoch=0)
 
     line = "tp.Loader(pipe)" if plain else "Loader(pipe) without"
-    staged("processes", line, before, lambda: tp.Loader(pipe, epoch=0), step=0.0)
+    staged("processes", line, before, pipe, step=0.0)
 
 
 def test_padding(tmp_path: Path) -> None:
@@ -230,11 +209,8 @@ def test_padding(tmp_path: Path) -> None:
     def step(batch: Any) -> float:
         return 2e-6 * batch["input_ids"].numel()
 
-    staged(
-        "padding", "bucket_by_length()",
-        lambda: tp.Loader(pipe.batch(16).pad_collate(), epoch=0),
-        lambda: tp.Loader(pipe.bucket_by_length(16).pad_collate(), epoch=0), step=step,
-    )  # fmt: skip
+    before, after = pipe.batch(16).pad_collate(), pipe.bucket_by_length(16).pad_collate()
+    staged("padding", "bucket_by_length()", before, after, step=step)
 
 
 @contextmanager
@@ -243,10 +219,7 @@ def far(folder: Path, latency: float, in_line: bool = False) -> Iterator[FaultyS
     line = threading.Lock()
 
     def wait(method: str, name: str, number: int) -> None:
-        if in_line:
-            with line:
-                time.sleep(latency)
-        else:
+        with line if in_line else nullcontext():
             time.sleep(latency)
 
     with serving(folder) as server:
@@ -254,15 +227,14 @@ def far(folder: Path, latency: float, in_line: bool = False) -> Iterator[FaultyS
         yield server
 
 
-def remote(server: FaultyServer, **options: Any) -> tp.Loader:
-    files = tp.list_files(f"{server.url}/ids.parquet", **options)
-    return tp.Loader(batches(files.read_parquet(), 64), epoch=0)
+def remote(server: FaultyServer, **options: Any) -> tp.Pipeline:
+    return batches(tp.list_files(f"{server.url}/ids.parquet", **options).read_parquet(), 64)
 
 
 def test_few_requests_at_a_time(tmp_path: Path) -> None:
     pq.write_table(ids(60_000), tmp_path / "ids.parquet", row_group_size=1000)
     with far(tmp_path, 0.1) as server:
-        loader = remote(server, prefetch_bytes="300kB")
+        loader = loader_of(remote(server, prefetch_bytes="300kB"))
         with tp.profile(loader) as run:
             took = seconds(loader, 0.0)
         found = said(run)
@@ -270,7 +242,8 @@ def test_few_requests_at_a_time(tmp_path: Path) -> None:
         print(run, found)  # noqa: T201
         assert found.bound == "latency", run
         assert line.startswith("list_files(prefetch_bytes="), run
-        real = took / seconds(remote(server, prefetch_bytes=line.split('"')[1]), 0.0)
+        changed = remote(server, prefetch_bytes=line.split('"')[1])
+        real = took / seconds(loader_of(changed), 0.0)
         print(f"in fact {real:.2f}")  # noqa: T201
         assert real >= PART * (found.changes[0].gain or 9), run
 
@@ -281,21 +254,17 @@ def test_small_requests(tmp_path: Path) -> None:
     repack(str(tmp_path / "ids.parquet"), str(packed), num_files=1)
     (packed / "part-00000.parquet").rename(packed / "ids.parquet")
     with far(tmp_path, 0.2) as server, far(packed, 0.2) as better:
-        staged(
-            "latency", "repack(files, folder), which makes larger",
-            lambda: remote(server), lambda: remote(better), step=0.0,
-        )  # fmt: skip
+        line = "repack(files, folder), which makes larger"
+        staged("latency", line, remote(server), remote(better), step=0.0)
 
 
 def test_a_thin_line(tmp_path: Path) -> None:
     pq.write_table(ids(60_000), tmp_path / "ids.parquet", row_group_size=2000)
     kept = str(tmp_path / "kept")
     with far(tmp_path, 0.1, in_line=True) as server:
-        seconds(remote(server, cache_dir=kept), 0.0)
-        staged(
-            "bandwidth", "list_files(cache_dir=",
-            lambda: remote(server), lambda: remote(server, cache_dir=kept), step=0.0,
-        )  # fmt: skip
+        cached = remote(server, cache_dir=kept)
+        seconds(loader_of(cached), 0.0)
+        staged("bandwidth", "list_files(cache_dir=", remote(server), cached, step=0.0)
 
 
 BUSY = "while True: pass"

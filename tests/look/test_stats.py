@@ -12,9 +12,12 @@ import trainpipes as tp
 LENGTHS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
 
-def documents(times=1):
-    ids = [[7] * length for length in LENGTHS * times]
-    return tp.from_arrow(pa.table({"input_ids": ids}))
+def documents(lengths=tuple(LENGTHS)):
+    return tp.from_arrow(pa.table({"input_ids": [[7] * length for length in lengths]}))
+
+
+def source(count, length=1):
+    return documents([length] * count)
 
 
 def test_padding_is_what_stands_beside_the_tokens():
@@ -31,7 +34,7 @@ def test_padding_is_what_stands_beside_the_tokens():
 
 
 def test_so_many_batches_are_looked_at_over_all_ranks():
-    pipe = documents(40).sharding_filter(4).batch(4).pad_collate()
+    pipe = documents(LENGTHS * 40).sharding_filter(4).batch(4).pad_collate()
     found = pipe.stats(7)
     assert found.batches == 7
     assert "the first 7 of an epoch" in str(found)
@@ -62,10 +65,6 @@ def test_packed_rows_are_their_documents_and_what_is_empty(batched):
     assert found.max_length == 10
     assert found.share == found.empty / (found.rows * 10)
     assert f"{found.rows} rows of 10 tokens" in str(found)
-
-
-def source(count, length=1):
-    return tp.from_arrow(pa.table({"input_ids": [[1] * length] * count}))
 
 
 @pytest.mark.parametrize("shards", [1, 6])

@@ -19,7 +19,8 @@ import trainpipes as tp
 from trainpipes._internal.checks import pip_install
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = SETTINGS["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 SOURCES = [
     path for place in ("pipes", "recipes", ".ci") for path in sorted((ROOT / place).rglob("*.py"))
@@ -72,16 +73,19 @@ def test_what_is_to_be_installed_can_be() -> None:
     assert named
 
 
+def calls_of(path: Path, *names: str) -> list[ast.Call]:
+    """The calls of functions of these names in a file."""
+    text = path.read_text()
+    if not any(f"{name}(" in text for name in names):
+        return []
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    return [one for one in calls if ast.unparse(one.func) in names]
+
+
 def packages_asked_for() -> set[str]:
     """The packages of all ``need(...)`` and ``pip_install(...)`` in the source."""
-    found = set()
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("need", "pip_install"):
-                given = node.args[0]
-                if isinstance(given, ast.Constant):
-                    found.add(str(given.value))
-    return found
+    calls = [call for path in SOURCES for call in calls_of(path, "need", "pip_install")]
+    return {str(one.args[0].value) for one in calls if isinstance(one.args[0], ast.Constant)}
 
 
 #: What an extra would bring a second build of torch for.
@@ -105,6 +109,7 @@ MAY_IMPORT = {"trainpipes", "pyarrow", "fsspec", "numpy", *sys.stdlib_module_nam
 MAY_IMPORT |= {"backports", "zstandard", "lz4", "snappy", "isal", "lzmaffi"}
 NOT_AT_ONCE = {
     "pyarrow.dataset", "pyarrow.flight", "pyarrow.substrait", "fsspec.implementations.http",
+    "trainpipes.look.explain", "numpy.testing",
 }  # fmt: skip
 
 
@@ -115,20 +120,12 @@ def test_importing_brings_nothing_that_takes_its_time() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     brought = set(json.loads(done.stdout))
-    tops = {name.split(".")[0] for name in brought}
-    tops = {name for name in tops if not name.startswith(("_", "cython"))}
+    tops = {name.split(".")[0] for name in brought if not name.startswith(("_", "cython"))}
     assert tops <= MAY_IMPORT
     assert not brought & NOT_AT_ONCE
-    assert not {
-        name for name in brought if name.startswith(("trainpipes.look.explain", "numpy.testing"))
-    }
 
 
 # Extras
-
-
-def names_of(extra: str) -> set[str]:
-    return {name_of(one) for one in EXTRAS[extra]}
 
 
 INTEGRATIONS = {
@@ -143,13 +140,10 @@ INTEGRATIONS = {
 
 @pytest.mark.parametrize("extra", INTEGRATIONS)
 def test_an_extra_brings_what_its_integration_asks_for(extra: str) -> None:
-    asked = set()
-    for name in INTEGRATIONS[extra]:
-        tree = ast.parse((ROOT / "pipes" / "trainpipes" / "integrations" / name).read_text())
-        calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call))
-        asked |= {str(ast.literal_eval(n.args[0])) for n in calls if ast.unparse(n.func) == "need"}
-    assert asked
-    assert asked <= names_of(extra)
+    folder = ROOT / "pipes" / "trainpipes" / "integrations"
+    calls = [call for name in INTEGRATIONS[extra] for call in calls_of(folder / name, "need")]
+    assert calls
+    assert {ast.literal_eval(call.args[0]) for call in calls} <= set(map(name_of, EXTRAS[extra]))
 
 
 @pytest.mark.parametrize(
@@ -176,9 +170,8 @@ def test_every_extra_is_tried_alone() -> None:
 
 def test_s3fs_and_moto_that_are_tested_fit_one_botocore() -> None:
     """docs/servers.md sends readers to these versions."""
-    pinned = dict(
-        line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
-    )
+    lines = (ROOT / "constraints.txt").read_text().split()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
     assert pinned["boto3"] == pinned["botocore"]
     assert {"s3fs", "aiobotocore", "moto"} <= pinned.keys()
     assert "-c constraints.txt" in (ROOT / "docs/servers.md").read_text()
@@ -196,9 +189,7 @@ def test_the_list_of_what_is_needed_is_that_of_what_is_tested() -> None:
 
 
 def test_the_list_is_in_the_wheel() -> None:
-    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
-        "targets"
-    ]
+    built = SETTINGS["tool"]["hatch"]["build"]["targets"]
     assert built["wheel"]["sbom-files"] == ["sbom.cdx.json"]
     assert "sbom.cdx.json" in built["sdist"]["only-include"]
 

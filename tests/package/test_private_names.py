@@ -61,17 +61,10 @@ def test_the_sources_use_no_private_name_that_is_not_in_the_list() -> None:
 
 def test_the_sources_use_every_name_of_the_list() -> None:
     texts: dict[str, str] = {}
-    for root in ROOTS:
-        for path in root.rglob("*.py"):
-            texts[name_of(path)] = texts.get(name_of(path), "") + path.read_text()
-    unused = [
-        (file, name)
-        for one in LIST
-        for name in one.names
-        for file in one.files
-        if name.rpartition(".")[2] not in texts.get(file, "")
-    ]
-    assert not unused
+    for path in (path for root in ROOTS for path in root.rglob("*.py")):
+        texts[name_of(path)] = texts.get(name_of(path), "") + path.read_text()
+    used_by = [(file, name) for one in LIST for name in one.names for file in one.files]
+    assert not [(f, n) for f, n in used_by if n.rpartition(".")[2] not in texts.get(f, "")]
 
 
 @pytest.mark.parametrize(("code", "name"), [
@@ -93,11 +86,9 @@ def test_a_private_name_is_seen(code: str, name: str) -> None:
     assert name in set(foreign(parsed(code), {"_own"}, {"_own"}))
 
 
-@pytest.mark.parametrize(
-    "code", ["self._own", "self._inherited", "pair._replace(x=1)", "f'_{n}_x'"]
-)
-def test_a_name_of_ours_is_none(code: str) -> None:
-    assert not set(foreign(parsed(code), {"_own"}, {"_own", "_inherited"}))
+def test_a_name_of_ours_is_none() -> None:
+    for code in ("self._own", "self._inherited", "pair._replace(x=1)", "f'_{n}_x'"):
+        assert not set(foreign(parsed(code), {"_own"}, {"_own", "_inherited"})), code
 
 
 # Python's library
@@ -205,12 +196,13 @@ def test_a_data_loader_that_would_batch_again_is_known(workers: int) -> None:
     assert len(list(DataLoader(pipe, batch_size=None, num_workers=workers))) == ROWS // 2
 
 
-@private(
-    "torch",
+WATCHED = (
     "_utils _workers _worker_pids_set _remove_worker_pids _worker_result_queue _writer _shutdown "
-    "_workers_done_event _index_queues",
-    "worker_end.py",
+    "_workers_done_event _index_queues"
 )
+
+
+@private("torch", WATCHED, "worker_end.py")
 def test_a_loaders_iterator_has_what_its_workers_are_watched_by() -> None:
     """A worker that dies is told at once, by batch and shard, and takes the others with it."""
     batches: Any = iter(DataLoader(list(range(ROWS)), batch_size=None, num_workers=2))
@@ -247,32 +239,31 @@ def test_an_error_of_a_worker_is_raised_again() -> None:
             sent.reraise()
 
 
-@private(
-    "torch",
-    "_get_default_store PrefixStore ProcessGroupGloo AllreduceOptions BroadcastOptions",
-    "agreement.py",
-)
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    agreement._groups.clear()
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@private("torch", "_get_default_store PrefixStore ProcessGroupGloo AllreduceOptions BroadcastOptions",
+    "agreement.py")  # fmt: skip
 def test_ranks_agree_by_the_store_of_the_default_group() -> None:
     """Ranks whose batches are not counted agree where an epoch ends, in a group of their own."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        assert agreement.agreement_over(Topology())(5, True) == 5
-        assert agreement.from_first_rank(Topology(), lambda: "some") == "some"
-    finally:
-        agreement._groups.clear()
-        dist.destroy_process_group()
+    assert agreement.agreement_over(Topology())(5, True) == 5
+    assert agreement.from_first_rank(Topology(), lambda: "some") == "some"
 
 
+@pytest.mark.usefixtures("group")
 @private("torch", "_get_default_store PrefixStore", "merge.py")
 def test_the_default_group_has_a_store() -> None:
     """States of all ranks come together without a collective, which a rank that has ended would
     hang."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        PrefixStore("trainpipes", _get_default_store()).set("a", "1")
-        assert PrefixStore("trainpipes", _get_default_store()).get("a") == b"1"
-    finally:
-        dist.destroy_process_group()
+    PrefixStore("trainpipes", _get_default_store()).set("a", "1")
+    assert PrefixStore("trainpipes", _get_default_store()).get("a") == b"1"
 
 
 @private("torch", "_version", "content.py")
@@ -400,15 +391,17 @@ ERRORS = {
 NAMED = sorted(_request().PASSING_NAMES | _request().ACCESS_NAMES | _request().REJECTED_NAMES)
 
 
-@pytest.mark.parametrize("name", NAMED)
 @private("fsspec", "PASSING_NAMES ACCESS_NAMES REJECTED_NAMES", "request.py")
-def test_an_error_that_is_known_by_its_name_is_there(name: str) -> None:
+def test_errors_that_are_known_by_their_names_are_there() -> None:
     """An error says whether a request may be tried again."""
-    package, _, kind = name.partition(".")
-    if find_spec(package) is None or not all(map(_is_there, ERRORS[package])):
-        pytest.skip(f"{package} is not installed")
-    kinds = [getattr(import_module(place), kind, None) for place in ERRORS[package]]
-    assert package in {one.__module__.partition(".")[0] for one in kinds if one is not None}
+    seen = set()
+    for name in NAMED:
+        package, _, kind = name.partition(".")
+        if find_spec(package) is not None and all(map(_is_there, ERRORS[package])):
+            kinds = [getattr(import_module(place), kind, None) for place in ERRORS[package]]
+            assert package in {one.__module__.partition(".")[0] for one in kinds if one}, name
+            seen.add(package)
+    assert "socket" in seen
 
 
 def _is_there(module: str) -> bool:
@@ -450,13 +443,14 @@ def test_a_stream_has_its_steps() -> None:
     assert HFStream(one).fingerprint() != HFStream(other).fingerprint()
 
 
-@private(
-    "datasets",
-    "_BaseExamplesIterable _ex_iterable ex_iterable _init_state_dict _state_dict load_state_dict "
-    "shift_rngs shard_data_sources reshard_data_sources shuffle_data_sources num_shards is_typed "
-    "features _sleep_on_threads_shutdown",
-    "datasets.py",
+OVERRIDDEN = (
+    "load_state_dict _init_state_dict shard_data_sources reshard_data_sources shuffle_data_sources "
+    "num_shards is_typed features"
 )
+ASKED = "_BaseExamplesIterable _ex_iterable ex_iterable _state_dict shift_rngs _sleep_on_threads_shutdown"
+
+
+@private("datasets", f"{OVERRIDDEN} {ASKED}", "datasets.py")
 def test_a_source_of_datasets_has_what_is_overridden() -> None:
     """Pipe.to_hf() is a source of datasets, with a state."""
     import datasets
@@ -464,10 +458,7 @@ def test_a_source_of_datasets_has_what_is_overridden() -> None:
 
     from trainpipes.integrations.datasets import pipeline_of
 
-    for name in (
-        "load_state_dict", "_init_state_dict", "shard_data_sources", "reshard_data_sources",
-        "shuffle_data_sources", "num_shards", "is_typed", "features",
-    ):  # fmt: skip
+    for name in OVERRIDDEN.split():
         assert hasattr(_BaseExamplesIterable, name), name
     where = "datasets.iterable_dataset"
     assert written(f"{where}:_BaseExamplesIterable.__init__", "self._state_dict")
@@ -507,11 +498,8 @@ def test_accelerate_shares_out_rows_in_classes_of_these_names() -> None:
     assert {*callers.SHARING} == {IterableDatasetShard.__name__, DataLoaderDispatcher.__name__}
 
 
-@private(
-    "accelerate",
-    "DataLoaderStateMixin GradientState remainder end_of_dataloader begin end",
-    "accelerate.py",
-)
+@private("accelerate", "DataLoaderStateMixin GradientState remainder end_of_dataloader begin end",
+    "accelerate.py")  # fmt: skip
 def test_accelerate_knows_the_loader_at_work() -> None:
     """Gradients are applied at an epoch's last batch, and repeated rows do not count."""
     from accelerate.data_loader import DataLoaderStateMixin
@@ -547,19 +535,20 @@ def test_the_trainer_is_in_a_module_that_is_known() -> None:
     assert resolve_name("transformers:Trainer").__module__ == callers.TRAINER
 
 
-@private(
-    "transformers",
-    "set_initial_training_values get_total_train_batch_size get_tp_size get_cp_size get_sp_size "
-    "_internal_call label_names gather_function callback_handler ignore_data_skip EpochLength",
-    "transformers/__init__.py",
+SIZES = "get_total_train_batch_size get_tp_size get_cp_size get_sp_size"
+OF_THE_TRAINER = (
+    "_internal_call label_names gather_function callback_handler ignore_data_skip EpochLength"
 )
+
+
+@private("transformers", f"set_initial_training_values {SIZES} {OF_THE_TRAINER}",
+    "transformers/__init__.py")  # fmt: skip
 def test_the_trainer_has_what_is_overridden() -> None:
     """A resumed run goes on with the batch that would have come, and ends where it would have."""
     pytest.importorskip("accelerate")
     trainer = resolve_name("transformers:Trainer")
-    for name in ("total_train_batch_size", "tp_size", "cp_size", "sp_size"):
-        assert callable(getattr(trainer, f"get_{name}")), name
-    assert callable(trainer.set_initial_training_values)
+    for name in ("set_initial_training_values", *SIZES.split()):
+        assert callable(getattr(trainer, name)), name
     for place, text in {
         "save_model": "_internal_call",
         "_save_checkpoint": "self.save_model(output_dir, _internal_call=True)",
@@ -615,11 +604,8 @@ def test_a_combined_loader_has_its_mode() -> None:
     assert made.iterables == [[4], [5]]
 
 
-@private(
-    "lightning",
-    "restarting epoch_progress batch_progress is_last_batch overfit_batches ckpt_path",
-    "loaders.py",
-)
+@private("lightning", "restarting epoch_progress batch_progress is_last_batch overfit_batches ckpt_path",
+    "loaders.py")  # fmt: skip
 def test_lightning_counts_the_batches_that_were_trained_on() -> None:
     """The position saved is that of the last batch trained on."""
     trainer = resolve_name("lightning.pytorch:Trainer")(
@@ -636,11 +622,8 @@ def test_lightning_counts_the_batches_that_were_trained_on() -> None:
         assert (getattr(batches.total, event), getattr(batches.current, event)) == (0, 0)
 
 
-@private(
-    "ray",
-    "_TorchAccelerator.prepare_data_loader _WrappedDataLoader.__iter__ prepare_data_loader",
-    "callers.py",
-)
+@private("ray", "_TorchAccelerator.prepare_data_loader _WrappedDataLoader.__iter__ prepare_data_loader",
+    "callers.py")  # fmt: skip
 def test_ray_prepares_loaders_where_that_is_known() -> None:
     """Ray's prepare_data_loader() would take a batch ahead of a Loader's position: it is refused."""
     modules = [import_module(one) for one in callers.RAY]

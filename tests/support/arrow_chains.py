@@ -1,14 +1,15 @@
 """Chains of Arrow only: a pipeline for each built-in stage that needs no Python object for a row.
 
-Run as a program, with the names of a log file and of a folder: starts each chain in a process forked from one
+Run as a program, with the names of a log file and of a folder: starts the chains in a process forked from one
 that has imported the library and nothing more, takes batches, and prints as JSON what the log file, to which
-a stand-in for pandas writes who imports it, got meanwhile.
+a stand-in for pandas writes who imports it, got meanwhile; then of each chain alone.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -251,9 +252,9 @@ CHAINS: dict[str, Make] = {
 }  # fmt: skip
 
 
-def imported(log: Path, name: str, folder: Path) -> str:
-    """Who imported pandas while a chain ran; nothing if nobody did."""
-    process = multiprocessing.get_context("fork").Process(target=_run, args=(name, folder))
+def imported(log: Path, folder: Path, *names: str) -> str:
+    """Who imported pandas while chains ran in one process; nothing if nobody did."""
+    process = multiprocessing.get_context("fork").Process(target=_run, args=(folder, *names))
     process.start()
     process.join()
     found = log.read_text() if log.exists() else ""
@@ -261,15 +262,26 @@ def imported(log: Path, name: str, folder: Path) -> str:
     return found if process.exitcode == 0 else f"exit code {process.exitcode}\n{found}"
 
 
-def _run(name: str, folder: Path) -> None:
-    count = sum(1 for _ in islice(CHAINS[name](folder), BATCHES))
-    assert count, f"{name} gives nothing"
+def _run(folder: Path, *names: str) -> None:
+    for name in names:
+        count = sum(1 for _ in islice(CHAINS[name](folder), BATCHES))
+        assert count, f"{name} gives nothing"
 
 
 def main(log: Path, folder: Path) -> None:
     with suppress(FileNotFoundError):
         raise AssertionError(f"an import alone:\n{log.read_text()}")
-    sys.stdout.write(json.dumps({name: imported(log, name, folder) for name in CHAINS}))
+    found = dict.fromkeys(CHAINS, "")
+    if imported(log, folder, *CHAINS):  # which of them
+        for made in (
+            *folder.glob("out*"),
+            folder / "cache",
+            folder / "holes",
+            folder / "rows.arrow",
+        ):
+            shutil.rmtree(made, ignore_errors=True)
+        found = {name: imported(log, folder, name) for name in CHAINS}
+    sys.stdout.write(json.dumps(found))
 
 
 if __name__ == "__main__":

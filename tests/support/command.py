@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 START = "from trainpipes.cli import main; main()"
+#: Runs the command with these arguments, and gives its exit code, stdout and stderr.
+Ran = Callable[..., tuple[int, str, str]]
 
 
 def trainpipes(

@@ -41,19 +41,8 @@ VALUES: tuple[Any, ...] = (
 FOREIGN: tuple[Any, ...] = (b"{}", (1, 2), {1, 2}, object(), 1j, bytearray(9), range(3))
 #: Numbers as JSON may say them.
 NUMBERS = (
-    "1e400",
-    "-1e400",
-    "NaN",
-    "1e2",
-    "1.0",
-    "9" * 5000,
-    "-1",
-    "01",
-    "0x1",
-    "true",
-    "null",
-    '"1"',
-)
+    "1e400", "-1e400", "NaN", "1e2", "1.0", "9" * 5000, "-1", "01", "0x1", "true", "null", '"1"',
+)  # fmt: skip
 
 
 Way = Callable[[Any], Iterator[Any]]
@@ -74,9 +63,8 @@ def resealed(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state that was edited, with checksums that fit."""
     pipeline, _ = unsealed(state["pipeline"])
     tag = checksum(pipeline)
-    common = [
-        state.get(key, "") for key in ("epoch", "batches", "num_shards", "batch_sizes", "turn")
-    ]
+    keys = ("epoch", "batches", "num_shards", "batch_sizes", "turn")
+    common = [state.get(key, "") for key in keys]
     texts = {"pipeline": sealed(pipeline, tag + checksum(pipeline, tag, *common))}
     for key in state:
         if key.startswith("shard-"):
@@ -144,11 +132,8 @@ def _other_text(text: str, rng: random.Random) -> str:
     if kind == 2:
         return text[:at] + rng.choice('{}[]",:0123456789 \n\0e-é') + text[at:]
     if kind == 3:
-        return (
-            text[:at] + chr(ord(text[at]) ^ (1 << rng.randint(0, 6))) + text[at + 1 :]
-            if text
-            else "x"
-        )
+        flipped = chr(ord(text[at]) ^ (1 << rng.randint(0, 6))) if text else "x"
+        return text[:at] + flipped + text[at + 1 :]
     if kind == 4:
         digits = [n for n, c in enumerate(text) if c.isdigit()] or [0]
         at = rng.choice(digits)
@@ -156,9 +141,8 @@ def _other_text(text: str, rng: random.Random) -> str:
     if kind == 5:
         return text + rng.choice([text, "}", " ", "\n", ',"a":1}'])
     if kind == 6:
-        return (
-            text[:at] + rng.choice(["[" * 100_000, '{"below":' * 100_000, "0" * 6000]) + text[at:]
-        )
+        deep = rng.choice(["[" * 100_000, '{"below":' * 100_000, "0" * 6000])
+        return text[:at] + deep + text[at:]
     return text[at:]
 
 
@@ -170,10 +154,8 @@ def _other_json(value: Any, rng: random.Random) -> Any:
         if kind < 0.15:
             return {k: v for k, v in value.items() if k != key}
         if kind < 0.25:
-            return {
-                **value,
-                rng.choice(["a", "check", "ended", "below", "stream", "gone"]): rng.choice(VALUES),
-            }
+            new = rng.choice(["a", "check", "ended", "below", "stream", "gone"])
+            return {**value, new: rng.choice(VALUES)}
         if kind < 0.35:
             other = rng.choice(list(value))
             return {**value, key: value[other], other: value[key]}
@@ -202,11 +184,7 @@ class Subject:
     """
 
     def __init__(
-        self,
-        name: str,
-        pipe: tp.Pipeline,
-        state: dict[str, Any],
-        states: Sequence[dict[str, Any]],
+        self, name: str, pipe: tp.Pipeline, state: dict[str, Any], states: Sequence[dict[str, Any]]
     ) -> None:
         self.name = name
         self.state = state
@@ -244,11 +222,8 @@ class Subject:
         return [digest(item) for item in islice(run, most)]
 
     def _damage(self, state: Any) -> str:
-        keys = [*self.state, *(key for key in state if key not in self.state)]
-        said = [
-            (k, self.state.get(k), state.get(k)) for k in keys if self.state.get(k) != state.get(k)
-        ]
-        return shown(said, 2000)
+        both = {k: (self.state.get(k), state.get(k)) for k in [*self.state, *state]}
+        return shown([(k, *pair) for k, pair in both.items() if pair[0] != pair[1]], 2000)
 
     def refuses(self, way: Way, state: Any) -> bool:
         """Whether a state is refused, in the right way; one that is taken gives what the undamaged one does.
@@ -264,18 +239,15 @@ class Subject:
             run = way(state)
         except tp.StateError as error:
             if len(str(error).encode("utf-8", "replace")) > 1024:
-                raise Wrong(
-                    f"{self.name}: a message of {len(str(error))} characters: {error}"
-                ) from error
+                raise Wrong(f"{self.name}: a message of {len(str(error))}: {error}") from error
             return True
         except Exception as error:
             raise Wrong(f"{self.name}: {self._damage(state)}: {error!r:.300}") from error
         try:
             found = self._items(run)
         except Exception as error:
-            raise Wrong(
-                f"{self.name}: {self._damage(state)}: {error!r:.300} at a next()"
-            ) from error
+            said = f"{error!r:.300} at a next()"
+            raise Wrong(f"{self.name}: {self._damage(state)}: {said}") from error
         if found != self.rest:
             raise Wrong(f"{self.name}: {self._damage(state)} was taken, and gave other items")
         return False
@@ -351,10 +323,8 @@ def subjects(folder: Path, every: int = 1) -> Iterator[Subject]:
         yield of_pipeline(name, make(folder), (3, 1, 6, 0, 4)[number % 5])
     for name in ("batch", "repeat", "repeat / across", "from_iterable"):
         pipe = {**FINITE, **ENDLESS}[name](folder)
-        state = pipe.state_at(5)
-        pipe = tp.Pipeline(
-            [s._replaced(batch_size=3) if s.name == "batch" else s for s in pipe.stages]
-        )
+        state, stages = pipe.state_at(5), pipe.stages
+        pipe = tp.Pipeline([s._replaced(batch_size=3) if s.name == "batch" else s for s in stages])
         pipe.load_state_dict(state, allow_changes=["batch_size"])
         yield of_pipeline(f"{name}, another batch size", pipe, 3)
     for name in ("batch", "filter", "mix", "pack / concat"):

@@ -10,46 +10,48 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drawn import examples
 from tokenizer_fixtures import bpe, bracketed, column
 from trainpipes.errors import ConfigError
 from trainpipes.stages.tokenize import Tokenize
-
-
-def processed(make: Any) -> Any:
-    tokenizer = bpe()
-    tokenizer.post_processor = make
-    return tokenizer
 
 
 @cache
 def made(kind: str, room: int | None, side: str, special: bool) -> tuple[Tokenize, Any]:
     """The stage, and what it is to agree with."""
     options = {"max_length": room, "truncation_side": side, "add_special_tokens": special}
-    stage = Tokenize(tokenizer=kinds()[kind], columns=["a", "b"], pair=True, **options)
-    tokenizer = kinds()[kind]
+    stage = Tokenize(tokenizer=tokenizer_of(kind), columns=["a", "b"], pair=True, **options)
+    tokenizer = tokenizer_of(kind)
     if room is not None:
         tokenizer.enable_truncation(room, direction=side)
     return stage, tokenizer
 
 
-def kinds() -> dict[str, Any]:
+#: By kind: the templates of one text and of two.
+TEMPLATES = {
+    "nothing": (),
+    "second first": ("$A", "$B:1 <s>:1 <pad>:1 $A:0"),
+    "one type": ("$A", "<s> $A:0 $B:0 </s> </s>"),
+    "types side by side": ("$A", "$A:0 </s>:0 <s>:1 $B:1"),
+}
+ENDS = ("</s>", 2), ("<s>", 1)
+
+
+def tokenizer_of(kind: str) -> Any:
     from tokenizers import processors as p
 
-    return {
-        "brackets": bracketed(),
-        "nothing": bpe(),
-        "second first": bpe("$A", "$B:1 <s>:1 <pad>:1 $A:0"),
-        "one type": bpe("$A", "<s> $A:0 $B:0 </s> </s>"),
-        "types side by side": bpe("$A", "$A:0 </s>:0 <s>:1 $B:1"),
-        "bert": processed(p.BertProcessing(("</s>", 2), ("<s>", 1))),
-        "roberta": processed(p.RobertaProcessing(("</s>", 2), ("<s>", 1))),
-        "sequence": processed(
-            p.Sequence([p.ByteLevel(), p.BertProcessing(("</s>", 2), ("<s>", 1))])
-        ),
-    }
+    if kind == "brackets":
+        return bracketed()
+    tokenizer = bpe(*TEMPLATES.get(kind, ()))
+    if kind == "roberta":
+        tokenizer.post_processor = p.RobertaProcessing(*ENDS)
+    elif kind in ("bert", "sequence"):
+        last = p.BertProcessing(*ENDS)
+        tokenizer.post_processor = last if kind == "bert" else p.Sequence([p.ByteLevel(), last])
+    return tokenizer
 
 
-@pytest.fixture(scope="module", params=list(kinds()))
+@pytest.fixture(scope="module", params=["brackets", *TEMPLATES, "bert", "roberta", "sequence"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -61,6 +63,7 @@ class TestPairs:
         st.sampled_from(["right", "left"]),
         st.booleans(),
     )
+    @examples(100, often=10)
     def test_are_those_of_the_tokenizer(
         self, kind: str, pairs: list[tuple[str, str]], room: int | None, side: Any, special: bool
     ) -> None:
