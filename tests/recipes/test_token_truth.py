@@ -109,7 +109,7 @@ def test_sft_learns_the_response_and_its_end(pairs: Any, tokenizer: Any) -> None
 
 def test_sft_cut_at_every_token(pairs: Any, tokenizer: Any) -> None:
     decode = Bytes(tokenizer)
-    some = [(ask[:25], answer[-25:]) for ask, answer in pairs[::48]]
+    some = [(ask[:12], answer[-12:]) for ask, answer in pairs[::48]]
     rows = tp.from_dataset([{"prompt": ask, "response": answer} for ask, answer in some])
     options = {k: v for k, v in OPTIONS.items() if k != "on_error"}
     ids = [[tokenizer.encode(text, add_special_tokens=False) for text in pair] for pair in some]
@@ -123,10 +123,6 @@ def test_sft_cut_at_every_token(pairs: Any, tokenizer: Any) -> None:
             whole = len(tokens) == len(ask) + len(answer)
             wanted[decode.stretches([*tokens, end], [*learnt, whole])] += 1
         assert found == wanted, length
-
-
-def told(pairs: Any) -> list[list[dict[str, str]]]:
-    return conversations_of(pairs)
 
 
 def plain(conversation: Sequence[dict[str, str]]) -> list[tuple[bool, str]]:
@@ -156,7 +152,7 @@ def expected(conversation: Any, tokenizer: Any, decode: Bytes) -> tuple[list[int
 @pytest.mark.parametrize("template", [CHATML, UNMARKED])
 def test_chat_learns_what_the_assistant_says(pairs: Any, tokenizer: Any, template: str) -> None:
     decode = Bytes(tokenizer)
-    conversations = told(pairs)
+    conversations = conversations_of(pairs)
     rows = tp.from_dataset([{"messages": each} for each in conversations])
     found = given(chat(rows, tokenizer, template=template, max_length=10_000, **OPTIONS), decode)
     wanted: Counter[Stretches] = Counter()
@@ -177,7 +173,7 @@ def test_chat_learns_what_the_assistant_says(pairs: Any, tokenizer: Any, templat
 @pytest.mark.parametrize("template", [CHATML, UNMARKED])
 def test_chat_cut_at_every_token(pairs: Any, tokenizer: Any, template: str) -> None:
     decode = Bytes(tokenizer)
-    conversations = told([(ask[:30], answer[-20:]) for ask, answer in pairs[::120]])
+    conversations = conversations_of([(ask[:12], answer[-12:]) for ask, answer in pairs[::120]])
     rows = tp.from_dataset([{"messages": each} for each in conversations])
     whole = [expected(each, tokenizer, decode) for each in conversations]
     for length in range(1, max(len(ids) for ids, _ in whole) + 2):
@@ -188,7 +184,7 @@ def test_chat_cut_at_every_token(pairs: Any, tokenizer: Any, template: str) -> N
 
 def test_chat_learns_what_transformers_own_masks_say(pairs: Any, tokenizer: Any) -> None:
     decode = Bytes(tokenizer)
-    conversations = told(pairs)
+    conversations = conversations_of(pairs)
     rows = tp.from_dataset([{"messages": each} for each in conversations])
     wanted: Counter[Stretches] = Counter()
     for conversation in conversations:
@@ -203,6 +199,6 @@ def test_chat_learns_what_transformers_own_masks_say(pairs: Any, tokenizer: Any)
 def test_a_folder_of_a_tokenizer_gives_the_same(pairs: Any, tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     decode = Bytes(tokenizer)
-    rows = tp.from_dataset([{"messages": each} for each in told(pairs[:60])])
+    rows = tp.from_dataset([{"messages": each} for each in conversations_of(pairs[:60])])
     whole = given(chat(rows, str(tmp_path), **OPTIONS), decode)
     assert whole == given(chat(rows, tokenizer, **OPTIONS), decode)

@@ -17,6 +17,7 @@ import torch
 
 from interpreters import pid_of, python
 from torch_settings import torch_as_before
+from trained import TRAINER
 from trainpipes_recipes import samples, train_grpo
 
 ROWS = 40
@@ -92,7 +93,7 @@ def test_prompts_that_are_always_answered_do_not_come_again(
 
 def test_a_killed_run_goes_on(data: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    command = [*python(), "-m", "trainpipes_recipes.train_grpo", *options(data, output, 1000)]
+    command = [*python(*TRAINER), "-m", "trainpipes_recipes.train_grpo", *options(data, output, 1000)]
     process = subprocess.Popen(command)
     while process.poll() is None and not list(output.glob("step-*.pt")):
         time.sleep(0.01)

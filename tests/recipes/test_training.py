@@ -80,21 +80,18 @@ def test_a_script_learns_and_goes_on_where_it_was_stopped(
     script: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     several = [] if script == "train_images" else ["--accumulate", "2"]
-    whole = train(script, "--steps", "24", "--save-every", "8", "--keep", "2", *several)
-    assert [step for step, _, _ in whole] == [*range(1, 25)]
+    whole = train(script, "--steps", "20", "--save-every", "5", "--keep", "2", *several)
+    assert [step for step, _, _ in whole] == [*range(1, 21)]
     assert sum(loss for *_, loss in whole[-5:]) < sum(loss for *_, loss in whole[:5])
     kept = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert kept == ["model", "step-00000016.pt", "step-00000024.pt"]
+    assert kept == ["model", "step-00000015.pt", "step-00000020.pt"]
     assert "step 20: loss " in capsys.readouterr().out
 
-    (tmp_path / "run" / "step-00000024.pt").unlink()  # as if killed before it
+    (tmp_path / "run" / "step-00000020.pt").unlink()  # as if killed before it
     (tmp_path / "run" / "new").write_bytes(b"half")
-    assert (
-        train(script, "--steps", "24", "--save-every", "8", "--num-workers", "1", *several)
-        == whole[16:]
-    )
-    assert "goes on after step 16" in capsys.readouterr().out
-    assert train(script, "--steps", "24", *several) == []  # it is done
+    assert train(script, "--steps", "20", "--num-workers", "1", *several) == whole[15:]
+    assert "goes on after step 15" in capsys.readouterr().out
+    assert train(script, "--steps", "20", *several) == []  # it is done
 
 
 @pytest.mark.filterwarnings("ignore:.*no target:UserWarning")
