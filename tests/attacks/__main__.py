@@ -41,17 +41,11 @@ TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\|\n)*")
 HANGS = 900
 
 ATTACKS: dict[str, tuple[str, Attack]] = {
-    "files": (
-        "damaged files of all formats, beside their reference libraries",
-        files.damaged_files,
-    ),
+    "files": ("damaged files of all formats, beside their reference libraries", files.damaged_files),
     "rows": ("bad rows set aside, over resumes and ranks", files.bad_rows),
     "replaced": ("files replaced, cut, exchanged, added, removed or copied", files.replaced_files),
     "growing": ('folders that grow, with `refresh="epoch"`', files.growing_folders),
-    "storage": (
-        "stores that fail: errors, lost connections and answers, silence",
-        storage.failing_storage,
-    ),
+    "storage": ("stores that fail: errors, lost connections and answers, silence", storage.failing_storage),
     "trainers": ("trainers killed: processes and shared memory left", kills.killed_trainers),
     "resumes": ("trainers killed, and started again until they end", kills.resumed_trainers),
     "workers": ("workers killed, and the run resumed", kills.killed_workers),
@@ -59,7 +53,7 @@ ATTACKS: dict[str, tuple[str, Attack]] = {
     "states": ("changed states", lasting.changed_states),
     "chains": ("chains of any stages in any order, over resumes and ranks", chains.any_chains),
     "soak": ("epochs over a store that fails: memory, files and threads flat", lasting.soak),
-}
+}  # fmt: skip
 
 
 def run(name: str, seed: int, seconds: float, first: int = 0) -> tuple[Counter[str], list[str]]:

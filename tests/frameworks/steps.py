@@ -8,7 +8,7 @@ from typing import Any
 
 from trainpipes.testing import digest
 
-__all__ = ["Steps", "digests_by_step", "in_order"]
+__all__ = ["Steps", "by_step", "digests_by_step", "in_order"]
 
 
 class Steps:
@@ -48,15 +48,15 @@ def digests_by_step(folder: Path) -> list[dict[tuple[int, int], list[str]]]:
     return ranks
 
 
+def by_step(folder: Path) -> list[dict[int, list[str]]]:
+    """For each rank, the digests of each step, whatever its epoch."""
+    return [{step: d for (_, step), d in found.items()} for found in digests_by_step(folder)]
+
+
 def in_order(ranks: Sequence[dict[tuple[int, int], list[str]]], epoch: int) -> list[str]:
     """The digests of one epoch in the order of m: the ranks take turns."""
     of_each = [
-        [
-            content
-            for (of, _), contents in sorted(found.items())
-            if of == epoch
-            for content in contents
-        ]
+        [one for (of, _), contents in sorted(found.items()) if of == epoch for one in contents]
         for found in ranks
     ]
     return [content for turn in zip(*of_each, strict=True) for content in turn]

@@ -99,10 +99,7 @@ def test_every_epoch_goes_on_where_the_one_before_ended_and_evaluations_begin_an
     assert model.tested == [rows(batch) for batch in counted()] * 3
 
 
-@pytest.mark.parametrize(
-    ("kind", "stop"),
-    [("counted", 8), ("counted", 11), ("filtered", 4)],
-)
+@pytest.mark.parametrize(("kind", "stop"), [("counted", 8), ("counted", 11), ("filtered", 4)])
 def test_an_interrupted_run_goes_on_with_the_batch_and_the_weights_it_would_have_had(
     tmp_path: Path, kind: str, stop: int
 ) -> None:

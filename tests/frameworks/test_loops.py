@@ -19,7 +19,7 @@ from frameworks import loops_runs
 from frameworks.example import example
 from frameworks.loops_runs import LOOPS, B, T, titan_example
 from frameworks.ranks import Ranks, run
-from frameworks.steps import digests_by_step
+from frameworks.steps import by_step
 
 EOS = 256
 MICRO_BATCHES = 60  # of a whole run
@@ -62,10 +62,7 @@ def saved_step(name: str, folder: Path) -> int:
 
 def steps_of(folder: Path) -> list[dict[int, str]]:
     """For each rank: by step, the digest of what was trained on."""
-    return [
-        {step: content for (_, step), (content,) in found.items()}
-        for found in digests_by_step(folder)
-    ]
+    return [{step: content for step, (content,) in found.items()} for found in by_step(folder)]
 
 
 @pytest.mark.timeout(600)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from frameworks.ranks import Ranks, run
-from frameworks.steps import digests_by_step
+from frameworks.steps import by_step
 from frameworks.transformers_runs import (
     batches_in_a_plain_trainer,
     each_by_itself,
@@ -27,11 +27,6 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "packed": (3, {"max_steps": 8, "gradient_accumulation_steps": 2, "dataloader_num_workers": 2}),
     "endless": (3, {"max_steps": 8, "gradient_accumulation_steps": 3}),
 }
-
-
-def by_step(notes: Path) -> list[dict[int, list[str]]]:
-    """For each rank, the digests of each optimizer step."""
-    return [{step: found for (_, step), found in rank.items()} for rank in digests_by_step(notes)]
 
 
 def sequence(notes: Path) -> list[str]:

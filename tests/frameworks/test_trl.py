@@ -10,16 +10,10 @@ import pytest
 import torch
 
 from frameworks.ranks import Ranks, run
-from frameworks.steps import digests_by_step
+from frameworks.steps import by_step
 from frameworks.trl_runs import batches, evaluated, other_batches, script, train, write_samples
 
 pytest.importorskip("trl")
-
-
-def by_step(log: Path) -> list[dict[int, list[str]]]:
-    return [
-        {step: digests for (_, step), digests in found.items()} for found in digests_by_step(log)
-    ]
 
 
 def killed_and_resumed(

@@ -58,17 +58,10 @@ def row(n: int) -> dict[str, Any]:
     }
 
 
-SCHEMA = pa.schema(
-    [
-        ("x", pa.int64()),
-        ("text", pa.string()),
-        ("answer", pa.string()),
-        ("tokens", pa.list_(pa.int32())),
-        ("label", pa.string()),
-        ("score", pa.float64()),
-        ("flag", pa.bool_()),
-    ]
-)
+SCHEMA = pa.schema([
+    ("x", pa.int64()), ("text", pa.string()), ("answer", pa.string()), ("tokens", pa.list_(pa.int32())),
+    ("label", pa.string()), ("score", pa.float64()), ("flag", pa.bool_()),
+])  # fmt: skip
 
 
 def rows(count: int = ROWS, first: int = 0) -> list[dict[str, Any]]:

@@ -55,10 +55,7 @@ def there(folder: str, options: dict[str, Any]) -> dict[str, bytes]:
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("how", [{}, {"shuffle": True, "seed": 3}])
 def test_repack_writes_the_files_of_threads(
-    how: dict[str, Any],
-    given: Path,
-    options: dict[str, Any],
-    tmp_path: Path,
+    how: dict[str, Any], given: Path, options: dict[str, Any], tmp_path: Path
 ) -> None:
     how = {"rows_per_file": 500, "memory_limit": "100KB", **how}
     repack(given, tmp_path / "here", **how)

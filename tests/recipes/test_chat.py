@@ -42,14 +42,11 @@ def rows(*told: Any) -> tp.Pipeline:
 
 def texts(batch: dict[str, torch.Tensor]) -> list[tuple[str, str]]:
     """Of each row of a batch the text, and the part of it that is learnt."""
-    found = []
-    for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
-        text, learnt = (
-            small_tokenizer().decode(ids),
-            small_tokenizer().decode(labels[labels != -100]),
-        )
-        found.append((text.replace("<pad>", ""), learnt))
-    return found
+    decode = small_tokenizer().decode
+    return [
+        (decode(ids).replace("<pad>", ""), decode(labels[labels != -100]))
+        for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True)
+    ]
 
 
 def only(*told: Any, **options: Any) -> list[tuple[str, str]]:
@@ -163,9 +160,7 @@ def test_tool_calls_are_learnt_and_their_results_are_not(text: bool, tmp_path: P
     pq.write_table(table, tmp_path / "x.parquet")
     write_json(table, tmp_path / "x.jsonl")
     for path in tmp_path.iterdir():
-        pipe = chat(
-            path, small_tokenizer(), tools="tools", template=TOOLS, batch_size=1, num_shards=1
-        )
+        pipe = chat(path, small_tokenizer(), tools="tools", template=TOOLS, **ONE)
         assert sorted(pair for batch in pipe for pair in texts(batch)) == sorted([
             (
                 json.dumps(schema) + '|u:q|a:{"name": "add", "arguments": {"a": 1, "b": 2}}|t:3|a:three|',
@@ -195,14 +190,10 @@ def test_function_calls_of_sharegpt_become_tool_calls() -> None:
 
 
 def test_names_and_layouts_that_are_not_common() -> None:
-    told = [
-        {"from": "narrator", "value": "s"},
-        {"from": "Human", "value": "u"},
-        {"from": "bot", "value": "a"},
-    ]
+    names = [("narrator", "s"), ("Human", "u"), ("bot", "a")]
+    told = [{"from": name, "value": text} for name, text in names]
     roles = {"narrator": "system", "Human": "user"}
-    (pair,) = only(told, roles=roles, template=TOOLS)
-    assert pair == ("s:s|u:u|a:a|", "a")
+    assert only(told, roles=roles, template=TOOLS) == [("s:s|u:u|a:a|", "a")]
     mixed = [[message("user"), message("assistant")],
              [{"from": "human", "value": "y"}, {"from": "gpt", "value": "z"}]]  # fmt: skip
     assert only(*mixed, template=TOOLS) == [("u:x|a:x|", "x"), ("u:y|a:z|", "z")]
@@ -278,16 +269,22 @@ def test_a_bad_row_is_named_or_dropped_or_kept(name: str, tmp_path: Path) -> Non
         assert len(list(kept)) == 5
 
 
-@pytest.mark.parametrize(("messages", "error", "said"), [
-    (["text"], tp.SchemaError, r"holds lists of messages, got str: .* by json.loads"),
-    ([["text"]], tp.SchemaError, r'dicts with "role" and "content" or with "from" and "value"'),
-    ([[{"text": "x"}]], tp.SchemaError, r'dicts with "role" and "content"'),
-    ([[{"role": {"name": "user"}, "content": "x"}]], tp.SchemaError, "a role is text, got .*user"),
-    ([7], tp.SchemaError, "holds lists of messages, got int "),
+@pytest.mark.parametrize(("told", "options", "error", "said"), [
+    ("text", {}, tp.SchemaError, r"holds lists of messages, got str: .* by json.loads"),
+    (["text"], {}, tp.SchemaError, r'dicts with "role" and "content" or with "from" and "value"'),
+    ([{"text": "x"}], {}, tp.SchemaError, r'dicts with "role" and "content"'),
+    ([{"role": {"name": "user"}, "content": "x"}], {}, tp.SchemaError, "a role is text, got .*user"),
+    (7, {}, tp.SchemaError, "holds lists of messages, got int "),
+    ([message("user", weight=None), message("assistant", weight=0)], {}, tp.DataError, '"weight" 0'),
+    (GOOD, {"messages": "mesages"}, tp.SchemaError, "mesages"),
+    (GOOD, {"on_error": "drop"}, tp.ConfigError,
+        "on_error\\) must be \"raise\", \"skip\" or \"keep\", got 'drop'"),
+    (GOOD, {"roles": ["human"]}, tp.ConfigError, "roles must be a dict of names and"),
+    (GOOD, {"roles": {"human": 5}}, tp.ConfigError, "roles must be a dict of names and"),
 ])  # fmt: skip
-def test_what_are_no_conversations_is_refused(messages: Any, error: Any, said: str) -> None:
+def test_what_does_not_fit_is_refused(told: Any, options: Any, error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
-        list(chat(tp.from_arrow(pa.table({"messages": messages})), small_tokenizer(), **ONE))
+        only(told, **options)
 
 
 def test_content_of_two_types_names_its_file_and_row(tmp_path: Path) -> None:
@@ -301,29 +298,9 @@ def test_content_of_two_types_names_its_file_and_row(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_told() -> None:
-    with pytest.raises(
-        tp.SchemaError, match=r"names tried were messages, conversations, .*messages="
-    ):
+    said = "names tried were messages, conversations, .*messages="
+    with pytest.raises(tp.SchemaError, match=said):
         chat(tp.from_arrow(pa.table({"x": [1]})), small_tokenizer())
-    with pytest.raises(tp.SchemaError, match="mesages"):
-        list(chat(rows(GOOD), small_tokenizer(), messages="mesages", **ONE))
-    with pytest.raises(
-        tp.ConfigError, match='on_error\\) must be "raise", "skip" or "keep", got \'drop\''
-    ):
-        chat(rows(GOOD), small_tokenizer(), on_error="drop")  # type: ignore[arg-type]
-    for roles in (["human"], {"human": 5}):
-        with pytest.raises(tp.ConfigError, match="roles must be a dict of names and"):
-            chat(rows(GOOD), small_tokenizer(), roles=roles)  # type: ignore[arg-type]
-    with pytest.raises(
-        tp.ConfigError, match="must be a tokenizer of transformers, or the name or folder"
-    ):
+    said = "must be a tokenizer of transformers, or the name or folder"
+    with pytest.raises(tp.ConfigError, match=said):
         chat(rows(GOOD), "bytes")
-
-
-def test_weights_of_messages_are_refused() -> None:
-    said = [
-        {"role": "user", "content": "a", "weight": None},
-        {"role": "assistant", "content": "b", "weight": 0},
-    ]
-    with pytest.raises(tp.DataError, match='"weight" 0'):
-        list(chat(tp.from_dataset([{"messages": said}]), small_tokenizer(), batch_size=1))

@@ -182,6 +182,10 @@ def test_columns_of_common_names_are_found(caplog: pytest.LogCaptureFixture) -> 
         r"'food', which .*\(did you mean 'foods'\?\).* row \d+\)"),
     ([{"text": "a", "label": 0}, {"text": "b", "label": None}], {}, tp.DataError, r"a null.*row 1\)"),
     ([{"text": "a", "label": 0}, {"text": "b", "label": -1}], {}, tp.DataError, r"label -1.*row 1\)"),
+    ([{"text": "a", "label": -1}, {"text": "b", "label": 1}], {}, tp.DataError,
+        r"label -1.*row 0\); .* others, pass classes=\[-1, 1\]"),
+    ([{"text": "a"}], {"text": "text", "label": "text"}, tp.ConfigError,
+        "columns of their own, got 'text' for both"),
     ([{"text": "a", "label": 0.5}], {}, tp.DataError, "holds 0.5, and a label is a text"),
     ([{"text": "a", "label": 10**6}], {}, tp.DataError, "integers up to 1,000,000, and only 1 diff"),
     ([{"text": "a", "label": 0}, {"text": None, "label": 0}], {"num_shards": 1}, tp.DataError,
@@ -203,15 +207,6 @@ def test_a_one_for_each_class_is_no_list_of_classes() -> None:
     assert pipe.peek()["labels"].tolist() == [[1, 1]] * 2
 
 
-def test_texts_and_labels_are_columns_of_their_own() -> None:
-    rows = tp.from_dataset([{"text": "a"}, {"text": "b"}])
-    with pytest.raises(tp.ConfigError, match="columns of their own, got 'text' for both"):
-        classification(rows, "bytes", text="text", label="text")
-
-
 def test_integers_below_0_are_numbered_by_classes() -> None:
-    rows = tp.from_dataset([{"text": "a", "label": -1}, {"text": "b", "label": 1}])
-    with pytest.raises(tp.DataError, match=r"label -1.*row 0\); .* others, pass classes=\[-1, 1\]"):
-        classification(rows, "bytes")
-    pipe = classification(rows, "bytes", classes=[-1, 1], batch_size=2, num_shards=1)
-    assert sorted(pipe.peek()["labels"].tolist()) == [0, 1]
+    batch = in_order([{"text": "a", "label": -1}, {"text": "b", "label": 1}], classes=[-1, 1])
+    assert batch["labels"].tolist() == [0, 1]

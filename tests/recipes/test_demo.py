@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from interpreters import python
+from trained import TRAINER
 from trainpipes_recipes import demo
 from trainpipes_recipes.demo import Step, differences, read_log
 from trainpipes_recipes.samples import function_pairs, write_functions
@@ -68,15 +69,17 @@ def test_the_standard_library_makes_a_corpus(tmp_path: Path) -> None:
 def test_a_small_demo_ends_well(
     kills: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    steps = 24
     if kills == 1:  # each trainer from an interpreter that has torch
-        monkeypatch.setattr(demo, "PYTHON", python())
+        steps = 12  # more than an epoch
+        monkeypatch.setattr(demo, "PYTHON", python(*TRAINER))
         monkeypatch.setattr(demo, "KILLS", demo.KILLS[1:])
-    assert demo.main(["--output", str(tmp_path), "--steps", "24", "--every", "24"]) == 0
+    assert demo.main(["--output", str(tmp_path), "--steps", str(steps), "--every", "24"]) == 0
     said = capsys.readouterr().out
     assert said.count("killed with SIGKILL") == kills
-    assert "All 24 batches are the same, bit for bit" in said
-    steps = read_log(tmp_path / "interrupted" / "log.jsonl")
-    assert [step.number for step in steps] == list(range(1, 25))
+    assert f"All {steps} batches are the same, bit for bit" in said
+    log = read_log(tmp_path / "interrupted" / "log.jsonl")
+    assert [step.number for step in log] == list(range(1, steps + 1))
 
 
 def test_the_demo_fails_when_a_batch_is_lost(

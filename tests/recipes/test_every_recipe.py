@@ -26,8 +26,8 @@ def test_a_resume_is_exact(name: str, folder: Path) -> None:
     pipe = EVERY[name](folder)
     if pipe._iteration.plan.chain.endless:
         check_resume(pipe, limit=20, epochs=1, every=7, processes=0)
-    else:  # before some batches
-        check_resume(pipe, epochs=2, every=13, processes=0)
+    else:  # before some batches, and of each recipe in the next epoch, too
+        check_resume(pipe, epochs=1 if " / " in name else 2, every=13, processes=0)
 
 
 @pytest.mark.slow
@@ -44,7 +44,7 @@ def test_ranks_together_give_the_sequence_of_one_and_others_go_on_with_it(
 ) -> None:
     pipe, turn = EVERY[name](folder), list(EVERY).index(name)
     assert_ranks_agree(pipe, turn)
-    assert_resumes_elsewhere(pipe, turn + 1, count=2)
+    assert_resumes_elsewhere(pipe, turn + 1)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from trainpipes_recipes.generate import generate, main
 def test_each_row_is_written_once_over_kills(tmp_path: Path, order: str) -> None:
     draw, kills = random.Random(order), 0
     folder = tmp_path / "out"
-    for _ in range(5):
+    for _ in range(3):
         process = subprocess.Popen(
             [*python(), "-m", "recipes.generate_runs", str(folder), order],
             cwd=Path(__file__).parent.parent,

@@ -124,7 +124,7 @@ def test_the_context_of_alpacas_rows_is_joined_where_there_is_one() -> None:
     joined = with_context(data, "instruction", "input")
     assert [row["instruction"] for row in joined] == ["Add:\n\n1 + 1", "Sing!", "Hum!"]
     pipe = sft(data, "bytes", batch_size=1, drop_last=False, num_shards=1)
-    texts = sorted(bytes(i for i in b["input_ids"][0].tolist() if i < 256).decode() for b in pipe)
+    texts = sorted(text for batch in pipe for text in texts_of(batch["input_ids"]))
     assert texts == ["Add:\n\n1 + 12", "Hum!mm", "Sing!la"]
     assert pipe == sft(data, "bytes", batch_size=1, drop_last=False, num_shards=1)
 
@@ -170,7 +170,6 @@ def test_pretrain_ends_documents_as_it_is_told() -> None:
     ("data", "error", "said"),
     [
         (ROWS, tp.ConfigError, "takes files .* or a pipeline of rows, got Table: .*from_arrow"),
-        ([], tp.MissingFilesError, "got an empty list: name a file"),
         (tp.list_files("x").shuffle(2), tp.ConfigError, r"one of paths: .*\.read_parquet\(\)"),
         (tp.from_arrow(ROWS).batch(2), tp.ConfigError, "got one that batches: leave out its batch"),
         (tp.from_arrow(ROWS).select("id"), tp.SchemaError,
@@ -182,6 +181,31 @@ def test_pretrain_ends_documents_as_it_is_told() -> None:
 def test_what_is_no_input_is_refused(data: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         sft(data, "bytes")
+
+
+@pytest.mark.parametrize("name", ["sft", "pretrain", "chat"])
+def test_an_empty_list_of_files_is_said_to_be_empty(name: str) -> None:
+    said = rf"{name} takes files.*got an empty list: name a file"
+    with pytest.raises(tp.MissingFilesError, match=said):
+        tp.recipe(name, [], tokenizer="bytes")
+
+
+@pytest.mark.parametrize("name", ["empty.jsonl", "empty.csv"])
+def test_an_empty_file_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    said = rf"sft: '.*{name}' has no rows and no columns; name files"
+    with pytest.raises(tp.DataError, match=said):
+        sft(str(tmp_path / name), "bytes")
+
+
+def test_a_null_response_is_placed_and_both_ways_out_work(tmp_path: Path) -> None:
+    path = tmp_path / "null.parquet"
+    pq.write_table(pa.table({"prompt": ["a", "b"], "response": ["x", None]}), path)
+    said = r"'response' is null.*\.is_valid\(\)\) before, or by on_error='skip'.*row 1"
+    with pytest.raises(tp.DataError, match=said):
+        list(sft(path, "bytes", batch_size=2, drop_last=False))
+    kept = sft(path, "bytes", batch_size=2, drop_last=False, on_error="skip")
+    assert [len(batch["input_ids"]) for batch in kept] == [1]
 
 
 @pytest.mark.parametrize("given", ["", 3, ["a"]])
@@ -196,3 +220,10 @@ def test_the_reader_of_most_files_is_named(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
     with pytest.raises(tp.ConfigError, match=r"or a pipeline, such as trainpipes.read_json\("):
         sft(tmp_path, "bytes")
+
+
+def test_each_ending_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "x.foo").touch()
+    with pytest.raises(tp.MissingFilesError) as error:
+        pretrain(tmp_path, "bytes").peek()
+    assert str(error.value).count(".text") == 1

@@ -103,6 +103,10 @@ def test_a_batch_of_texts_holds_what_plain_python_makes() -> None:
             assert batch[name].tolist() == values, name
 
 
+def decoded(pipe: tp.Pipeline) -> list[Any]:
+    return sorted(row for batch in pipe for row in rows_of(batch, small_tokenizer().decode))
+
+
 def expected(row: Any) -> tuple[str, ...]:
     found: list[str] = []
     for side in SIDES:
@@ -111,52 +115,39 @@ def expected(row: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-@pytest.mark.parametrize("template", [None, "unmarked"])
-@pytest.mark.parametrize("layout", [list, share_gpt])
-@pytest.mark.parametrize("form", [list, shared])
+@pytest.mark.parametrize(("form", "layout", "template"), [
+    (list, list, None), (list, share_gpt, "unmarked"), (shared, list, "unmarked"), (shared, share_gpt, None),
+])  # fmt: skip
 def test_conversations_learn_the_last_answer_alone(form: Any, layout: Any, template: Any) -> None:
     if template:
         template = small_tokenizer().chat_template.replace("{% generation %}", "{% if true %}")
         template = template.replace("{%- endgeneration %}", "{%- endif %}")
-    pipe = preference(
-        tp.from_dataset(layout(form(talks()))), small_tokenizer(), template=template, **ONE
-    )
-    found = sorted(row for batch in pipe for row in rows_of(batch, small_tokenizer().decode))
-    assert found == sorted(map(expected, talks()))
-    padded = preference(
-        tp.from_dataset(layout(form(talks()))), small_tokenizer(), template=template, **SMALL
-    )
-    both = sorted(row for batch in padded for row in rows_of(batch, small_tokenizer().decode))
-    assert both == found
+    rows = tp.from_dataset(layout(form(talks())))
+    for options in (ONE, SMALL):
+        pipe = preference(rows, small_tokenizer(), template=template, **options)
+        assert decoded(pipe) == sorted(map(expected, talks()))
+    padded = preference(rows, small_tokenizer(), template=template, **SMALL)
     assert small_tokenizer().pad_token_id in next(iter(padded))["rejected_input_ids"]
 
 
 def test_a_prompt_as_text_beside_whole_conversations_is_not_needed() -> None:
     rows = [{"prompt": row["prompt"][-1]["content"], **both}
             for row, both in zip(talks(), shared(talks()), strict=True)]  # fmt: skip
-    found = [
-        rows_of(batch, small_tokenizer().decode)
-        for batch in preference(tp.from_dataset(rows), small_tokenizer(), **ONE)
-    ]
-    assert sorted(row for batch in found for row in batch) == sorted(map(expected, talks()))
+    pipe = preference(tp.from_dataset(rows), small_tokenizer(), **ONE)
+    assert decoded(pipe) == sorted(map(expected, talks()))
 
 
-@pytest.mark.parametrize("same", [0, 1, 2])
-def test_conversations_that_go_on_alike_have_a_response_each(same: int) -> None:
+@pytest.mark.parametrize(("more", "learnt"), [
+    ([said("assistant", "a")], "a<|im_end|>"),
+    ([said("assistant", "a"), said("user", "r"), said("assistant", "b")], "a<|im_end|>b<|im_end|>"),
+    ([said("assistant", "b")], "b<|im_end|>"),
+])  # fmt: skip
+def test_conversations_that_go_on_alike_have_a_response_each(more: Any, learnt: str) -> None:
     """Of answers that are equal, and of longer conversations on one side."""
-    ask = [said("user", "q")]
-    chosen = [*ask, said("assistant", "a")]
-    rejected = [
-        [*ask, said("assistant", "a")],
-        [*ask, said("assistant", "a"), said("user", "r"), said("assistant", "b")],
-        [*ask, said("assistant", "b")],
-    ][same]
-    (batch,) = preference(
-        tp.from_dataset([{"chosen": chosen, "rejected": rejected}]), small_tokenizer(), **ONE
-    )
-    ((_, good, _, bad),) = rows_of(batch, small_tokenizer().decode)
-    assert good == "a<|im_end|>"
-    assert bad == ["a<|im_end|>", "a<|im_end|>b<|im_end|>", "b<|im_end|>"][same]
+    ask = said("user", "q")
+    row = {"chosen": [ask, said("assistant", "a")], "rejected": [ask, *more]}
+    ((_, good, _, bad),) = decoded(preference(tp.from_dataset([row]), small_tokenizer(), **ONE))
+    assert (good, bad) == ("a<|im_end|>", learnt)
 
 
 def test_a_row_that_is_too_long_loses_its_end() -> None:
@@ -219,24 +210,16 @@ def test_a_bad_conversation_is_named_or_dropped(name: str, tmp_path: Path) -> No
     assert len(list(preference(tmp_path, small_tokenizer(), on_error="skip", **ONE))) == 2
 
 
-def test_what_is_missing_is_told() -> None:
-    with pytest.raises(tp.SchemaError, match=r"names tried were chosen \+ rejected, .*chosen=..."):
-        preference(tp.from_arrow(pa.table({"x": ["a"]})), "bytes")
-    with pytest.raises(
-        tp.SchemaError, match=r"found for the prompt; .*names tried were prompt, question"
-    ):
-        preference(tp.from_arrow(pa.table({"chosen": ["a"], "rejected": ["b"]})), "bytes")
-    with pytest.raises(tp.ConfigError, match="on_error\\) must be"):
-        preference(tp.from_dataset(texts()), "bytes", on_error="drop")  # type: ignore[arg-type]
-
-
-def test_columns_of_other_types() -> None:
-    numbers = tp.from_dataset([{"prompt": "p", "chosen": 1, "rejected": 2}])
-    with pytest.raises(tp.SchemaError, match="'chosen' holds texts or lists of messages, got 1"):
-        preference(numbers, "bytes")
-    mixed = tp.from_dataset([{"prompt": "p", "chosen": "a", "rejected": [ASK]}])
-    with pytest.raises(tp.SchemaError, match="column 'rejected' holds texts, got list"):
-        list(preference(mixed, "bytes", **ONE))
+@pytest.mark.parametrize(("row", "options", "error", "told"), [
+    ({"x": "a"}, {}, tp.SchemaError, r"names tried were chosen \+ rejected, .*chosen=..."),
+    ({"chosen": "a", "rejected": "b"}, {}, tp.SchemaError, "the prompt; .*names tried were prompt, question"),
+    (texts(1)[0], {"on_error": "drop"}, tp.ConfigError, r"on_error\) must be"),
+    (trio("p", 1, 2), {}, tp.SchemaError, "'chosen' holds texts or lists of messages, got 1"),
+    (trio("p", "a", [ASK]), ONE, tp.SchemaError, "column 'rejected' holds texts, got list"),
+])  # fmt: skip
+def test_what_does_not_fit_is_told(row: Any, options: Any, error: Any, told: str) -> None:
+    with pytest.raises(error, match=told):
+        list(preference(tp.from_dataset([row]), "bytes", **options))
 
 
 def test_a_null_in_the_first_row_does_not_tell_what_the_others_hold() -> None:

@@ -17,6 +17,7 @@ import torch
 
 from interpreters import pid_of, python
 from torch_settings import torch_as_before
+from trained import TRAINER
 from trainpipes_recipes import samples, train_grpo
 
 ROWS = 40
@@ -45,7 +46,9 @@ def letters(text: str, row: Any) -> float:
     return text.count("e") + 0.01 * len(text)
 
 
-def train(data: Path, output: Path, steps: int, **more: Any) -> list[tuple[int, list[Any]]]:
+def train(
+    data: Path, output: Path, steps: int, *words: str, **more: Any
+) -> list[tuple[int, list[Any]]]:
     """The keys of each step."""
     found: list[tuple[int, list[Any]]] = []
 
@@ -54,7 +57,7 @@ def train(data: Path, output: Path, steps: int, **more: Any) -> list[tuple[int, 
 
     with torch_as_before():
         torch.set_num_threads(1)
-        train_grpo.main(options(data, output, steps), on_step=note, **more)
+        train_grpo.main([*options(data, output, steps), *words], on_step=note, **more)
     return found
 
 
@@ -82,9 +85,7 @@ def test_prompts_that_are_always_answered_do_not_come_again(
         seen[row["answer"]] += 1
         return 1.0
 
-    with torch_as_before():
-        torch.set_num_threads(1)
-        train_grpo.main([*options(data, tmp_path / "run", 3), "--retire"], reward=solved)
+    train(data, tmp_path / "run", 3, "--retire", reward=solved)
     assert "nothing is left to train on" in capsys.readouterr().out
     assert len(seen) == ROWS
     assert set(seen.values()) <= {4, 8}  # the few that were under way when the next epoch began
@@ -92,7 +93,12 @@ def test_prompts_that_are_always_answered_do_not_come_again(
 
 def test_a_killed_run_goes_on(data: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    command = [*python(), "-m", "trainpipes_recipes.train_grpo", *options(data, output, 1000)]
+    command = [
+        *python(*TRAINER),
+        "-m",
+        "trainpipes_recipes.train_grpo",
+        *options(data, output, 1000),
+    ]
     process = subprocess.Popen(command)
     while process.poll() is None and not list(output.glob("step-*.pt")):
         time.sleep(0.01)

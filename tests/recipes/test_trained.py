@@ -185,7 +185,7 @@ RECIPES = (
 
 
 @pytest.mark.parametrize(
-    ("steps", "below"), [(40, 1.0), pytest.param(200, 0.8, marks=pytest.mark.slow)]
+    ("steps", "below"), [(24, 1.0), pytest.param(200, 0.8, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("case", RECIPES, ids=lambda case: case.__name__)
 def test_a_model_learns_from_it_and_resumes(

@@ -80,21 +80,18 @@ def test_a_script_learns_and_goes_on_where_it_was_stopped(
     script: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     several = [] if script == "train_images" else ["--accumulate", "2"]
-    whole = train(script, "--steps", "24", "--save-every", "8", "--keep", "2", *several)
-    assert [step for step, _, _ in whole] == [*range(1, 25)]
+    whole = train(script, "--steps", "20", "--save-every", "5", "--keep", "2", *several)
+    assert [step for step, _, _ in whole] == [*range(1, 21)]
     assert sum(loss for *_, loss in whole[-5:]) < sum(loss for *_, loss in whole[:5])
     kept = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert kept == ["model", "step-00000016.pt", "step-00000024.pt"]
+    assert kept == ["model", "step-00000015.pt", "step-00000020.pt"]
     assert "step 20: loss " in capsys.readouterr().out
 
-    (tmp_path / "run" / "step-00000024.pt").unlink()  # as if killed before it
+    (tmp_path / "run" / "step-00000020.pt").unlink()  # as if killed before it
     (tmp_path / "run" / "new").write_bytes(b"half")
-    assert (
-        train(script, "--steps", "24", "--save-every", "8", "--num-workers", "1", *several)
-        == whole[16:]
-    )
-    assert "goes on after step 16" in capsys.readouterr().out
-    assert train(script, "--steps", "24", *several) == []  # it is done
+    assert train(script, "--steps", "20", "--num-workers", "1", *several) == whole[15:]
+    assert "goes on after step 15" in capsys.readouterr().out
+    assert train(script, "--steps", "20", *several) == []  # it is done
 
 
 @pytest.mark.filterwarnings("ignore:.*no target:UserWarning")
@@ -129,18 +126,22 @@ def test_batches_of_a_step_weigh_as_their_targets_do(train: Train, tmp_path: Pat
         assert one == pytest.approx(other, rel=1e-4)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_a_packed_document_sees_no_other_one(attention: str) -> None:
+def small_model(attention: str) -> Any:
+    """A model in training, where transformers would keep a cache."""
     from transformers import LlamaConfig, LlamaForCausalLM
-
-    from trainpipes_recipes import train_pretrain
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
-    config = LlamaConfig(
-        vocab_size=300, num_hidden_layers=2, **sizes, attn_implementation=attention
-    )
-    model = LlamaForCausalLM(config)  # in training, where transformers would keep a cache
+    sizes |= {"vocab_size": 300, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, attn_implementation=attention)
+    return LlamaForCausalLM(config)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_packed_document_sees_no_other_one(attention: str) -> None:
+    from trainpipes_recipes import train_pretrain
+
+    model = small_model(attention)
     texts = ["one text", "two", "a third text", "and four"]
     rows = tp.from_dataset([{"text": text} for text in texts])
     batch = tp.recipe(
@@ -157,13 +158,9 @@ def test_a_packed_document_sees_no_other_one(attention: str) -> None:
 
 def test_packed_pairs_have_the_loss_that_each_has_alone() -> None:
     """Of each response, given its own prompt: no pair sees another one."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     from trainpipes_recipes import train_pretrain
 
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=300, num_hidden_layers=2, **sizes))
+    model = small_model("sdpa")
     pairs = [{"prompt": f"{n} + {n} =", "response": f" {2 * n}" * (1 + n % 3)} for n in range(12)]
     options: dict[str, Any] = {"max_length": 48, "num_shards": 1, "buffer_size": 12}
     rows = tp.from_dataset(pairs)

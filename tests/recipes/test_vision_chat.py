@@ -41,6 +41,15 @@ def one_thread(torch_as_before: None) -> None:
     torch.set_num_threads(1)
 
 
+def seen(
+    rows: Any = TABLE, family: str = "llava", processor: Any = None, **options: Any
+) -> tp.Pipeline:
+    """The recipe over files, rows or a pipeline of rows; in their order if nothing else is said."""
+    if isinstance(rows, pa.Table | list):
+        rows = tp.from_arrow(rows) if isinstance(rows, pa.Table) else tp.from_dataset(rows)
+    return vision_chat(rows, processor or processor_of(family), **{**ONE, **options})
+
+
 def opened(row: dict[str, Any]) -> list[Any]:
     return [Image.open(io.BytesIO(one["bytes"])).convert("RGB") for one in row["images"]]
 
@@ -65,7 +74,7 @@ def said(family: str, batch: dict[str, Any], row: int) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_is_the_processors_own_and_what_the_assistant_says(family: str) -> None:
-    batches = list(vision_chat(tp.from_arrow(TABLE), processor_of(family), batch_size=5, **ONE))
+    batches = list(seen(family=family, batch_size=5))
     assert [len(batch["labels"]) for batch in batches] == [5, 5, 5, 5, 3]
     for number, batch in enumerate(batches):
         rows = ROWS[5 * number : 5 * number + 5]
@@ -90,32 +99,19 @@ def test_a_batch_is_the_processors_own_and_what_the_assistant_says(family: str) 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_template_without_marks_gives_the_same_labels_but_for_the_line_end(family: str) -> None:
     marked, plain = (
-        next(
-            iter(vision_chat(tp.from_arrow(TABLE), processor_of(family, own), batch_size=9, **ONE))
-        )
-        for own in (True, False)
+        seen(processor=processor_of(family, own), batch_size=9).peek() for own in (True, False)
     )
     assert torch.equal(marked["input_ids"], plain["input_ids"])
     for row in range(9):
-        assert said(family, plain, row) == said(family, marked, row).replace(
-            "<|im_end|>\n", "<|im_end|>"
-        )
+        whole = said(family, marked, row)
+        assert said(family, plain, row) == whole.replace("<|im_end|>\n", "<|im_end|>")
 
 
 def test_rows_without_any_picture_need_no_column_of_them() -> None:
     rows = [{"prompt": "One?", "response": "Two."}] * 3
-    (batch,) = vision_chat(tp.from_dataset(rows), processor_of("llava"), batch_size=3, **ONE)
+    (batch,) = seen(rows, batch_size=3)
     assert set(batch) == {"input_ids", "attention_mask", "labels"}
     assert said("llava", batch, 2) == "Two.<|im_end|>\n"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_length_of_a_row_is_known_before_its_pixels(family: str) -> None:
-    pipe = vision_chat(tp.from_arrow(TABLE), processor_of(family), batch_size=1, **ONE)
-    rows = list(tp.Pipeline(pipe.stages[:-2]))
-    lengths = [batch["input_ids"].shape[1] for batch in pipe]
-    assert [row["length"] for row in rows] == lengths
-    assert all(isinstance(one, bytes) for row in rows for one in row["images"])
 
 
 class Uncounted:
@@ -134,16 +130,13 @@ class Uncounted:
 
 
 def test_a_processor_that_does_not_count_is_called_for_each_row() -> None:
-    by_calls = vision_chat(tp.from_arrow(TABLE), Uncounted(processor_of("idefics3")), **ONE)
-    counted = vision_chat(tp.from_arrow(TABLE), processor_of("idefics3"), **ONE)
-    rows = [list(tp.Pipeline(pipe.stages[:-2])) for pipe in (by_calls, counted)]
+    pipes = seen(processor=Uncounted(processor_of("idefics3"))), seen(family="idefics3")
+    rows = [list(tp.Pipeline(pipe.stages[:-2])) for pipe in pipes]
     assert rows[0] == rows[1]
 
 
 def test_batches_of_a_budget_of_tokens_hold_all_rows() -> None:
-    pipe = vision_chat(
-        tp.from_arrow(TABLE), processor_of("qwen2_vl"), max_tokens=400, num_shards=2, seed=1
-    )
+    pipe = seen(family="qwen2_vl", max_tokens=400, num_shards=2, seed=1, train=True)
     sizes = [tuple(batch["input_ids"].shape) for batch in pipe]
     assert sum(rows for rows, _ in sizes) == len(ROWS)
     assert max(rows * length for rows, length in sizes) <= 400
@@ -161,7 +154,7 @@ PAIRS = [
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_prompt_and_a_suffix_are_the_processors_own_batch() -> None:
     processor = processor_of("paligemma")
-    batches = list(vision_chat(tp.from_dataset(PAIRS), processor, batch_size=4, **ONE))
+    batches = list(seen(PAIRS, "paligemma", batch_size=4))
     for number, batch in enumerate(batches):
         rows = PAIRS[4 * number : 4 * number + 4]
         own = processor(
@@ -180,23 +173,21 @@ def test_a_prompt_and_a_suffix_are_the_processors_own_batch() -> None:
     assert loss.isfinite()
 
 
-def test_the_length_of_a_prompt_and_a_suffix_is_known_before_pixels() -> None:
-    pipe = vision_chat(
-        tp.from_dataset(PAIRS), processor_of("paligemma"), batch_size=1, max_length=100, **ONE
-    )
+@pytest.mark.parametrize("family", [*FAMILIES, "paligemma"])
+def test_the_length_of_a_row_is_known_before_its_pixels(family: str) -> None:
+    pipe = seen(PAIRS if family == "paligemma" else TABLE, family, batch_size=1)
     rows = list(tp.Pipeline(pipe.stages[:-2]))
     assert [row["length"] for row in rows] == [batch["input_ids"].shape[1] for batch in pipe]
     assert all(isinstance(one, bytes) for row in rows for one in row["images"])
 
 
 def test_of_a_processor_with_a_suffix_chats_and_packed_rows_are_refused() -> None:
-    processor = processor_of("paligemma")
     with pytest.raises(tp.ConfigError, match=r"packs for .*, got PaliGemmaProcessor"):
-        vision_chat(tp.from_dataset(PAIRS), processor, packed=True)
+        seen(PAIRS, "paligemma", packed=True)
     with pytest.raises(tp.DataError, match="PaliGemmaProcessor takes prompts with a picture"):
-        list(vision_chat(tp.from_dataset([{**PAIRS[0], "images": []}]), processor, **ONE))
+        list(seen([{**PAIRS[0], "images": []}], "paligemma"))
     with pytest.raises(tp.DataError, match="takes a prompt and a response, got the roles"):
-        list(vision_chat(tp.from_arrow(TABLE), processor, **ONE))
+        list(seen(TABLE, "paligemma"))
 
 
 # Packed
@@ -223,16 +214,16 @@ def loss_and_gradients(model: Any, batches: Iterator[Any]) -> tuple[float, list[
     return total, found
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [*((family, "sdpa") for family in FAMILIES), ("llava", "eager"), ("qwen2_5_vl", "eager")],
+)
 def test_packed_rows_have_the_loss_and_gradients_that_they_have_one_by_one(
     family: str, attention: str
 ) -> None:
-    rows, model = tp.from_arrow(TABLE.slice(0, 12)), model_of(family, attention)
-    packed = vision_chat(
-        rows, processor_of(family), packed=True, max_length=300, batch_size=2, num_shards=1
-    )
-    singly = vision_chat(rows, processor_of(family), batch_size=1, **ONE)
+    rows, model = TABLE.slice(0, 12), model_of(family, attention)
+    packed = seen(rows, family, packed=True, max_length=300, batch_size=2, train=True)
+    singly = seen(rows, family, batch_size=1)
     assert all("attention_mask" not in batch for batch in packed)
     loss, gradients = loss_and_gradients(model, iter(packed))
     expected, others = loss_and_gradients(model, iter(singly))
@@ -243,12 +234,8 @@ def test_packed_rows_have_the_loss_and_gradients_that_they_have_one_by_one(
 
 
 def test_a_packed_batch_says_where_its_rows_begin() -> None:
-    pipe = vision_chat(
-        tp.from_arrow(TABLE), processor_of("llava"), packed=True, max_length=300, batch_size=2,
-        num_shards=1,
-    )  # fmt: skip
-    seen = 0
-    for batch in pipe:
+    count = 0
+    for batch in seen(packed=True, max_length=300, batch_size=2, train=True):
         rows, length = batch["input_ids"].shape
         assert length == 300
         assert rows <= 2
@@ -259,18 +246,17 @@ def test_a_packed_batch_says_where_its_rows_begin() -> None:
         assert begins.tolist() == [0] * len(begins)
         assert batch["max_seqlen"] == int(edges.diff().max())
         filled = batch["input_ids"].flatten() != processor_of("llava").tokenizer.pad_token_id
-        seen += int(filled[edges[:-1].long()].sum())
-    assert seen == len(ROWS)
+        count += int(filled[edges[:-1].long()].sum())
+    assert count == len(ROWS)
 
 
 def test_packing_is_refused_for_a_family_of_which_it_is_not_known() -> None:
     class OtherProcessor(Uncounted):
         pass
 
-    with pytest.raises(
-        tp.ConfigError, match=r"packs for .* Qwen2_5_VL, got OtherProcessor.*max_tokens"
-    ):
-        vision_chat(tp.from_arrow(TABLE), OtherProcessor(processor_of("llava")), packed=True)
+    told = r"packs for .* Qwen2_5_VL, got OtherProcessor.*max_tokens"
+    with pytest.raises(tp.ConfigError, match=told):
+        seen(processor=OtherProcessor(processor_of("llava")), packed=True)
 
 
 # Where pictures come from
@@ -293,11 +279,10 @@ def digests(pipe: tp.Pipeline) -> list[str]:
 
 
 def test_files_of_every_kind_give_the_same_batches(tmp_path: Path) -> None:
-    processor = processor_of("qwen2_vl")
-    expected = digests(vision_chat(tp.from_arrow(TABLE), processor, batch_size=4, **ONE))
+    expected = digests(seen(family="qwen2_vl", batch_size=4))
 
-    def found(files: Any) -> list[str]:
-        return digests(vision_chat(str(files), processor, batch_size=4, **ONE))
+    def found(files: Path) -> list[str]:
+        return digests(seen(str(files), "qwen2_vl", batch_size=4))
 
     pq.write_table(TABLE, tmp_path / "bytes.parquet", row_group_size=5)
     assert found(tmp_path / "bytes.parquet") == expected
@@ -319,11 +304,8 @@ def test_a_tar_has_a_conversation_and_a_picture_for_each_sample(tmp_path: Path) 
                 member = tarfile.TarInfo(f"{number:03}.{kind}")
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
-    processor = processor_of("llava")
-    expected = digests(vision_chat(tp.from_dataset(rows), processor, batch_size=4, **ONE))
-    assert (
-        digests(vision_chat(str(tmp_path / "rows.tar"), processor, batch_size=4, **ONE)) == expected
-    )
+    found = digests(seen(str(tmp_path / "rows.tar"), batch_size=4))
+    assert found == digests(seen(rows, batch_size=4))
 
 
 class Guarded(MemoryFileSystem):
@@ -339,7 +321,7 @@ class Guarded(MemoryFileSystem):
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
-        return super()._strip_protocol(path.replace("guarded://", "memory://"))
+        return super()._strip_protocol(path.replace(f"{cls.protocol}://", "memory://"))
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         if self.key != "open sesame":
@@ -347,17 +329,12 @@ class Guarded(MemoryFileSystem):
         return super()._open(path, mode, **options)
 
 
-class WithoutOptions(MemoryFileSystem):
+class WithoutOptions(Guarded):
     protocol = "bare"
     store: ClassVar[dict[str, Any]] = {}
-    pseudo_dirs: ClassVar[list[str]] = [""]
 
     def __init__(self) -> None:
-        super().__init__()
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return super()._strip_protocol(path.replace("bare://", "memory://"))
+        super().__init__(key="open sesame")
 
 
 def test_storage_options_reach_pictures_at_urls(tmp_path: Path) -> None:
@@ -373,21 +350,16 @@ def test_storage_options_reach_pictures_at_urls(tmp_path: Path) -> None:
     on_disk.write_text(json.dumps({**row, "images": urls}))
     beside = {**row, "images": ["a.png", urls[1], "bare://c.jpg"]}
     Guarded(**key).pipe("/rows/rows.jsonl", json.dumps(beside).encode())
-    processor, options = processor_of("llava"), {**ONE, "batch_size": 1}
-
-    def found(files: Any, **more: Any) -> list[str]:
-        return digests(vision_chat(files, processor, **options, **more))
-
-    wanted = digests(vision_chat(tp.from_dataset([expected]), processor, **options))
-    assert found("guarded://rows/rows.jsonl", storage_options=key) == wanted
+    found = digests(seen("guarded://rows/rows.jsonl", batch_size=1, storage_options=key))
+    assert found == digests(seen([expected], batch_size=1))
     expected["images"].pop()
-    wanted = digests(vision_chat(tp.from_dataset([expected]), processor, **options))
-    assert found(on_disk, storage_options=key) == wanted
+    pipe = seen(on_disk, batch_size=1, storage_options=key)
+    assert digests(pipe) == digests(seen([expected], batch_size=1))
     with pytest.raises(tp.DataError, match=r"guarded://rows/a.png cannot be read \(PermissionE"):
-        found(on_disk)
-    pipe = vision_chat(on_disk, processor, **options, storage_options=key)
+        digests(seen(on_disk, batch_size=1))
+    pipe = seen(on_disk, batch_size=1, storage_options=key)
     assert "sesame" not in f"{pipe!r} {pipe.state_at(0)} {pipe.show()}"
-    pipe.load_state_dict(vision_chat(on_disk, processor, **options).state_at(0))
+    pipe.load_state_dict(seen(on_disk, batch_size=1).state_at(0))
 
 
 def test_pairs_with_one_picture_and_marks_in_texts_are_conversations_too() -> None:
@@ -396,7 +368,7 @@ def test_pairs_with_one_picture_and_marks_in_texts_are_conversations_too() -> No
     talk = [{"role": "user", "content": asked}, {"role": "assistant", "content": "A cat."}]
     marked = [{"from": "human", "value": "<image>What?"}, {"from": "gpt", "value": "A cat."}]
     expected, *others = (
-        digests(vision_chat(tp.from_dataset([row]), processor_of("idefics3"), batch_size=1, **ONE))
+        digests(seen([row], "idefics3", batch_size=1))
         for row in (
             {"messages": talk, "images": [content]},
             {"prompt": "What?", "response": "A cat.", "image": content},
@@ -410,7 +382,7 @@ def test_pictures_that_stages_before_it_changed_are_taken_as_arrays() -> None:
     rows = [{"prompt": f"{n}?", "response": "Yes.", "image": jpeg(n, 60, 60)} for n in range(8)]
     changed = tp.from_dataset(rows).decode_image("image", output_column="image")
     changed = changed.random_crop(40, seed=1).flip(seed=2)
-    pipe = vision_chat(changed, processor_of("qwen2_vl"), batch_size=4, num_shards=2)
+    pipe = seen(changed, "qwen2_vl", batch_size=4, num_shards=2, train=True)
     first, second = digests(pipe), digests(pipe)
     assert first != second  # of another epoch
     pipe.load_state_dict(pipe.state_at(0, epoch=0))
@@ -426,7 +398,7 @@ def test_lines_of_json_may_mix_contents_of_text_and_of_parts(tmp_path: Path) -> 
     lines[1]["messages"] = [{"role": "user", "content": "Hm?"}, said_too]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
     rows = tp.read_text(tmp_path / "rows.jsonl").map(lambda row: json.loads(row["text"]))
-    (batch,) = vision_chat(rows, processor_of("llava"), batch_size=2, **ONE)
+    (batch,) = seen(rows, batch_size=2)
     assert [said("llava", batch, n) for n in range(2)] == ["A cat.<|im_end|>\n"] * 2
 
 
@@ -458,23 +430,19 @@ def test_bad_rows_are_named_or_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, packed: bool
 ) -> None:
     rows, bad = bad_rows(tmp_path)
-    options: dict[str, Any] = {"max_length": 500, "num_shards": 1, "train": False, "packed": packed}
+    options: dict[str, Any] = {"family": "qwen2_vl", "max_length": 500, "packed": packed}
     for number, said_of in bad.items():
         path = tmp_path / f"bad-{number}.jsonl"
         path.write_text(json.dumps(rows[number]))
         with pytest.raises(tp.DataError, match=said_of) as caught:
-            list(vision_chat(path, processor_of("qwen2_vl"), **options))
+            list(seen(path, **options))
         assert f"bad-{number}.jsonl" in str(caught.value)
         assert "row 0" in str(caught.value)
     lines = [json.dumps(row) for row in rows]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     with caplog.at_level(logging.WARNING, "trainpipes"):
-        pipe = vision_chat(
-            tmp_path / "rows.jsonl", processor_of("qwen2_vl"), on_error="skip", **options
-        )
-        batches = list(pipe)
-    good = [row for number, row in enumerate(ROWS) if number not in bad]
-    others = vision_chat(tp.from_dataset(good), processor_of("qwen2_vl"), **options)
+        batches = list(seen(tmp_path / "rows.jsonl", on_error="skip", **options))
+    others = seen([row for number, row in enumerate(ROWS) if number not in bad], **options)
     labels = [sum(int((b["labels"] >= 0).sum()) for b in some) for some in (batches, others)]
     assert labels[0] == labels[1]
     assert "left out" in caplog.text
@@ -484,19 +452,14 @@ def test_a_batch_whose_rows_are_all_damaged_is_left_out() -> None:
     rows = [{"prompt": f"{n}?", "response": "Yes.", "image": jpeg(0)} for n in range(6)]
     for row in rows[2:4]:
         row["image"] = row["image"][:-60]
-    pipe = vision_chat(
-        tp.from_dataset(rows), processor_of("llava"), batch_size=2, on_error="skip", **ONE
-    )
+    pipe = seen(rows, batch_size=2, on_error="skip")
     assert [len(batch["labels"]) for batch in pipe] == [2, 2]
 
 
 def test_a_quarantine_lists_damaged_pictures(tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}?", "response": "Yes.", "image": jpeg(0)} for n in range(6)]
     rows[3]["image"] = rows[3]["image"][:-60]
-    quarantine = tp.Quarantine(tmp_path / "bad", max_share=1)
-    pipe = vision_chat(
-        tp.from_dataset(rows), processor_of("llava"), batch_size=2, on_error=quarantine, **ONE
-    )
+    pipe = seen(rows, batch_size=2, on_error=tp.Quarantine(tmp_path / "bad", max_share=1))
     assert [len(batch["labels"]) for batch in pipe] == [2, 1, 2]
     (file,) = (tmp_path / "bad").iterdir()
     (line,) = map(json.loads, file.read_text().splitlines())
@@ -507,16 +470,11 @@ def test_a_quarantine_lists_damaged_pictures(tmp_path: Path) -> None:
 
 
 def test_a_state_of_another_processor_is_refused_by_name() -> None:
-    def made(family: str, **options: Any) -> tp.Pipeline:
-        return vision_chat(tp.from_arrow(TABLE), processor_of(family), num_shards=2, **options)
-
-    pipe = made("llava")
-    next(iter(pipe))
-    with pytest.raises(
-        tp.StateError, match=r"vision_rows/processor.*LlavaProcessor.*Qwen2VLImages"
-    ):
-        made("qwen2_vl").load_state_dict(pipe.state_dict() or {})
-    made("llava").load_state_dict(pipe.state_dict() or {})
+    state = seen(num_shards=2).state_at(1)
+    told = r"vision_rows/processor.*LlavaProcessor.*Qwen2VLImages"
+    with pytest.raises(tp.StateError, match=told):
+        seen(family="qwen2_vl", num_shards=2).load_state_dict(state)
+    seen(num_shards=2).load_state_dict(state)
 
 
 def test_a_processor_is_known_by_content_backend_and_version() -> None:
@@ -528,18 +486,16 @@ def test_a_processor_is_known_by_content_backend_and_version() -> None:
 
 
 def test_a_folder_is_the_same_processor_as_the_object(tmp_path: Path) -> None:
-    processor = processor_of("llava")
-    processor.save_pretrained(tmp_path / "processor")
-    rows = tp.from_arrow(TABLE)
-    by_folder = vision_chat(rows, str(tmp_path / "processor"), batch_size=4, **ONE)
-    assert digests(by_folder) == digests(vision_chat(rows, processor, batch_size=4, **ONE))
+    processor_of("llava").save_pretrained(tmp_path)
+    by_folder = seen(processor=str(tmp_path), batch_size=4)
+    assert digests(by_folder) == digests(seen(batch_size=4))
 
 
 def test_other_processors_are_refused(tmp_path: Path) -> None:
     with pytest.raises(tp.ConfigError, match=r"processor. must be a processor of transformers"):
-        vision_chat(tp.from_arrow(TABLE), 7)
+        seen(processor=7)
     with pytest.raises(tp.ConfigError, match="AutoProcessor makes none of"):
-        list(vision_chat(tp.from_arrow(TABLE), str(tmp_path)))
+        list(seen(processor=str(tmp_path)))
 
 
 # Pictures
@@ -558,9 +514,8 @@ def test_a_picture_on_its_side_is_measured_upright() -> None:
 def test_what_is_no_picture_is_said() -> None:
     with pytest.raises(NoPicture, match="no picture that can be read"):
         size_of(b"text")
-    rows = tp.from_dataset([{"prompt": "a", "response": "b", "image": 7}])
     with pytest.raises(tp.DataError, match=r"a picture is bytes, a path, .* got 7"):
-        list(vision_chat(rows, processor_of("llava"), **ONE))
+        list(seen([{"prompt": "a", "response": "b", "image": 7}]))
 
 
 def test_lists_of_pictures_are_changed_one_by_one_and_the_same_again() -> None:
@@ -582,10 +537,7 @@ def test_lists_of_pictures_are_changed_one_by_one_and_the_same_again() -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_show_prints_the_conversations(packed: bool) -> None:
-    pipe = vision_chat(
-        tp.from_arrow(TABLE), processor_of("llava"), packed=packed, max_length=300, **ONE
-    )
-    shown = " ".join(str(pipe.show()).split())
+    shown = " ".join(str(seen(packed=packed, max_length=300).show()).split())
     assert "<|im_start|>user\\n‹5 <image>›What is number 0?" in shown
     assert ("2 pictures: 49 x 63, 49 x 30" if packed else "1 picture: 40 x 30") in shown
     assert "⟦It is" in shown
@@ -599,10 +551,11 @@ def test_a_notebook_shows_small_pictures(packed: bool) -> None:
     wide.save(out, "PNG")
     rows = [{"prompt": "What?", "response": "Red.", "images": [out.getvalue(), jpeg(1)]}]
     rows.append({"prompt": "What?", "response": "Nothing.", "images": [jpeg(1)[:-60]]})
-    pipe = vision_chat(
-        tp.from_dataset(rows), processor_of("qwen2_vl"), packed=packed, on_error="skip", **ONE
+    shown = (
+        seen(rows, "qwen2_vl", packed=packed, on_error="skip")
+        .show()
+        ._repr_mimebundle_()["text/html"]
     )
-    shown = pipe.show()._repr_mimebundle_()["text/html"]
     found = re.findall(r'<img src="data:image/png;base64,(\S+)" title="([0-9x ]+)">', shown)
     assert [title for _, title in found] == ["300 x 60", "40 x 30"]
     pictures = [Image.open(io.BytesIO(base64.b64decode(data))) for data, _ in found]
@@ -619,12 +572,3 @@ def test_the_recipe_is_written_and_read_as_yaml(tmp_path: Path) -> None:
     text = pipe.to_yaml()
     assert text.split("\n")[1] == "recipe: vision_chat"
     assert digests(loads(text)) == digests(pipe)
-
-
-def test_all_rows_come_once_where_it_evaluates() -> None:
-    found = [
-        row
-        for batch in vision_chat(tp.from_dataset(ROWS), processor_of("llava"), batch_size=4, **ONE)
-        for row in batch["labels"]
-    ]
-    assert len(found) == len(ROWS)

@@ -117,14 +117,7 @@ class Drawing:
         stages: list[Stage] = []
         packed = regroups = False
         for _ in range(draw.choice([0, 1, 1, 2, 3] if short else [0, 1, 2, 2, 3, 4, 5])):
-            kinds = [
-                "shuffle",
-                "shuffle",
-                "filter",
-                "flat_map",
-                "deduplicate",
-                "stateful",
-            ]
+            kinds = ["shuffle", "shuffle", "filter", "flat_map", "deduplicate", "stateful"]
             kinds += [] if regroups else ["sample"]
             if packed:
                 kinds = ["shuffle"]

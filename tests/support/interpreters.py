@@ -30,6 +30,9 @@ os.setsid()
 import torch, torch.distributed, torchdata.nodes, torchdata.stateful_dataloader
 import pyarrow.parquet, pyarrow.json, pyarrow.csv
 import trainpipes.loader, trainpipes.pipeline.starts, trainpipes.testing
+import importlib
+for more in sys.argv[3:]:
+    importlib.import_module(more)
 
 def serve(address):
     """Return in a process of its own for each call."""
@@ -168,8 +171,8 @@ sys.exit(code)
 
 
 @cache
-def python() -> tuple[str, ...]:
-    """The words of a command that stand for ``sys.executable``."""
+def python(*modules: str) -> tuple[str, ...]:
+    """The words of a command that stand for ``sys.executable``, with these modules imported, too."""
     # No TemporaryDirectory: a process that multiprocessing forks lets go of what atexit holds, and that
     # would remove the folder (Python 3.13).
     folder = mkdtemp(prefix="tp-forkserver-")
@@ -178,7 +181,7 @@ def python() -> tuple[str, ...]:
     server.write_text(SERVER)
     client.write_text(CLIENT)
     address = str(server.with_name("socket"))
-    command = [sys.executable, "-W", "ignore", str(server), address, str(os.getpid())]
+    command = [sys.executable, "-W", "ignore", str(server), address, str(os.getpid()), *modules]
     null = subprocess.DEVNULL
     subprocess.run(command, stdin=null, stdout=null, stderr=null, check=True)
     end = time.monotonic() + 120
@@ -191,7 +194,7 @@ def python() -> tuple[str, ...]:
 
 def pid_of(run: subprocess.Popen[Any]) -> int:
     """The process that a run of ``python()`` is about, and its group."""
-    link = f"{python()[-1]}.{run.pid}"
+    link = f"{run.args[3]}.{run.pid}"  # type: ignore[index]
     while not os.path.lexists(link):
         assert run.poll() is None
         time.sleep(0.002)

@@ -17,7 +17,10 @@ from trainpipes import Loader, Pipeline
 from trainpipes.testing import digest
 from trainpipes_recipes.samples import function_pairs
 
-__all__ = ["check_training", "real_text"]
+__all__ = ["TRAINER", "check_training", "real_text"]
+
+#: What a training script imports first: for ``python(*TRAINER)``.
+TRAINER = ("torch._dynamo", "transformers.models.llama.modeling_llama")
 
 #: Losses at either end of a run whose mean is compared: one batch may be hard or easy.
 ENDS = 10
