@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import threading
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 import trainpipes as tp
+from trainpipes.engine.iterating import worker_message
 from trainpipes.engine.iterating.worker_message import (
     ALONE_BYTES,
     MOST_BYTES,
@@ -50,8 +53,8 @@ def test_memory_is_not_filled_again_before_it_is_read() -> None:
     sent = []
     for number in range(6):
         batches = [(2 * number + n, pack([torch.full((4,), number)]), "") for n in range(2)]
-        message = WorkerMessage(0, batches)
-        memory.place(message, number)
+        message = WorkerMessage(0, number, batches)
+        memory.place(message)
         sent.append(pickle.loads(pickle.dumps(message)))
     shared = [isinstance(message.batches[0].values[0], tuple) for message in sent]
     assert shared == [True, True, True, True, False, False]
@@ -66,12 +69,52 @@ def test_memory_is_not_filled_again_before_it_is_read() -> None:
 
 def test_messages_of_a_pass_that_was_left_free_no_memory_of_the_next_one() -> None:
     memory = WorkerMemory(1, 2)
-    message = WorkerMessage(0, [(0, pack([torch.ones(4)]), "")])
-    memory.place(message, 0)
+    message = WorkerMessage(0, 0, [(0, pack([torch.ones(4)]), "")])
+    memory.place(message)
     received = Received(memory, message)
     received.leave()
     received.unpack_all()
     assert memory.unpacked(0) == 0
+
+
+def test_a_message_that_is_unpacked_before_an_earlier_one_does_not_free_the_earlier_ones_memory() -> (
+    None
+):
+    memory = WorkerMemory(2, 2)
+    for number in (1, 3, 2):
+        memory.has_unpacked(1, number)
+        assert memory.unpacked(1) == 0
+    memory.has_unpacked(1, 0)
+    assert [memory.unpacked(0), memory.unpacked(1)] == [0, 4]
+
+
+MASK = torch.zeros(9 << 20, dtype=torch.uint8)
+UNPACKED = worker_message._tensor
+
+
+def late(*values: Any) -> Any:
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(0.003)
+    return UNPACKED(*values)
+
+
+def of_uneven_size(rows: list[int]) -> dict[str, Any]:
+    """One message each of the first worker, and of the second large and small ones in turn."""
+    (n,) = rows
+    if n < 40:
+        return {"n": n, "parts": [], "mask": MASK}
+    count, size = (75, 25_600) if n % 4 == 2 else (4, 240_000)
+    return {"n": n, "parts": [torch.full((size,), n, dtype=torch.int32) for _ in range(count)]}
+
+
+@pytest.mark.usefixtures("no_processes_left")
+def test_a_thread_that_is_late_finds_each_batch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It unpacks large messages of a worker whose small ones were unpacked at once, after them."""
+    monkeypatch.setattr(worker_message, "_tensor", late)
+    pipe = tp.from_dataset(range(80)).sharding_filter(2).batch(1).collate(of_uneven_size)
+    for number, batch in enumerate(tp.Loader(pipe, num_workers=2)):
+        assert batch["n"] == number // 2 + 40 * (number % 2)
+        assert all((part == batch["n"]).all() for part in batch["parts"])
 
 
 @pytest.mark.usefixtures("no_processes_left")
@@ -89,8 +132,8 @@ def test_large_batches_of_passes_that_are_left_and_begun_again_are_those_of_a_se
 
 def test_what_is_only_marked_as_conjugate_or_negative_is_sent_as_it_reads() -> None:
     memory, marked = WorkerMemory(1, 2), torch.tensor([1 + 2j, 3 - 1j]).conj()
-    message = WorkerMessage(0, [(0, pack([marked, marked.imag]), "")])
-    memory.place(message, 0)
+    message = WorkerMessage(0, 0, [(0, pack([marked, marked.imag]), "")])
+    memory.place(message)
     found, negative = Received(memory, message).take(0)
     assert found.tolist() == marked.tolist()
     assert negative.tolist() == marked.imag.tolist()

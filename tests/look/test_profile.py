@@ -279,3 +279,20 @@ def test_tensors_as_they_come(tmp_path: Path) -> None:
         assert all(isinstance(batch["input_ids"], torch.Tensor) for batch in loader)
     assert stage_seconds(run.to_dict(), "pad_collate") > 0.1 * loader.wait_seconds
     assert stage_seconds(run.to_dict(), "") < 1.3 * run.measured.seconds
+
+
+def test_a_run_without_batches_is_printed_too() -> None:
+    pipe = tp.from_dataset(range(10)).filter(lambda _: False, version="1").batch(2)
+    with tp.profile(tp.Loader(pipe)) as run:
+        assert "verdict" in str(run)
+        list(tp.Loader(pipe))
+    assert "verdict" in str(run)
+
+
+@pytest.mark.parametrize("epoch", [None, 0])
+def test_of_a_pipeline_it_knows_the_loader_that_a_trainer_made_of_it(epoch: int | None) -> None:
+    pipe = tp.from_dataset(range(200)).sharding_filter(4).map(slow).batch(2)
+    with tp.profile(pipe) as run:
+        list(tp.Loader(pipe, num_workers=2, epoch=epoch))
+    assert run.to_dict()["facts"]["workers"] == 2
+    assert run.to_dict()["waited"] > 0.5 * run.to_dict()["seconds"]

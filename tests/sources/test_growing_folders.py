@@ -212,10 +212,11 @@ def packed(content: bytes) -> str:
         packed(b'{"a": "b"}'),
         packed(b'[["a.parquet", 1]]'),
         packed(b'["a.parquet"]'),
+        packed(b'[["a.parquet"]]'),
         packed(b'[["a.parquet"]]')[:-8],
         packed(b'[["a.parquet"]]' + b" " * (1 << 21)),  # small until it is unpacked
     ],
-    ids=["no base64", "a dict", "a number", "a text", "cut", "a bomb"],
+    ids=["no base64", "a dict", "a number", "a text", "no folder", "cut", "a bomb"],
 )
 def test_a_damaged_list_in_a_state_is_refused(
     folder: Path, files: str, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -122,3 +123,14 @@ def test_a_state_of_tokens_does_not_go_on_with_rows() -> None:
         for allowed in ((), ("batch_size",)):
             with pytest.raises(tp.StateError, match="stages/batch"):
                 then.load_state_dict(first.state_dict(), allow_changes=allowed)
+
+
+def test_rows_without_tokens_fill_batches_too() -> None:
+    """A row takes at least one cell: of empty ones any number would fit, and an endless pass has many."""
+    rows = tp.from_dataset([{"input_ids": [1, 2]}] * 5 + [{"input_ids": []}] * 5).sharding_filter(2)
+    found = [
+        [len(row["input_ids"]) for row in batch]
+        for batch in islice(rows.repeat().batch(max_tokens=4), 4)
+    ]
+    assert found == [[2, 2], [0] * 4, [2, 2], [0] * 4]
+    assert [len(batch) for batch in rows.batch(max_tokens=4)] == [2, 4, 2, 1, 1]

@@ -71,7 +71,7 @@ def check_shard(layout: Layout | StreamLayout, shard: int, epoch: int, given: in
     """Raise DataError if a shard of a pass without an end has got nothing since epoch ``given``."""
     if epoch - given >= most_empty(layout):
         shards = layout.num_shards
-        way = "check filter(), take() and skip()"
+        way = "check the stages that leave out rows, such as filter(), take() and skip()"
         way = f"lower num_shards in sharding_filter(), or {way}" if shards > 1 else way
         raise DataError(
             f"repeat() or mix() would wait forever: shard {shard} of {shards} got no rows up to epoch "

@@ -138,6 +138,8 @@ class Loader:
         else:  # wherever the pipeline stands
             self._iteration = IterationState(plan, source.ranks, fixed=epoch)
             self._iteration.members = source.members
+            source.derived.add(self._iteration)
+        self._iteration.how = {"threads": threads, "workers": num_workers}
         self.num_workers = num_workers
         self.threads = threads
         self._options = {**options, "prefetch_factor": prefetch_factor}

@@ -73,6 +73,7 @@ class Budgeted(BatchingStage):
             end = [rows] if open_too and full < rows else []
             return np.array([*range(0, full, size), full, *end], dtype=np.int64)
         max_rows = self.options["max_rows"]
+        lengths = np.maximum(lengths, 1)  # of empty rows any number would fit
         found = cut(lengths, most, max_rows)
         last = lengths[found[-2:][0] :]
         room = len(last) != max_rows and int(last.max(initial=0)) * (len(last) + 1) <= most

@@ -326,7 +326,7 @@ def test_a_mix_without_an_end_cannot_be_waited_for():
 
 def test_sources_without_rows_are_refused_and_never_waited_for():
     empty = tp.from_arrow(pa.table({"who": pa.array([], pa.string())}))
-    with pytest.raises(tp.DataError, match=r"mix\(sources\): 'b': .* has no rows"):
+    with pytest.raises(tp.DataError, match=r"mix\(sources\): 'b': .* gives no rows"):
         list(tp.mix({"a": A.select("who"), "b": empty}, weights={"a": 1, "b": 1}))
     nothing = rows("b", 50).filter(pc.field("who") == "c")
     with pytest.raises(tp.DataError, match="source 'b' of a mix"):
@@ -356,3 +356,14 @@ def test_sizes_that_are_not_known_are_asked_for():
 def test_tokens_are_counted_in_a_column_that_is_there():
     with pytest.raises(tp.SchemaError, match="ids"):
         list(tp.mix({"a": A, "b": B}, weight_by="tokens", column="ids", weights={"a": 1, "b": 1}))
+
+
+def test_types_are_found_also_where_all_rows_of_a_source_may_be_skipped() -> None:
+    parts = {
+        name: tp.from_dataset([{"id": first + n} for n in range(1000)])
+        for name, first in (("a", 0), ("b", 10**6))
+    }
+    pipe = tp.mix(parts, weights={"a": 1, "b": 1}).skip(1500).map(dict)
+    assert list(pipe.select("id")) == list(pipe)
+    with pytest.raises(tp.DataError, match=r"'b': from_dataset\(.*\) > take\(0\) gives no rows"):
+        len(tp.mix({"a": parts["a"], "b": parts["b"].take(0)}))

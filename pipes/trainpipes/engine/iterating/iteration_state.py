@@ -53,6 +53,8 @@ class IterationState:
         self.begun: Living[Consumer] = Living()
         #: Those of loaders that were made of this one.
         self.derived: Living[IterationState] = Living()
+        #: Threads and workers of the loader that it is of, as ``profile`` says them.
+        self.how: dict[str, int | None] = {"threads": 0, "workers": 0}
         #: Seconds that loops of this process have waited for items.
         self.wait_seconds = 0.0
         #: How often a worker has iterated it.

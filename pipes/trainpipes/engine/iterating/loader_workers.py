@@ -92,8 +92,9 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
             message.schemas = plan.inputs.schemas.known()
             message.counted = [t.since(n) for t, n in zip(plan.tallies, sent, strict=True)]
             sent = [tally.numbers for tally in plan.tallies]
-            self.memory.place(message, number)
-            number += 1
+            message.number, number = number, number + 1
+            self.memory.place(message)
+            self.memory.makes(worker, -1)
             yield message
         switched(sampler, False)
         if not self.persistent:  # whoever receives a large tensor asks the process that made it

@@ -109,7 +109,7 @@ class WorkerWatch:
             return None
         m = memory.made_by(worker)
         at = (
-            "before its first batch"
+            "between two batches, or before its first one"
             if m is None
             else f"while it made batch {m} of shard {m % num_shards}"
         )

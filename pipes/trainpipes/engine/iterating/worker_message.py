@@ -22,6 +22,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from trainpipes._internal.activity_sampler import Counts
+from trainpipes._internal.locks import InterruptibleLock
 from trainpipes.engine.shards.lane import ENDED
 from trainpipes.errors import DataError
 from trainpipes.interfaces.tally import Numbers
@@ -56,6 +57,8 @@ class WorkerMessage:
     """
 
     worker: int
+    #: Of the worker's messages, from the first that its memory was used for.
+    number: int = 0
     items: list[tuple[int, Packed | ExceptionWrapper | str | None, str]] = field(
         default_factory=list
     )
@@ -94,12 +97,17 @@ class WorkerMemory:
         # Unused pages take no memory.
         self._map: Any = mmap.mmap(-1, workers * self._each * MOST_BYTES)
         self._room: Any = memoryview(self._map)
+        #: Of each worker the messages that were unpacked before an earlier one.
+        self._early: list[set[int]] = [set() for _ in range(workers)]
+        self._lock: Any = InterruptibleLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_room": None, "_map": None}
+        return {**vars(self), "_room": None, "_map": None, "_lock": None}
 
     def begin(self, epoch: int) -> None:
         self.shrink()
+        for early in self._early:
+            early.clear()
         self._numbers[_EPOCH], self._numbers[_DUE] = epoch, 0
 
     def leave(self) -> None:
@@ -134,6 +142,7 @@ class WorkerMemory:
         self._numbers[_PROFILED] = on
 
     def unpacked(self, worker: int) -> int:
+        """How many messages of a worker were unpacked, up to the first that was not."""
         return int(self._numbers[_UNPACKED + worker])
 
     def makes(self, worker: int, m: int) -> None:
@@ -143,9 +152,9 @@ class WorkerMemory:
         m = int(self._numbers[_UNPACKED + self.workers + worker])
         return None if m < 0 else m
 
-    def place(self, message: WorkerMessage, number: int) -> None:
-        """Put the tensors of message ``number`` in shared memory, as far as there is room."""
-        worker, each = message.worker, self._each
+    def place(self, message: WorkerMessage) -> None:
+        """Put the tensors of a message in shared memory, as far as there is room."""
+        worker, number, each = message.worker, message.number, self._each
         room = self._room if number - self.unpacked(worker) < each else None
         at = (worker * each + number % each) * MOST_BYTES
         end = at + MOST_BYTES
@@ -165,8 +174,14 @@ class WorkerMemory:
         values = [self._room[slice(*v)] if type(v) is tuple else v for v in made.values]
         return pickle.loads(made.pickled, buffers=values)
 
-    def has_unpacked(self, worker: int) -> None:
-        self._numbers[_UNPACKED + worker] += 1
+    def has_unpacked(self, worker: int, number: int) -> None:
+        """A message was unpacked, perhaps by another thread than one before it that still is."""
+        early, at = self._early[worker], _UNPACKED + worker
+        with self._lock:
+            early.add(number)
+            while self._numbers[at] in early:
+                early.remove(self._numbers[at])
+                self._numbers[at] += 1
 
 
 class _Pickler(ForkingPickler):

@@ -40,7 +40,7 @@ class Received:
 
     def __init__(self, memory: WorkerMemory, message: WorkerMessage) -> None:
         self._memory: WorkerMemory | None = memory
-        self._worker = message.worker
+        self._whose = message.worker, message.number
         self._packed: list[Any] = [made for _, made, _ in message.items]
         self._items: dict[int, Any] = {}
         self._left = len(self._packed)
@@ -49,7 +49,7 @@ class Received:
         self.texts = [text for _, _, text in message.items]
         self.nbytes = sum(batch.size for batch in message.batches)
         if not self._left:
-            memory.has_unpacked(self._worker)
+            memory.has_unpacked(*self._whose)
 
     def take(self, n: int) -> Any:
         with self._lock:
@@ -83,7 +83,7 @@ class Received:
         self._left -= 1
         # Garbage collection may have closed the iterator, and with it left this, in this thread.
         if not self._left and self._memory is not None:
-            self._memory.has_unpacked(self._worker)
+            self._memory.has_unpacked(*self._whose)
 
 
 _INTERRUPTED = (

@@ -27,6 +27,7 @@ from trainpipes.interfaces.source import RowStream, read_full, read_rows
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import (
     BatchingStage,
+    CountingStage,
     FinishingStage,
     RunStage,
     first_of,
@@ -120,6 +121,7 @@ def first_rows(inputs: Inputs, below: Sequence[Stage], caller: str) -> Payload |
 def _parts_of_mix(
     inputs: Inputs, mixture: RowMixture, below: Sequence[Stage]
 ) -> Iterator[tuple[str, Inputs, Sequence[Stage]]]:
+    below = without(below, CountingStage)  # it counts rows of the mix
     for name, part in inputs.mixed.items():
         yield name, part, (*_on_rows(part.chain.steps), mixture.naming(name), *below)
 

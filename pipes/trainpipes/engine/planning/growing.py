@@ -89,8 +89,8 @@ def files_of(text: Any, count: int) -> list[list[str]]:
     try:
         unpack = zlib.decompressobj()
         found = json.loads(unpack.decompress(b64decode(text, validate=True), MOST_NAMES))
-        lists = all(isinstance(names, list) for names in found)
-        good = unpack.eof and lists and all(isinstance(name, str) for one in found for name in one)
+        good = unpack.eof and all(isinstance(names, list) for names in found)
+        good &= all(isinstance(name, str) and "/" in name for one in found for name in one)
     except (ValueError, TypeError, zlib.error):
         good = False
     if not good:

@@ -95,7 +95,8 @@ def _workers(facts: Facts, m: Measured) -> Iterator[Cause]:
     calls = any(stage.in_caller for stage in facts.stages)
     useful = max(1, facts.shards // facts.ranks)
     if useful < facts.workers:
-        text = f"{facts.workers} workers share {useful} shards: {facts.workers - useful} have none"
+        shards = f"{useful} shard{'s' * (useful != 1)}"
+        text = f"{facts.workers} workers share {shards}: {facts.workers - useful} have none"
         line = f"sharding_filter({4 * facts.workers * facts.ranks})"
         after = max(m.trainer, m.seconds * useful / min(facts.workers, max(facts.cores, useful)))
         yield Cause("shards", text, line, after)
@@ -229,7 +230,7 @@ def _in_threads(facts: Facts, m: Measured) -> Iterator[Cause]:
     """What the pipeline's threads do while the loop waits for them."""
     group = ITERATES if facts.workers else "threads"
     total = m.of(group)[0]
-    if total < LEAST_PART * m.waited:
+    if not total or total < LEAST_PART * m.waited:
         return
     opener = facts.opener
     for stage in facts.stages:

@@ -108,10 +108,9 @@ def parts_of(loader: Any) -> tuple[Any, Any, dict[str, Any]]:
     seen = 0
     while loader is not None and seen < 8:
         if isinstance(loader, Loader):
-            how = {"threads": loader.threads, "workers": loader.num_workers}
-            return loader.pipeline, loader._iteration, how
+            return loader.pipeline, loader._iteration, loader._iteration.how
         if isinstance(loader, Pipeline):
-            return loader, loader._iteration, {"threads": 0, "workers": 0}
+            return loader, loader._iteration, loader._iteration.how
         inner = getattr(loader, "dataset", None) if hasattr(loader, "num_workers") else None
         if isinstance(inner, Pipeline):
             return inner, None, {"threads": 0, "workers": loader.num_workers, "plain": True}

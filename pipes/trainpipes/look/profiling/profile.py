@@ -142,6 +142,7 @@ class Profile:
         assert self._sampler is not None
         try:
             self._sampler.stop()
+            vars(self).pop("_facts", None)  # of a loader that was made meanwhile
             self._draw(perf_counter())
         finally:
             activity.observer, self._sampler = None, None
@@ -263,7 +264,9 @@ class Profile:
     def _facts(self) -> Facts:
         iteration = self._iteration or self._pipeline._iteration
         ranks = iteration.ranks()[1]
-        return facts_of(iteration.plan, ranks, self._window_bytes, **self._how)
+        made = [] if self._iteration is None else [one.how for one in self._iteration.derived]
+        how = made[-1] if made else self._how
+        return facts_of(iteration.plan, ranks, self._window_bytes, **how)
 
     @property
     def measured(self) -> Measured:

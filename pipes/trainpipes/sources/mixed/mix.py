@@ -184,7 +184,8 @@ class Mix(MixingSource):
                 path = name if self._inputs is None else self._inputs.name_of(name)
                 plans[name] = plan = Plan.of(stages, sources[name], name=path)
                 if 0 in (plan.inputs.epoch_rows, rows_of(plan)):
-                    raise DataError(f"{plan.chain.stages[0]} has no rows: leave it out of the mix")
+                    what = " > ".join(map(str, plan.chain.stages))
+                    raise DataError(f"{what} gives no rows: leave it out of the mix")
         return Mixture(self, plans)
 
     def parts(self, mixed: Inputs) -> dict[str, Inputs]:
