@@ -339,7 +339,7 @@ def test_sources_without_rows_are_refused_and_never_waited_for():
     with pytest.raises(tp.DataError, match="kept no row of a shard in 16 epochs"):
         next(iter(above))
     taken = rows("b", 50, seed=1).filter(pc.field("who") != "c").skip(60)
-    said = r"shard 0 of 1 got no rows .*; check filter\(\), take\(\) and skip\(\) \(in source 'b'"
+    said = r"shard 0 of 1 got no rows .*, such as filter\(\), take\(\) and skip\(\) \(in source 'b'"
     with pytest.raises(tp.DataError, match=said):
         list(tp.mix({"a": A, "b": taken}, weights={"a": 1, "b": 1}))
 
