@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import gc
+import io
+import json
 import os
+import tarfile
 from collections.abc import Callable, Iterator
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from every_format import FORMATS
 from faulty_server import FaultyServer
 from trainpipes.sources.files import file_errors, range_file
 from trainpipes.sources.text import pieces
 
-ROWS = 12_000  # more than is read ahead
-#: Formats, and rows of a block.
-BLOCKS = {"parquet": ROWS, "json lines": 1000, "csv": 1000, "arrow": 1000, "npy": 1000, "tar": 50}
+ROWS = 40_000  # more than is read ahead
 
 
 @pytest.fixture(autouse=True)
@@ -35,52 +36,76 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.collect()  # readers that errors hold, which ask servers that are gone
 
 
+def parquet(values: list[int]) -> bytes:
+    sink = pa.BufferOutputStream()
+    small = {"data_page_size": 8000, "write_batch_size": 1000, "use_dictionary": False}
+    pq.write_table(
+        pa.table({"x": values}), sink, compression="none", write_statistics=False, **small
+    )
+    return bytes(sink.getvalue())
+
+
+def arrow(values: list[int]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pyarrow.feather.write_feather(
+        pa.table({"x": values}), sink, compression="uncompressed", chunksize=1000
+    )
+    return bytes(sink.getvalue())
+
+
+def numpy(values: list[int]) -> bytes:
+    sink = io.BytesIO()
+    np.save(sink, np.array(values))
+    return sink.getvalue()
+
+
+def tar(values: list[int]) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        for n, value in enumerate(values[:2000]):
+            info = tarfile.TarInfo(f"{n:04}.txt")
+            info.size = 5
+            archive.addfile(info, io.BytesIO(b"%05d" % value))
+    return sink.getvalue()
+
+
+#: A file of each format from numbers of five digits, what reads it, and a row's number.
+FORMATS: dict[str, tuple[Callable[[list[int]], bytes], Callable[[Any], Any], Any]] = {
+    "parquet": (parquet, lambda files: files.read_parquet(), lambda row: row["x"]),
+    "jsonl": (lambda values: b"".join(json.dumps({"x": n}).encode() + b"\n" for n in values),
+        lambda files: files.read_json(), lambda row: row["x"]),
+    "csv": (lambda values: b"x\n" + b"".join(b"%d\n" % n for n in values), lambda files: files.read_csv(),
+        lambda row: row["x"]),
+    "arrow": (arrow, lambda files: files.read_arrow(), lambda row: row["x"]),
+    "npy": (numpy, lambda files: files.read_numpy(block_rows=1000), lambda row: int(row["array"])),
+    "tar": (tar, lambda files: files.read_webdataset(block_rows=50), lambda row: int(row["txt"])),
+}  # fmt: skip
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def small_pages(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    small = {"data_page_size": 8000, "write_batch_size": 1000, "use_dictionary": False}
-    pq.write_table(table, sink, compression="none", write_statistics=False, **small)
-    return bytes(sink.getvalue())
-
-
-@cache
-def contents(name: str) -> list[bytes]:
-    """A file of numbers of five digits, and another one of the same size."""
-    rows = ROWS // 6 if name == "tar" else ROWS
-    y = [0.5] * rows
-    tables = [pa.table({"x": range(n, n + rows), "y": y}) for n in (10_000, 50_000)]
-    if name == "parquet":
-        return [small_pages(table) for table in tables]
-    return [FORMATS[name].write(table, BLOCKS[name]) for table in tables]
-
-
-def check(name: str, file: str, put: Callable[[bytes], None], **options: Any) -> None:
+def check(name: str, files: tp.Pipeline, put: Callable[[bytes], None]) -> None:
     """Read some rows, overwrite the file, and go on."""
-    old, new = contents(name)
-    assert len(old) == len(new)
-    put(old)
-    pipe = FORMATS[name].read(file, BLOCKS[name], **options)
+    write, reader, number = FORMATS[name]
+    old, new = list(range(10_000, 10_000 + ROWS)), list(range(50_000, 50_000 + ROWS))
+    assert len(write(old)) == len(write(new))
+    put(write(old))
+    pipe = reader(files)
     rows = iter(pipe)
-    found = [FORMATS[name].number(next(rows))]
-    put(new)
-    said = f"rows{FORMATS[name].suffix}.*has changed"
-    with pytest.raises(tp.DataChangedError, match=said):
-        found.extend(map(FORMATS[name].number, chain(rows, pipe)))  # what was read ahead is old
+    found = [number(next(rows))]
+    put(write(new))
+    with pytest.raises(tp.DataChangedError, match=f"rows.{name}.*has changed"):
+        found.extend(map(number, chain(rows, pipe)))  # what was read ahead of time is old
     assert max(found) < 50_000
 
 
-HERE = [(name, "in place") for name in BLOCKS]
-HERE += [(name, "in place of it") for name in ("parquet", "csv", "tar")]
-HERE += [(name, "with its time") for name in ("json lines", "arrow", "npy")]
-
-
-@pytest.mark.parametrize(("name", "how"), HERE)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("how", ["in place", "in place of it", "with its time"])
 def test_on_this_machine(tmp_path: Path, name: str, how: str) -> None:
-    path = tmp_path / f"rows{FORMATS[name].suffix}"
+    path = tmp_path / f"rows.{name}"
 
     def put(content: bytes) -> None:
         if not path.exists():
@@ -97,7 +122,7 @@ def test_on_this_machine(tmp_path: Path, name: str, how: str) -> None:
             os.utime(tmp_path / "beside", ns=(times.st_atime_ns, times.st_mtime_ns))
         (tmp_path / "beside").replace(path)
 
-    check(name, str(path), put)
+    check(name, tp.list_files(path), put)
 
 
 def test_a_file_system_that_makes_up_inodes_is_told_by_times(
@@ -118,15 +143,13 @@ def test_a_file_system_that_makes_up_inodes_is_told_by_times(
     assert len(list(pipe)) == 10
 
 
-TOLD = [(name, "ETag") for name in BLOCKS] + [(name, "Last-Modified") for name in ("arrow", "csv")]
-
-
-@pytest.mark.parametrize(("name", "told"), TOLD)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("told", ["ETag", "Last-Modified"])
 def test_over_http(
     server: FaultyServer, name: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.versions, times = told, [0]
-    path = server.folder / f"rows{FORMATS[name].suffix}"
+    path = server.folder / f"rows.{name}"
 
     def put(content: bytes) -> None:
         path.write_bytes(content)
@@ -134,12 +157,12 @@ def test_over_http(
         os.utime(path, ns=(0, times[-1]))
 
     with caplog.at_level("WARNING", "trainpipes"):
-        check(name, f"{server.url}/{path.name}", put)
+        check(name, tp.list_files(f"{server.url}/rows.{name}"), put)
     assert caplog.text.count("gives no ETag") == (told == "Last-Modified")
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_on_s3(s3: dict[str, Any], name: str) -> None:
     system = fsspec.filesystem("s3", **s3)
-    url = f"s3://test-changed-files/rows{FORMATS[name].suffix}"
-    check(name, url, lambda content: system.pipe(url, content), storage_options=s3)
+    url = f"s3://test-changed-files/rows.{name}"
+    check(name, tp.list_files(url, storage_options=s3), lambda content: system.pipe(url, content))
