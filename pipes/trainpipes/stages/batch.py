@@ -90,7 +90,8 @@ class Batch(Budgeted):
     Args:
         batch_size: B, rows in a batch; 1 if left out.
         drop_last: leave out short batches.
-        max_tokens: instead of ``batch_size``: the most tokens in a batch, rows x longest row.
+        max_tokens: instead of ``batch_size``: the most tokens in a batch, rows x longest row. A row without
+            tokens counts as one of one token.
         max_rows: with ``max_tokens``: the most rows in a batch.
         column: with ``max_tokens``: gives a row's length, by lists or integers; "input_ids" by
             default.

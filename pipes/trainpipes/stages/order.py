@@ -201,14 +201,16 @@ class _Counted(stage_kinds.CountingStage, asks_inputs=True):
             its_epoch = run.cursors.place(0)["epoch"]
             if its_epoch != epoch:
                 epoch, passed, state = its_epoch, 0, run.cursors.state(0)
+                yield run.part(0, 0)  # many such epochs without an item are an error
             first, last = max(skip, low - passed), min(len(run), high - passed)
             base = {"below": state, "passed": passed}
             passed, state = passed + len(run), run.cursors.state(len(run))
             skip = max(0, skip - len(run))
-            rows = np.arange(first, max(first, last) + 1, dtype=np.int64)
-            kept = run.pick(rows[:-1])
-            yield Run(kept.block, Cursors.counting(base, rows), kept.bounds, kept.items)
-            del kept, run  # their memory is free for the next one
+            if first < last:
+                kept = run.pick(np.arange(first, last, dtype=np.int64))
+                rows = np.arange(first, last + 1, dtype=np.int64)
+                yield Run(kept.block, Cursors.counting(base, rows), kept.bounds, kept.items)
+                del kept, run  # their memory is free for the next one
 
 
 class Take(_Counted):

@@ -121,10 +121,9 @@ def _may_be_same(own: Any, system: Any) -> bool:
         own = own.fs
     if type(own) is not type(system):
         return False
-    named = zip(_servers(own), _servers(system), strict=True)
-    return not any(
-        one and other and one != other for one, other in named
-    )  # others may be set elsewhere
+    # What is not named may be set in the environment.
+    both = zip(_servers(own), _servers(system), strict=True)
+    return all(one == other for one, other in both if one and other)
 
 
 def _servers(system: Any) -> list[Any]:
