@@ -10,6 +10,7 @@ import pytest
 from trainpipes._internal.activity import BYTES, SENDING, TURN, UNROLL
 from trainpipes._internal.activity_sampler import Counts
 from trainpipes.look.profiling.measured import Facts, Measured, StageFacts
+from trainpipes.look.profiling.text import lines
 from trainpipes.look.profiling.verdict import Verdict, verdict
 
 PARQUET = StageFacts("read_parquet()", "read_parquet")
@@ -236,3 +237,11 @@ def test_a_kept_tokenizer_is_not_to_be_kept() -> None:
     threads = {"tokenize('gpt2')": (34.0, 34.0)}
     said = found(facts(PARQUET, TOKENIZE, CACHE), 7.0, iterates={TURN: (6.9, 0.0)}, threads=threads)
     assert said.bound != "tokenizer"
+
+
+def test_a_run_that_is_over_soon_after_its_first_batch_does_not_name_a_bound() -> None:
+    ends = {
+        first: dict(lines(facts(), Measured(1.0, first, first)))["waiting"] for first in (0.4, 0.9)
+    }
+    assert ends[0.4].endswith("40% of 1.0 s: the trainer bounds this run")
+    assert "most of it before the first batch" in ends[0.9]

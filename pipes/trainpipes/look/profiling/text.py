@@ -23,7 +23,10 @@ def lines(facts: Facts, m: Measured) -> Iterator[tuple[str, str]]:
     """The text of a profile: labels, and what they say."""
     found = verdict(facts, m)
     whose = "the trainer" if found.bound in ("trainer", "padding") else "the pipeline"
-    yield "waiting", f"{m.waiting:.0%} of {m.seconds:,.1f} s: {whose} bounds this run"
+    says = f"{whose} bounds this run"
+    if whose == "the trainer" and m.first > 0.5 * m.seconds:
+        says = "most of it before the first batch, so that a longer run says more"
+    yield "waiting", f"{m.waiting:.0%} of {m.seconds:,.1f} s: {says}"
     label = "busy"
     groups = [*m.counts.times.items(), ("workers", m.workers.times.get(ITERATES, {}))]
     for group in CALLED:
