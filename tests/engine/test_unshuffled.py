@@ -176,7 +176,7 @@ def test_batches_of_a_sampler_in_order_come_again() -> None:
 def test_what_is_packed_without_a_shuffle_resumes_in_any_epoch() -> None:
     bucketed = lengths().sharding_filter(4).bucket_by_length(3, buffer_size=9)
     for pipe in (packed(lengths().sharding_filter(4)), bucketed):
-        check_resume(pipe, processes=0, every=7, epochs=2)
+        check_resume(pipe, processes=0, every=7, epochs=3)
 
 
 def test_what_is_packed_without_a_shuffle_is_the_same_on_two_ranks() -> None:

@@ -380,3 +380,12 @@ def test_batches_from_workers_have_memory_of_their_own() -> None:
     batches[0]["row"].fill_(-1)
     assert all(torch.equal(a["row"], b) for a, b in list(zip(batches, before, strict=True))[1:])
     assert all(batch["row"].is_contiguous() for batch in batches)
+
+
+@pytest.mark.usefixtures("failed_workers_let_go")
+def test_a_stateful_data_loaders_state_is_refused_with_other_workers() -> None:
+    first = stateful(pipeline(), 2)
+    given_by(first, 3)
+    run = loaded(stateful(pipeline(), 1), first.state_dict())
+    with pytest.raises(tp.StateError, match=r"worker 0 of 2, loaded in worker 0 of 1"):
+        given_by(run)

@@ -147,6 +147,8 @@ def check_ranks(pipe: tp.Pipeline, states: list[dict[str, Any]], expected: list[
     """Load a state in each rank: together they go on as expected, up to where they end together."""
     ranks, m = len(states), states[0]["batches"]
     leg = Leg(pipe, ranks, states=states)
+    whole = states[0] if states[0] == states[-1] else tp.merge_states(states)
+    assert tp.merge_states(leg.states()) == whole  # saved right after it was loaded
     leg.begin()
     found: list[str] = []
     for _ in range(len(expected) // ranks):

@@ -104,7 +104,7 @@ def assert_resumes_elsewhere(pipe: tp.Pipeline, turn: int | None = None, count: 
     """A run that was saved on some ranks goes on on others: how often it did.
 
     Args:
-        turn: the first of ``count`` numbers of ranks, saved in the middle and after one step in turn; each
+        turn: the first of ``count`` numbers of ranks, saved in the middle or after one step in turn; each
             at both if left out.
     """
     whole = whole_of(pipe)
@@ -113,7 +113,7 @@ def assert_resumes_elsewhere(pipe: tp.Pipeline, turn: int | None = None, count: 
         number = sizes.index(ranks)
         steps = whole.steps(ranks)
         places = [steps // 2, min(1, steps)]
-        for stop in places if turn is None else [places[place % 2]]:
+        for stop in places if turn is None else [places[(turn // len(sizes) + place) % 2]]:
             others = sizes[(number + 1 + stop) % len(sizes)]
             reads, workers = reads_of(whole, ranks)[stop % 2]
             first = Leg(pipe, ranks, workers, reads)
