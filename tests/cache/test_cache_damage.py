@@ -187,7 +187,8 @@ def test_a_folder_or_a_link_of_another_user_is_not_used(
     with pytest.warns(UserWarning, match="goes on without"):
         assert cached(data) == want
     assert not [path for path in kept.rglob("*") if path.is_file()]
-    kept.rename(tmp_path / "elsewhere")
+    shutil.rmtree(kept)
+    (tmp_path / "elsewhere").mkdir()
     os.symlink(tmp_path / "elsewhere", kept)
     os.lchown(kept, STRANGER, STRANGER)
     warn_once._warned.clear()

@@ -43,7 +43,9 @@ def test_the_line_that_is_printed_trains_on_the_files(texts: str, ran: Ran) -> N
 
 
 def test_json_says_all_and_nothing_besides(texts: str, ran: Ran) -> None:
-    first, again = (json.loads(ran("tokenize", texts, "ids", *SFT, "--json")[1]) for _ in "12")
+    found = [ran("tokenize", texts, "ids", *SFT, "--json") for _ in "12"]
+    assert [(code, err) for code, _, err in found] == [(0, "")] * 2
+    first, again = (json.loads(out) for _, out, _ in found)
     assert list(first) == [
         "folder", "files", "rows", "bytes", "columns", "kept", "tokens", "read", "format", "dtype",
         "seconds", "train",

@@ -114,7 +114,8 @@ def test_an_empty_epoch_is_told_of_at_the_line_that_asks_for_it(dataloader: bool
 
 
 @pytest.mark.parametrize(("shuffled", "counted", "workers"), [
-    (False, True, None), (False, True, 0), (False, True, 2), (False, False, 0), (True, False, 2),
+    (False, True, None), (False, True, 0), (False, True, 2), (False, False, 0), (False, False, 2),
+    (True, False, 0), (True, False, 2),
 ])  # fmt: skip
 def test_it_is_told_once_whether_the_same_items_come(
     shuffled: bool, counted: bool, workers: int | None, monkeypatch: pytest.MonkeyPatch

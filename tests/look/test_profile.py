@@ -87,8 +87,9 @@ def test_workers_that_were_there_before(context: str) -> None:
     how = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": context}
     loader = tp.Loader(slow_pipe(120), **how)
     assert len(list(loader)) == 15
-    assert stage_seconds(profiled(loader).to_dict(), "map(") > 0.1
-    assert stage_seconds(profiled(loader).to_dict(), "map(") < 0.8  # nothing of the first one
+    first, second = (stage_seconds(profiled(loader).to_dict(), "map(") for _ in range(2))
+    assert first > 0.1
+    assert second < 1.7 * first  # nothing of the first one
 
 
 def test_the_thread_that_receives_large_batches_is_named() -> None:
@@ -171,10 +172,10 @@ def test_short_work_that_holds_the_gil_counts_in_full() -> None:
 
 
 def test_a_series_over_time() -> None:
-    loader = tp.Loader(slow_pipe(400), threads=0)
+    loader = tp.Loader(slow_pipe(600), threads=0)
     with tp.profile(loader) as run:
         for step, _ in enumerate(loader):
-            if step > 24:
+            if step > 37:
                 time.sleep(0.02)
     series = run.series
     assert len(series) > 5

@@ -50,7 +50,7 @@ def command(files: str, out: Path, processes: int, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_texts(tmp_path_factory.mktemp("texts") / "in", 5_000_000)
+    return write_texts(tmp_path_factory.mktemp("texts") / "in", 8_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +118,10 @@ def test_where_the_program_is_killed_all_end_and_the_next_call_goes_on(
         process = subprocess.Popen(command(texts, out, 2), stdout=subprocess.DEVNULL)
         wait_for(out, 2 + number % FILES, process)
         children = below(process)
-        if process.poll() is None:
+        is_killed = process.poll() is None
+        if is_killed:
             os.kill(pid_of(process), signal.SIGKILL)
+        assert is_killed or kills > 1
         process.wait()
         assert not psutil.wait_procs(children, timeout=20)[1]
         left = contents(out) if out.exists() else {}

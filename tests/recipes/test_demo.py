@@ -71,7 +71,7 @@ def test_a_small_demo_ends_well(
 ) -> None:
     steps = 24
     if kills == 1:  # each trainer from an interpreter that has torch
-        steps = 12  # more than an epoch
+        steps = 20  # killed after 17, between two checkpoints
         monkeypatch.setattr(demo, "PYTHON", python(*TRAINER))
         monkeypatch.setattr(demo, "KILLS", demo.KILLS[1:])
     assert demo.main(["--output", str(tmp_path), "--steps", str(steps), "--every", "24"]) == 0

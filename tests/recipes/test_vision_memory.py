@@ -59,7 +59,7 @@ def write_pictures(folder: Path, files: int) -> None:
         row = {"prompt": f"What is {number}?", "response": "It." * 9, "image": out.getvalue()}
         rows.append(row)
     first = folder / "000.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), first, row_group_size=5)
+    pq.write_table(pa.Table.from_pylist(rows), first, row_group_size=5, use_dictionary=False)
     for number in range(1, files):
         os.link(first, folder / f"{number:03}.parquet")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,8 @@ def test_a_file_changed_in_place_is_an_error_that_names_it(tmp_path: Path) -> No
     )
     assert process.stdin is not None
     assert process.stdout is not None
+    timer = threading.Timer(200, process.kill)
+    timer.start()
     with process:
         for number, (form, way, how) in enumerate(CASES):
             folder = tmp_path / str(number)
@@ -92,6 +95,7 @@ def test_a_file_changed_in_place_is_an_error_that_names_it(tmp_path: Path) -> No
             assert said.startswith("changed: "), (form, way, how, said, process.poll())
             assert path.name in said
         process.stdin.close()
+    timer.cancel()
     assert process.returncode == 0
 
 

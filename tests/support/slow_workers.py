@@ -26,4 +26,4 @@ class SlowToStart:
 
 def late(worker: int) -> None:
     if worker == 1:
-        time.sleep(0.5)
+        time.sleep(1)

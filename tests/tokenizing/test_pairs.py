@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from drawn import examples
@@ -63,6 +63,7 @@ class TestPairs:
         st.sampled_from(["right", "left"]),
         st.booleans(),
     )
+    @example(pairs=[("one two", "three")], room=None, side="right", special=True)
     @examples(100, often=10)
     def test_are_those_of_the_tokenizer(
         self, kind: str, pairs: list[tuple[str, str]], room: int | None, side: Any, special: bool
