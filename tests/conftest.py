@@ -154,7 +154,9 @@ def _workers() -> list[psutil.Process]:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             command = " ".join(process.cmdline())
-            if "resource_tracker" not in command and "forkserver" not in command:
+            # What a fork server forks has its command line.
+            keeps = "forkserver" in command and process.ppid() == os.getpid()
+            if "resource_tracker" not in command and not keeps:
                 found.append(process)
     return found
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -252,26 +252,25 @@ def test_asked_again_after_a_death_it_goes_on_and_no_row_is_lost(tmp_path: Path)
     assert [row["x"] for batch in found for row in batch] == list(range(120))
 
 
-def test_a_worker_killed_from_outside_is_noticed_while_it_works(workers: Any) -> None:
-    pipe = source().map(fn.very_slow, num_workers=2, method="process")
+def test_a_worker_killed_from_outside_is_noticed_while_it_works(tmp_path: Path) -> None:
+    pipe = source().map(fn.SleepsAtRow0(tmp_path / "pid"), num_workers=2, method="process")
     batches = iter(pipe.batch(8))
-    failed: list[BaseException] = []
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(next, batches)
+        pid = pid_in(tmp_path / "pid")
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(tp.WorkerError, match=rf"process {pid} .*SIGKILL.*at row 0") as caught:
+            waiting.result(60)
+    assert caught.value.row == 0
 
-    def wait() -> None:
-        try:
-            next(batches)
-        except tp.WorkerError as error:
-            failed.append(error)
 
-    waiting = threading.Thread(target=wait, daemon=True)
-    waiting.start()
-    for _ in range(5):  # one that has no row yet when it is killed is replaced
-        if waiting.is_alive():
-            with suppress(AssertionError):  # none come where it has ended since
-                for worker in workers(2):
-                    worker.kill()
-            waiting.join(4)
-    assert failed
+def pid_in(file: Path) -> int:
+    """The number of the process that sleeps, once it does."""
+    deadline = time.monotonic() + 60
+    while not (file.exists() and file.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return int(file.read_text())
 
 
 @pytest.mark.parametrize("killed", [1, 2])

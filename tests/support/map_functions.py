@@ -108,6 +108,19 @@ class ExitsOnce:
         return row
 
 
+class SleepsAtRow0:
+    """Writes the number of its process to a file, and sleeps."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __call__(self, row: Row) -> Row:
+        if row["x"] == 0:
+            self.file.write_text(str(os.getpid()))
+            very_slow(row)
+        return row
+
+
 class Counts:
     """Leaves a file for each row that it is called for."""
 
