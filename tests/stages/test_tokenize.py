@@ -632,13 +632,17 @@ class TestProcesses:
 
     def test_forked_workers_print_nothing(self) -> None:
         script = """
-            import torch, pyarrow as pa, trainpipes as tp
+            import os, torch, pyarrow as pa, trainpipes as tp
             from tokenizer_fixtures import TEXTS, bracketed
             tokenizer = bracketed()
             tokenizer.encode_batch(TEXTS * 200)
+            def guarded(batch):
+                if torch.utils.data.get_worker_info() is not None:
+                    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+                return batch
             pipe = tp.from_arrow(pa.table({"text": TEXTS * 20})).sharding_filter(num_shards=2)
-            pipe = pipe.tokenize(tokenizer, max_length=9).batch(4).pad_collate()
-            alone = [batch["input_ids"].tolist() for batch in pipe]
+            pipe = pipe.tokenize(tokenizer, max_length=9).batch(4).pad_collate().map(guarded)
+            alone = [batch["input_ids"].tolist() for batch in tp.Loader(pipe, threads=0)]
             loader = torch.utils.data.DataLoader(pipe, batch_size=None, num_workers=2)
             assert [batch["input_ids"].tolist() for batch in loader] == alone
         """
