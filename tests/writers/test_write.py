@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -237,6 +238,14 @@ def test_the_bytes_are_those_of_one_thread_whatever_does_the_work(executor, form
     written = write(pipe, format, tmp_path / "several", rows_per_file=130, executor=executor)
     assert contents(tmp_path / "one") == contents(tmp_path / "several")
     assert read(written.files) == list(pipe)
+
+
+@pytest.mark.parametrize("kind", [Threads, Processes])
+@pytest.mark.parametrize("n", [0, -1, 1.5, "2"])
+def test_a_number_of_workers_is_1_or_more(kind, n):
+    with pytest.raises(tp.ConfigError, match=rf"{kind.__name__}\(n\) .*got {n!r}"):
+        kind(n)
+    assert (Threads().workers, Processes().workers) == (1, len(psutil.Process().cpu_affinity()))
 
 
 def test_one_thread_goes_on_where_several_stopped(tmp_path, monkeypatch):
