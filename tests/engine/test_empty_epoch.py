@@ -39,9 +39,10 @@ def never(row: Any) -> bool:
 
 
 def said(items: Any) -> list[str]:
-    """What iterating warns of, twice over, but for Python's own warning of a fork."""
+    """What iterating warns of, twice over, but for Python's warning of a fork and torch's of few cores."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", "This DataLoader will create")
         assert list(items) == []
         assert list(items) == []
     return [str(one.message) for one in found if issubclass(one.category, UserWarning)]

@@ -648,7 +648,8 @@ class TestProcesses:
         """
         environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
         environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-        command = [*python(), "-W", "error", "-c", textwrap.dedent(script)]
+        few_cores = "ignore:This DataLoader will create"
+        command = [*python(), "-W", "error", "-W", few_cores, "-c", textwrap.dedent(script)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
