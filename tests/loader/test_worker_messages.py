@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 import torch
@@ -246,6 +247,26 @@ def test_persistent_workers_go_on_while_an_iterator_that_has_ended_is_kept() -> 
     first, second = ({row["process"] for row in batches} for batches in kept)
     assert len(first) == 2
     assert first == second
+
+
+@pytest.mark.usefixtures("no_processes_left")
+def test_passes_that_are_left_keep_no_large_tensors_in_their_worker() -> None:
+    class Large:
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, n: int) -> torch.Tensor:
+            return torch.full((300_000,), float(n))
+
+    loader = tp.Loader(
+        tp.from_dataset(Large()).batch(2).collate(), num_workers=1, persistent_workers=True, epoch=0
+    )
+    before, held = set(psutil.Process().children()), []
+    for _ in range(30):
+        assert next(iter(loader))[:, 0].tolist() == [0, 1]
+        (worker,) = set(psutil.Process().children()) - before
+        held.append(worker.num_fds())  # one for each tensor that waits
+    assert max(held[20:]) <= max(held[:10]) + 3
 
 
 def test_nothing_is_left_in_shared_memory() -> None:

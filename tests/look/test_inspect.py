@@ -582,6 +582,15 @@ def test_files_with_other_columns_or_types_are_told(tmp_path: Path) -> None:
     assert "columns=[...]" in told
 
 
+def test_files_of_csv_are_read_as_one_with_other_types_or_without_rows(tmp_path: Path) -> None:
+    for name, text in {"0": "a\n1\n", "1": "a\nx\n", "2": "", "3": "a\n"}.items():
+        (tmp_path / f"{name}.csv").write_text(text)
+    found = inspect_files(tmp_path)
+    assert kinds(found) == []
+    assert [column.name for column in found.columns] == ["a"]
+    assert [row["a"] for row in tp.read_csv(tmp_path)] == ["1", "x"]
+
+
 def test_files_of_other_formats_are_told(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", {"text": ["x"]})
     (tmp_path / "b c.jsonl").write_text('{"x": 1}\n')

@@ -461,3 +461,35 @@ def test_an_empty_last_cell_is_null_with_and_without_a_line_end(write):
     for end in ("", "\n"):
         found = rows(tp.read_csv(write("a.csv", f'a,b\n1,2\n"3",{end}')))
         assert found == [{"a": 1, "b": 2}, {"a": 3, "b": None}]
+
+
+@pytest.mark.parametrize(("cells", "kind"), [
+    (["", "", "5", "7"], pa.int64()),
+    (["1.5", "", "2", ""], pa.float64()),
+    (["", "", "", ""], pa.string()),
+    (["", "x", "", "5"], pa.string()),
+    (["", "", "true", "false"], pa.bool_()),
+    (["2020-01-01", "2020-01-02", "2020-01-01 10:00:00", ""], pa.timestamp("s")),
+    (["2020-01-01 10:00:00", "", "2020-01-01 10:00:00.5", ""], pa.timestamp("ns")),
+    (["2020-01-01", "", "2020-01-01T10:00:00Z", ""], pa.string()),
+])  # fmt: skip
+@pytest.mark.parametrize("turned", [False, True])
+def test_types_of_csv_are_those_of_one_file_however_its_rows_are_cut(write, cells, kind, turned):
+    cells = cells[::-1] if turned else cells
+    lines = [f"{n},{cell}\n" for n, cell in enumerate(cells)]
+    whole = write("whole.csv", "n,x\n" + "".join(lines))
+    paths = [write(f"part-{n}.csv", "n,x\n" + line) for n, line in enumerate(lines)]
+    expected = tp.read_csv(whole)
+    assert opened(expected).schema.field("x").type == kind
+    for cut in (tp.read_csv(paths), tp.read_csv(whole, block_rows=1, infer="all")):
+        assert opened(cut).schema.field("x").type == kind
+        assert rows(cut) == rows(expected)
+
+
+def test_a_csv_file_of_0_bytes_has_no_rows(write):
+    empty, full = write("0.csv", ""), write("1.csv", CELLS)
+    both = [{"id": 1, "t": "x"}, {"id": 2, "t": "y"}]
+    assert rows(tp.read_csv([empty, full])) == rows(tp.read_csv([full, empty])) == both
+    assert rows(tp.read_csv([empty, full], ["t"])) == [{"t": "x"}, {"t": "y"}]
+    with pytest.raises(tp.SchemaError, match=r"2\.csv has a column 'u', and .*1\.csv has not"):
+        rows(tp.read_csv([empty, full, write("2.csv", "id,t,u\n")]))

@@ -20,7 +20,7 @@ from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import amount, cut, shown
 from trainpipes.look.inspect_reading import NAMES, TEXTS, Found, find_files, read_sample
 from trainpipes.look.inspect_result import Column, Finding, Inspection, Lengths
-from trainpipes.sources.files.schema import one_schema
+from trainpipes.sources.files.schema import one_schema, unified
 from trainpipes.tokenizers.engine import TokenizerEngine
 from trainpipes.tokenizers.load import load
 
@@ -130,11 +130,12 @@ def _findings(found: Found, rows: int) -> Iterator[Finding]:
         named = " ".join(map(shlex.quote, others[:NAMED]))
         text = f"{found.reader}() does not read files of other formats: {len(others):,} beside the data"
         yield Finding("other_formats", text, f"trainpipes inspect {named}")
-    with_rows = {name for name, source in found.sources if len(source.lengths)}
+    with_rows = {name: source for name, source in found.sources if len(source.lengths)}
     several = [(name, schema) for name, schema in found.schemas.items() if name in with_rows]
     try:
         if several:
-            one_schema(several, None, f"{found.reader}()")
+            format = getattr(with_rows[several[0][0]], "format", None)
+            one_schema(several, None, f"{found.reader}()", getattr(format, "wider", unified))
     except SchemaError as error:
         cure = f".{found.reader}(columns=[...]) with columns that all files have, or convert files"
         yield Finding("mixed_schemas", str(error), cure)

@@ -96,9 +96,8 @@ class Found:
     @property
     def schemas(self) -> dict[str, pa.Schema]:
         """Of each source, what its headers say, or else the sample."""
-        known = {
-            name: getattr(one, "rows_schema", None) or one.schema for name, one in self.sources
-        }
+        own = [(name, getattr(one, "rows_schema", None), one.schema) for name, one in self.sources]
+        known = {name: schema if rows is None else rows for name, rows, schema in own}
         return {**self.sampled, **{name: one for name, one in known.items() if one is not None}}
 
     def note(self, place: Place, why: str) -> None:

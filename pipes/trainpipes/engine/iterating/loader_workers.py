@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from multiprocessing import resource_sharer
 from typing import Any
 
 import pyarrow as pa
@@ -67,6 +68,8 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
     identity: str | None = None
     #: Whether its workers stay for another pass.
     persistent: bool = False
+    #: In a worker: how many messages it has sent; far more while a pass goes on.
+    sent: int = 0
 
     def __iter__(self) -> Iterator[WorkerMessage]:
         info = get_worker_info()
@@ -84,6 +87,10 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
 
     def messages(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
         number = self.memory.unpacked(worker)
+        if number < self.sent:  # the last pass was left: nobody fetches its large tensors any more
+            resource_sharer.stop(timeout=1)
+            gc.collect()  # of what was made ahead
+        self.sent = 1 << 62
         sent = [tally.numbers for tally in plan.tallies]
         sampler = switched(None, self.memory.is_profiled)
         for message in self._filled(plan, worker):
@@ -96,6 +103,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
             self.memory.place(message)
             self.memory.makes(worker, -1)
             yield message
+        self.sent = number
         switched(sampler, False)
         if not self.persistent:  # whoever receives a large tensor asks the process that made it
             while self.memory.unpacked(worker) < number:

@@ -120,24 +120,6 @@ def _paths(field: pa.Field, path: str) -> list[str]:
     return [one for part, its in parts for one in (its, *_paths(part, its))]
 
 
-def one_schema(
-    files: Sequence[tuple[str, pa.Schema]], columns: Sequence[str] | None, caller: str
-) -> pa.Schema:
-    first_path, first = files[0]
-    fields = chosen(first, columns, caller, first_path)
-    for path, schema in files[1:]:
-        if columns is None:
-            same_names(first_path, first.names, path, schema.names, caller)
-        try:
-            other = chosen(schema, columns, caller, path)
-        except SchemaError as error:
-            said = f"{error}; {first_path} has {'them' if len(columns or ()) > 1 else 'it'}"
-            raise SchemaError(said, path=path, stage=caller) from None
-        for name, field in fields.items():
-            fields[name] = wider(field, other[name], first_path, path, caller)
-    return pa.schema(list(fields.values()))
-
-
 def different_schemas(
     names: Sequence[str], schemas: Iterable[pa.Schema]
 ) -> list[tuple[str, pa.Schema]]:
@@ -213,6 +195,27 @@ def wider(
             f"type can hold both; convert one, leave the column out by columns=[...], or {way}"
         )
         raise _wrong(said, path, caller) from error
+
+
+def one_schema(
+    files: Sequence[tuple[str, pa.Schema]],
+    columns: Sequence[str] | None,
+    caller: str,
+    unify: Callable[[pa.Field, pa.Field], pa.Field] = unified,
+) -> pa.Schema:
+    first_path, first = files[0]
+    fields = chosen(first, columns, caller, first_path)
+    for path, schema in files[1:]:
+        if columns is None:
+            same_names(first_path, first.names, path, schema.names, caller)
+        try:
+            other = chosen(schema, columns, caller, path)
+        except SchemaError as error:
+            said = f"{error}; {first_path} has {'them' if len(columns or ()) > 1 else 'it'}"
+            raise SchemaError(said, path=path, stage=caller) from None
+        for name, field in fields.items():
+            fields[name] = wider(field, other[name], first_path, path, caller, unify)
+    return pa.schema(list(fields.values()))
 
 
 def _without_views(field: pa.Field) -> pa.Field:

@@ -55,6 +55,8 @@ class TextFormat(Format):
     rule: ClassVar[str] = "rows are text"
     between: ClassVar[bytes] = b"\r\n"
     names_columns: ClassVar[bool] = False
+    #: The type of a column without a single value.
+    empty: ClassVar[pa.DataType] = pa.null()
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = options

@@ -109,6 +109,7 @@ class Csv(TextFormat):
     )
     reader: ClassVar[str] = "read_csv"
     names_columns: ClassVar[bool] = True
+    empty: ClassVar[pa.DataType] = pa.string()
 
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
         at = len(BOM) if head.startswith(BOM) else 0
@@ -206,15 +207,16 @@ class Csv(TextFormat):
             ),
         )
 
-    def as_written(self, field: pa.Field) -> pa.Field:
-        """Cells of which none is filled are text."""
-        return pa.field(field.name, pa.string()) if field.type == pa.null() else field
-
     def wider(self, one: pa.Field, other: pa.Field) -> pa.Field:
-        types = pa.types
-        numbers = all(types.is_integer(f.type) or types.is_floating(f.type) for f in (one, other))
-        if numbers or one.type.equals(other.type):
+        """The type that Arrow finds where both are in one block; otherwise text."""
+        types, kinds = pa.types, [one.type, other.type]
+        numbers = all(types.is_integer(kind) or types.is_floating(kind) for kind in kinds)
+        times = all(types.is_timestamp(kind) for kind in kinds) and one.type.tz == other.type.tz
+        if numbers or times or pa.null() in kinds or one.type.equals(other.type):
             return super().wider(one, other)
+        days = sorted(kinds, key=types.is_timestamp)
+        if days[0] == pa.date32() and types.is_timestamp(days[1]) and days[1].tz is None:
+            return one.with_type(days[1])
         return one.with_type(pa.string())
 
 

@@ -97,12 +97,14 @@ def _progress(said: str, size: Callable[[int], int]) -> Callable[[list[int]], Pr
 def _check_names(
     paths: Sequence[str], layouts: Sequence[TextLayout], columns: Columns, caller: str
 ) -> None:
-    first = layouts[0].head.names
-    for path, names in zip(paths, (each.head.names for each in layouts), strict=True):
+    heads = [(path, each.head.names) for path, each in zip(paths, layouts, strict=True)]
+    heads = [head for head in heads if head[1]] or heads  # a file of 0 bytes has no rows
+    first_path, first = heads[0]
+    for path, names in heads:
         if columns is not None:
             chosen(_texts(names), columns, caller, path)
         elif names != first:
-            same_names(paths[0], first, path, names, caller)
+            same_names(first_path, first, path, names, caller)
 
 
 def _texts(names: Sequence[str]) -> pa.Schema:
@@ -161,7 +163,8 @@ class _Types:
             rows += layout.sampled[0]
             each = zip(layout.schema.names, layout.sampled[1], strict=True)
             size += sum(bytes_ for name, bytes_ in each if name in fields)
-        return pa.schema(list(fields.values())), size / rows if rows else None
+        kinds = ((f.type if f.type != pa.null() else self.form.empty) for f in fields.values())
+        return pa.schema(list(zip(fields, kinds, strict=True))), size / rows if rows else None
 
     def _look(self, files: Sequence[int]) -> None:
         """Have the types of some files in the index, by their first pieces."""
@@ -194,7 +197,8 @@ class _Types:
                         sizes.update(dict(zip(schema.names, each, strict=True)))
                     if job.progress is not None:
                         job.progress.advance(length)
-            found = found or [_texts(layout.head.names)]  # without rows
+            nothing = pa.schema([(name, pa.null()) for name in layout.head.names])
+            found = found or [nothing]  # without rows
             schema = self._merged([job.data.name] * len(found), found)
             in_memory = [float(sizes[name]) for name in schema.names]
             return layout.with_types(schema, int(layout.rows[:most].sum()), in_memory)
