@@ -168,7 +168,7 @@ def test_short_work_that_holds_the_gil_counts_in_full() -> None:
     run = profiled(loader, 0.001)
     seconds, cpu = run.measured.of("iterates", str(loader.pipeline.stages[2]))
     assert seconds > 0.3 * loader.wait_seconds  # most of the rest is waiting for a core
-    assert cpu == pytest.approx(seconds, rel=0.5)  # other programs may run
+    assert 0.1 * seconds < cpu < 1.5 * seconds  # other programs may run
 
 
 def test_a_series_over_time() -> None:

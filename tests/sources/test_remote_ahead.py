@@ -169,7 +169,7 @@ JOINED: dict[str, Callable[[tp.Pipeline, tp.Pipeline], tp.Pipeline]] = {
 def test_whole_files_of_several_pipelines_are_fetched_side_by_side_and_each_of_them_once(
     far, monkeypatch, how
 ):
-    monkeypatch.setattr(Far, "delay", 0.05)
+    monkeypatch.setattr(Far, "delay", 0.2)
     for name in "ab":
         (far / name).mkdir()
         for file in range(20):

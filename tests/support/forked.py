@@ -20,7 +20,7 @@ class Child:
         say.close()
 
     def hear(self) -> Any:
-        assert self._said.poll(30)
+        assert self._said.poll(120)
         return self._said.recv()
 
     def __enter__(self) -> Child:
