@@ -80,7 +80,9 @@ def no_length(plan: Plan) -> str:
         return f"how many items {cutting} makes {way_out}"
     dropping = [str(s) for s in plan.chain.before + plan.chain.after if not s.traits.keeps_rows]
     if not dropping and plan.chain.repeat is not None:
-        return f"how many items repeat() makes of {plan.chain.num_shards} shards that go on {way_out}"
+        return (
+            f"how many items repeat() makes of {plan.chain.num_shards} shards that go on {way_out}"
+        )
     what = dropping[0] if dropping else "take() or skip() on the way"
     return f"how many rows {what} lets through {way_out}"
 
