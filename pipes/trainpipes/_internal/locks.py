@@ -41,32 +41,6 @@ class Living(Generic[T]):
                 yield found
 
 
-class ForkLock:
-    """A reentrant lock that is new in a forked child."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        _all.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-_all: Living[ForkLock] = Living()
-
-
-def _renew() -> None:
-    for lock in list(_all):
-        lock._lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
-
-
 #: Seconds until a signal just before a wait is seen.
 TICK = 0.1
 
@@ -85,6 +59,25 @@ class InterruptibleLock(type(threading.RLock())):  # type: ignore[misc]  # its e
                 self.release()
             raise
         return True
+
+
+class ForkLock(InterruptibleLock):
+    """One that is free in a forked child."""
+
+    def __init__(self) -> None:
+        _all.add(self)
+
+
+_all: Living[ForkLock] = Living()
+
+
+def _renew() -> None:
+    for lock in list(_all):
+        lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
 
 
 def wait_for(event: threading.Event) -> None:

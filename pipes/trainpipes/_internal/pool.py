@@ -119,13 +119,16 @@ class Pool:
 
     def submit(self, work: Callable[[], Any], priority: Priority = Priority.MAKING) -> Future:
         future = Future(work)
+        self.begin(future, priority)
+        return future
+
+    def begin(self, future: Future, priority: Priority = Priority.MAKING) -> None:
         with self._lock:
             self._tasks[priority].append(future)
             thread = self._next_thread()
         if thread is not None:
             # Without the lock: the new thread may collect garbage, and so close this pool.
             thread.start()
-        return future
 
     def _next_thread(self) -> threading.Thread | None:
         if self._idle:

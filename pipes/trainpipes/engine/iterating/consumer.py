@@ -130,9 +130,9 @@ class Consumer:
         while self._running and self._next < self.end:
             m = self._next
             shard = m % self._num_shards
-            item = items.take(m) if shard in self._running else ENDED
             if self._has_cursors:
                 self._moved.add(shard)
+            item = items.take(m) if shard in self._running else ENDED
             if item is ENDED:
                 self._running.discard(shard)
                 if self.ends_together:

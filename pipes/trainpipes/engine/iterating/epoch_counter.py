@@ -54,25 +54,23 @@ class _Numbers(Structure):
 
 
 class _Lock(ForkLock):
-    """A lock for threads, and after a fork for the forked processes too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._processes: Any = None
+    """A lock for threads, and after a fork for the forked processes too, once it is shared."""
 
     def share(self) -> None:
-        if self._processes is None:
+        if type(self) is _Lock:  # whose end is in C, so that Ctrl-C cannot come before it
             self._processes = multiprocessing.get_context("fork").RLock()
+            self.__class__ = _SharedLock
 
-    def __enter__(self) -> None:
+
+class _SharedLock(_Lock):
+    def __enter__(self) -> bool:
         super().__enter__()
-        if self._processes is not None:
-            self._processes.acquire()
+        self._processes.acquire()
+        return True
 
     def __exit__(self, *_: object) -> None:
-        if self._processes is not None:
-            self._processes.release()
-        super().__exit__()
+        self._processes.release()
+        self.release()
 
 
 #: One for all pipelines: held for microseconds.
@@ -147,6 +145,11 @@ class EpochCounter:
             now.loaded = 2 * now.loads + within
             now.offset = now.elsewhere = 0
             return int(now.loaded)
+
+    def next_pass(self) -> tuple[int, int]:
+        """Number and load of what ``claim`` would give."""
+        with self._lock:
+            return int(self.now.upcoming), int(self.now.loaded)
 
     def set_epoch(self, epoch: int) -> None:
         """Name the next pass ``epoch``. A loaded position stays."""

@@ -191,6 +191,7 @@ class EpochIterator:
 
     def _first(self) -> Any:
         iteration, current = self._iteration, self._begin(claims=True)
+        moves = current.pass_number != self._start.pass_number
         try:
             item = next(self._items)
         except StopIteration:
@@ -202,8 +203,9 @@ class EpochIterator:
             iteration.list_files(position)
             current = self._open(position)
             iteration.begin(current)
+            moves = current.pass_number != self._start.pass_number
             item = next(self._items)
-        if current.pass_number != self._start.pass_number:
+        if moves:
             iteration.passes.go_on(current.pass_number, self._shared)
         self._rest = self._items
         return item
@@ -217,6 +219,7 @@ class EpochIterator:
             current = self._begin_worker(self._shared)
             self._is_claimed = True
             return current
+        coming = iteration.passes.next_pass()
         start = iteration.upcoming() if own is None else iteration.loaded(own[1])
         if claims:
             iteration.list_files(start)
@@ -224,10 +227,15 @@ class EpochIterator:
             current = self._open(start)
         self._start = start
         if claims:
-            self._start = iteration.claim(own)
-            if self._start != start:  # another iterator has begun that pass meanwhile
-                current = self._open(self._start)
-            iteration.begin(current)
+            try:
+                self._start = iteration.claim(own, (coming, start))
+                if self._start != start:  # another iterator has begun that pass meanwhile
+                    current = self._open(self._start)
+                iteration.begin(current)
+            except BaseException:
+                if self._start is start and iteration.passes.next_pass() != coming:
+                    iteration.last, self._is_claimed = current, True  # Ctrl-C came after the claim
+                raise
             self._is_claimed = True
         return current
 

@@ -184,8 +184,12 @@ class IterationState:
         self.begun.add(one)
         self.last = one
 
-    def claim(self, own: tuple[int, Position] | None = None) -> Position:
-        """Where the pass that begins now starts; ``own``: an iterator's load and position."""
+    def claim(
+        self, own: tuple[int, Position] | None, found: tuple[tuple[int, int], Position]
+    ) -> Position:
+        """Where the pass that begins now starts; ``own``: an iterator's load and position. ``found``: what
+        came next before, and where it starts: a loaded position takes time, in which Ctrl-C may come.
+        """
         self._warn_of_rest()
         if own is not None:
             position = self.loaded(own[1])
@@ -193,7 +197,9 @@ class IterationState:
         elif self._goes_on:
             return self.upcoming()
         else:
-            position = self.start(*self.passes.claim())
+            number, load = self.passes.claim()
+            is_found = load > 0 and (number, load) == found[0]
+            position = found[1] if is_found else self.start(number, load)
         if self._source is not None:
             self._source.passes.begin_in_loader(position.pass_number, self._from_source)
         return position

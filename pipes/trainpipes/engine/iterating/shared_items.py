@@ -49,8 +49,8 @@ class SharedItems:
     def _next(self, m: int, own: bool) -> Any:
         shard, item = m % self._num_shards, ENDED
         if shard not in self._ended:
-            item = self._items.take(m) if own else self._items.pass_over(m)
             self._moved.add(shard)
+            item = self._items.take(m) if own else self._items.pass_over(m)
             if item is ENDED:
                 self._ended.add(shard)
         self._at = m + self._step

@@ -161,29 +161,21 @@ class Lane:
             self._items, self._cursors, self._k, last = made
             self.left = last - self._k
 
-    def take(self) -> Any:
+    def made(self) -> Any:
         """The next item of the run; ENDED where there is no run any more."""
         if not self.left:
             return ENDED
         try:
-            item = self._items[self._k]
+            return self._items[self._k]
         except BaseException as error:
             raise_placed(error, self._plan)
+
+    def advance(self) -> None:
+        """To the item after the next one."""
         self._items[self._k] = None  # free its memory
         self._k += 1
         self.left -= 1
         self._delivered += 1
-        return item
-
-    def pass_over(self) -> Any:
-        """As ``take``, of an item that need not be made."""
-        if not self.left:
-            return ENDED
-        self._items[self._k] = None
-        self._k += 1
-        self.left -= 1
-        self._delivered += 1
-        return PASSED
 
     def late(self, ahead: int) -> list[tuple[LazyBatches, int]]:
         """The item after so many others, if it is made only when it is taken."""

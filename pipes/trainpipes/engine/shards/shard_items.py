@@ -14,13 +14,13 @@ from heapq import heappop, heappush
 from time import perf_counter
 from typing import Any
 
-from trainpipes._internal.pool import MOST_WAITING, Pool
+from trainpipes._internal.pool import MOST_WAITING, Future, Pool
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Run, Unroll
 from trainpipes.engine.planning.mixture import MixedWindows
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import Windows
-from trainpipes.engine.shards.lane import ENDED, Lane, RunItems, raise_placed
+from trainpipes.engine.shards.lane import ENDED, PASSED, Lane, RunItems, raise_placed
 from trainpipes.engine.shards.shard_rows import (
     ShardOpener,
     has_workers,
@@ -96,15 +96,17 @@ class ShardItems:
         if comes_to_run:
             lane = self._at_next_run(number, lane)
             self._made_to = 0  # items of this run could not be made before
+            if self._most:
+                if lane.left:
+                    heappush(self._due, (m + lane.left * self._num_lanes, number))
+                self._work_ahead()
         if self._is_at_work:
             self._make_ahead(m)
-        item = lane.take()
-        if comes_to_run and self._most:
-            if item is not ENDED:
-                heappush(self._due, (m + (lane.left + 1) * self._num_lanes, number))
-            self._work_ahead()
+        item = lane.made()
         if self._pool is not None:
             self._given = perf_counter()
+        if item is not ENDED:
+            lane.advance()  # last: Ctrl-C may come at any call, and the caller only counts
         return item
 
     def pass_over(self, m: int) -> Any:
@@ -118,17 +120,21 @@ class ShardItems:
                 if lane.left:
                     heappush(self._due, (m + lane.left * self._num_lanes, number))
                 self._work_ahead()
-        return lane.pass_over()
+        if not lane.left:
+            return ENDED
+        lane.advance()
+        return PASSED
 
     def _at_next_run(self, number: int, lane: Lane) -> Lane:
         """The lane with the items of its next run. After an error it goes on from the last item taken; the
         error is raised, unless smaller runs may put it where it is due.
         """
         while not (lane.left or lane.ended):
-            self._begin(number)
             try:
+                self._begin(number)
                 lane.go_to(self._in_work.pop(number)())
             except BaseException as error:
+                self._in_work.pop(number, None)
                 lane = self._lanes[number] = lane.again(error)
                 if not lane.singly:
                     raise_placed(error, self._plan)
@@ -160,8 +166,9 @@ class ShardItems:
             lane.begin()
             self._in_work[number] = lane.make
         else:
-            make = partial(_with_first, lane.make) if self._is_at_work else lane.make
-            self._in_work[number] = partial(self._pool.result, self._pool.submit(make))
+            future = Future(partial(_with_first, lane.make) if self._is_at_work else lane.make)
+            self._in_work[number] = partial(self._pool.result, future)  # first: Ctrl-C may come
+            self._pool.begin(future)
 
     def cursor_text(self, shard: int) -> str:
         """Where a shard's next item starts; empty where that follows from m."""

@@ -72,6 +72,9 @@ class IterableStream(RowStream):
     version: str | None
     _items: Iterator[Any] | None = None  # the last ones that were opened
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_items": None}
+
     def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
         found: Any = self.factory
         if callable(found) and not isinstance(found, IterableDataset):
