@@ -331,6 +331,21 @@ def test_an_iterable_that_failed_once_is_made_anew_and_nothing_is_lost() -> None
     assert [row for batch in found for row in batch] == list(range(60))
 
 
+def fifty() -> Iterator[int]:
+    yield from range(50)
+
+
+def test_a_generator_that_is_open_here_stays_here_when_workers_are_not_forked() -> None:
+    loader = tp.Loader(
+        tp.from_iterable(fifty).batch(4),
+        num_workers=1,
+        multiprocessing_context="forkserver",
+        epoch=0,
+    )
+    assert loader.peek() == [0, 1, 2, 3]
+    assert [row for batch in loader for row in batch] == list(range(50))
+
+
 # Nodes
 
 

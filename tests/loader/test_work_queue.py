@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import trainpipes as tp
 from hundred_rows import loaded
 from trainpipes.loader import work_queue
+from trainpipes.loader.in_flight import InFlight
 from trainpipes.testing import digest
 from work_runs import PIPELINES, ROWS, Run, dealt, plain, rows
 
@@ -50,6 +51,33 @@ def rest(queue: tp.WorkQueue) -> list[Any]:
         found.append(work.item["id"])
         queue.done(work.key)
     return found
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_ctrl_c_as_an_item_is_noted_loses_none(monkeypatch: Any, place: str) -> None:
+    add, left = InFlight.add, 5
+
+    def interrupted(*what: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left or place == "after":
+            add(*what)
+        if not left:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(InFlight, "add", interrupted)
+    queue, later = queue_of(rows(slice(60))), queue_of(rows(slice(60)))
+    done = []
+    for _ in range(4):
+        work = queue.get()
+        assert work is not None
+        done.append(work.item["id"])
+        queue.done(work.key)
+    with pytest.raises(KeyboardInterrupt):
+        queue.get()
+    later.load_state_dict(queue.state_dict())
+    others = sorted({*range(60)} - {*done})
+    assert sorted(rest(queue)) == sorted(rest(later)) == others
 
 
 # Random runs

@@ -616,6 +616,13 @@ def test_a_sampler_that_gives_another_number_than_its_length_is_an_error():
         list(tp.from_dataset(Squares()).shuffle(sampler=[5, 100]))
 
 
+def test_it_prints_as_it_was_made() -> None:
+    drawn = RandomSampler(replacement=True, num_samples=5)
+    assert repr(drawn) == "RandomSampler(replacement=True, num_samples=5, seed=0)"
+    batches = BatchSampler(RandomSampler(seed=3), 4, drop_last=True)
+    assert repr(batches) == "BatchSampler(RandomSampler(seed=3), 4, drop_last=True)"
+
+
 class Odd(RowSampler):
     """Every odd row, the last one first."""
 

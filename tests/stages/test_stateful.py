@@ -170,6 +170,7 @@ def test_is_frozen_but_at_work() -> None:
 def test_states_come_back_as_they_were() -> None:
     value = {"a": [1, 2.5, None, True], "b": (1, b"x"), "c": float("inf"), "d": np.float32(2)}
     assert decoded(encoded(value)) == value
+    assert type(decoded(encoded(value))["d"]) is np.float32
     array = np.arange(6).reshape(2, 3)
     assert np.array_equal(decoded(encoded(array)), array)
     assert torch.equal(decoded(encoded(torch.ones(2))), torch.ones(2))

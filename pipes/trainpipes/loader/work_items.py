@@ -109,9 +109,14 @@ class WorkItems:
         self.count += 1
         return not (done or retired)
 
-    def open_again(self) -> None:
-        """After an error of the loader, read again; what was taken is passed over."""
+    def standing(self) -> tuple[Any, ...]:
+        """What ``take`` changes."""
+        return self.newest, self._lives, self.ended, self.count, self._loaded
+
+    def open_again(self, standing: tuple[Any, ...]) -> None:
+        """After an error in reading an item, read it again; what was taken before is passed over."""
         self._items = None
+        self.newest, self._lives, self.ended, self.count, self._loaded = standing
 
     def forget(self, oldest: WorkKey | None) -> None:
         """What is before the oldest item in flight is not read again."""

@@ -7,11 +7,13 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from math import inf
 from time import monotonic
 from typing import Any
 
 from trainpipes._internal.checks import require, whole_number
+from trainpipes._internal.locks import InterruptibleLock
 from trainpipes.loader import Loader
 from trainpipes.loader.in_flight import InFlight, Work
 from trainpipes.loader.work_items import WorkItems
@@ -80,7 +82,7 @@ class WorkQueue:
         self._items = WorkItems(loader, epochs, by)
         self._flight = InFlight(most, max(REACH, 4 * most))
         #: Guards all else; waiting threads are woken when any of it changes.
-        self._lock = threading.Lock()
+        self._lock = InterruptibleLock()
         self._changed, self._waiting = threading.Condition(self._lock), 0
         self._reading = self._closed = False
         self._thread: ThreadPoolExecutor | None = None  # in which async iterations wait
@@ -250,20 +252,34 @@ class WorkQueue:
 
     def _read(self) -> Work | None:
         """The next item, if it is to be handed out. Others may mark items while it is read."""
+        before, work = self._items.standing(), None
         self._reading = True
         try:
-            self._lock.release()
             try:
+                self._lock.release()
                 key, item, state = self._items.read()
             finally:
-                self._lock.acquire()
+                raised = None  # Ctrl-C comes after the lock is held, which get() releases
+                while True:
+                    try:
+                        self._lock.acquire()
+                        break
+                    except BaseException as error:
+                        raised = error
+                        with suppress(RuntimeError):  # it was not acquired
+                            self._lock.release()
+                if raised is not None:
+                    raise raised
             if not self._items.take(key, item, state):
                 return None
             work = Work(key, item)
             self._flight.add(work, self._items.count)
             return work
         except BaseException:
-            self._items.open_again()
+            if work is not None and work.key in self._flight:  # Ctrl-C came after all was done
+                self._flight.give_back(work.key)
+            else:
+                self._items.open_again(before)
             raise
         finally:
             self._reading = False

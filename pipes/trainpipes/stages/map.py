@@ -170,7 +170,7 @@ class Map(RowFunction, versioned="fn"):
 
     Args:
         fn: function of one item; with ``rng=True`` of an item and a generator. It must not return
-            None.
+            None, nor the same array or tensor with other values: several calls come before use.
         rng: give the function a generator.
         seed: for the generators.
         version: names the function in checkpoints instead of its module and name; change it when
