@@ -16,6 +16,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import forkserver
@@ -35,6 +36,7 @@ import trainpipes as tp
 from private_names import LIST, ROOTS, foreign, name_of, parsed, private, used, written
 from trainpipes._internal import callers
 from trainpipes._internal.callers import instead
+from trainpipes._internal.locks import ForkLock
 from trainpipes.columns.content import tensor_digest
 from trainpipes.engine.iterating import agreement, epoch_counter, worker_end, worker_message
 from trainpipes.look import read_states
@@ -137,6 +139,17 @@ def test_a_queue_names_the_thread_that_sends() -> None:
     assert queue.get() == 1
     queue.close()
     queue.join_thread()
+
+
+@private("python", "_at_fork_reinit", "locks.py")
+def test_a_lock_can_be_made_free_in_a_forked_child() -> None:
+    """A lock that a thread held as its process was forked is free in the child."""
+    lock = ForkLock()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lock.acquire).result()
+        assert not lock.acquire(blocking=False)
+        lock._at_fork_reinit()
+        assert lock.acquire(blocking=False)
 
 
 @private("python", "get_spawning_popen", "epoch_counter.py")

@@ -22,6 +22,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+from contextlib import suppress
 from ctypes import Structure, addressof, c_int64, memmove, sizeof
 from multiprocessing import context, sharedctypes
 from typing import Any, ClassVar, TypeAlias
@@ -65,7 +66,13 @@ class _Lock(ForkLock):
 class _SharedLock(_Lock):
     def __enter__(self) -> bool:
         super().__enter__()
-        self._processes.acquire()
+        try:
+            self._processes.acquire()
+        except BaseException:  # Ctrl-C, before or after
+            with suppress(AssertionError):
+                self._processes.release()
+            self.release()
+            raise
         return True
 
     def __exit__(self, *_: object) -> None:
