@@ -95,7 +95,11 @@ def nested(depth: int) -> str:
 
 FILE, STREAM = arrow(), arrow(True)
 PAIRS = tar(*((f"{n}.{kind}", b"x") for n in range(3) for kind in ("jpg", "cls")))
-TIMES = [pa.array([0, 1 << 62], pa.timestamp("s")), pa.array([0, 1 << 30], pa.date32())]
+TIMES = [
+    pa.array([0, 1 << 62], pa.timestamp("s")), pa.array([0, 1 << 30], pa.date32()),
+    pa.array([{"tokens": 0, "day": 0}, {"tokens": 0, "day": 1 << 30}],
+             pa.struct({"tokens": pa.int64(), "day": pa.date32()})),
+]  # fmt: skip
 LARGE = 2**64 - 59  # and the one after it are the same float64
 GOOD = b'{"a":1,"b":"x"}\n'
 NPY = b"{'descr': '<i8', 'fortran_order': False, 'shape': "
@@ -140,6 +144,9 @@ BAD: list[tuple[str, bytes, str, dict[str, Any], str]] = [
     ("a.arrows", STREAM + STREAM, "arrow", {}, r"a\.arrows: it goes on behind its end"),
     *(("a.arrow", arrow(table=pa.table({"when": times})), "arrow", {},
        "column 'when' holds a value that Python .*row 1") for times in TIMES),
+    *(("a.arrow", arrow(table=pa.table({"tokens": pa.array([0, 1], kind)})), "arrow", {},
+       r"'tokens' holds a time in nanoseconds.*cast it to .*row 1")
+      for kind in (pa.timestamp("ns"), pa.duration("ns"), pa.time64("ns"))),
     *(("a.arrows", arrow(True, table=text([0, 1, 3], b"a\xff\xfe", nested)), "arrow", {},
        r"'t' holds text that is not UTF-8.*a\.arrows, row 1") for nested in (False, True)),
     *(("a.arrows", with_offsets(lie, nested), "arrow", {}, r"a\.arrows, row 0") for nested in (False, True)

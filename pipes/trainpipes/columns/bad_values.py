@@ -82,12 +82,11 @@ def _bad_in(array: Any) -> tuple[int, str] | None:
                 'or if it is Parquet, take read_parquet(errors="replace")'
             )
         except (ValueError, ArithmeticError) as error:
-            if "ns" in str(array.type):
-                coarser = str(array.type).replace("ns", "us", 1)
+            if str(error).startswith("Nanosecond"):
                 return row, (
-                    f"a time of {array.type}, which Python's datetime has only in microseconds: cast it, "
-                    f'by with_columns(lambda c: {{name: c[name].cast("{coarser}", safe=False)}}), leave the '
-                    "column out by columns=[...], or pip install pandas"
+                    f"a time in nanoseconds, as {array.type}, and Python has microseconds only: cast it to "
+                    '"us" by with_columns() and .cast(..., safe=False), leave the column out by '
+                    "columns=[...], or pip install pandas"
                 )
             return row, (
                 f"a value that Python has none for, as {array.type}: {str(error)[:SHOWN]}; fix the file, or "

@@ -94,12 +94,8 @@ class ShardItems:
         comes_to_run = not lane.left
         self._is_at_work = self._pool is not None and perf_counter() - self._given > AT_WORK
         if comes_to_run:
-            lane = self._at_next_run(number, lane)
+            lane = self._at_next_run(m, lane)
             self._made_to = 0  # items of this run could not be made before
-            if self._most:
-                if lane.left:
-                    heappush(self._due, (m + lane.left * self._num_lanes, number))
-                self._work_ahead()
         if self._is_at_work:
             self._make_ahead(m)
         item = lane.made()
@@ -115,20 +111,17 @@ class ShardItems:
         number = m % self._num_lanes
         lane = self._of(number)
         if not lane.left:
-            lane = self._at_next_run(number, lane)
-            if self._most:
-                if lane.left:
-                    heappush(self._due, (m + lane.left * self._num_lanes, number))
-                self._work_ahead()
+            lane = self._at_next_run(m, lane)
         if not lane.left:
             return ENDED
         lane.advance()
         return PASSED
 
-    def _at_next_run(self, number: int, lane: Lane) -> Lane:
-        """The lane with the items of its next run. After an error it goes on from the last item taken; the
-        error is raised, unless smaller runs may put it where it is due.
+    def _at_next_run(self, m: int, lane: Lane) -> Lane:
+        """The lane of batch ``m`` with the items of its next run; others are begun ahead. After an error it
+        goes on from the last item taken; the error is raised, unless smaller runs may put it where it is due.
         """
+        number = m % self._num_lanes
         while not (lane.left or lane.ended):
             try:
                 self._begin(number)
@@ -138,6 +131,10 @@ class ShardItems:
                 lane = self._lanes[number] = lane.again(error)
                 if not lane.singly:
                     raise_placed(error, self._plan)
+        if self._most:
+            if lane.left:
+                heappush(self._due, (m + lane.left * self._num_lanes, number))
+            self._work_ahead()
         return lane
 
     def _make_ahead(self, m: int) -> None:

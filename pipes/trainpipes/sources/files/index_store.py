@@ -77,7 +77,7 @@ class IndexStore:
         least_bytes: float = float("inf"),
     ) -> None:
         self.files, self._reader, self._format = files, reader, format
-        self._about = {"layouts": 6, "format": format, "key": key}
+        self._about = {"layouts": 7, "format": format, "key": key}
         self._own = not isinstance(index, str)
         self.path = self._path(index, key, least_bytes)
         self.sizes: IntArray = files.sizes.copy()
