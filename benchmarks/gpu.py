@@ -253,7 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.device.startswith("cuda"):
         if not torch.cuda.is_available():
             parser.error(f"torch {torch.__version__} sees no CUDA device: try --device cpu --small")
-        torch.cuda.set_device(torch.device(given.device))
+        torch.cuda.set_device(torch.device(given.device).index or 0)
         torch.set_float32_matmul_precision("high")
     elif given.device != "cpu":
         parser.error(f"times are taken on cuda or cpu, got {given.device!r}")
@@ -310,12 +310,13 @@ def _forget_pinned(cuda: bool) -> None:
 
 
 def _pinned(cuda: bool) -> int | None:
-    """The most bytes that were pinned at a time and not free for the next batch; None if torch can't say."""
+    """The most bytes that were pinned at a time, None if torch can't say. Those in use at a time would be
+    fewer, but torch 2.11 does not count them as they become free."""
     if not cuda:
         return 0
     if not hasattr(torch.cuda, "host_memory_stats"):
         return None
-    found = torch.cuda.host_memory_stats().get("active_bytes.peak")
+    found = torch.cuda.host_memory_stats().get("allocated_bytes.peak")
     return None if found is None else int(found)
 
 

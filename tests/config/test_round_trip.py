@@ -38,11 +38,11 @@ CHAINS = {**every_stage.FINITE, **every_stage.ENDLESS}
 
 @pytest.mark.filterwarnings("ignore:pin")
 @pytest.mark.parametrize("part", range(2))
-def test_chains_of_every_stage_come_back_the_same(part: int, folder: Path) -> None:
+def test_chains_of_every_stage_come_back_the_same(part: int, tmp_path: Path) -> None:
     names = list(CHAINS)[part::2]
     done = []
     for name in names:
-        pipe = CHAINS[name](folder)
+        pipe = CHAINS[name](tmp_path)
         text, refused = written(pipe)
         if refused:
             assert any(reason in refused for reason in REASONS), name
