@@ -115,7 +115,8 @@ def test_evaluation_is_over_every_row_and_draws_nothing(
     with torch.no_grad():
         total = sum(training.loss_sum(model, batch) for batch in held_out)
     wanted = total / sum(training.targets_of(batch) for batch in held_out)
-    assert float(said.rsplit("evaluation loss ", 1)[1].split()[0]) == pytest.approx(wanted, rel=EXACT)
+    found = float(said.rsplit("evaluation loss ", 1)[1].split()[0])
+    assert found == pytest.approx(float(wanted), rel=EXACT)
 
 
 def test_batches_of_a_step_weigh_as_their_targets_do(train: Train, tmp_path: Path) -> None:
