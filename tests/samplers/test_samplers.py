@@ -142,7 +142,7 @@ def test_orders_are_those_that_earlier_versions_gave(golden):
 # What torch's samplers mean
 
 
-@pytest.mark.parametrize(("rows", "samples"), [(7, None), (7, 3), (7, 30), (1, 5)])
+@pytest.mark.parametrize(("rows", "samples"), [(7, None), (7, 1), (7, 3), (7, 30), (1, 5)])
 def test_a_random_sampler_without_replacement_counts_as_torchs(rows, samples):
     kinds = RandomSampler, td.RandomSampler
     ours, theirs = (kind(range(rows), num_samples=samples) for kind in kinds)

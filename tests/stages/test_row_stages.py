@@ -1,4 +1,4 @@
-"""truncate, add_labels, enumerate, flat_map: what they give, and what they refuse."""
+"""truncate, add_labels, skip, enumerate, flat_map: what they give, and what they refuse."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import SubsetRandomSampler
 
 import trainpipes as tp
 from drawn import examples
@@ -67,6 +68,18 @@ def test_a_mask_of_another_length_names_its_row(tmp_path: Path) -> None:
     with pytest.raises(tp.DataError, match="got 1 where 'input_ids' has 2") as caught:
         list(tp.list_files(tmp_path).read_parquet().add_labels(where="mask"))
     assert (caught.value.row_group, caught.value.row) == (1, 3)
+
+
+# skip
+
+
+@pytest.mark.parametrize("over", [0, 1, 5])
+@pytest.mark.parametrize("drawn", [False, True], ids=["rows", "a sampler"])
+def test_more_rows_are_skipped_than_there_are(drawn: bool, over: int) -> None:
+    sampler = SubsetRandomSampler(range(10)) if drawn else None
+    loader = tp.Loader(tp.from_dataset(range(10), sampler).skip(10 + over))
+    assert len(loader) == 0
+    assert list(loader) == []
 
 
 # enumerate

@@ -66,8 +66,8 @@ def permutation(n: int, seed: int, *path: int | str) -> IntArray:
 def divisors(n: int) -> list[int]:
     """Ascending.
 
-    >>> divisors(24)
-    [1, 2, 3, 4, 6, 8, 12, 24]
+    >>> divisors(12), divisors(16)
+    ([1, 2, 3, 4, 6, 12], [1, 2, 4, 8, 16])
     """
     small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
     return small + [n // d for d in reversed(small) if d * d != n]
