@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,30 +32,49 @@ def digests(items: Any) -> list[str]:
     return [digest(item) for item in items]
 
 
-def is_interrupted(items: Iterator[Any], call: int) -> bool | None:
-    """Ask for an item, and interrupt the call-th call of ours; None if there are not so many. Python only
-    reports what is raised as a generator closes.
-    """
-    made = 0
+#: Of a call of ours: the function, and the line that calls it.
+Place = tuple[str, int]
+
+
+def traced(items: Iterator[Any], call: Callable[[Place], None]) -> None:
+    """Ask for an item, and note each call of ours."""
 
     def look(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal made
-        code = frame.f_code
+        code, caller = frame.f_code, frame.f_back
         if code.co_qualname == "_SharedLock.__exit__":  # once this process was forked: not mended
             return
-        if event == "call" and code.co_filename.startswith(OURS):
-            made += 1
-            if made == call:
-                raise KeyboardInterrupt
+        if event == "call" and code.co_filename.startswith(OURS) and caller is not None:
+            call((f"{code.co_filename}:{code.co_qualname}", caller.f_lineno))
 
     sys.settrace(look)
     try:
         next(items)
-    except KeyboardInterrupt:
-        return True
     finally:
         sys.settrace(None)
-    return False if made >= call else None
+
+
+def places(items: Iterator[Any]) -> list[Place]:
+    found: dict[Place, None] = {}
+    traced(items, lambda place: found.setdefault(place))
+    return list(found)
+
+
+def is_interrupted(items: Iterator[Any], place: Place) -> bool:
+    """Ask for an item, and interrupt the first call there. Python only reports what is raised as a
+    generator closes.
+    """
+    wanted = [place]
+
+    def interrupt(here: Place) -> None:
+        if [here] == wanted:
+            wanted.clear()
+            raise KeyboardInterrupt
+
+    try:
+        traced(items, interrupt)
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 # One that is raised in a generator's close is only reported.
@@ -70,20 +88,26 @@ def test_no_batch_is_lost_and_none_comes_twice(name: str, loaded: bool, threads:
     before = tp.Loader(make(), threads=0)
     for _, _ in zip(range(done), before, strict=False):
         pass
-    for given in (0, 7):  # in the first one an epoch begins, and in later ones windows do
-        for call in count(1, 1 if given else 3):
-            loader = tp.Loader(make(), threads=threads)
-            loader.load_state_dict(before.state_dict())
-            batches = iter(loader)
-            assert [digest(next(batches)) for _ in range(given)] == expected[:given]
-            if (interrupted := is_interrupted(batches, call)) is None:
-                break
+
+    def begun(given: int) -> tuple[tp.Loader, Iterator[Any]]:
+        loader = tp.Loader(make(), threads=threads)
+        loader.load_state_dict(before.state_dict())
+        batches = iter(loader)
+        assert [digest(next(batches)) for _ in range(given)] == expected[:given]
+        return loader, batches
+
+    # In the first one an epoch begins, at many places: a part of them in each case. In later ones windows do.
+    for given, part in (0, slice(2 * loaded + threads // 2, None, 4)), (7, slice(None)):
+        found = places(begun(given)[1])
+        assert len(found) > (4 if given else 40)
+        for place in found[part]:
+            loader, batches = begun(given)
+            interrupted = is_interrupted(batches, place)
             left = expected[given + (not interrupted) :]
             again = tp.Loader(make(), threads=0)
             again.load_state_dict(loader.state_dict())
-            assert (call, digests(again)) == (call, left)
-            assert (call, digests(batches)) == (call, left)
-        assert call > (4 if given else 40)
+            assert (place, digests(again)) == (place, left)
+            assert (place, digests(batches)) == (place, left)
 
 
 def test_a_run_of_items_that_has_begun_in_a_thread_is_not_forgotten(
