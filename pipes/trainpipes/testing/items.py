@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,38 +24,45 @@ def digest(item: Any) -> str:
 
 def digest_and_size(item: Any) -> tuple[str, int]:
     """The digest of an item, and about how many bytes it holds."""
-    found = hashlib.sha256()
-    size = 0
-    for part in _parts(item):
-        found.update(part)
-        size += len(part)
-    return found.hexdigest()[:16], size
+    parts: list[bytes] = []
+    _add(item, parts)
+    held = b"".join(parts)
+    return hashlib.sha256(held).hexdigest()[:16], len(held)
 
 
-def _parts(item: Any) -> Iterator[bytes]:
-    if isinstance(item, torch.Tensor):
-        yield f"tensor {item.dtype} {tuple(item.shape)}".encode()
-        whole = item.detach().cpu().clone(memory_format=torch.contiguous_format)
-        yield whole.reshape(-1).view(torch.uint8).numpy().tobytes()
+#: What is written as Python does it.
+PLAIN = {type(None), bool, int, float, str, bytes}
+
+
+def _add(item: Any, parts: list[bytes]) -> None:
+    if type(item) in PLAIN:
+        parts.append(repr(item).encode())
+    elif isinstance(item, torch.Tensor):
+        parts.append(f"tensor {item.dtype} {tuple(item.shape)}".encode())
+        whole = item.detach().cpu().contiguous()
+        parts.append(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(item, np.ndarray) and item.dtype != object:
-        yield f"array {item.dtype} {item.shape}".encode()
-        yield np.ascontiguousarray(item).tobytes()
+        parts.append(f"array {item.dtype} {item.shape}".encode())
+        parts.append(np.ascontiguousarray(item).tobytes())
     elif isinstance(item, pa.Table | pa.RecordBatch):
-        yield f"{type(item).__name__} {item.schema}".encode()
-        yield from _parts(item.to_pylist())
+        parts.append(f"{type(item).__name__} {item.schema}".encode())
+        _add(item.to_pylist(), parts)
     elif isinstance(item, Mapping):
-        yield f"{type(item).__name__} {len(item)}".encode()
+        parts.append(f"{type(item).__name__} {len(item)}".encode())
         for key, value in item.items():
-            yield repr(key).encode()
-            yield from _parts(value)
+            parts.append(repr(key).encode())
+            _add(value, parts)
     elif isinstance(item, list | tuple | np.ndarray):
-        yield f"{type(item).__name__} {len(item)}".encode()
+        parts.append(f"{type(item).__name__} {len(item)}".encode())
+        if PLAIN.issuperset(map(type, item)):
+            parts.append("".join(map(repr, item)).encode())
+            return
         for value in item:
-            yield from _parts(value)
-    elif item is None or isinstance(item, bool | int | float | str | bytes):
-        yield repr(item).encode()
+            _add(value, parts)
+    elif isinstance(item, bool | int | float | str | bytes):
+        parts.append(repr(item).encode())
     else:
-        yield pickle.dumps(item)
+        parts.append(pickle.dumps(item))
 
 
 def difference(item: Any, other: Any) -> str:
