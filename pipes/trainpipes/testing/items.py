@@ -39,7 +39,7 @@ def _add(item: Any, parts: list[bytes]) -> None:
         parts.append(repr(item).encode())
     elif isinstance(item, torch.Tensor):
         parts.append(f"tensor {item.dtype} {tuple(item.shape)}".encode())
-        whole = item.detach().cpu().contiguous()
+        whole = item.detach().cpu().clone(memory_format=torch.contiguous_format)
         parts.append(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(item, np.ndarray) and item.dtype != object:
         parts.append(f"array {item.dtype} {item.shape}".encode())
