@@ -10,7 +10,7 @@ FRAMEWORKS ?= $(VENV)-frameworks
 RAY ?= $(VENV)-ray
 PACKAGE ?= --editable .
 # Processes that run tests: more than cores, since many tests wait for processes of their own.
-JOBS ?= 3
+JOBS ?= 4
 PYTEST ?=
 BENCH ?= --quick
 CHECK ?=
