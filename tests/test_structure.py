@@ -37,6 +37,7 @@ ENGINE = ["calling", "planning", "reading", "shards", "iterating"]
 #: Modules, or rooms, that import something for types alone, and why.
 FOR_TYPES = {
     "__init__": "public names are loaded when they are first used",
+    "_internal.lazy": "a property without a lock has the types of functools.cached_property",
     "cli": "the command starts at once, and loads what it uses later",
     "engine.planning.mixture": "a plan asks its mixture, which is told the plan",
     "engine.reading.windows": "windows ask what loads them, and are known to it",

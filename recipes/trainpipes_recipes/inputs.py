@@ -16,7 +16,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -25,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as types
 
 import trainpipes as tp
+from trainpipes._internal.lazy import cached_property
 from trainpipes.columns.arrays import is_text
 from trainpipes.prepare import tokenized_rows
 from trainpipes.sources.files.file_reader import one_reader

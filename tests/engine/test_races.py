@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from types import FrameType, SimpleNamespace
@@ -11,7 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from torch.utils.data import DataLoader
 
+import trainpipes as tp
+from hundred_rows import given_by, pipeline
 from trainpipes.columns import lazy_batches
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.engine.planning import inputs
@@ -128,3 +132,22 @@ def test_a_batch_of_a_shared_shard_can_be_asked_for_by_several_at_once(unroll: A
     for module in (shard_rows, lazy_batches):
         found = at_each_line(module, make, take, take)
         assert all(taken == (2, 4, 2) for taken in found)
+
+
+def test_processes_are_forked_while_a_thread_iterates() -> None:
+    """A lock that the thread holds just then would be held in them for ever."""
+    expected, over = given_by(pipeline()), threading.Event()
+
+    def iterate() -> None:
+        while not over.is_set():
+            list(tp.Loader(pipeline(), threads=2))
+
+    thread = threading.Thread(target=iterate)
+    thread.start()
+    try:
+        for _ in range(8):
+            workers = DataLoader(pipeline(), batch_size=None, num_workers=2, timeout=30)
+            assert sorted(given_by(workers)) == sorted(expected)
+    finally:
+        over.set()
+        thread.join()

@@ -6,10 +6,10 @@ import inspect
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 from trainpipes._internal.checks import copied, require
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.locks import ForkLock
 from trainpipes._internal.messages import nearest
 from trainpipes.errors import ConfigError
@@ -73,25 +73,12 @@ if TYPE_CHECKING:
     made_once = cached_property
 else:
 
-    class made_once:
-        """A property made once, even by several threads: ``functools.cached_property`` has no lock from
-        Python 3.12 on.
-        """
+    class made_once(cached_property):
+        """A property made once, even by several threads."""
 
-        def __init__(self, make):
-            self._make, self.__doc__ = make, make.__doc__
-
-        def __set_name__(self, owner, name):
-            self._name = name
-
-        def __get__(self, one, owner):
-            if one is None:
-                return self
+        def __get__(self, one, owner=None):
             with _lock:
-                values = vars(one)
-                if self._name not in values:
-                    values[self._name] = self._make(one)
-                return values[self._name]
+                return super().__get__(one, owner)
 
 
 class ListsWhatIsUsed(type):

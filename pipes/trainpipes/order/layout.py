@@ -21,12 +21,12 @@ import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.types import IntArray
 
 #: Most rows that a shard gets at a time where counts are unknown.

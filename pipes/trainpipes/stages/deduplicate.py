@@ -3,12 +3,12 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from trainpipes._internal.checks import ColumnNames, column_names
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import StateError

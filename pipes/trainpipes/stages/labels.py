@@ -4,13 +4,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from functools import cached_property
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal import checks
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.types import IntArray
 from trainpipes.columns import arrays

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from torch.utils.data import get_worker_info
 
 from trainpipes._internal.checks import ColumnName, Count, Ge, Natural, Seed, column_names
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.messages import need_columns, warn_once
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY
-from functools import cached_property, partial
+from functools import partial
 from itertools import repeat
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 from weakref import ref
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array, to_arrow

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from trainpipes._internal.checks import Count, Text, require, whole_number
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.bad_values import first_bad

@@ -23,12 +23,12 @@ import zlib
 from base64 import b85decode, b85encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import gcd, lcm
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainpipes._internal.lazy import cached_property
 from trainpipes.errors import StateError
 from trainpipes.errors.text import shown
 from trainpipes.state.cursor import checksum, sealed, unsealed

@@ -8,7 +8,6 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import need
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import apart

@@ -7,7 +7,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes._internal.clean_errors import clean
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.locks import ForkLock
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.rectangles import Side

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import need
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError, UnreadableError

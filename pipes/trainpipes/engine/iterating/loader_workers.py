@@ -13,7 +13,7 @@ import gc
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from multiprocessing import resource_sharer
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainpipes._internal.activity import SENDING, doing
 from trainpipes._internal.activity_sampler import switched
+from trainpipes._internal.lazy import cached_property
 from trainpipes.engine.iterating.worker_end import WorkerWatch, end_in_peace
 from trainpipes.engine.iterating.worker_message import (
     Packed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import finalize
 
@@ -11,6 +10,7 @@ from torch._utils import ExceptionWrapper
 
 from trainpipes._internal import activity
 from trainpipes._internal.activity import RECEIVING, TURN, doing, look_at
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.locks import InterruptibleLock
 from trainpipes._internal.pool import Pool
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
+from trainpipes._internal.lazy import cached_property
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.errors import DataError
 from trainpipes.interfaces.stage_kinds import ShuffleStage, first_of

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes._internal.checks import whole_number
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.locks import ForkLock
 from trainpipes._internal.types import IntArray
 from trainpipes.engine.planning.chain import Chain

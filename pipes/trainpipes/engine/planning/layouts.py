@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.types import IntArray
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.planning.inputs import Inputs

@@ -8,9 +8,9 @@ import json
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
+from trainpipes._internal.lazy import cached_property
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.planning.counts import Counts

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from trainpipes._internal.activity import each
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.pool import Pool
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.bad_values import naming_bad_values

@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from types import FrameType, TracebackType
@@ -22,6 +21,7 @@ from trainpipes._internal import activity
 from trainpipes._internal.activity_report import folder_of, reported
 from trainpipes._internal.activity_sampler import ITERATES, SYSTEM, TICK, ActivitySampler, Counts
 from trainpipes._internal.callers import instead
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.table import table
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.errors import ConfigError, TrainpipesError

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import repeated
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import gathered, take_rows
 from trainpipes.columns.content import table_digest

@@ -6,7 +6,6 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from trainpipes._internal.checks import (
     require,
     whole_number,
 )
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.types import IntArray
 from trainpipes.cache.entries import SUFFIX
 from trainpipes.errors import ConfigError, MissingFilesError

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from trainpipes._internal.checks import column_names, require, wrong
+from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.content import tensor_digest
 from trainpipes.columns.tensor_rows import TensorRows

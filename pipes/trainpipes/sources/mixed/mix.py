@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, fields
 from fractions import Fraction
-from functools import cached_property
 from typing import Any, Literal
 
 from trainpipes._internal.callers import instead, is_pipeline
 from trainpipes._internal.checks import ColumnName, require, whole_number
+from trainpipes._internal.lazy import cached_property
 from trainpipes.columns.run import innermost, levels
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.inputs import Inputs
