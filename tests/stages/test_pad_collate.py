@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from datetime import datetime
 from itertools import pairwise
@@ -140,12 +141,22 @@ def test_masks_come_after_their_columns(options: dict[str, Any], names: str) -> 
     assert " ".join(collated(pa.table(MASKED), **options)[0]) == names
 
 
+def test_infinite_and_largest_floats_are_held() -> None:
+    values = [[math.inf, -math.inf, math.nan, 0.1], [float(np.finfo(np.float32).max)]]
+    found = collated(pa.table({"x": values}))[0]["x"]
+    wanted = torch.tensor([values[0], values[1] + 3 * [0.0]], dtype=torch.float32)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
 LONG = pa.list_(pa.list_(pa.int64()))
 #: What is refused: the batch, the options, the error, and what it says.
 REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ({"input_ids": [[1]]}, {"value": 0.5}, ConfigError, r"padded with 0.5, which int64 cannot hold; give"),
     ({"labels": [[1]]}, {"dtype": torch.uint8}, ConfigError, "'labels' is padded with -100, which uint8"),
     ({"x": pa.array([2**63], pa.uint64())}, {}, DataError, "which int64 cannot hold"),
+    ({"x": [[0.5], [2.0, -1e300]]}, {}, DataError, r"'x' holds -1e\+300, which float32 cannot hold; give a"),
+    ({"x": [1e39]}, {"dtype": torch.float32}, DataError, "holds 1e.39, which float32 cannot hold"),
+    ({"x": [[70_000]]}, {"columns": {"x": {"dtype": torch.float16}}}, DataError, "70000, which float16"),
     ({"x": [[1.5]]}, {"columns": {"x": {"dtype": torch.int64}}}, SchemaError, "int64 would cut off"),
     ({"x": [[1, 0], [2]]}, {"columns": {"x": {"dtype": torch.bool}}}, DataError, "holds 2, which bool"),
     ({"x": pa.array([[[1], [2, 3]]], LONG)}, {}, SchemaError, r"lists of lists.*leave it out with select"),

@@ -161,21 +161,29 @@ def check_fit(values: Array, dtype: Any, lengths: IntArray | None, way: str = WI
     if values.dtype.kind == "f" and kind.kind in "iub":
         rule = f"{kind} would cut off fractions: give a float dtype"
         raise BadCell(None, f"holds {values.dtype}, and {rule}")
-    integers = kind.kind in "iub" and values.dtype.kind in "iu" and values.size
-    if not integers or np.can_cast(values.dtype, kind, "safe"):
+    if not values.size or values.dtype.kind not in "iuf" or np.can_cast(values.dtype, kind, "safe"):
         return
     least, most = limits(kind)
-    if int(values.min()) >= least and int(values.max()) <= most:
+    if values.min().item() >= least and values.max().item() <= most:
         return
     flat = values.reshape(-1)
-    place = int(np.flatnonzero((flat < least) | (flat > most))[0])
-    row = place // values[:1].size
+    outside = (flat < least) | (flat > most)
+    if kind.kind == "f":
+        outside &= np.isfinite(flat)
+    places = np.flatnonzero(outside)
+    if not len(places):
+        return
+    row = int(places[0]) // values[:1].size
     row = row if lengths is None else row_at(row, lengths)
-    raise BadCell(row, f"holds {flat[place]}, which {kind} cannot hold{way and f'; {way}'}")
+    raise BadCell(row, f"holds {flat[places[0]]}, which {kind} cannot hold{way and f'; {way}'}")
 
 
-def limits(kind: np.dtype[Any]) -> tuple[int, int]:
-    return (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
+def limits(kind: np.dtype[Any]) -> tuple[float, float]:
+    if kind.kind == "b":
+        return 0, 1
+    if kind.kind == "f":
+        return float(np.finfo(kind).min), float(np.finfo(kind).max)
+    return np.iinfo(kind).min, np.iinfo(kind).max
 
 
 # Columns of a block
