@@ -447,6 +447,12 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a number that is too small": (
         [{"x": [3]}, {"x": [4, -1]}], {"dtype": "uint8"}, r"row 1: column 'x' is uint8.* -1"
     ),
+    "a float that is too large": (
+        [{"x": [1.0]}, {"x": [2.0, -1e300]}], {"dtype": "float32"}, r"row 1: column 'x' is float32.* -1e\+300"
+    ),
+    "an integer that is too large": (
+        {"x": np.array([1, 70_000])}, {"dtype": "float16"}, "row 1: column 'x' is float16.*int64 70000"
+    ),
     # Sources and options
     "lengths that differ": ({"a": np.zeros(2), "b": np.zeros(3)}, {}, "one and the same first dimension"),
     "a dict of lists": ({"a": [1, 2]}, {}, "arrays or tensors"),

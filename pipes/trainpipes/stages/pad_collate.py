@@ -78,7 +78,7 @@ class PadCollate(TakesTokenizer, FinishingStage, takes="columns or objects"):
             side. As in ``tokenize``.
 
     Raises:
-        DataError: a null where a number or a list should be, or an integer that ``dtype`` cannot
+        DataError: a null where a number or a list should be, or a number that ``dtype`` cannot
             hold; names column and row.
         SchemaError: a column named in ``columns`` or ``mask`` is not there, or a column holds lists
             of lists.

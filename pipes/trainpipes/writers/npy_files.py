@@ -77,6 +77,11 @@ class NpyFile:
         return self._file.check
 
 
+def _lost(values: Array, found: Array) -> Any:
+    """Which values another dtype cannot hold; floats are rounded."""
+    return np.isinf(found) & np.isfinite(values) if found.dtype.kind == "f" else found != values
+
+
 class ColumnFile:
     """A column's values, and the offsets of a ragged one."""
 
@@ -96,9 +101,9 @@ class ColumnFile:
         values, dtype = given.values, np.dtype(self._column.dtype)
         if isinstance(given, Ragged) and self._offsets:
             self._offsets.write(self._values.rows + np.cumsum(given.lengths, dtype=np.int64))
-        with np.errstate(invalid="ignore"):  # a float beyond int64
+        with np.errstate(invalid="ignore", over="ignore"):  # a float beyond int64, or float32
             found: Array = values.astype(dtype, copy=False)
-        if dtype.kind != "f" and dtype != values.dtype and (bad := found != values).any():
+        if dtype != values.dtype and (bad := _lost(values, found)).any():
             place = np.unravel_index(np.argmax(bad), bad.shape)
             first, name = int(place[0]), self._column.name
             row += row_at(first, given.lengths) if isinstance(given, Ragged) else first
