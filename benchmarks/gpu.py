@@ -9,7 +9,7 @@ is not installed. About 5 minutes on a large GPU. ``--device cpu --small`` takes
 it runs.
 
 Printed for each source: tokens a second; the share of the time in which the device had ended one step and not
-begun the next; the longest such gap; and the most pinned memory. Times are the device's own (CUDA events): a
+begun the next; the longest such gap; and the pinned memory. Times are the device's own (CUDA events): a
 gap counts from the end of a step to the moment at which the next batch is there, whatever the process does
 meanwhile. "the same batch" has no data to wait for: what it shows is what the loop itself costs. On a CUDA
 device the exit status is 1 if less than 1 % is not kept, or pinned memory is beyond its bound.
@@ -277,7 +277,6 @@ def main(arguments: list[str] | None = None) -> int:
     everything = {"the same batch": itertools.repeat(first), **sources}
     for source, batches in everything.items():
         _tell(source)
-        _forget_pinned(bench.cuda)
         found = measure(_late(batches, given.delay), step, bench.clock, steps, warm_up)
         pinned = _pinned(bench.cuda)
         tokens = found.steps * bench.rows * bench.shape.length / found.seconds
@@ -303,20 +302,13 @@ def _late(batches: Iterable[Any], delay: float) -> Iterator[Any]:
         yield batch
 
 
-def _forget_pinned(cuda: bool) -> None:
-    if cuda and hasattr(torch.cuda, "reset_peak_host_memory_stats"):
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_host_memory_stats()
-
-
 def _pinned(cuda: bool) -> int | None:
-    """The most bytes that were pinned at a time, None if torch can't say. Those in use at a time would be
-    fewer, but torch 2.11 does not count them as they become free."""
+    """Bytes that are pinned: what became free is used again. None if torch can't say."""
     if not cuda:
         return 0
     if not hasattr(torch.cuda, "host_memory_stats"):
         return None
-    found = torch.cuda.host_memory_stats().get("allocated_bytes.peak")
+    found = torch.cuda.host_memory_stats().get("allocated_bytes.current")
     return None if found is None else int(found)
 
 

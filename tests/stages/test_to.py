@@ -175,8 +175,8 @@ def test_pinned_memory_and_batches_on_their_way_are_bounded_on_a_device_that_lag
         pytest.skip("this torch does not count pinned memory")
     rows, depth = torch.zeros(256, 1 << 20), 2
     busy = torch.ones(4096, 4096, device="cuda")
-    pipe = tp.from_tensors(x=rows).batch(2).collate().pin().to("cuda", depth=depth)
-    size = 2 * rows[0].nbytes
+    pipe = tp.from_tensors(x=rows).batch(4).collate().pin().to("cuda", depth=depth)
+    size = 4 * rows[0].nbytes  # of no other test, whose free memory it would use
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before, used = torch.cuda.host_memory_stats(), torch.cuda.memory_allocated()
