@@ -108,7 +108,8 @@ def test_no_batch_is_lost_and_none_comes_twice(name: str, loaded: bool, threads:
             again.load_state_dict(loader.state_dict())
             assert (place, digests(again)) == (place, left)
             assert (place, digests(batches)) == (place, left)
-        assert came > 0.8 * len(found[part])
+        # What pool threads do is not the same each time.
+        assert came > (0.3 if threads else 0.9) * len(found[part])
 
 
 def test_a_run_of_items_that_has_begun_in_a_thread_is_not_forgotten(

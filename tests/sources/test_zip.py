@@ -280,7 +280,7 @@ def test_blocks_of_remote_files_that_are_cut_alike_are_fetched_as_by_each_alone(
         return counted.fetched
 
     alone = fetched(a, "a") + fetched(b, "b")
-    assert fetched(a.zip(b), "a", "b") < 1.01 * alone
+    assert fetched(a.zip(b), "a", "b") < 1.2 * alone  # not each block for both sides
     assert (
         alone < fetched(a.zip(c), "a", "c") < 2 * alone
     )  # of c, most blocks for both of their sides
