@@ -183,9 +183,8 @@ class Profile:
 
     def _is_waiting(self, frame: FrameType | None) -> bool:
         modules = (OURS,) if self._iteration is not None else (OURS, *TORCHS)
-        while isinstance(
-            frame, FrameType
-        ):  # Python 3.11 may give what was one, as its thread goes on
+        # In Python 3.11 it may be gone, and something else in its place, as its thread goes on.
+        while isinstance(frame, FrameType):
             if frame.f_code.co_name in WAITS and frame.f_globals.get("__name__") in modules:
                 return True
             frame = frame.f_back
