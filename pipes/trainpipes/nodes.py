@@ -35,7 +35,6 @@ from trainpipes.engine.planning.migrate import position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import ReadingSource, Source
-from trainpipes.order.topology import Topology
 from trainpipes.pipeline.starts import stage_classes
 from trainpipes.sources.memory.foreign_node import FromNode, NodeStream
 from trainpipes.state.format import Position
@@ -80,7 +79,7 @@ class StageNode(BaseNode[Any]):
             self._plan.require_fixed("nodes")
         plan = self._plan
         rank, world = data_parallel()
-        topology = Topology(rank, world)
+        topology = plan.counts.topology(rank, world)
         topology.check(plan.chain.num_shards, plan.chain.shard is not None)
         if initial_state is None:
             epoch = 0 if self._pass is None else self._pass.pass_number + self._consumed

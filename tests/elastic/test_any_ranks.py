@@ -29,6 +29,10 @@ def over_half(row: dict[str, Any]) -> bool:
     return bool(row["x"] % 5 > 1)
 
 
+def more_in_some_shards(row: dict[str, Any]) -> bool:
+    return bool(row["x"] < 150 or row["x"] % 4 == 0)
+
+
 def dealt(shards: int, **options: Any) -> tp.Pipeline:
     return tp.from_arrow(ROWS).sharding_filter(shards, **options).shuffle(40, seed=3)
 
@@ -51,6 +55,8 @@ PIPELINES: dict[str, Callable[[int], tp.Pipeline]] = {
     "skip": lambda s: dealt(s).batch(3).skip(5).take(100),
     "filter": lambda s: dealt(s).filter(over_half).batch(2),
     "filter batches": lambda s: dealt(s).batch(4).filter(lambda rows: rows[0]["x"] % 3 > 0),
+    "filter, take": lambda s: dealt(s).filter(more_in_some_shards).batch(2).take(30),
+    "filter, skip": lambda s: dealt(s).filter(more_in_some_shards).batch(2).skip(7).take(40),
     "pack": lambda s: dealt(s).tokenize("bytes").pack(16).batch(2),
     "endless": lambda s: dealt(s).filter(over_half).repeat().batch(3),
     "stream": lambda s: tp.from_iterable(range(211)).sharding_filter(s).batch(2),
@@ -109,7 +115,7 @@ def test_ranks_together_give_the_sequence_of_one(
     leg = Leg(PIPELINES[name](shards), ranks, workers, reads)
     found = dict(given_by(leg, whole, 0, None))
     leg.close()
-    end = whole.steps(ranks) * ranks if ranks > 1 else len(whole.items) + 10**9
+    end = whole.start + whole.steps(ranks) * ranks if ranks > 1 else len(whole.items) + 10**9
     assert found == {m: item for m, item in whole.items.items() if m < end}
 
 

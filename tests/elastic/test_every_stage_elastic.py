@@ -119,7 +119,8 @@ def test_each_rank_of_a_ragged_tail_resumes_with_its_own_state(
             again = pipe.distributed(rank=rank, world_size=ranks)
             again.load_state_dict(first.state_dict())
             rest = [digest(item) for item in again]
-            assert rest == (epochs[0][stop:] or epochs[1])
+            left = epochs[0][stop:]  # where nothing is, others may have more of the epoch
+            assert rest == left or (not left and rest == epochs[1])
 
 
 @pytest.mark.parametrize(("ranks", "workers"), [(2, 2), (3, 0), (4, 2)])

@@ -34,8 +34,14 @@ class Whole:
             if self.plan.chain.endless and len(self.items) == ENOUGH:
                 break
 
+    @property
+    def start(self) -> int:
+        """The number of the first item: not 0 where ``skip`` counts items as they come."""
+        return min(self.items, default=0)
+
     def steps(self, ranks: int, first: int = 0) -> int:
         """Steps that so many ranks take from ``first`` to the end."""
+        first = max(first, self.start)
         if ranks == 1:
             return sum(m >= first for m in self.items)
         hole = next(m for m in count(first) if m not in self.items)
@@ -53,7 +59,7 @@ def world_sizes(pipe: tp.Pipeline) -> list[int]:
 def given_by(leg: Leg, whole: Whole, first: int, steps: int | None) -> Iterator[tuple[int, str]]:
     """Numbers and digests of so many steps of a leg from ``first`` on; to the end if None."""
     leg.begin()
-    m = first
+    m = max(first, whole.start)
     for _ in range(steps if steps is not None else whole.steps(leg.ranks, first)):
         items = leg.step()
         assert ENDED not in items

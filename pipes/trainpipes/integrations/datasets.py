@@ -111,11 +111,12 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         state = self._state_dict  # another iteration of the dataset makes another one
         plan = plan_of(self.pipeline)
-        topology = Topology(worker=self._part, num_workers=self._parts)
+        topology = plan.counts.topology(0, 1, self._part, self._parts)
         position = Position(self._epoch, 0, plan.chain.num_shards)
         if state is not None and state != {"trainpipes": "", "type": type(self).__name__}:
             position = self._loaded(state, topology)
-        one = Consumer(plan, topology, position, origin=0)
+        turn = json.loads(position.extra.get("turn", "{}"))
+        one = Consumer(plan, topology, position, origin=turn.get("origin", 0))
         if state is not None:
             state["trainpipes"] = _LateState(one)
         number = 0

@@ -183,7 +183,7 @@ class WorkItems:
             if loaded is not None:
                 keys += [key for key in before[number].open if key > newest]
                 newest = max(newest, before[number].read)
-            classes[number] = ClassWork(newest, tuple(keys), start, cursors.get(number))
+            classes[number] = ClassWork(newest, tuple(keys), start, cursors.get(number % shards))
         return WorkState(
             plan.identity, shards, step, self._first_epoch, classes, frozenset(self._retired)
         )
@@ -208,12 +208,13 @@ class WorkItems:
                 "load_state_dict(allow_changes) takes a state in which nothing is in flight, got one with "
                 f"{sum(len(one.open) for one in classes.values())} items; finish them before you save"
             )
-        cursors = {n: one.cursor for n, one in classes.items() if one.cursor is not None}
-        position = Position(first.epoch, first.place, loaded.num_shards)
+        shards = loaded.num_shards
+        cursors = {n % shards: c for n, one in classes.items() if (c := one.cursor) is not None}
+        position = Position(first.epoch, first.place, shards)
         if not plan.counted:
             # Ranks stand at different places: cursors fit together only where they stood at one.
             at = min(places) if len(places) == 1 else WorkKey(first.epoch, 0)
-            position = Position(at.epoch, at.place, loaded.num_shards, cursors if at.place else {})
+            position = Position(at.epoch, at.place, shards, cursors if at.place else {})
         return render(position, loaded.identity)
 
 

@@ -9,13 +9,19 @@ from trainpipes.errors import TopologyError
 
 @dataclass(frozen=True)
 class Topology:
-    """Worker ``worker`` of W on rank ``rank`` of R. ``members``: the group's global ranks, if not all."""
+    """Worker ``worker`` of W on rank ``rank`` of R.
+
+    Args:
+        members: the group's global ranks, if not all.
+        reads_all: whether each consumer goes through the batches of all shards, to count them.
+    """
 
     rank: int = 0
     world_size: int = 1
     worker: int = 0
     num_workers: int = 1
     members: tuple[int, ...] | None = None
+    reads_all: bool = False
 
     def check(self, num_shards: int, sharded: bool, one_consumer: str = "") -> None:
         """Raise where the ranks and workers can't share the shards, and warn once where they share some.
@@ -54,9 +60,16 @@ class Topology:
         return max(m, origin) + (first - max(m, origin)) % stride
 
     def step(self, num_shards: int) -> int:
-        """From one batch of this consumer's shards to the next, which may be another consumer's."""
-        return gcd(self.world_size * self.num_workers, num_shards)
+        """From one batch of the shards that this consumer reads to the next, which may be another
+        consumer's.
+        """
+        return 1 if self.reads_all else gcd(self.world_size * self.num_workers, num_shards)
 
     def shards(self, origin: int, num_shards: int) -> set[int]:
-        first, step = self.next_slot(origin, origin), self.step(num_shards)
-        return set(range(first % step, num_shards, step))
+        """Those that it reads."""
+        return set(range(num_shards)) if self.reads_all else self.own_shards(origin, num_shards)
+
+    def own_shards(self, origin: int, num_shards: int) -> set[int]:
+        """Those that give it batches."""
+        step = gcd(self.world_size * self.num_workers, num_shards)
+        return set(range(self.next_slot(origin, origin) % step, num_shards, step))

@@ -13,7 +13,7 @@
 
 Places are numbers of items in the one sequence of an epoch, over all ranks. Of each class, all up to
 "read" is done but what is "open"; "at" is where a loader begins to read it again, with the "cursor" of
-the shard of that number, if the pipeline is uncounted. Each class is in the state of one rank.
+its shard, number % num_shards, if the pipeline is uncounted. Each class is in the state of one rank.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ClassWork(NamedTuple):
 
     Args:
         at: where a loader begins to read it again.
-        cursor: of the shard with the class's number.
+        cursor: of the class's shard.
     """
 
     read: WorkKey
@@ -97,8 +97,7 @@ class WorkState:
             one = self.classes.get(number % self.num_classes)
             if one is not None:
                 keys = tuple(key for key in one.open if key.place % step == number)
-                cursor = one.cursor if number < self.num_shards else None
-                found[number] = one._replace(open=keys, cursor=cursor)
+                found[number] = one._replace(open=keys)
         return found
 
     def of_rank(self, rank: int, world_size: int) -> dict[int, ClassWork]:

@@ -107,9 +107,14 @@ class Consumer:
         self.ends_together = may_end_together and (together or topology.world_size > 1)
         #: The batch at which it ends; inf if unknown.
         self.end = plan.counts.end(topology.world_size, self.origin)
+        #: Items of an epoch that come before its first, and that there are at most, where they are counted.
+        self._least, self._most = 0, None
+        if plan.counts.limits_items:
+            self._least, self._most = plan.chain.skip_batches, plan.chain.stop_batches
         self._own = topology.shards(self.origin, plan.chain.num_shards)
-        ended = {shard for shard, cursor in position.cursors.items() if "ended" in cursor}
-        self._running = set(self._own) - ended
+        self._ended = {shard for shard, cursor in position.cursors.items() if "ended" in cursor}
+        #: Of those that give it batches, which may have more.
+        self._running = topology.own_shards(self.origin, plan.chain.num_shards) - self._ended
         #: The batch number of the item made last.
         self.m: int | None = None
         #: Whether a state has cursors, and which shards moved since the last item was looked at.
@@ -129,6 +134,8 @@ class Consumer:
         items = self._started or self._start_work()
         while self._running and self._next < self.end:
             m = self._next
+            if self._most is not None and self._items_before(m) >= self._most:
+                break
             shard = m % self._num_shards
             if self._has_cursors:
                 self._moved.add(shard)
@@ -165,11 +172,36 @@ class Consumer:
     def _start_work(self) -> ShardItems | WorkerReceiver | SharedItems:
         if self._counted is None:
             self._counted = [tally.numbers for tally in self.plan.tallies]
-        self._started = items = self.items
+        items = self.items
         if self._options.workers is None:
             self.plan.settle(0 if self._pool is None else self._pool.threads)
         items.begin(self._next, self._stride, self.end)
+        if self._least and not self.position.m:
+            self._skip(items)
+        self._started = items
         return items
+
+    def _items_before(self, m: int) -> int:
+        """How many items an epoch has before batch ``m``; those of other consumers are passed over."""
+        if self.ends_together:  # where the first one is missing
+            return m
+        assert isinstance(self._items, SharedItems)
+        self._items.pass_to(m)
+        return self._items.count
+
+    def _skip(self, items: ShardItems | WorkerReceiver | SharedItems) -> None:
+        """Pass over the items that ``skip`` leaves out; steps are counted from the first one that is left."""
+        if isinstance(items, SharedItems) and not self.ends_together:
+            items.pass_items(self._least)
+            self.origin = items.at
+        else:
+            for m in range(self._next, self._least, self._stride):
+                if items.pass_over(m) is ENDED:
+                    self._next = self.end = m
+                    return
+            self.origin = self._least
+        self._next = self.topology.next_slot(self.origin, self.origin)
+        self._running = self.topology.own_shards(self.origin, self._num_shards)
 
     @property
     def items(self) -> ShardItems | WorkerReceiver | SharedItems:
@@ -177,10 +209,14 @@ class Consumer:
         if self._items is None:
             items, step = self._open_items(), self.topology.step(self._num_shards)
             self._items = items
-            if self._has_cursors and step < self._stride:
-                m, ended = self.position.m, self._own - self._running
-                first = m + (self._next - m) % step
-                self._items = SharedItems(items, first, step, self._num_shards, ended, self._moved)
+            counts = self.plan.counts.limits_items and not self.ends_together
+            if self._has_cursors and (step < self._stride or counts):
+                position = self.position
+                first = position.m + (self._next - position.m) % step
+                self._items = SharedItems(
+                    items, first, step, self._num_shards, set(self._ended), self._moved,
+                    sum(cursor["delivered"] for cursor in position.cursors.values()),
+                )  # fmt: skip
         return self._items
 
     def _open_items(self) -> ShardItems | WorkerReceiver:
@@ -197,9 +233,11 @@ class Consumer:
             finalize(self, self._pool.close)
         sharers = self._stride // self.topology.step(self._num_shards)
         first, stride = self._next, self._stride
+        # Where workers begin to take turns is not known before skip() has counted.
+        known = not self._least or self.topology.num_workers == 1
         return items_of(
             plan, self.position, self._own, self._pool, alone, options.unroll, sharers=sharers,
-            own=lambda m: (m - first) % stride == 0,
+            own=(lambda m: (m - first) % stride == 0) if known else None,
         )  # fmt: skip
 
     # Where it stands
@@ -209,7 +247,11 @@ class Consumer:
         m, world = self.position.m, self.topology.world_size
         if self.m is not None:  # all ranks' batches of its step are given
             m = self.origin + ((self.m - self.origin) // world + 1) * world
-            if isinstance(self._items, SharedItems):
+        if isinstance(self._items, SharedItems):
+            if self._over and not self.ends_together:  # it looked for more
+                steps = -(-(self._items.at - self.origin) // world)
+                m = max(m, self.origin + steps * world)
+            if m > self.position.m:
                 self._items.pass_to(m)
         moved = {shard: self.items.cursor_text(shard) for shard in self._moved}
         self._moved.clear()
@@ -276,16 +318,25 @@ class Consumer:
         start = self.position.m
         if not start or not self.plan.counted or self.plan.grows:
             return False
-        return self.topology.first(start) >= self.end
+        own = start if self.plan.chain.uneven else self.topology.first(start)
+        return own >= self.end
 
     @property
     def others_have_more(self) -> bool:
-        """Whether the position leaves anything to other workers of its rank."""
-        if self.topology.num_workers == 1:
+        """Whether the position leaves anything to other workers of its rank; and to other ranks, where these
+        end apart. A rank's own state of an uncounted pipeline does not tell that.
+        """
+        position, whole = self.position, self.topology
+        if self.plan.chain.uneven and len({*position.cursors}) in (0, self._num_shards):
+            whole = Topology()
+        elif whole.num_workers > 1:
+            whole = replace(whole, worker=0, num_workers=1)
+        if whole == self.topology:
             return False
-        rank = replace(self.topology, worker=0, num_workers=1)
+        if self.plan.counted:
+            return position.m < self.plan.counts.end(whole.world_size, self.origin)
         try:
-            next(Consumer(self.plan, rank, self.position, origin=self.origin))
+            next(Consumer(self.plan, whole, position, origin=self.origin))
         except StopIteration:
             return False
         return True

@@ -122,7 +122,7 @@ class IterationState:
         rank, world = self.ranks()
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        topology = Topology(rank, world, worker, workers, self.members)
+        topology = self.plan.counts.topology(rank, world, worker, workers, self.members)
         chain = self.plan.chain
         topology.check(chain.num_shards, chain.shard is not None, chain.opener.traits.one_consumer)
         return topology
@@ -154,7 +154,8 @@ class IterationState:
             position.require_all_workers()
             rank, world = self.ranks()
             if not self.plan.counted:
-                position.require(Topology(rank, world).shards(position.m, position.num_shards))
+                topology = self.plan.counts.topology(rank, world)
+                position.require(topology.shards(position.m, position.num_shards))
         return self._expect(position), position
 
     def _expect(self, position: Position) -> int:

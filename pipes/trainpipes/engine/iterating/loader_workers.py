@@ -37,7 +37,6 @@ from trainpipes.engine.shards.lane import ENDED, PASSED
 from trainpipes.engine.shards.shard_items import items_of
 from trainpipes.interfaces.source import RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
-from trainpipes.order.topology import Topology
 from trainpipes.state.format import Position
 
 #: Most batches of a worker in a message: with 8 a queue's cost is a few per cent.
@@ -117,7 +116,8 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
             position = Position(epoch, 0, position.num_shards)
         plan = plan.resized(position.sizes, position.m)
         num_shards, end = plan.chain.num_shards, plan.counts.end(world, position.m)
-        num_spans, step = plan.layouts.usual.num_spans, Topology(rank, world).step(num_shards)
+        num_spans = plan.layouts.usual.num_spans
+        step = plan.counts.topology(rank, world).step(num_shards)
         owners = share_out(range(rank % step, num_shards, step), num_spans, memory.workers)
         running = {shard for shard, owner in owners.items() if owner == worker}
         items = items_of(

@@ -1,6 +1,4 @@
-"""Where ranks and workers do not divide the shards: consumers share some, and each passes over the batches of
-the others. A state has each shard's position after the same step on all of them.
-"""
+"""Where consumers share shards, or count the items of all: each passes over the batches of the others."""
 
 from __future__ import annotations
 
@@ -12,14 +10,16 @@ from trainpipes.engine.shards.shard_items import ShardItems
 
 
 class SharedItems:
-    """The items of one consumer where ranks and workers do not divide the shards: it passes over the
-    batches of others. A state has each shard's position after the same step on all of them.
+    """The items of one consumer that passes over the batches of others: where ranks and workers do not
+    divide the shards, or items of all shards are counted. A state has each shard's position after the
+    same step on all of them.
 
     Args:
         first: the first batch of its shards, its own or not.
         step: from one batch of these shards to the next.
         ended: shards that have no more batches.
         moved: gets the shards whose position has moved.
+        count: batches before ``first`` that there were.
     """
 
     def __init__(
@@ -30,9 +30,12 @@ class SharedItems:
         num_shards: int,
         ended: set[int],
         moved: set[int],
+        count: int = 0,
     ) -> None:
         self._items = items
-        self._at, self._step = first, step
+        #: Batches that there were up to where it stands, ``at``.
+        self.count = count
+        self.at, self._step = first, step
         self._num_shards = num_shards
         self._ended, self._moved = ended, moved
         self.begin, self.cursor_text, self.close = items.begin, items.cursor_text, items.close
@@ -43,8 +46,17 @@ class SharedItems:
 
     def pass_to(self, m: int) -> None:
         """Pass over the batches before ``m``, which are of other consumers."""
-        for other in range(self._at, m, self._step):
+        for other in range(self.at, m, self._step):
             self._next(other, own=False)
+
+    def pass_over(self, m: int) -> Any:
+        self.pass_to(m)
+        return self._next(m, own=False)
+
+    def pass_items(self, count: int) -> None:
+        """Pass over so many items of all shards, or to the end of those."""
+        while self.count < count and len(self._ended) < self._num_shards:
+            self._next(self.at, own=False)
 
     def _next(self, m: int, own: bool) -> Any:
         shard, item = m % self._num_shards, ENDED
@@ -53,5 +65,7 @@ class SharedItems:
             item = self._items.take(m) if own else self._items.pass_over(m)
             if item is ENDED:
                 self._ended.add(shard)
-        self._at = m + self._step
+            else:
+                self.count += 1
+        self.at = m + self._step
         return item

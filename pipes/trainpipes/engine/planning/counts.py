@@ -15,6 +15,7 @@ from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.errors import DataError
 from trainpipes.interfaces.stage_kinds import ShuffleStage, first_of
 from trainpipes.order.layout import Layout, StreamLayout, count_batches, slots_before
+from trainpipes.order.topology import Topology
 from trainpipes.state.format import Position
 
 
@@ -64,6 +65,29 @@ class Counts:
     @property
     def ends_unevenly(self) -> bool:
         return not self.known and not self.chain.endless
+
+    @cached_property
+    def limits_items(self) -> bool:
+        """Whether ``take`` and ``skip`` count items as they come, since shards end at unknown batches.
+
+        Else they are limits of m.
+        """
+        chain = self.chain
+        limited = chain.skip_batches > 0 or chain.stop_batches is not None
+        return limited and self.ends_unevenly and chain.num_shards > 1 and chain.repeat is None
+
+    def topology(
+        self,
+        rank: int,
+        world_size: int,
+        worker: int = 0,
+        num_workers: int = 1,
+        members: tuple[int, ...] | None = None,
+    ) -> Topology:
+        """A consumer. One that does not end with the others must see their items to count them."""
+        apart = num_workers > 1 or (world_size > 1 and self.chain.uneven)
+        reads_all = apart and self.limits_items
+        return Topology(rank, world_size, worker, num_workers, members, reads_all)
 
     # Counts, where they are known
 
@@ -155,7 +179,7 @@ class Counts:
             if math.isinf(total) or chain.uneven:
                 return total
             return origin + max(0, int(total) - origin) // world_size * world_size
-        if chain.stop_batches is not None and chain.repeat is None:
+        if chain.stop_batches is not None and chain.repeat is None and not self.limits_items:
             return max(0, chain.stop_batches - chain.skip_batches)
         return math.inf
 
@@ -164,7 +188,7 @@ class Counts:
     def shift(self, epoch: int, first_epoch: int) -> int:
         """The number of a batch in its epoch less that in its pass."""
         start = self.epoch_start(epoch, first_epoch) if self._by_epoch else 0
-        return self.chain.skip_batches - start
+        return (0 if self.limits_items else self.chain.skip_batches) - start
 
     def slot(self, shard: int, epoch: int, first_epoch: int) -> Slot:
         """The slot of an epoch that a shard takes; an epoch's batches need not be a multiple of S."""
@@ -175,6 +199,8 @@ class Counts:
     def chunks(self, slot: Slot) -> tuple[int, int | None]:
         """First of a slot's batches that an epoch delivers, and the one after its last."""
         chain, sizes, epoch = self.chain, self.layouts.sizes, slot.epoch
+        if self.limits_items:
+            return 0, None
         skipped = slots_before(chain.skip_batches, slot.number, self.num_shards)
         stop = chain.stop_batches
         if sizes is not None and epoch == sizes.epoch and self.known and not chain.rolling:

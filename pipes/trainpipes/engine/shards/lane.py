@@ -14,6 +14,7 @@ from trainpipes.engine.shards.shard_rows import ShardOpener
 from trainpipes.errors import DataError
 from trainpipes.interfaces.blame import is_about_a_row, say_where
 from trainpipes.interfaces.empty_epoch_guard import check_shard
+from trainpipes.interfaces.stage_kinds import CountingStage
 from trainpipes.state.cursor import cursor_text
 
 #: What a lane gives past its last item.
@@ -109,13 +110,30 @@ class Lane:
                 if first < last:
                     self._given = self.epoch
                     return run, first, last
-            elif chain.rolling or not chain.goes_on(self.epoch, self._first_epoch):
+                continue
+            self._check_share()
+            if chain.rolling or not chain.goes_on(self.epoch, self._first_epoch):
                 return None
-            else:
-                if self._endless:
-                    layout = self._plan.layouts.of(self.epoch)
-                    check_shard(layout, self._shard, self.epoch, self._given)
-                self._enter(self.epoch + 1)
+            if self._endless:
+                layout = self._plan.layouts.of(self.epoch)
+                check_shard(layout, self._shard, self.epoch, self._given)
+            self._enter(self.epoch + 1)
+
+    def _check_share(self) -> None:
+        """Raise if an epoch under ``repeat`` gives less than this shard's share of what take() and skip()
+        count: others may have more, and the shards do not wait for each other.
+        """
+        chain, counts = self._plan.chain, self._plan.counts
+        share = self._skip if self._until is None else self._until
+        shares = chain.repeat is not None and chain.num_shards > 1 and not counts.known
+        if not shares or self._at >= share:
+            return
+        stages = " and ".join(str(s) for s in chain.stages if isinstance(s, CountingStage))
+        raise DataError(
+            f"{stages}: under repeat() each of the {chain.num_shards} shards must have its share, {share} "
+            f"items of an epoch, got {self._at} of shard {self._shard} in epoch {self.epoch}; ask for fewer, "
+            "put take() and skip() directly after the source, or leave sharding_filter() out"
+        )
 
     def begin(self) -> None:
         """Have workers of a stage begin with the next run."""
