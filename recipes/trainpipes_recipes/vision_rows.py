@@ -161,7 +161,7 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
         return "" if place is None else os.path.dirname(place)
 
 
-class VisionBatches(OfPictures, FinishingStage):
+class VisionBatches(OfPictures, FinishingStage, per_row=True):
     """Call the processor once for the rows of each batch.
 
     A batch is a dict with all that the processor gives, and "labels", int64 ``[B, L]``: the ids of

@@ -16,6 +16,7 @@ from trainpipes.columns.payload import (
     Payload,
     join_payloads,
     payload_bytes,
+    payload_row_bytes,
     payload_rows,
     slice_payload,
     take_payload,
@@ -174,6 +175,11 @@ class Block:
     def nbytes(self) -> int:
         """Bytes of the rows, gathered; 0 for Python objects, whose size is unknown."""
         return payload_bytes(self.data)
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of a row, about, of what the rows are picked from."""
+        return payload_row_bytes(self.within)
 
     @property
     def within(self) -> Payload:

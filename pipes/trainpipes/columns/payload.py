@@ -42,6 +42,23 @@ def payload_bytes(data: Payload) -> int:
     return 0 if isinstance(data, list) else int(data.nbytes)
 
 
+def payload_row_bytes(data: Payload) -> float:
+    """Bytes of a row, about: of Python objects, those of the first one's arrays, tensors and bytes."""
+    if not len(data):
+        return 0.0
+    return _object_bytes(data[0]) if isinstance(data, list) else payload_bytes(data) / len(data)
+
+
+def _object_bytes(value: Any) -> float:
+    if isinstance(value, bytes | str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_object_bytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_object_bytes, value[:1])) * len(value)
+    return float(getattr(value, "nbytes", 0))
+
+
 def payload_rows(data: Payload) -> list[Any]:
     if isinstance(data, list):
         return data

@@ -49,6 +49,8 @@ class RunStage(Stage):
 class WorkingStage(RunStage):
     """A stage that may have workers, which begin with a run before it is due."""
 
+    num_workers = 1
+
     @property
     def has_workers(self) -> bool:
         return True
@@ -181,7 +183,7 @@ def keeps_each_row(stage: Stage) -> bool:
     return is_on_rows(stage) and traits.keeps_rows and "epoch" not in traits.depends_on
 
 
-class BatchStage(FinishingStage):
+class BatchStage(FinishingStage, per_row=True):
     """A stage on each finished batch, such as one that moves it to a device.
 
     >>> import torch, trainpipes as tp
@@ -240,6 +242,11 @@ class RegroupStage(Stage):
     @abstractmethod
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         """The runs of one shard from this stage, opened at a cursor; each has an item or more."""
+
+    @property
+    def held_items(self) -> int:
+        """Items of each shard that it holds at once, at most."""
+        return int(self.options.get("buffer_size", 0))
 
 
 class BatchingStage(RegroupStage):

@@ -25,7 +25,7 @@ class Traits:
         gives: Python "objects"; columns of "found types", those of the first rows; a "choice" of the
             columns, perhaps under other names; else "rows" of the kind that it gets.
         ragged: with ``takes``, the columns whose arrays may differ in length; None for all.
-        per_row: it calls Python for each row.
+        per_row: it calls Python for each row or batch: those that are due, and few ahead.
         in_caller: only the thread that iterates (or a worker process) may call it.
         reorders: rows come in another order every epoch.
         versioned: an option that is a function; a state knows it by ``version`` if that is given.

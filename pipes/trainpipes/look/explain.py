@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,8 @@ from trainpipes.engine.shards.shard_rows import ALL_ROWS, RUN_ROWS
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import amount, cut
 from trainpipes.interfaces.source import RandomAccessSource
-from trainpipes.interfaces.stage_kinds import PackingStage, ShuffleStage
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import PackingStage, RegroupStage, ShuffleStage
 from trainpipes.look.lengths import ends_apart, ends_short, exact_length, expected_items, left_open
 from trainpipes.look.record import mermaid, record, written
 from trainpipes.order.layout import Layout, divisors
@@ -54,7 +55,8 @@ class Explanation:
         window_rows: rows that a shuffle mixes with each other, or None.
         window_bytes: most memory for such rows in one process, estimated, or None.
         memory_bytes: the same, and what is read ahead, decoded and made into batches, estimated: what a
-            process takes on top of its imports, or None.
+            process takes on top of its imports, or None. Without what functions make: ``notes`` say where
+            such rows are held, and how many.
         lines: the text, as label and text.
         notes: what you may want to change.
     """
@@ -180,7 +182,8 @@ def explain(
     return Explanation(
         plan.inputs.epoch_rows, batches, shards, sizes, window, held, memory,
         tuple((label, hidden(text)) for label, text in lines),
-        tuple(map(hidden, _notes(plan, window, world_size))), pipeline, iteration, loader,
+        tuple(map(hidden, [*_notes(plan, window, world_size), *_unknown_sizes(plan, processes)])),
+        pipeline, iteration, loader,
     )  # fmt: skip
 
 
@@ -251,19 +254,47 @@ def _window_bytes(plan: Plan, processes: int) -> int | None:
     return found or None
 
 
+def _buffers(plan: Plan, processes: int) -> Iterator[tuple[RegroupStage, int, Stage | None]]:
+    """Stages after the dealing that hold rows, how many of one process, and the function that made them."""
+    chain = plan.chain
+    most = -(-(plan.inputs.epoch_rows or 1 << 62) // chain.num_shards)
+    shards, batch_size, maker = -(-chain.num_shards // processes), 1, _maker(chain.before)
+    for stage in chain.after:
+        if isinstance(stage, RegroupStage) and stage.held_items:
+            yield stage, min(most, stage.held_items * batch_size) * shards, maker
+        batch_size = chain.batch_size if stage is chain.batch else batch_size
+        maker = _maker([stage]) or maker
+
+
+def _maker(stages: Sequence[Stage]) -> Stage | None:
+    """The last of some stages that makes values of a size that nobody knows."""
+    makes = (s for s in reversed(stages) if s.traits.gives in ("objects", "found types"))
+    return next(makes, None)
+
+
 def _buffer_bytes(plan: Plan, processes: int) -> int:
-    """Bytes of one process in the buffers of later shuffles."""
-    chain, row_bytes = plan.chain, plan.layouts.window_row_bytes
-    rows = [
-        stage.buffer_size * (chain.batch_size if chain.batch in chain.after[:number] else 1)
-        for number, stage in enumerate(chain.after)
-        if isinstance(stage, ShuffleStage)
-    ]
-    if not rows or not row_bytes:
+    """Bytes of one process in the buffers of stages after the dealing, as far as sizes are known."""
+    row_bytes = plan.layouts.window_row_bytes
+    if not row_bytes:
         return 0
-    most = -(-(plan.inputs.epoch_rows or sum(rows)) // chain.num_shards)
-    shards = -(-chain.num_shards // processes)
-    return math.ceil(sum(min(most, one) for one in rows) * shards * row_bytes)
+    held = (rows for _, rows, maker in _buffers(plan, processes) if maker is None)
+    return math.ceil(sum(held) * row_bytes)
+
+
+def _unknown_sizes(plan: Plan, processes: int) -> Iterator[str]:
+    """What is held besides, of a size that is not known."""
+    for part in plan.mixed.values():
+        yield from _unknown_sizes(part, processes)
+    chain, said = plan.chain, "whose size is not known: the memory said above is without them"
+    if (maker := _maker(chain.before)) is not None and (rows := _window_rows(plan)):
+        count = rows * _own_spans(plan, processes)
+        yield f"{chain.shuffle or chain.opener} holds up to {count:,} rows that {maker.name}() makes, {said}"
+    for stage, rows, maker in _buffers(plan, processes):
+        if maker is None and plan.layouts.window_row_bytes:
+            continue
+        whose = "rows" if maker is None else f"rows that {maker.name}() makes"
+        way = "" if maker is None else f"; {maker.name}() after {stage.name}() makes them when they are due"
+        yield f"{stage} holds up to {rows:,} {whose}, {said}{way}"
 
 
 def _is_mixed(plan: Plan) -> bool:

@@ -127,7 +127,8 @@ class Collate(FinishingStage, versioned="fn"):
         return self._resolved(_kept=kept_columns(below))
 
     def _traits(self) -> dict[str, Any]:
-        return {"takes": "rows" if self.format == "rows" else "columns"}
+        takes = "rows" if self.format == "rows" else "columns"
+        return {"takes": takes, "per_row": self.fn is not None}
 
     def process(self, run: Run) -> Run:
         refuse_collated(run, self)

@@ -12,23 +12,62 @@ from trainpipes.columns.bad_values import naming_bad_values
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import OpenBelow, RegroupStage, RunStage, WorkingStage
+from trainpipes.interfaces.stage_kinds import (
+    FinishingStage,
+    OpenBelow,
+    RegroupStage,
+    RunStage,
+    WorkingStage,
+)
 
 #: What is said of a function that raises what would end the rows.
 RAISED_STOP = "a function that was called for rows raised StopIteration"
 _Made = TypeVar("_Made")
+#: Fewest rows that a function is called for at a time, if it is called for rows.
+LEAST_ROWS = 8
+#: Bytes of the batches that are collated at a time, about.
+RUN_BYTES = 4 << 20
 
 
 def open_stages(
-    stages: Sequence[Stage], rows: OpenBelow, at: dict[str, Any]
+    stages: Sequence[Stage], rows: OpenBelow, at: dict[str, Any], batch_size: int = 1
 ) -> tuple[Iterator[Run], Submitted | None]:
     """A shard's runs from stages, opened at a cursor; ``rows`` opens those below. And what the first stage
     with workers makes, which can be begun ahead. Whoever meets an error opens the stages anew.
+
+    Stages that regroup rows make many items at once. Functions are called, and batches collated, for few of
+    them: what they make takes memory, and a shard is asked for one item at a time.
     """
     submitted: list[Submitted] = []
     for stage in stages:
+        if _calls_python(stage) or isinstance(stage, FinishingStage):
+            rows = partial(_in_parts, stage, rows, max(batch_size, LEAST_ROWS))
         rows = partial(_open_stage, stage, rows, submitted)
     return rows(at), submitted[0] if submitted else None
+
+
+def _calls_python(stage: Stage) -> bool:
+    """Whether a stage calls a function, or makes an object, for each row or batch."""
+    of_objects = stage.traits.gives == "objects" or isinstance(stage, FinishingStage)
+    return stage.traits.per_row and (of_objects or stage._calls_function)
+
+
+def _in_parts(stage: Stage, below: OpenBelow, rows: int, at: dict[str, Any]) -> Iterator[Run]:
+    """Runs of as many items as a stage is to have at a time."""
+    for run in below(at):
+        most = _items_at_a_time(stage, run, rows)
+        if len(run) <= most:
+            yield run
+            continue
+        for first in range(0, len(run), most):
+            yield run.part(first, min(first + most, len(run)))
+
+
+def _items_at_a_time(stage: Stage, run: Run, rows: int) -> int:
+    if not _calls_python(stage):
+        return max(1, int(RUN_BYTES * len(run) / max(1.0, run.block.row_bytes * len(run.block))))
+    workers = stage.num_workers if isinstance(stage, WorkingStage) and stage.has_workers else 1
+    return workers * (rows if run.bounds is None and run.items is None else 1)
 
 
 def _open_stage(

@@ -180,7 +180,8 @@ class ShardOpener:
         rows = self.run_rows, first
         if singly:
             rows = (min(chain.batch_size, self.run_rows),) * 2
-        return open_stages(self._stages, partial(self._rows, shard, rows, first_epoch), state)
+        below = partial(self._rows, shard, rows, first_epoch)
+        return open_stages(self._stages, below, state, chain.batch_size)
 
     def _rows(
         self, shard: int, rows: tuple[int, int], first_epoch: int, state: dict[str, Any]
