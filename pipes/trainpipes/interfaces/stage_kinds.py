@@ -49,11 +49,14 @@ class RunStage(Stage):
 class WorkingStage(RunStage):
     """A stage that may have workers, which begin with a run before it is due."""
 
-    num_workers = 1
-
     @property
     def has_workers(self) -> bool:
         return True
+
+    @property
+    def most_workers(self) -> int:
+        """How many work at once, if it has workers."""
+        return 1
 
     @abstractmethod
     def submit_run(self, run: Run) -> Callable[[], Run] | None:

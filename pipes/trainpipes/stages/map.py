@@ -83,6 +83,10 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
         return self._running.workers > 0 and not self.alone
 
     @property
+    def most_workers(self) -> int:
+        return self._running.workers
+
+    @property
     def alone(self) -> bool:
         """Whether this process may not have the workers that are asked for."""
         return self.method == "process" and multiprocessing.current_process().daemon

@@ -53,20 +53,24 @@ def _calls_python(stage: Stage) -> bool:
 
 
 def _in_parts(stage: Stage, below: OpenBelow, rows: int, at: dict[str, Any]) -> Iterator[Run]:
-    """Runs of as many items as a stage is to have at a time."""
-    for run in below(at):
+    """Runs of as many items as a stage is to have at a time. None that was given is held."""
+    return _parts(stage, below(at), rows)
+
+
+def _parts(stage: Stage, runs: Iterator[Run], rows: int) -> Iterator[Run]:
+    while (run := next(runs, None)) is not None:
         most = _items_at_a_time(stage, run, rows)
-        if len(run) <= most:
-            yield run
-            continue
-        for first in range(0, len(run), most):
-            yield run.part(first, min(first + most, len(run)))
+        firsts = range(0, len(run), most)
+        parts = deque([run] if len(firsts) < 2 else [run.part(n, min(n + most, len(run))) for n in firsts])
+        del run
+        while parts:
+            yield parts.popleft()
 
 
 def _items_at_a_time(stage: Stage, run: Run, rows: int) -> int:
     if not _calls_python(stage):
         return max(1, int(RUN_BYTES * len(run) / max(1.0, run.block.row_bytes * len(run.block))))
-    workers = stage.num_workers if isinstance(stage, WorkingStage) and stage.has_workers else 1
+    workers = stage.most_workers if isinstance(stage, WorkingStage) and stage.has_workers else 1
     return workers * (rows if run.bounds is None and run.items is None else 1)
 
 
