@@ -89,7 +89,11 @@ FUNCTIONS: dict[str, Callable[[tp.Pipeline, Counting], tp.Pipeline]] = {
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_function_is_called_for_the_batches_that_are_due(name: str) -> None:
     for how, function in FUNCTIONS.items():
-        nested = name == "batches of batches" and how in ("collate", "of batches", "after pad_collate")
+        nested = name == "batches of batches" and how in (
+            "collate",
+            "of batches",
+            "after pad_collate",
+        )
         counted = name == "take" and how == "filter"
         if nested or counted:  # refused
             continue
@@ -100,7 +104,7 @@ def test_a_function_is_called_for_the_batches_that_are_due(name: str) -> None:
         for _ in range(23):
             next(batches)
         threads = 16 if how == "map in threads" else 2  # may work ahead
-        assert (first <= 1 + threads and fn.calls <= 24 + threads), (how, first, fn.calls)
+        assert first <= 1 + threads and fn.calls <= 24 + threads, (how, first, fn.calls)
 
 
 #: What makes rows of rows, and a function for each of these.
@@ -146,7 +150,9 @@ def test_explain_says_what_functions_make_and_buckets_hold() -> None:
     assert more == pytest.approx(4800 * row_bytes, rel=0.01)  # 200 rows of each shard
     assert not [note for note in buckets.notes if "size is not known" in note]
     (note,) = [n for n in dealt().map(dict).bucket_by_length(8).explain().notes if "holds" in n]
-    assert note.startswith("bucket_by_length(8) holds up to 4,800 rows that map() makes, whose size")
+    assert note.startswith(
+        "bucket_by_length(8) holds up to 4,800 rows that map() makes, whose size"
+    )
     assert note.endswith("map() after bucket_by_length() makes them when they are due")
     (note,) = [n for n in tp.from_iterable([]).bucket_by_length(2).explain().notes if "holds" in n]
     assert note.startswith("bucket_by_length(2) holds up to 1,024 rows, whose size is not known")

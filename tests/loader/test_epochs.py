@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -246,3 +249,27 @@ def test_counted_batches_that_are_skipped_are_left_out_of_each_epoch_wherever_it
             pipe.load_state_dict(pipe.state_at(taken))
             with in_worker(worker, 2, 1000 * taken, pipe):
                 assert list(pipe) == expected[taken:][worker::2]
+
+
+FIRST_SPAWNED = """
+import sys
+from torch.utils.data import DataLoader
+import trainpipes as tp
+if __name__ == "__main__":
+    pipe = tp.from_dataset(list(range(12))).shuffle(20, seed=5).batch(4)
+    loader = DataLoader(pipe, batch_size=None, num_workers=1, multiprocessing_context=sys.argv[1])
+    orders = {str(list(loader)) for _ in range(3)}
+    print(len(orders))
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_workers_that_are_spawned_before_any_was_forked_begin_another_epoch_each_time(
+    method: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(FIRST_SPAWNED)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", tmp_path / "train.py", method],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert ran.stdout == "3\n"

@@ -358,6 +358,13 @@ def numbered(spec: Spec, number: int = 0) -> Iterator[tuple[int, list[int]]]:
                 m += 1
             drought.after(m > 0)
         return
+    if spec.repeat is None:  # those that there are are counted
+        every = interleave(
+            [iter(epoch_batches(spec, number)[shard]) for shard in range(spec.shards)]
+        )
+        stop = None if spec.take_batches is None else spec.skip_batches + spec.take_batches
+        yield from islice(every, spec.skip_batches, stop)
+        return
     yield from interleave([_shard_items(spec, number, shard) for shard in range(spec.shards)])
 
 
@@ -372,7 +379,7 @@ def _rolled(spec: Spec, number: int, shard: int) -> Iterator[int]:
 def _shard_items(spec: Spec, number: int, shard: int) -> Iterator[list[int]]:
     """Batches of one shard where counts are unknown, each of its epochs after the other.
 
-    Batches are counted with their holes, so ``skip`` leaves out the first of each shard's own.
+    Each has its share of those that ``skip`` and ``take`` count, or there is an error.
     """
     slot = (shard + spec.skip_batches) % spec.shards
     low = spec.skip_batches
@@ -381,6 +388,11 @@ def _shard_items(spec: Spec, number: int, shard: int) -> Iterator[list[int]]:
     for epoch in pass_epochs(spec, number):
         own = enumerate(epoch_batches(spec, epoch)[slot])
         batches = [batch for at, batch in own if low <= slot + at * spec.shards < high]
+        share = low if spec.take_batches is None else low + spec.take_batches
+        if spec.shards > 1 and len(epoch_batches(spec, epoch)[slot]) < len(
+            range(slot, share, spec.shards)
+        ):
+            raise Starved
         yield from batches
         drought.after(bool(batches))
 

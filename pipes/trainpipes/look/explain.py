@@ -293,7 +293,11 @@ def _unknown_sizes(plan: Plan, processes: int) -> Iterator[str]:
         if maker is None and plan.layouts.window_row_bytes:
             continue
         whose = "rows" if maker is None else f"rows that {maker.name}() makes"
-        way = "" if maker is None else f"; {maker.name}() after {stage.name}() makes them when they are due"
+        way = (
+            ""
+            if maker is None
+            else f"; {maker.name}() after {stage.name}() makes them when they are due"
+        )
         yield f"{stage} holds up to {rows:,} {whose}, {said}{way}"
 
 

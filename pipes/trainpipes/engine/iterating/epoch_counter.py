@@ -25,6 +25,7 @@ import re
 from contextlib import suppress
 from ctypes import Structure, addressof, c_int64, memmove, sizeof
 from multiprocessing import context, sharedctypes
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar, TypeAlias
 
 from trainpipes._internal.locks import ForkLock, Living
@@ -52,6 +53,10 @@ class _Numbers(Structure):
         *((name, c_int64) for name in ("elsewhere", "claims", "profile")),
         ("claimed", _Claim * _REMEMBERED),
     ]
+
+
+# Where the first memory is shared while a process is spawned, its pickler exists already, and would copy it.
+ForkingPickler.register(_Numbers, sharedctypes.reduce_ctype)
 
 
 class _Lock(ForkLock):

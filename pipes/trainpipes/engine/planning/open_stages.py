@@ -61,7 +61,9 @@ def _parts(stage: Stage, runs: Iterator[Run], rows: int) -> Iterator[Run]:
     while (run := next(runs, None)) is not None:
         most = _items_at_a_time(stage, run, rows)
         firsts = range(0, len(run), most)
-        parts = deque([run] if len(firsts) < 2 else [run.part(n, min(n + most, len(run))) for n in firsts])
+        parts = deque(
+            [run] if len(firsts) < 2 else [run.part(n, min(n + most, len(run))) for n in firsts]
+        )
         del run
         while parts:
             yield parts.popleft()
