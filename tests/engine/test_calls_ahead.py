@@ -1,5 +1,6 @@
-"""Functions are called for batches that are due, whatever stage has regrouped the rows: each shard has one, and
-24 shards would hold what was made for many.
+"""Functions are called for batches that are due, whatever stage has regrouped the rows.
+
+Each shard has one, and 24 shards would hold what was made for many.
 """
 
 from __future__ import annotations
