@@ -105,7 +105,8 @@ def test_a_function_is_called_for_the_batches_that_are_due(name: str) -> None:
         for _ in range(23):
             next(batches)
         threads = 16 if how == "map in threads" else 2  # may work ahead
-        assert first <= 1 + threads and fn.calls <= 24 + threads, (how, first, fn.calls)
+        assert first <= 1 + threads, how
+        assert fn.calls <= 24 + threads, how
 
 
 #: What makes rows of rows, and a function for each of these.
