@@ -117,6 +117,11 @@ class Lane:
                     check_shard(layout, self._shard, self.epoch, self._given)
                 self._enter(self.epoch + 1)
 
+    @property
+    def skipped(self) -> int:
+        """Items of its epoch before the first that it gives."""
+        return self._skip
+
     def begin(self) -> None:
         """Have workers of a stage begin with the next run."""
         if self._opener.has_workers and not self._is_over:
