@@ -27,6 +27,7 @@ from trainpipes.interfaces.source import (
     RowStream,
     checked_source,
 )
+from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import (
     CachedBlocks,
     ShuffleStage,
@@ -150,6 +151,8 @@ class Inputs:
         self._source = source
         #: Whether rows say which rows they are made of (``Block.made_of``), which a shuffle of them asks.
         self.keeps_pieces = first_of(chain.after, ShuffleStage) is not None
+        #: Of a source of a mix: the stages that its rows go through above the mix.
+        self.above: tuple[Stage, ...] = ()
         self.chain = chain.bound(self)
         if schemas is None:
             self._join_schemas()
@@ -185,6 +188,7 @@ class Inputs:
         for name, part in parts.items():
             self.schemas.join(name, part.schemas)
             part.keeps_pieces |= self.keeps_pieces
+            part.above = self.chain.after + self.above
         return parts
 
     @property

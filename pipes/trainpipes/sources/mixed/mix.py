@@ -62,7 +62,7 @@ class Mix(MixingSource):
         sources: pipelines by name; errors and checkpoints use the names.
         weights: a number for each source; 0 leaves it out. By default, the sources' numbers of rows.
         weight_by: "rows" or "tokens": what shares are counted in. A batch's tokens are those of its rows,
-            without padding.
+            without padding. Tokens that ``pack``, ``truncate`` or ``pad_collate`` cut off do not count.
         column: with ``weight_by="tokens"``, a column of lists or of token counts.
         temperature: T, instead of ``weights``: shares are in proportion to ``size ** (1 / T)``.
         max_epochs: how often a source may be read in an epoch of the mix, by name or for all. Its share then

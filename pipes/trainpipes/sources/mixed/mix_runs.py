@@ -43,7 +43,9 @@ class SourceRows:
     ) -> None:
         self.gone = bool((cursor or {}).get("gone"))
         self.left = self.passes = 0
+        self._counted = 0  # the pass whose rows have counted last
         self._mixture, self._name, self._start = windows.mixture, name, cursor
+        self._above = windows.above[name]
         opener = windows.openers[name]
         self._first_epoch = opener.plan.chain.first_epoch(epoch)
         self._lane = None if self.gone else Lane(opener, shard, epoch, cursor)
@@ -60,7 +62,9 @@ class SourceRows:
             found = self._lane.next_run()
             assert found is not None
             run, first, last = found
-            drawn, lengths = self._mixture.drawn_from(self._name, run.part(first, last))
+            drawn, lengths = self._mixture.drawn_from(
+                self._name, run.part(first, last), self._above
+            )
         except Exception as error:
             self._tell_source(error)
             raise
@@ -68,6 +72,14 @@ class SourceRows:
         self._run, self._lengths = drawn, lengths
         self.left, self._begin = last - first, 0
         self.passes = self._lane.epoch - self._first_epoch
+        if not lengths or any(lengths):
+            self._counted = self.passes
+        elif self.passes > self._counted + 1:
+            raise DataError(
+                f"{self._mixture.mix}: source {self._name!r} never gets its share, since a stage after the "
+                'mix leaves out all of its rows, as pack(overflow="drop") does: leave the source out, or let '
+                "longer rows pass"
+            )
 
     @property
     def begins_again(self) -> bool:
