@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from trainpipes._internal.messages import warn_once
-from trainpipes.columns.block import Block
+from trainpipes.columns.block import Block, Pieces
 from trainpipes.columns.run import Cursors, Run, unplaced
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.interfaces.blame import blame
 from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
-from trainpipes.state.cursor import decoded, encoded
+from trainpipes.state.cursor import KnownRow, decoded, encoded, known_rows
 
 #: Rows in a run, at most.
 RUN_ROWS = 256
@@ -24,6 +24,8 @@ RUN_ROWS = 256
 LARGE_STATE = 1 << 20
 #: In a row's part (see ``Block``): where its place among those made of one row begins.
 PLACE_BITS = 40
+#: Places of rows that were held back.
+HELD_PLACES = 1 << 20
 
 
 class StatefulStage(PackingStage, per_row=True, gives="objects"):
@@ -33,6 +35,9 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
     for each. What you keep is set on ``self`` in ``start``, and goes into ``state_dict``. It is kept
     for each shard and epoch by itself. A resume loads the last state asked for and gives ``process``
     the rows since then again; rows that were delivered do not come twice.
+
+    A row that is a dict, kept and given later as it was, is the same row still: ``locate``, draws and the
+    epochs of a mix know it. Any other row counts as the one that ``process`` was called with.
 
     Attributes:
         state_every: ``state_dict`` is asked for after so many rows.
@@ -165,6 +170,8 @@ class _Rows:
         self._base: dict[str, Any] = {}
         self._since = 0  # rows taken since the base
         self._given = 0  # rows given since the base, those skipped included
+        #: Rows that a resume would know, too: those in the base, and those taken since.
+        self._known: set[tuple[int, ...]] = set()
         #: The last row of the epoch, for what finish() gives.
         self._last: Block | None = None
 
@@ -183,6 +190,7 @@ class _Rows:
     def _begin(self, run: Run, epoch: int) -> None:
         self._work, self._epoch = self._stage._working(self._kept), epoch
         self._base = {"below": run.cursors.state(0), **(self._kept or self._work._kept())}
+        self._known = {*known_rows(self._base.get("kept"))}
         self._kept, self._since, self._given = {}, 0, 0
 
     def _snapshot(self, run: Run, number: int) -> None:
@@ -192,15 +200,20 @@ class _Rows:
             way = "keep less, such as hashes in place of rows, or set state_every higher"
             warn_once(f"{self._stage}: its state has {size:,} bytes for a shard: {way}")
         self._base = {"below": run.cursors.state(number), **kept}
+        self._known = {*known_rows(kept)}
         self._since = self._given = 0
 
     def _made_of(self, run: Run) -> Iterator[Run]:
         assert self._work is not None
         out = _Out(run.block, (self._base, self._given))
+        whose = _whose(run.block)
         for number, row in enumerate(run.unroll()):
+            if type(row) is dict:
+                row = KnownRow(row, whose[number])
             if self._since >= self._stage.state_every and not self._skip:
                 self._snapshot(run, number)
             self._since += 1
+            self._known.add(whose[number])
             made = self._called("process", lambda row=row: self._work.process(row), run, number)
             place = 0
             while rows := self._taken(made, RUN_ROWS, run, number):
@@ -240,6 +253,10 @@ class _Rows:
             self._skip -= 1
             out.ends[0] = (self._base, self._given)
             return
+        if isinstance(row, KnownRow):
+            if row.whose in self._known:
+                out.whose[len(out.rows)] = row.whose
+            row = dict(row)
         out.rows.append(row)
         out.places.append((number, place))
         out.ends.append((self._base, self._given))
@@ -265,6 +282,14 @@ class _Rows:
         blame(error, self._stage, int(ids[0]) if len(ids) else None)
 
 
+def _whose(block: Block) -> list[tuple[int, int, int]]:
+    """Number, epoch and part of each row."""
+    each = (
+        np.broadcast_to(np.asarray(one), len(block)).tolist() for one in (block.epoch, block.part)
+    )
+    return list(zip(block.ids.tolist(), *each, strict=True))
+
+
 class _Out:
     """Rows of a run that is made, with the row that each is made of and the position after each."""
 
@@ -273,10 +298,26 @@ class _Out:
         self.rows: list[Any] = []
         self.places: list[tuple[int, int]] = []
         self.ends = [start]
+        #: Of rows given as they were taken, by place: which they are.
+        self.whose: dict[int, tuple[int, int, int]] = {}
 
     def run(self) -> Run:
-        whose, place = np.array(self.places, dtype=np.int64).reshape(-1, 2).T.copy()
-        below = self._below.take(whose)
+        number, place = np.array(self.places, dtype=np.int64).reshape(-1, 2).T.copy()
+        below = self._below.take(number)
+        whose = _whose(below)
+        held = {row: own for row, own in self.whose.items() if own != whose[row]}
+        for row, own in held.items():  # told apart by the row that they came with
+            place[row] += whose[row][0] % HELD_PLACES
+            whose[row] = own
+        if held:
+            ids, epoch, part = np.array(whose, dtype=np.int64).T.copy()
+            below.ids, below.epoch, below.part = ids, epoch, part
+            if (made_of := below.made_of) is not None:
+                rows = [slice(row, row + 1) for row in range(len(whose))]
+                below.made_of = Pieces.join([
+                    Pieces.whole(ids[row], epoch[row]) if row.start in held else made_of.at(row)
+                    for row in rows
+                ])  # fmt: skip
         part = below.part + (place << PLACE_BITS)
         block = Block(self.rows, below.ids, epoch=below.epoch, part=part)
         block.made_of = below.made_of
