@@ -197,3 +197,14 @@ def test_what_each_shard_ends_with_is_counted(rows: int, shards: int, cut: str) 
     given, estimate = len(list(pipe)), tp.Loader(pipe).estimate_len()
     assert abs(estimate - given) <= (0 if rows < 2000 else 0.022 * given)
     assert tp.Loader(pipe.repeat(2)).estimate_len() == pytest.approx(2 * estimate, abs=1)
+
+
+def test_explain_says_where_no_batch_is_full() -> None:
+    rows = tp.from_dataset(range(9000)).filter(bool)
+    pipe = rows.sharding_filter(24, split="stride", tail="uneven").batch(4096)
+    said = str(pipe.explain(world_size=2))
+    assert "batch(4096) never fills a batch, since a shard has fewer rows" in said
+    assert "one for each rank by sharding_filter(num_shards=2)" in said
+    few = rows.sharding_filter(2, split="stride", tail="uneven").batch(4096)
+    assert sorted(map(len, few))[-2:] == [4096, 4096]
+    assert "never fills" not in str(few.explain())

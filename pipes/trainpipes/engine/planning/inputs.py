@@ -30,6 +30,7 @@ from trainpipes.interfaces.source import (
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import (
     CachedBlocks,
+    PushedStage,
     ShuffleStage,
     first_of,
     put_through,
@@ -153,6 +154,10 @@ class Inputs:
         self.keeps_pieces = first_of(chain.after, ShuffleStage) is not None
         #: Of a source of a mix: the stages that its rows go through above the mix.
         self.above: tuple[Stage, ...] = ()
+        self.chain = chain
+        pushed = first_of(chain.steps, PushedStage) is not None and chain.cache is None
+        if pushed and isinstance(self.source, RowSource) and self.source.is_filtered:
+            self.chain = chain = chain.without(PushedStage)
         self.chain = chain.bound(self)
         if schemas is None:
             self._join_schemas()
