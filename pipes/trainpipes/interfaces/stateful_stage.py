@@ -207,19 +207,20 @@ class _Rows:
         assert self._work is not None
         out = _Out(run.block, (self._base, self._given))
         whose = _whose(run.block)
+        self._known.update(whose)
         for number, row in enumerate(run.unroll()):
             if type(row) is dict:
-                row = KnownRow(row, whose[number])
+                row = KnownRow.of(row, whose[number])
             if self._since >= self._stage.state_every and not self._skip:
                 self._snapshot(run, number)
+                self._known.update(whose[number:])
             self._since += 1
-            self._known.add(whose[number])
             made = self._called("process", lambda row=row: self._work.process(row), run, number)
             place = 0
             while rows := self._taken(made, RUN_ROWS, run, number):
                 for one in rows:
                     place += 1
-                    self._give(one, out, number, place)
+                    self._give(one, out, number, place, whose[number])
                 if len(out.rows) >= RUN_ROWS:
                     yield out.run()
                     out = _Out(run.block, (self._base, self._given))
@@ -230,11 +231,12 @@ class _Rows:
             return
         last = unplaced(self._last)
         made = self._called("finish", lambda: self._work.finish(), last, 0)
+        (at,) = _whose(self._last)
         out, place = _Out(self._last, (self._base, self._given)), 1 << 20
         while rows := self._taken(made, RUN_ROWS, last, 0):
             for one in rows:
                 place += 1
-                self._give(one, out, 0, place)
+                self._give(one, out, 0, place, at)
             yield out.run()
             out = _Out(self._last, (self._base, self._given))
         if self._skip:
@@ -245,7 +247,7 @@ class _Rows:
             raise StateError(f"{self._stage}: {said} {self._given}: {way}")
         self._work = self._last = None
 
-    def _give(self, row: Any, out: _Out, number: int, place: int) -> None:
+    def _give(self, row: Any, out: _Out, number: int, place: int, at: tuple[int, int, int]) -> None:
         if row is None:
             raise DataError(f"{self._stage}: a row is None; leave it out instead")
         self._given += 1
@@ -254,8 +256,9 @@ class _Rows:
             out.ends[0] = (self._base, self._given)
             return
         if isinstance(row, KnownRow):
-            if row.whose in self._known:
-                out.whose[len(out.rows)] = row.whose
+            whose = getattr(row, "whose", at)
+            if whose is not at and whose in self._known:
+                out.held[len(out.rows)] = whose
             row = dict(row)
         out.rows.append(row)
         out.places.append((number, place))
@@ -298,24 +301,23 @@ class _Out:
         self.rows: list[Any] = []
         self.places: list[tuple[int, int]] = []
         self.ends = [start]
-        #: Of rows given as they were taken, by place: which they are.
-        self.whose: dict[int, tuple[int, int, int]] = {}
+        #: Of rows that were held back, by place: which they are.
+        self.held: dict[int, tuple[int, int, int]] = {}
 
     def run(self) -> Run:
         number, place = np.array(self.places, dtype=np.int64).reshape(-1, 2).T.copy()
         below = self._below.take(number)
-        whose = _whose(below)
-        held = {row: own for row, own in self.whose.items() if own != whose[row]}
-        for row, own in held.items():  # told apart by the row that they came with
-            place[row] += whose[row][0] % HELD_PLACES
-            whose[row] = own
-        if held:
+        if self.held:
+            whose = _whose(below)
+            for row, own in self.held.items():  # told apart by the row that they came with
+                place[row] += whose[row][0] % HELD_PLACES
+                whose[row] = own
             ids, epoch, part = np.array(whose, dtype=np.int64).T.copy()
             below.ids, below.epoch, below.part = ids, epoch, part
             if (made_of := below.made_of) is not None:
                 rows = [slice(row, row + 1) for row in range(len(whose))]
                 below.made_of = Pieces.join([
-                    Pieces.whole(ids[row], epoch[row]) if row.start in held else made_of.at(row)
+                    Pieces.whole(ids[row], epoch[row]) if row.start in self.held else made_of.at(row)
                     for row in rows
                 ])  # fmt: skip
         part = below.part + (place << PLACE_BITS)

@@ -112,10 +112,13 @@ class KnownRow(dict[str, Any]):
     """A row that knows which it is while a stage holds it: its number, epoch and part (see ``Block``)."""
 
     __slots__ = ("whose",)
+    whose: tuple[int, int, int]
 
-    def __init__(self, row: Any = (), whose: tuple[int, int, int] | None = None) -> None:
-        super().__init__(row)
-        self.whose = whose
+    @staticmethod
+    def of(row: dict[str, Any], whose: tuple[int, int, int]) -> KnownRow:
+        found = KnownRow(row)
+        found.whose = whose
+        return found
 
 
 #: The key that tells a value that JSON lacks from a dict of a user.
@@ -142,9 +145,9 @@ def encoded(value: Any, path: str = "state") -> Any:
     if type(value) in {list, tuple}:
         items = [encoded(one, f"{path}[{number}]") for number, one in enumerate(value)]
         return items if isinstance(value, list) else {OF: "tuple", "items": items}
-    if type(value) is KnownRow and value.whose is not None:
+    if type(value) is KnownRow and hasattr(value, "whose"):
         return {OF: "row", "whose": [*value.whose], "row": encoded(dict(value), path)}
-    if type(value) in {dict, KnownRow}:
+    if type(value) is dict or type(value) is KnownRow:
         for key in value:
             if type(key) is not str or key == OF:
                 raise TypeError(f"{path} has the key {key!r}; keys are texts, and not {OF!r}")
@@ -176,7 +179,7 @@ def decoded(value: Any) -> Any:
     if kind == "tuple":
         return tuple(decoded(value["items"]))
     if kind == "row":
-        return KnownRow(decoded(value["row"]), tuple(value["whose"]))
+        return KnownRow.of(decoded(value["row"]), tuple(value["whose"]))
     if kind == "tensor":
         return torch.from_numpy(decoded(value["array"]))
     data = b64decode(value["data"])
