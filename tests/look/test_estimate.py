@@ -174,3 +174,37 @@ def test_nothing_is_put_below_a_cache(tmp_path: Path) -> None:
     assert kept
     assert 0.9 < tp.Loader(pipe).estimate_len() / there < 2.2
     assert sorted(tmp_path.rglob("*.arrow")) == kept
+
+
+CUTS: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
+    "buckets": lambda p: p.bucket_by_length(8),
+    "full buckets": lambda p: p.bucket_by_length(8, drop_last=True),
+    "tokens": lambda p: p.batch(max_tokens=400),
+    "buckets of tokens": lambda p: p.bucket_by_length(max_tokens=400),
+    "packed rows": lambda p: p.pack(256),
+    "batches of packed rows": lambda p: p.pack(256).batch(4),
+}
+
+
+@pytest.mark.filterwarnings("ignore:an epoch of this pipeline gives nothing")
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("shards", [1, 8, 24])
+@pytest.mark.parametrize("rows", [96, 500, 3000])
+def test_what_each_shard_ends_with_is_counted(rows: int, shards: int, cut: str) -> None:
+    lengths = np.random.default_rng(rows).integers(5, 100, rows).tolist()
+    documents = tp.from_dataset([{"input_ids": [1] * length} for length in lengths])
+    pipe = CUTS[cut](documents.sharding_filter(shards).shuffle(50))
+    given, estimate = len(list(pipe)), tp.Loader(pipe).estimate_len()
+    assert abs(estimate - given) <= (0 if rows < 2000 else 0.022 * given)
+    assert tp.Loader(pipe.repeat(2)).estimate_len() == pytest.approx(2 * estimate, abs=1)
+
+
+def test_explain_says_where_no_batch_is_full() -> None:
+    rows = tp.from_dataset(range(9000)).filter(bool)
+    pipe = rows.sharding_filter(24, split="stride", tail="uneven").batch(4096)
+    said = str(pipe.explain(world_size=2))
+    assert "batch(4096) never fills a batch, since a shard has fewer rows" in said
+    assert "one for each rank by sharding_filter(num_shards=2)" in said
+    few = rows.sharding_filter(2, split="stride", tail="uneven").batch(4096)
+    assert sorted(map(len, few))[-2:] == [4096, 4096]
+    assert "never fills" not in str(few.explain())

@@ -48,6 +48,54 @@ def test_columns_are_those_that_pyarrow_makes(tmp_path, folders):
     assert sorted(found, key=lambda row: row["x"]) == sorted(theirs, key=lambda row: row["x"])
 
 
+@pytest.mark.parametrize("columns", [None, ["x"]])
+@pytest.mark.parametrize("index", [False, "footers.arrow"])
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ([["lang", "=", "en"]], [*range(4, 8), *range(12, 16)]),
+        (pc.field("year") > 2023, [*range(8, 16)]),
+        ((pc.field("lang") == "de") | (pc.field("year") == 2023), [*range(12)]),
+        (pc.utf8_upper(pc.field("lang")) == "EN", [*range(4, 8), *range(12, 16)]),
+        (pc.field("lang") == "fr", []),
+    ],
+    ids=str,
+)
+def test_rows_that_folders_choose_are_counted(tmp_path, condition, expected, columns, index):
+    folder = write(tmp_path / "data", *LAYOUT)
+    index = index and str(tmp_path / index)
+
+    def make():
+        rows = tp.read_parquet(folder, columns, filter=condition, index=index)
+        return rows.sharding_filter(24, split="stride", tail="uneven").batch(3)
+
+    for _ in range(2):  # also from the index
+        assert [row["x"] for batch in make() for row in batch] == expected
+    assert len(make()) == -(-len(expected) // 3)
+    if expected:
+        ranks = [make().distributed(rank=rank, world_size=2) for rank in range(2)]
+        assert sum(map(len, ranks)) == len(make())
+        loader = tp.Loader(make(), num_workers=2)
+        first = next(iter(loader))
+        again = tp.Loader(make())
+        again.load_state_dict(loader.state_dict())
+        assert [row["x"] for batch in [first, *again] for row in batch] == expected
+    shuffled = tp.read_parquet(folder, filter=condition).sharding_filter(2).shuffle(4).batch(2)
+    assert sorted(row["x"] for batch in shuffled for row in batch) == expected
+
+
+def test_a_filter_by_folders_and_columns_is_not_counted(tmp_path):
+    folder = write(tmp_path / "data", *LAYOUT)
+    both = [["lang", "=", "en"], ["x", ">", 5]]
+    pipe = tp.read_parquet(folder, filter=both).batch(3)
+    assert [row["x"] for batch in pipe for row in batch] == [6, 7, *range(12, 16)]
+    with pytest.raises(TypeError, match="is known only at the end"):
+        len(pipe)
+    within = write(tmp_path / "own", "lang=de", "lang=en", lang=["fr"] * 4)  # its own column counts
+    assert len(list(tp.read_parquet(within, filter=[["lang", "=", "fr"]]))) == 8
+    assert list(tp.read_parquet(within, filter=[["lang", "=", "en"]])) == []
+
+
 def test_integers_are_int64_and_all_else_is_text(tmp_path):
     folder = write(tmp_path, *LAYOUT)
     pipe = tp.read_parquet(folder, partitioning="hive").map_batches(dict_of_types, format="arrow")

@@ -130,6 +130,71 @@ def test_of_each_source_of_a_mix_at_most_an_open_row_goes_on(
     check_each_comes_once_an_epoch(few, weights, most, False)
 
 
+@pytest.mark.filterwarnings("ignore:shuffle.* hardly moves what it is given")
+@examples(150, often=15)
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 5), st.integers(1, 90),
+    st.sampled_from(["rows", "batches in sources", "batches", "packed rows", "pieces", "twice"]),
+    st.sampled_from(["repeat", "all_exhausted"]),
+)  # fmt: skip
+def test_rows_of_a_mix_that_are_shuffled_again_come_once_an_epoch_of_their_source(
+    lengths: list[int], weight: int, buffer: int, kind: str, stop: Any
+) -> None:
+    sources = {
+        "few": documents(lengths).shuffle(20),
+        "many": documents([5, 7] * 100, FIRST + len(lengths)),
+    }
+    if kind == "batches in sources":
+        sources = {name: rows.batch(3) for name, rows in sources.items()}
+    mixed = tp.mix(sources, weights={"few": weight, "many": 3}, stop=stop)
+    most = 0
+    if kind == "batches":
+        mixed, most = mixed.batch(5), 4
+    elif kind == "packed rows":
+        mixed, most = mixed.pack(24), 24
+    elif kind == "pieces":
+        mixed = mixed.flat_map(lambda row: [row])
+    elif kind == "twice":
+        mixed = mixed.shuffle(7)
+    few: list[list[int]] = []
+    for item in islice(mixed.shuffle(buffer, seed=3), 80):
+        if kind == "packed rows":
+            rows = in_packed(item)
+        else:
+            batch = item if isinstance(item, list) else [item]
+            rows = [row["input_ids"][0] - FIRST for row in batch]
+        few.append([row for row in rows if row < len(lengths)])
+    weights = lengths if kind == "packed rows" else [1] * len(lengths)
+    check_each_comes_once_an_epoch(few, weights, most, False)
+
+
+@pytest.mark.parametrize("shards", [1, 24])
+def test_a_small_source_comes_evenly_through_a_shuffle_after_the_mix(shards: int) -> None:
+    small = tp.from_dataset([("small", n) for n in range(100)])
+    large = tp.from_dataset([("large", n) for n in range(5000)])
+    mixed = tp.mix(
+        {"large": large, "small": small}, weights={"large": 1, "small": 1}, stop="repeat"
+    )
+    batches = list(islice(mixed.sharding_filter(shards).shuffle().batch(32), 600))
+    times = Counter(row for batch in batches for row in batch)
+    counts = [times["small", n] for n in range(100)]
+    assert max(counts) - min(counts) <= (
+        1 if shards == 1 else 8
+    )  # shards draw from it at other times
+    assert sum(len({*batch}) < len(batch) for batch in batches) <= 36
+    places = [row[0] for batch in batches[:9] for row in batch]
+    assert any(places[n : n + 4] == ["small"] * 4 for n in range(len(places)))  # mixed at random
+
+
+def test_a_shuffle_of_batches_that_cannot_move_names_its_place() -> None:
+    small = {"a": tp.from_dataset(range(5)), "b": tp.from_dataset(range(200))}
+    pipe = tp.mix(small, weights={"a": 1, "b": 1}).batch(16).shuffle(10)
+    with pytest.warns(
+        UserWarning, match=r"shuffle\(10\) hardly moves .* put it before .* batch\(\)"
+    ):
+        list(pipe)
+
+
 def times_of(items: Iterable[list[int]], lengths: list[int], epochs: int) -> Counter[int]:
     """How many rows came how often, after so many epochs of tokens."""
     times, left = np.zeros(len(lengths), dtype=np.int64), epochs * sum(lengths)

@@ -101,13 +101,26 @@ def test_an_endless_chain_goes_on_exactly() -> None:
 
 
 def test_buffers_of_one_shard_grow_and_hold_what_comes_one_after_the_other() -> None:
-    found = list(tp.from_dataset(range(1000)).flat_map(lambda n: [n]).shuffle(160, seed=4))
+    found = list(tp.from_dataset(range(9000)).flat_map(lambda n: [n]).shuffle(3200, seed=4))
     start = 0
-    for size in (10, 10, 20, 40, 80, 160, 160, 160, 160, 160, 40):
+    for size in (256, 256, 400, 800, 1600, 3200, 2488):
         part = found[start : start + size]
         assert sorted(part) == [*range(start, start + size)] != part
         start += size
     assert start == len(found)
+
+
+@pytest.mark.parametrize("size", [10, 100, 256])
+def test_the_first_batches_of_each_shard_move_too(size: int) -> None:
+    orders = []
+    for seed in range(40):
+        batches = list(
+            tp.from_dataset(range(600)).sharding_filter(2).batch(1).shuffle(size, seed=seed)
+        )
+        assert sorted(batches[0:20:2]) == [[n] for n in range(10)] or size > 10
+        orders.append([batch[0] for batch in batches[:6]])
+    firsts = [{order[place] for order in orders} for place in range(6)]
+    assert min(map(len, firsts)) > 5
 
 
 def test_orders_are_those_that_earlier_versions_gave(golden: Any) -> None:

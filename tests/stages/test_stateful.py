@@ -176,3 +176,75 @@ def test_states_come_back_as_they_were() -> None:
     assert torch.equal(decoded(encoded(torch.ones(2))), torch.ones(2))
     with pytest.raises(TypeError, match="key 1"):
         encoded({1: 2})
+
+
+# Rows that are held back
+
+
+class Delay(tp.StatefulStage):
+    """Gives each row some rows later."""
+
+    rows: int = 3
+    copies: bool = False
+    state_every = 4
+
+    def start(self) -> None:
+        self.held: list[Any] = []
+
+    def process(self, row: Any) -> Iterator[Any]:
+        self.held.append({**row} if self.copies else row)
+        if len(self.held) > self.rows:
+            yield self.held.pop(0)
+
+    def finish(self) -> list[Any]:
+        return self.held
+
+    def state_dict(self) -> Any:
+        return self.held
+
+    def load_state_dict(self, state: Any) -> None:
+        self.held = state
+
+
+def drawn(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {**row, "drawn": int(rng.integers(1 << 30))}
+
+
+@pytest.mark.parametrize("delay", [1, 3, 11])
+def test_rows_that_are_held_back_keep_their_numbers_and_draws(delay: int) -> None:
+    pipe = rows(range(20)).then(Delay(delay)).batch(2)
+    for number in range(10):
+        found = tp.locate(pipe, number, epoch=0)
+        assert [row["x"] for row in found.batch] == [place.row for place in found.places]
+    plain = list(rows(range(20)).map(drawn, rng=True))
+    late = list(rows(range(20)).then(Delay(delay)).map(drawn, rng=True))
+    assert [row["x"] for row in late] == [row["x"] for row in plain]
+    assert len({row["drawn"] for row in late}) == 20
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_held_rows_resume_with_their_numbers(copies: bool) -> None:
+    def make() -> tp.Pipeline:
+        pipe = rows(range(40)).sharding_filter(2).shuffle(9).repeat(2).then(Delay(5, copies))
+        return pipe.map(drawn, rng=True).shuffle(6).batch(2)
+
+    check_resume(make, epochs=2, processes=0)
+
+
+def test_rows_of_a_mix_that_are_held_back_keep_their_epochs() -> None:
+    sources = {"few": rows(range(5)).shuffle(5), "many": rows(range(100, 200))}
+    mixed = tp.mix(sources, weights={"few": 1, "many": 1}, stop="repeat").then(Delay(7))
+    found = [row["x"] for row in islice(mixed.shuffle(16), 200) if row["x"] < 5]
+    for start in range(0, len(found) - 5, 5):
+        assert sorted(found[start : start + 5]) == [*range(5)]
+    check_resume(mixed.shuffle(16), limit=60, epochs=1, processes=0)
+
+
+def test_locate_says_what_it_cannot_know() -> None:
+    pipe = rows(range(20)).then(Sliding()).batch(2)
+    said = str(tp.locate(pipe, 3, epoch=0))
+    assert (
+        "sliding() may have made rows of several: each is named by the one that it came with"
+        in said
+    )
+    assert "each is named" not in str(tp.locate(rows(range(20)).batch(2), 3, epoch=0))

@@ -161,6 +161,7 @@ class RowSource(ABC):
         block_bytes: bytes of each block, float64 ``[blocks]``; None if all rows count alike.
         schema: Arrow schema of all rows, if known in advance.
         unread: blocks left out of every epoch, bool ``[blocks]``; their rows are numbered.
+        is_filtered: blocks that are read hold only rows that pass the reader's filter.
         file_of_block: the file of each block, int64 ``[blocks]``; None if there are no files.
 
     >>> import numpy as np, trainpipes as tp
@@ -184,6 +185,7 @@ class RowSource(ABC):
     block_bytes: npt.NDArray[np.float64] | None = None
     schema: pa.Schema | None = None
     unread: npt.NDArray[np.bool_] | None = None
+    is_filtered: bool = False
     named_by: tuple[Any, int] | None = None
     joined_inputs: Sequence[Any] = ()
     file_of_block: IntArray | None = None

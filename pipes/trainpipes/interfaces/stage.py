@@ -12,6 +12,7 @@ from trainpipes._internal.checks import copied, require
 from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.locks import ForkLock
 from trainpipes._internal.messages import nearest
+from trainpipes._internal.types import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.global_draws import DrawWatch
 from trainpipes.interfaces.hints import DRAWS, EXAMPLES, hint, refuse_unknown
@@ -175,6 +176,10 @@ class Stage(metaclass=ListsWhatIsUsed):
     def _bound(self, inputs: Any) -> Self:
         """This stage, bound to the ``Inputs`` of a plan."""
         return self._resolved(**{**vars(self), "_inputs": inputs})
+
+    def _kept_lengths(self, column: str, lengths: IntArray) -> IntArray:
+        """How many tokens of rows, whose ``column`` has so many, it lets through: int64 ``[rows]``."""
+        return lengths
 
     def _tallies(self) -> Sequence[Tally]:
         """What it counts of the rows that pass."""

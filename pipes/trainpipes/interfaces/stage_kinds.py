@@ -171,6 +171,10 @@ class RowStage(RunStage, per_row=True, gives="objects"):
         return run.with_items(found)
 
 
+class PushedStage(RunStage):
+    """A stage on a reader's rows that its source may have carried out already: see ``is_filtered``."""
+
+
 class FinishingStage(RunStage):
     """A stage that makes of batches what the training loop gets."""
 

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from trainpipes._internal.messages import warn_once
-from trainpipes.columns.block import Block
+from trainpipes.columns.block import Block, Pieces
 from trainpipes.columns.run import Cursors, Run, unplaced
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.interfaces.blame import blame
 from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
-from trainpipes.state.cursor import decoded, encoded
+from trainpipes.state.cursor import KnownRow, decoded, encoded, known_rows
 
 #: Rows in a run, at most.
 RUN_ROWS = 256
@@ -24,6 +24,8 @@ RUN_ROWS = 256
 LARGE_STATE = 1 << 20
 #: In a row's part (see ``Block``): where its place among those made of one row begins.
 PLACE_BITS = 40
+#: Places of rows that were held back.
+HELD_PLACES = 1 << 20
 
 
 class StatefulStage(PackingStage, per_row=True, gives="objects"):
@@ -33,6 +35,9 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
     for each. What you keep is set on ``self`` in ``start``, and goes into ``state_dict``. It is kept
     for each shard and epoch by itself. A resume loads the last state asked for and gives ``process``
     the rows since then again; rows that were delivered do not come twice.
+
+    A row that is a dict, kept and given later as it was, is the same row still: ``locate``, draws and the
+    epochs of a mix know it. Any other row counts as the one that ``process`` was called with.
 
     Attributes:
         state_every: ``state_dict`` is asked for after so many rows.
@@ -165,6 +170,8 @@ class _Rows:
         self._base: dict[str, Any] = {}
         self._since = 0  # rows taken since the base
         self._given = 0  # rows given since the base, those skipped included
+        #: Rows that a resume would know, too: those in the base, and those taken since.
+        self._known: set[tuple[int, ...]] = set()
         #: The last row of the epoch, for what finish() gives.
         self._last: Block | None = None
 
@@ -183,6 +190,7 @@ class _Rows:
     def _begin(self, run: Run, epoch: int) -> None:
         self._work, self._epoch = self._stage._working(self._kept), epoch
         self._base = {"below": run.cursors.state(0), **(self._kept or self._work._kept())}
+        self._known = {*known_rows(self._base.get("kept"))}
         self._kept, self._since, self._given = {}, 0, 0
 
     def _snapshot(self, run: Run, number: int) -> None:
@@ -192,21 +200,27 @@ class _Rows:
             way = "keep less, such as hashes in place of rows, or set state_every higher"
             warn_once(f"{self._stage}: its state has {size:,} bytes for a shard: {way}")
         self._base = {"below": run.cursors.state(number), **kept}
+        self._known = {*known_rows(kept)}
         self._since = self._given = 0
 
     def _made_of(self, run: Run) -> Iterator[Run]:
         assert self._work is not None
         out = _Out(run.block, (self._base, self._given))
+        whose = _whose(run.block)
+        self._known.update(whose)
         for number, row in enumerate(run.unroll()):
+            if type(row) is dict:
+                row = KnownRow.of(row, whose[number])
             if self._since >= self._stage.state_every and not self._skip:
                 self._snapshot(run, number)
+                self._known.update(whose[number:])
             self._since += 1
             made = self._called("process", lambda row=row: self._work.process(row), run, number)
             place = 0
             while rows := self._taken(made, RUN_ROWS, run, number):
                 for one in rows:
                     place += 1
-                    self._give(one, out, number, place)
+                    self._give(one, out, number, place, whose[number])
                 if len(out.rows) >= RUN_ROWS:
                     yield out.run()
                     out = _Out(run.block, (self._base, self._given))
@@ -217,11 +231,12 @@ class _Rows:
             return
         last = unplaced(self._last)
         made = self._called("finish", lambda: self._work.finish(), last, 0)
+        (at,) = _whose(self._last)
         out, place = _Out(self._last, (self._base, self._given)), 1 << 20
         while rows := self._taken(made, RUN_ROWS, last, 0):
             for one in rows:
                 place += 1
-                self._give(one, out, 0, place)
+                self._give(one, out, 0, place, at)
             yield out.run()
             out = _Out(self._last, (self._base, self._given))
         if self._skip:
@@ -232,7 +247,7 @@ class _Rows:
             raise StateError(f"{self._stage}: {said} {self._given}: {way}")
         self._work = self._last = None
 
-    def _give(self, row: Any, out: _Out, number: int, place: int) -> None:
+    def _give(self, row: Any, out: _Out, number: int, place: int, at: tuple[int, int, int]) -> None:
         if row is None:
             raise DataError(f"{self._stage}: a row is None; leave it out instead")
         self._given += 1
@@ -240,6 +255,11 @@ class _Rows:
             self._skip -= 1
             out.ends[0] = (self._base, self._given)
             return
+        if isinstance(row, KnownRow):
+            whose = getattr(row, "whose", at)
+            if whose is not at and whose in self._known:
+                out.held[len(out.rows)] = whose
+            row = dict(row)
         out.rows.append(row)
         out.places.append((number, place))
         out.ends.append((self._base, self._given))
@@ -265,6 +285,14 @@ class _Rows:
         blame(error, self._stage, int(ids[0]) if len(ids) else None)
 
 
+def _whose(block: Block) -> list[tuple[int, int, int]]:
+    """Number, epoch and part of each row."""
+    each = (
+        np.broadcast_to(np.asarray(one), len(block)).tolist() for one in (block.epoch, block.part)
+    )
+    return list(zip(block.ids.tolist(), *each, strict=True))
+
+
 class _Out:
     """Rows of a run that is made, with the row that each is made of and the position after each."""
 
@@ -273,10 +301,25 @@ class _Out:
         self.rows: list[Any] = []
         self.places: list[tuple[int, int]] = []
         self.ends = [start]
+        #: Of rows that were held back, by place: which they are.
+        self.held: dict[int, tuple[int, int, int]] = {}
 
     def run(self) -> Run:
-        whose, place = np.array(self.places, dtype=np.int64).reshape(-1, 2).T.copy()
-        below = self._below.take(whose)
+        number, place = np.array(self.places, dtype=np.int64).reshape(-1, 2).T.copy()
+        below = self._below.take(number)
+        if self.held:
+            whose = _whose(below)
+            for row, own in self.held.items():  # told apart by the row that they came with
+                place[row] += whose[row][0] % HELD_PLACES
+                whose[row] = own
+            ids, epoch, part = np.array(whose, dtype=np.int64).T.copy()
+            below.ids, below.epoch, below.part = ids, epoch, part
+            if (made_of := below.made_of) is not None:
+                rows = [slice(row, row + 1) for row in range(len(whose))]
+                below.made_of = Pieces.join([
+                    Pieces.whole(ids[row], epoch[row]) if row.start in self.held else made_of.at(row)
+                    for row in rows
+                ])  # fmt: skip
         part = below.part + (place << PLACE_BITS)
         block = Block(self.rows, below.ids, epoch=below.epoch, part=part)
         block.made_of = below.made_of

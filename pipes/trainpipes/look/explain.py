@@ -378,9 +378,11 @@ def _notes(plan: Plan, window_rows: int | None, world_size: int) -> Iterator[str
     if ends_short(plan):
         short, size = f"up to {chain.num_shards} short batches", chain.batch_size
         what = f"leaves out {short}" if chain.drop_last else f"makes {short}"
+        if (plan.inputs.epoch_rows or math.inf) < chain.num_shards * size:
+            what = f"never fills a batch, since a shard has fewer rows, and {what}"
         yield (
             f"{chain.batch} {what} in an epoch, of up to {size - 1:,} row{'s' * (size > 2)} each: one for "
-            "each shard, since how many rows a shard has is known only at its end. Fewer shards, by "
-            "sharding_filter(num_shards), have fewer of them, and with repeat() before batch() there are "
-            "none between epochs"
+            "each shard, since how many rows a shard has is known only at its end. Fewer shards make fewer, "
+            f"one for each rank by sharding_filter(num_shards={world_size}), and with repeat() before "
+            "batch() there are none between epochs"
         )

@@ -15,6 +15,8 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.shards.lane import Lane
+from trainpipes.engine.shards.shard_rows import ShardOpener, open_windows
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
@@ -26,6 +28,8 @@ from trainpipes.state.format import Position
 #: Rows that are read, and batches at least where batches are filtered.
 SAMPLE_ROWS = 2048
 MINIMUM_BATCHES = 64
+#: Rows of a shard up to which the item that it ends with counts.
+SHARD_ROWS = 256
 #: Stages that rows come from.
 
 
@@ -65,7 +69,10 @@ def estimated_length(plan: Plan, rank: int, world_size: int) -> int:
         return exact
     if plan.chain.endless or plan.inputs.epoch_rows is None:
         raise TypeError(f"the length of this pipeline cannot be estimated: {no_length(plan)}")
-    return round(expected_items(plan, _measured(plan)) or 0) // world_size
+    found = _of_whole_shards(plan)
+    if found is None:
+        found = expected_items(plan, _measured(plan))
+    return round(found or 0) // world_size
 
 
 def no_length(plan: Plan) -> str:
@@ -165,6 +172,35 @@ def _batches(plan: Plan, rows: float, several: bool) -> float:
     whole, rest = np.divmod(of_shards, chain.batch_size)
     batches = whole if chain.drop_last else whole + (rest > 0)
     return chain.num_shards * float(batches.mean())
+
+
+def _of_whole_shards(plan: Plan) -> float | None:
+    """Items of an epoch by those of some shards, where shards are small and a stage cuts by length: each ends
+    with an item of its own. None elsewhere.
+    """
+    chain, rows = plan.chain, plan.inputs.epoch_rows or 0
+    shards, cuts = chain.num_shards, any(map(kinds.cuts_by_length, chain.after))
+    if shards == 1 or not cuts or not rows or rows > SHARD_ROWS * shards:
+        return None
+    stages = kinds.without(chain.stages, kinds.RepeatStage | kinds.DeviceStage)
+    whole = Plan.of(
+        [s._fresh() for s in stages], plan.inputs.source, plan.inputs.schemas, quiet=True
+    )
+    windows = open_windows(whole)
+    opener = ShardOpener(whole, windows)
+    count = min(shards, 2 * SAMPLE_ROWS * shards // rows)
+    sample = [number * shards // count for number in range(count)]  # of all parts of the data
+    with closing(windows):
+        items = sum(
+            last - first for shard in sample for first, last in _runs(Lane(opener, shard, 0))
+        )
+    return items / count * shards * (chain.times or 1)
+
+
+def _runs(lane: Lane) -> Iterator[tuple[int, int]]:
+    """Of each run of a lane the first item that it gives, and the one after its last."""
+    while (found := lane.next_run()) is not None:
+        yield found[1:]
 
 
 def _is_measured(stage: Stage) -> bool:

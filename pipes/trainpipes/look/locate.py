@@ -24,6 +24,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import StateError
 from trainpipes.errors.secrets import hidden
 from trainpipes.interfaces.source import Place
+from trainpipes.interfaces.stateful_stage import StatefulStage
 from trainpipes.loader import Loader
 from trainpipes.order.topology import Topology
 from trainpipes.pipeline.chain import Pipeline
@@ -125,6 +126,7 @@ class LocatedBatch:
         m: its number in the epoch, over all ranks.
         rank: the rank that has it.
         world_size: ranks of that run.
+        note: what cannot be known of them; "" for most pipelines.
     """
 
     batch: Any
@@ -133,11 +135,12 @@ class LocatedBatch:
     m: int
     rank: int
     world_size: int
+    note: str = ""
 
     def __str__(self) -> str:
         who = f"rank {self.rank} of {self.world_size}" if self.world_size > 1 else "one rank"
         head = f"batch m = {self.m} of epoch {self.epoch}, {who}"
-        return f"{head}\n{self.places}"
+        return "\n".join([head, str(self.places), *filter(None, [self.note])])
 
     __repr__ = __str__
 
@@ -224,8 +227,25 @@ def locate(
     assert items.m is not None
     places = Provenance(found, plan.inputs)
     return LocatedBatch(
-        found.item, places, start.pass_number, items.m, topology.rank, topology.world_size
+        found.item,
+        places,
+        start.pass_number,
+        items.m,
+        topology.rank,
+        topology.world_size,
+        _note(plan),
     )
+
+
+def _note(plan: Plan) -> str:
+    """What a stage of the user's that keeps something between rows leaves open."""
+    making = [stage for stage in plan.chain.after if isinstance(stage, StatefulStage)]
+    lines = [
+        f"{stage} may have made rows of several: each is named by the one that it came with; dicts that were "
+        "held back and given as they were keep their names"
+        for stage in making
+    ]
+    return "\n".join([*lines, *filter(None, map(_note, plan.mixed.values()))])
 
 
 def _beyond(passed: int, topology: Topology, start: Position) -> StateError:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice, takewhile
-from typing import Any
+from itertools import islice, pairwise, takewhile
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from trainpipes._internal.checks import whole_number
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.progress import Progress, counted
 from trainpipes._internal.table import table
+from trainpipes._internal.types import IntArray
+from trainpipes.columns.block import Pieces
 from trainpipes.columns.run import Run
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.plan import Plan
@@ -27,10 +29,12 @@ from trainpipes.look.shuffle_quality import BATCH_SIZE, ShuffleQuality, order_qu
 from trainpipes.look.values import masks_of
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.mixed.mix import Mix
-from trainpipes.sources.mixed.mixture import Mixture
+from trainpipes.sources.mixed.mixture import Gives, Mixture
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.columns import Rename, Select, row_table
 from trainpipes.stages.labels import EncodeLabels, Label, LabelColumn
+from trainpipes.stages.pack import Pack
+from trainpipes.stages.read_columns import names_of, numbers_of
 
 __all__ = ["Mixing", "Packing", "Padding", "Stats", "stats"]
 
@@ -201,27 +205,42 @@ def stats(pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None) 
 
 
 def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
-    stages = pipeline.stages
-    chain = Plan.of([stage._fresh() for stage in stages]).chain
+    chain = plan_of(pipeline).chain
     if not chain.mixes:
         return None
-    shard: list[Stage] = [] if chain.shard is None else [chain.shard._fresh()]
-    size = chain.batch_size if chain.batch_size > 1 else BATCH_SIZE
-    lengths: list[Any] = []
-    batch = [] if chain.opener.traits.makes_batches else [Batch(size)]
-    plan = Plan.of([chain.opener._fresh(), *shard, *batch, Numbered(lengths)], quiet=True)
+    weighed: dict[tuple[int, int], int] = {}
+    opener, *stages = [s._fresh() for s in kinds.without(pipeline._stages, kinds.DeviceStage)]
+    if chain.opener.traits.makes_batches:
+        stages = [stage for stage in stages if isinstance(stage, kinds.ShardStage)]
+    elif kinds.first_of(stages, kinds.BatchingStage | kinds.PackingStage) is None:
+        stages.append(Batch(BATCH_SIZE))
+    # Items know their rows until they are finished.
+    end = next(
+        (n for n, s in enumerate(stages) if isinstance(s, kinds.FinishingStage)), len(stages)
+    )
+    later = stages[end:]
+    moving = [stage for stage in later if isinstance(stage, kinds.RegroupStage)]
+    packs = kinds.first_of(stages, Pack) is not None
+    stages = [_Weighed(weighed), *stages[:end], *moving, _Known(packs)]
+    plan = Plan.of([opener, *stages], quiet=True)
+    plan.inputs.keeps_pieces, plan.inputs.above = True, tuple(later)
     mixture = plan.inputs.source
     assert isinstance(mixture, Mixture)
     names = list(chain.opener.options["sources"])
-    if mixture.by_tokens:
-        lengths.append(mixture.tokens)
     rows, amounts = np.zeros(len(names), np.int64), np.zeros(len(names))
-    drawn = counted(islice(walk(plan), batches), "looking at the mix", batches, "batches")
-    for ids, weighed in drawn:
-        for path, places, _ in mixture.ids.split(ids):
-            number = names.index(path[0])
-            rows[number] += len(ids[places])
-            amounts[number] += 1 if mixture.unit == "batches" else weighed[places].sum()
+    seen: set[tuple[int, int]] = set()  # documents of packed rows, which may be in several
+    for known in counted(islice(walk(plan), batches), "looking at the mix", batches, "batches"):
+        for path, places, _ in mixture.ids.split(known.ids):
+            number, tokens = names.index(path[0]), known.tokens
+            own = [*zip(known.ids[places].tolist(), known.epochs[places].tolist(), strict=True)]
+            amount = (
+                sum(weighed[one] for one in own) if tokens is None else int(tokens[places].sum())
+            )
+            if tokens is not None:
+                own = [one for one in dict.fromkeys(own) if one not in seen]
+                seen.update(own)
+            rows[number] += len(own)
+            amounts[number] += {"tokens": amount, "rows": len(own)}.get(mixture.unit, 1)
     total = max(1.0, float(amounts.sum()))
     parts = np.diff(np.minimum([*mixture.starts, np.inf], total))
     order = [mixture.names.index(name) for name in names]
@@ -234,6 +253,59 @@ def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
         dict(zip(names, (amounts / total).tolist(), strict=True)),
         dict(zip(names, targets.tolist(), strict=True)),
     )
+
+
+class _Weighed(kinds.RunStage, holds_data=True, asks_inputs=True):
+    """Notes what the mix counts each of its rows for, by number and epoch."""
+
+    weighed: dict[tuple[int, int], int]
+
+    def process(self, run: Run) -> Run:
+        block, mixture = run.block, self._inputs.source
+        tokens = [1] * len(block)
+        if mixture.mix.gives is Gives.FINISHED and mixture.by_tokens:
+            tokens = block.rows()
+        elif mixture.by_tokens:
+            above = self._inputs.chain.after + self._inputs.above
+            tokens = mixture.tokens(block, above).tolist()
+        pieces = Pieces.whole(block.ids, block.epoch)
+        each = zip(pieces.ids.tolist(), pieces.epochs.tolist(), strict=True)
+        self.weighed.update(zip(each, tokens, strict=True))
+        return run
+
+
+class _KnownRows(NamedTuple):
+    """The numbers and epochs of an item's rows, int64 ``[rows]``; of packed ones those of their documents,
+    and how many tokens each has there.
+    """
+
+    ids: IntArray
+    epochs: IntArray
+    tokens: IntArray | None
+
+
+class _Known(kinds.RunStage):
+    """Makes of each item what its rows are; ``packs``: they are packed after the mix."""
+
+    packs: bool
+
+    def process(self, run: Run) -> Run:
+        block, tokens = run.block, None
+        pieces = Pieces.whole(block.ids, block.epoch)
+        made_of = block.made_of if self.packs else None
+        if made_of is not None and "segment_ids" in names_of(block, self):
+            pieces = made_of
+            values, _ = numbers_of(block, "segment_ids", self)
+            segments = values.reshape(len(block), -1)
+            first = pieces.bounds[:-1, None] - 1  # segments count from 1, and 0 is padding
+            tokens = np.bincount((first + segments)[segments > 0], minlength=len(pieces.ids))
+        rows = np.arange(len(block) + 1) if run.bounds is None else run.bounds
+        parts = [slice(a, b) for a, b in pairwise(pieces.bounds[rows].tolist())]
+        items: list[Any] = [
+            _KnownRows(pieces.ids[p], pieces.epochs[p], None if tokens is None else tokens[p])
+            for p in parts
+        ]
+        return run.with_items(items)
 
 
 # Labels, by one pass over one column

@@ -10,20 +10,64 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes._internal.checks import LARGEST
+from trainpipes._internal.messages import warn_once
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array
-from trainpipes.columns.block import SOURCE_BIT, Block
+from trainpipes.columns.block import SOURCE_BIT, Block, Pieces
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import StateError
 from trainpipes.interfaces.empty_epoch_guard import EmptyRounds
 from trainpipes.order.layout import permutation
 
+#: Fewer items than these may all be at joints by chance.
+FEW_ITEMS = 8
 #: Positions before an item of a window, and after each up to another.
 CursorsOf = Callable[[int, int], Cursors]
 
 
 def _epoch(run: Run) -> int:
     found: int = run.cursors.place(0).get("epoch", 0)
+    return found
+
+
+def in_epochs(run: Run, order: IntArray, stage: object) -> IntArray:
+    """An order of a run's items in which those of a source keep the order of its epochs: each of its rows
+    comes before any of its next epoch. Items that hold rows of two epochs keep their places among the others.
+    """
+    block, count = run.block, len(run)
+    rows = np.arange(len(block) + 1) if run.bounds is None else run.bounds
+    pieces = block.made_of or Pieces.whole(block.ids, block.epoch)
+    if not len(pieces.epochs) or (pieces.epochs == pieces.epochs[0]).all():
+        return order
+    item = np.repeat(np.arange(count), np.diff(pieces.bounds[rows]))
+    # Parts of items, each of one source: its first and last epoch.
+    sources, source = np.unique(pieces.ids >> SOURCE_BIT, return_inverse=True)
+    part, whose = np.unique(source.reshape(-1) * count + item, return_inverse=True)
+    first, last = np.full(len(part), LARGEST), np.full(len(part), -1)
+    np.minimum.at(first, whose.reshape(-1), pieces.epochs)
+    np.maximum.at(last, whose.reshape(-1), pieces.epochs)
+    source, item = np.divmod(part, count)
+    group, age = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    if len(part) == len(np.unique(item)) and (first == last).all():
+        group[item], age[item] = source, first
+    else:  # no item passes a joint of any source
+        newest = [np.maximum.accumulate(last[source == k]) for k in range(len(sources))]
+        begins = np.concatenate([np.diff(own, prepend=own[:1]) > 0 for own in newest])
+        joint = np.zeros(count + 1, dtype=np.bool_)
+        joint[item[begins]] = True
+        crossing = item[first < last]
+        joint[crossing] = joint[crossing + 1] = True
+        age = np.cumsum(joint[:count])
+        if count >= FEW_ITEMS and age[-1] > count // 2:
+            warn_once(
+                f"{stage} hardly moves what it is given: most items hold rows of two epochs of a source, and "
+                "each row comes once an epoch; put it before the stage that joins rows, such as batch() or "
+                "pack()"
+            )
+    places = np.argsort(group[order], kind="stable")
+    found = np.empty_like(order)
+    found[places] = order[np.lexsort((age[order], group[order]))]
     return found
 
 

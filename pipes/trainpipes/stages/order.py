@@ -14,11 +14,13 @@ from trainpipes.interfaces import stage_kinds
 from trainpipes.interfaces.options import identify
 from trainpipes.interfaces.stage import made_once
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
-from trainpipes.stages.held import Held, opened
+from trainpipes.stages.held import Held, in_epochs, opened
 from trainpipes.stages.torch_samplers import TorchOrder, draws_globally, reorders
 
 #: Parts of a buffer that the first ones hold, so that the first item does not wait for a whole one.
 GROWTH = (16, 16, 8, 4, 2)
+#: Items of a buffer that are not worth waiting less for: the first ones would hardly move.
+LEAST_ITEMS = 256
 #: Items of a run that a buffer gives.
 RUN_ITEMS = 1024
 
@@ -31,7 +33,9 @@ class Shuffle(stage_kinds.ShuffleStage):
 
     After another shuffle, ``mix``, ``pack``, ``flat_map`` or ``batch``, it shuffles what they give: each
     shard has a buffer of ``buffer_size`` rows or batches, all of one epoch, and gives it in a random
-    order before it fills the next one. The first buffers of an epoch are smaller.
+    order before it fills the next one. The first buffers of an epoch are smaller, if they
+    have more than 256 items. Of each source of a mix
+    a row comes before any of that source's next epoch.
 
     ``scope="global"`` and ``sampler`` need a source that can be read by row number: ``from_dataset``,
     ``from_arrow``, ``from_tensors``, ``from_memmap``, ``from_hf`` of a ``Dataset``, ``read_numpy``,
@@ -102,12 +106,14 @@ class Shuffle(stage_kinds.ShuffleStage):
         while held.fill(1):
             if held.epoch != epoch:  # its first buffers are small, too
                 epoch, number = held.epoch, 0
-            size = max(1, self.buffer_size // dict(enumerate(GROWTH)).get(number, 1))
+            part = self.buffer_size // dict(enumerate(GROWTH)).get(number, 1)
+            size = min(self.buffer_size, max(LEAST_ITEMS, part))
             held.fill(size)
             run, count = held.waiting(), min(size, held.rows)
             stands, salt = run.cursors.place(count)["epoch"], f"shuffle {self._again}"
             numbers = number, number + 1 if stands == epoch else 0
             order, cursors = held.window(count, count, used, salt, True, numbers)
+            order = in_epochs(run.part(0, count), order, self)
             for first in range(used, count, RUN_ITEMS):
                 stop = min(first + RUN_ITEMS, count)
                 yield run.moved(order[first:stop], cursors(first, stop))

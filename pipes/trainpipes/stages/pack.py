@@ -253,17 +253,18 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
                 values, own = numbers_of(block, name, self)
             check_beside(block, name, own, self.column, lengths, self)
             columns[name] = values
-        longer, kept = lengths > self.max_length, lengths
-        if self.overflow == "drop":
-            kept = np.where(longer, 0, lengths)
-        elif self.overflow == "truncate":
-            kept = np.minimum(lengths, self.max_length)
-        elif self.overflow == "raise" and longer.any():
+        longer, kept = lengths > self.max_length, self._kept_lengths(self.column, lengths)
+        if self.overflow == "raise" and longer.any():
             row = int(np.argmax(longer))
             way = 'raise max_length, or pass overflow="split", "truncate" or "drop"'
             rule = f"documents must have at most {self.max_length} tokens, got one of"
             raise at_row(f"{self}: {rule} {lengths[row]}; {way}", self, block.ids[row])
         return pack_fit.Documents(columns, np.cumsum(lengths) - lengths, kept, lengths)
+
+    def _kept_lengths(self, column: str, lengths: IntArray) -> IntArray:
+        if self.overflow == "drop":
+            return np.where(lengths > self.max_length, 0, lengths)
+        return np.minimum(lengths, self.max_length) if self.overflow == "truncate" else lengths
 
     def others(self, names: Sequence[str] | None) -> str:
         """What is said of columns that packed rows lack; "" if there are none. None: not known."""

@@ -122,6 +122,10 @@ class PadCollate(TakesTokenizer, FinishingStage, takes="columns or objects"):
     def _rule_of(self, name: str) -> pad_rules.Rule:
         return self._rules.get(name, self._rule)
 
+    def _kept_lengths(self, column: str, lengths: IntArray) -> IntArray:
+        most = self._rule_of(column).max_length
+        return lengths if most is None else np.minimum(lengths, most)
+
     @cached_property
     def _masks(self) -> dict[str, str]:
         return pad_rules.asked_masks(self.mask, self._rules)

@@ -68,6 +68,12 @@ class Truncate(TargetStage, RunStage, takes="columns"):
     truncation_side: Side = "right"
     on_error: OnError | None = None
 
+    def _kept_lengths(self, column: str, lengths: IntArray) -> IntArray:
+        cuts = self.columns is None or column in checks.column_names(
+            self.columns, "truncate(columns)"
+        )
+        return np.minimum(lengths, self.max_length) if cuts else lengths
+
     def process(self, run: Run) -> Run:
         self.refuse_batches(run)
         block, table = row_table(run, self)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from trainpipes._internal.checks import column_names
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
@@ -36,6 +37,10 @@ class Tokenizes(TargetStage, RunStage):
     @property
     def id_columns(self) -> list[str]:
         return ["input_ids"]
+
+    def _kept_lengths(self, column: str, lengths: IntArray) -> IntArray:
+        most = self.options.get("max_length")
+        return lengths if most is None else np.minimum(lengths, most)
 
     def _checked(
         self,

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from base64 import b64decode, b64encode
+from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
@@ -107,6 +108,19 @@ def check_delivered(shard: int, cursor: dict[str, Any], m: int, num_shards: int)
         )
 
 
+class KnownRow(dict[str, Any]):
+    """A row that knows which it is while a stage holds it: its number, epoch and part (see ``Block``)."""
+
+    __slots__ = ("whose",)
+    whose: tuple[int, int, int]
+
+    @staticmethod
+    def of(row: dict[str, Any], whose: tuple[int, int, int]) -> KnownRow:
+        found = KnownRow(row)
+        found.whose = whose
+        return found
+
+
 #: The key that tells a value that JSON lacks from a dict of a user.
 OF = "__of__"
 
@@ -131,13 +145,24 @@ def encoded(value: Any, path: str = "state") -> Any:
     if type(value) in {list, tuple}:
         items = [encoded(one, f"{path}[{number}]") for number, one in enumerate(value)]
         return items if isinstance(value, list) else {OF: "tuple", "items": items}
-    if type(value) is dict:
+    if type(value) is KnownRow and hasattr(value, "whose"):
+        return {OF: "row", "whose": [*value.whose], "row": encoded(dict(value), path)}
+    if type(value) is dict or type(value) is KnownRow:
         for key in value:
             if type(key) is not str or key == OF:
                 raise TypeError(f"{path} has the key {key!r}; keys are texts, and not {OF!r}")
         return {key: encoded(one, f"{path}[{key!r}]") for key, one in value.items()}
     way = "; sorted(...) makes a list of a set" if isinstance(value, set | frozenset) else ""
     raise TypeError(f"{path} is a {type(value).__name__}{way}")
+
+
+def known_rows(value: Any) -> Iterator[tuple[int, ...]]:
+    """Which rows are in what ``encoded`` returned."""
+    if isinstance(value, list | dict):
+        for one in value if isinstance(value, list) else value.values():
+            yield from known_rows(one)
+    if isinstance(value, dict) and value.get(OF) == "row":
+        yield tuple(value["whose"])
 
 
 def decoded(value: Any) -> Any:
@@ -153,6 +178,8 @@ def decoded(value: Any) -> Any:
         return float(value["text"])
     if kind == "tuple":
         return tuple(decoded(value["items"]))
+    if kind == "row":
+        return KnownRow.of(decoded(value["row"]), tuple(value["whose"]))
     if kind == "tensor":
         return torch.from_numpy(decoded(value["array"]))
     data = b64decode(value["data"])

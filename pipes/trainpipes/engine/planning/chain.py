@@ -132,6 +132,13 @@ class Chain:
         after = tuple(batch if stage is self.batch else stage for stage in self.after)
         return replace(self, batch=batch, after=after)
 
+    def without(self, kind: Any) -> Chain:
+        """This chain without stages of a kind on the rows as they are read."""
+        stages, before, after = (
+            tuple(kinds.without(some, kind)) for some in (self.stages, self.before, self.after)
+        )
+        return replace(self, stages=stages, before=before, after=after)
+
     def bound(self, inputs: Any) -> Chain:
         """This chain, with copies of the stages that look at what the pipeline reads."""
         asking = {s for s in (*self.stages, *self.steps) if s.traits.asks_inputs}

@@ -27,7 +27,14 @@ from trainpipes.interfaces.source import (
     RowStream,
     checked_source,
 )
-from trainpipes.interfaces.stage_kinds import CachedBlocks, put_through
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import (
+    CachedBlocks,
+    PushedStage,
+    ShuffleStage,
+    first_of,
+    put_through,
+)
 
 #: Most rows that types of columns are found from.
 SAMPLE_ROWS = 10_000
@@ -143,8 +150,14 @@ class Inputs:
         self.name = name
         self.schemas = schemas or Schemas()
         self._source = source
-        #: Whether rows say which rows they are made of (``Block.made_of``).
-        self.keeps_pieces = False
+        #: Whether rows say which rows they are made of (``Block.made_of``), which a shuffle of them asks.
+        self.keeps_pieces = first_of(chain.after, ShuffleStage) is not None
+        #: Of a source of a mix: the stages that its rows go through above the mix.
+        self.above: tuple[Stage, ...] = ()
+        self.chain = chain
+        pushed = first_of(chain.steps, PushedStage) is not None and chain.cache is None
+        if pushed and isinstance(self.source, RowSource) and self.source.is_filtered:
+            self.chain = chain = chain.without(PushedStage)
         self.chain = chain.bound(self)
         if schemas is None:
             self._join_schemas()
@@ -179,6 +192,8 @@ class Inputs:
         parts = mix.parts(self) if isinstance(mix, MixingSource) else {}
         for name, part in parts.items():
             self.schemas.join(name, part.schemas)
+            part.keeps_pieces |= self.keeps_pieces
+            part.above = self.chain.after + self.above
         return parts
 
     @property

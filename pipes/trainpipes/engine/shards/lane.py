@@ -135,6 +135,11 @@ class Lane:
             "put take() and skip() directly after the source, or leave sharding_filter() out"
         )
 
+    @property
+    def skipped(self) -> int:
+        """Items of its epoch before the first that it gives."""
+        return self._skip
+
     def begin(self) -> None:
         """Have workers of a stage begin with the next run."""
         if self._opener.has_workers and not self._is_over:

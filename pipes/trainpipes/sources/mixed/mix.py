@@ -62,15 +62,17 @@ class Mix(MixingSource):
         sources: pipelines by name; errors and checkpoints use the names.
         weights: a number for each source; 0 leaves it out. By default, the sources' numbers of rows.
         weight_by: "rows" or "tokens": what shares are counted in. A batch's tokens are those of its rows,
-            without padding.
+            without padding. Tokens that ``pack``, ``truncate`` or ``pad_collate`` cut off do not count.
         column: with ``weight_by="tokens"``, a column of lists or of token counts.
         temperature: T, instead of ``weights``: shares are in proportion to ``size ** (1 / T)``.
         max_epochs: how often a source may be read in an epoch of the mix, by name or for all. Its share then
             goes to the others.
         stop: where an epoch of the mix ends, in each shard:
 
-            - "all_exhausted": when each source was read once; shorter ones start again.
-            - "first_exhausted": when the first source ends (with its ``max_epochs``).
+            - "all_exhausted": when each source was read once, and the others have their shares beside the
+              last one; shorter ones start again. Without weights each row comes once.
+            - "first_exhausted": when the first source ends (with its ``max_epochs``), and the others have
+              their shares beside it.
             - "repeat": never, as with ``repeat()``.
         schedule: a list of ``(draws, weights)``: new weights after so many rows (or tokens) of an epoch, over
             all shards. ``weights`` hold until the first.
@@ -144,7 +146,14 @@ class Mix(MixingSource):
 
     @cached_property
     def limits(self) -> dict[str, int | None]:
-        return _limits(self.max_epochs, list(self.sources))
+        limits = _limits(self.max_epochs, list(self.sources))
+        return dict.fromkeys(limits, 1) if self._takes_each_once else limits
+
+    @property
+    def _takes_each_once(self) -> bool:
+        """Whether shares are the sources' sizes, so that all end together but for a few rows of a shard."""
+        sized = self.weights is None and self.schedule is None and self.temperature in (None, 1)
+        return sized and self.stop == "all_exhausted"
 
     def _traits(self) -> dict[str, Any]:
         batches = self.gives is not Gives.ROWS
@@ -252,7 +261,10 @@ class Mix(MixingSource):
         steps = steps_of(points, self.interpolation == "linear")
         weights = [[step[name] for name in sorted(self.sources)] for _, step in steps]
         leaves = any(limit is not None for limit in self.limits.values())
-        total = common_total(weights, leaves and self.stop != "first_exhausted")
+        ends = (
+            self.stop == "first_exhausted" or self._takes_each_once
+        )  # no share changes before the end
+        total = common_total(weights, leaves and not ends)
         return [start for start, _ in steps], [whole_weights(w, total) for w in weights]
 
     def _by_size(self, sizes: Mapping[str, int | None]) -> dict[str, Fraction]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +43,9 @@ class SourceRows:
     ) -> None:
         self.gone = bool((cursor or {}).get("gone"))
         self.left = self.passes = 0
+        self._counted = 0  # the pass whose rows have counted last
         self._mixture, self._name, self._start = windows.mixture, name, cursor
+        self._above = windows.above[name]
         opener = windows.openers[name]
         self._first_epoch = opener.plan.chain.first_epoch(epoch)
         self._lane = None if self.gone else Lane(opener, shard, epoch, cursor)
@@ -58,7 +62,9 @@ class SourceRows:
             found = self._lane.next_run()
             assert found is not None
             run, first, last = found
-            drawn, lengths = self._mixture.drawn_from(self._name, run.part(first, last))
+            drawn, lengths = self._mixture.drawn_from(
+                self._name, run.part(first, last), self._above
+            )
         except Exception as error:
             self._tell_source(error)
             raise
@@ -66,6 +72,22 @@ class SourceRows:
         self._run, self._lengths = drawn, lengths
         self.left, self._begin = last - first, 0
         self.passes = self._lane.epoch - self._first_epoch
+        if not lengths or any(lengths):
+            self._counted = self.passes
+        elif self.passes > self._counted + 1:
+            raise DataError(
+                f"{self._mixture.mix}: source {self._name!r} never gets its share, since a stage after the "
+                'mix leaves out all of its rows, as pack(overflow="drop") does: leave the source out, or let '
+                "longer rows pass"
+            )
+
+    @property
+    def begins_again(self) -> bool:
+        """Whether the next row is the first of the source's second pass."""
+        if self._made is None or self._lane is None or self.passes != 1:
+            return False
+        cursors, last = self._made
+        return (cursors.before or 0) + last - self.left <= self._lane.skipped
 
     def _tell_source(self, error: Exception) -> None:
         stage, row = getattr(error, "_trainpipes", (None, None))
@@ -167,7 +189,6 @@ class MixRuns(Iterator[Run]):
         self._windows, self._mixture, self._chain = windows, windows.mixture, windows.plan.chain
         self._shard, self._first_epoch = shard, first
         self._run_rows, self._next_rows = rows
-        self._phases = phases_of(shard, len(self._mixture.names))
         # Where the steps of the schedule begin, in this shard's own rows or tokens.
         shards, starts = self._chain.num_shards, self._mixture.starts
         self._starts = [slots_before(start, shard, shards) for start in starts]
@@ -177,6 +198,10 @@ class MixRuns(Iterator[Run]):
 
     def _enter(self, epoch: int, state: dict[str, Any]) -> None:
         self._epoch = epoch
+        # Out of phase with other shards, and with this one in other epochs unless all have one order.
+        turn = epoch if self._mixture.mix.traits.reorders else 0
+        number = self._shard + turn * self._chain.num_shards
+        self._phases = phases_of(number, len(self._mixture.names))
         self._row = int(state.get("row", 0))
         self._tokens = int(state.get("tokens", 0))
         self._ahead = tuple(state.get("ahead", (0,) * len(self._mixture.names)))
@@ -201,18 +226,21 @@ class MixRuns(Iterator[Run]):
                     "source has no row there: lower num_shards in sharding_filter(), or "
                     'mix(stop="all_exhausted")'
                 )
-            self._enter(self._epoch + 1, {})
+            self._enter(self._epoch + 1, {"ahead": self._ahead})
 
     # Draws
 
     def _draw(self) -> Run | None:
         drawn, stretches = 0, list[Stretch]()
         while drawn < self._next_rows and len(stretches) < STRETCHES * len(self._parts):
-            weights = self._settle()
+            weights, ending = self._settle()
             if weights is None:
                 break
-            stretches.append(self._stretch(weights, self._next_rows - drawn))
-            drawn += len(stretches[-1].order)
+            stretch = self._stretch(weights, self._next_rows - drawn, ending)
+            if not len(stretch.order):
+                break
+            stretches.append(stretch)
+            drawn += len(stretch.order)
         if not stretches:
             return None
         self._next_rows = self._run_rows
@@ -222,8 +250,10 @@ class MixRuns(Iterator[Run]):
         cursors = Cursors(tuple(stretches), np.append(which, len(orders) - 1), rows)
         return self._gather(np.concatenate(orders), cursors)
 
-    def _stretch(self, weights: tuple[int, ...], rows: int) -> Stretch:
-        """Draws until a source has no row ready, or the schedule's next step."""
+    def _stretch(self, weights: tuple[int, ...], rows: int, ending: Sequence[int]) -> Stretch:
+        """Draws until a source has no row ready, the schedule's next step, or the end of an epoch that the
+        sources ``ending`` end.
+        """
         parts, place = self._parts, (self._epoch, self._row, self._tokens)
         ahead, cursors = self._ahead, [part.cursor_after() for part in parts]
         later = self._starts[self._step() + 1 :]
@@ -241,6 +271,11 @@ class MixRuns(Iterator[Run]):
             for i, own in enumerate(ready):
                 places = np.flatnonzero(order == i)
                 lengths[places] = own[: len(places)]
+        if ending:
+            count = self._until_complete(order, lengths, weights, ending)
+            order, lengths = order[:count], None if lengths is None else lengths[:count]
+            self._order = None
+        if lengths is not None:
             self._tokens += int(lengths.sum())
         for part, count in zip(parts, amounts(order, None, len(parts)), strict=True):
             part.left -= count
@@ -248,11 +283,33 @@ class MixRuns(Iterator[Run]):
         self._ahead = moved_on(ahead, weights, amounts(order, lengths, len(parts)))
         return Stretch(self._mixture.names, *place, order, lengths, ahead, weights, cursors)
 
+    def _owed(self, source: int, weights: tuple[int, ...]) -> Fraction:
+        """Rows or tokens of all sources that are owed beside those that this one has given."""
+        return Fraction(self._ahead[source], weights[source])
+
+    def _until_complete(
+        self,
+        order: IntArray,
+        lengths: IntArray | None,
+        weights: tuple[int, ...],
+        ending: Sequence[int],
+    ) -> int:
+        """How many draws until others have their shares beside all rows of the sources that end the epoch. A
+        draw that is due in part comes in such a part of shards and epochs: where these sources are late.
+        """
+        left, phase = min((self._owed(i, weights), self._phases[i]) for i in ending)
+        for number, source in enumerate(order.tolist()):
+            length = 1 if lengths is None else int(lengths[number])
+            if source in ending or left * PLACES < length * phase:
+                return number
+            left -= length
+        return len(order)
+
     def _first(self, weights: tuple[int, ...]) -> int | None:
         """The source of the first row of all, another one in other shards."""
-        if self._tokens or self._row:
+        if self._tokens or self._row or any(self._ahead):
             return None
-        place = phases_of(self._shard, 2)[0] * sum(weights) // PLACES
+        place = self._phases[0] * sum(weights) // PLACES
         return bisect_right(list(accumulate(weights)), place)
 
     def _gather(self, order: IntArray, cursors: Cursors) -> Run:
@@ -267,38 +324,51 @@ class MixRuns(Iterator[Run]):
         drawn = self._tokens if self._mixture.by_tokens else self._row
         return bisect_right(self._starts, drawn) - 1
 
-    def _settle(self) -> tuple[int, ...] | None:
-        """Have a row of each source ready; return the next weights, or None at the end of the mix's epoch."""
-        mixture = self._mixture
+    def _settle(self) -> tuple[tuple[int, ...] | None, Sequence[int]]:
+        """Have a row of each source ready; return the next weights, or None at the end of the mix's epoch;
+        and the sources whose next row ends it.
+        """
+        mixture, parts = self._mixture, self._parts
         while True:
             own = mixture.steps[self._step()]
-            active = [i for i, w in enumerate(own) if w and not self._parts[i].gone]
-            left = False
+            active = [i for i, w in enumerate(own) if w and not parts[i].gone]
             for i in active:
-                part, most = self._parts[i], mixture.max_epochs[i]
-                if not part.left:
-                    part.fill()
-                    if part.passes >= TINY_PASSES and self._row < FEW_ROWS * part.passes:
+                if not parts[i].left:
+                    parts[i].fill()
+                    if parts[i].passes >= TINY_PASSES and self._row < FEW_ROWS * parts[i].passes:
                         self._warn_of_tiny(i)
-                if mixture.mix.stop == "first_exhausted":
-                    if part.passes >= (most or 1):
-                        return None
-                elif most is not None and part.passes >= most:
-                    part.gone = left = True
-            if left:
-                continue
+            ending: Sequence[int] = ()
+            if mixture.mix.stop == "first_exhausted":
+                ending = [i for i in active if parts[i].passes >= (mixture.max_epochs[i] or 1)]
+            else:
+                if mixture.mix.stop == "all_exhausted" and self._all_exhausted():
+                    owed = {i: self._owed(i, own) for i in active if parts[i].begins_again}
+                    if not owed:
+                        return None, ()
+                    ending = [i for i in owed if owed[i] == max(owed.values())]
+                if self._let_go([i for i in active if i not in ending]):
+                    continue
             if not active and mixture.mix.stop == "repeat":
                 raise DataError(
                     f"{mixture.mix}: every source with a weight has reached its limit of "
                     "max_epochs: leave one without a limit"
                 )
-            if not active or (mixture.mix.stop == "all_exhausted" and self._all_exhausted()):
-                return None
+            if not active:
+                return None, ()
             if mixture.mix.stop == "all_exhausted" and any(mixture.may_be_endless):
                 self._warn_of_endless(active)
             if len(active) == sum(w > 0 for w in own):
-                return own
-            return whole_weights([own[i] if i in active else 0 for i in range(len(own))], sum(own))
+                return own, ending
+            weights = [w if i in active else 0 for i, w in enumerate(own)]
+            return whole_weights(weights, sum(own)), ending
+
+    def _let_go(self, active: Sequence[int]) -> bool:
+        """Whether sources have reached their ``max_epochs``, and leave."""
+        limits = self._mixture.max_epochs
+        leaving = [i for i in active if self._parts[i].passes >= (limits[i] or math.inf)]
+        for i in leaving:
+            self._parts[i].gone = True
+        return bool(leaving)
 
     def _warn_of_tiny(self, i: int) -> None:
         name = self._mixture.names[i]

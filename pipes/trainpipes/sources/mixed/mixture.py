@@ -3,7 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from typing import Any, cast
@@ -23,7 +23,8 @@ from trainpipes.engine.shards.lane import Lane
 from trainpipes.engine.shards.shard_rows import RUN_ROWS, ShardOpener, open_windows
 from trainpipes.interfaces.blame import refused
 from trainpipes.interfaces.source import RowStream
-from trainpipes.interfaces.stage_kinds import RunStage
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import FinishingStage, PackingStage, RunStage
 from trainpipes.sources.combined.common_columns import columns_of, said, united
 from trainpipes.sources.mixed.mix_runs import MixRuns
 from trainpipes.stages.read_columns import lengths_of
@@ -120,10 +121,14 @@ class Mixture(RowMixture):
         ends = [(n or 0) * total / w * (limit or 1 if first else 1) for n, w, limit in parts if w]
         return min(ends) if first else max(ends)
 
-    def drawn_from(self, name: str, run: Run) -> tuple[Run, list[int]]:
-        """A source's items with the mixture's numbers, and the tokens of each if these are counted."""
+    def drawn_from(self, name: str, run: Run, above: Sequence[Stage]) -> tuple[Run, list[int]]:
+        """A source's items with the mixture's numbers, and the tokens of each if these are counted: those
+        that the stages ``above`` let through.
+        """
         block, ids = run.block, partial(self.ids.of, name)
-        tokens = _tokens(self.mix, block) if self.by_tokens else np.zeros(len(block), np.int64)
+        tokens = np.zeros(len(block), np.int64)
+        if self.by_tokens:
+            tokens = self.tokens(block, above)
         if self.mix.gives is Gives.FINISHED:  # sources may have other columns: only tokens are left
             bounds = np.arange(len(block) + 1) if run.bounds is None else run.bounds
             items, block = run.unroll(), block.with_data(tokens.tolist())
@@ -136,11 +141,15 @@ class Mixture(RowMixture):
         each = tokens if run.bounds is None else np.add.reduceat(tokens, run.bounds[:-1])
         return run, each.tolist()
 
-    def tokens(self, block: Block) -> IntArray:
-        """Of each row that was drawn, int64 ``[rows]``."""
-        if self.mix.gives is Gives.FINISHED:
-            return np.array(block.data, dtype=np.int64)
-        return _tokens(self.mix, block)
+    def tokens(self, block: Block, above: Sequence[Stage]) -> IntArray:
+        """What each row of a source counts, int64 ``[rows]``."""
+        column = self.mix.column
+        lengths = np.maximum(1, lengths_of(block, column, self.mix))
+        for stage in above:
+            lengths = stage._kept_lengths(column, lengths)
+            if isinstance(stage, PackingStage):  # later ones cut what is made of many
+                break
+        return lengths
 
     def with_names(self, run: Run, source: IntArray) -> Run:
         """The items of sources, with the sources' names if these are asked for."""
@@ -201,10 +210,6 @@ class Mixture(RowMixture):
         return inputs, int(own)
 
 
-def _tokens(mix: Any, block: Block) -> IntArray:
-    return np.maximum(1, lengths_of(block, mix.column, mix))
-
-
 class _Named(RunStage, holds_data=True):
     mixture: Any
     source: str
@@ -222,6 +227,12 @@ class MixWindows(MixedWindows):
         self.plan, self.mixture, self._pool = plan, mixture, pool
         self._epoch = plan.chain.first_epoch(pass_number)
         self.openers: dict[str, ShardOpener] = {}
+        above = plan.chain.after + plan.inputs.above
+        #: Of each source the stages that rows have yet to go through.
+        self.above = {
+            name: [s for s in part.chain.after if isinstance(s, FinishingStage)] + [*above]
+            for name, part in plan.mixed.items()
+        }
 
     def _open(self, shards: int) -> None:
         mixture, plans = self.mixture, self.plan.mixed

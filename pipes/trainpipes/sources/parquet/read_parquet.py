@@ -6,10 +6,13 @@ from dataclasses import KW_ONLY, replace
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import PushedStage
 from trainpipes.sources.files.bad_rows import above_reader, without_bad_files
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader
@@ -88,7 +91,7 @@ class ReadParquet(FileReader, has_blocks=True):
         bad = above_reader(self)
         if self.filter is None:
             return bad
-        exact = Filter(self.filter)
+        exact = ReaderFilter(self.filter)
         return (*bad, exact, *([] if self.columns is None else [ChosenColumns(self.columns)]))
 
     @without_bad_files
@@ -115,6 +118,10 @@ class ReadParquet(FileReader, has_blocks=True):
             own = [group for file in sorted(bounds) for group in bounds[file]]
             unread = np.ones(len(known), dtype=np.bool_)
             unread[may_hold(filter, found.schema, known, own or None, text=not replaces)] = False
+            if wanted.by_folders:
+                unread = ~np.repeat(
+                    _holds(filter, found.folders), [len(f.rows) for f in found.layouts]
+                )
             rows = np.concatenate([each.rows for each in found.layouts])
             besides = {"filter": text_of(filter), "unread": int(rows[unread].sum())}
             said = f"{int((~unread).sum()):,} of {len(known):,} row groups may have rows that match"
@@ -134,9 +141,25 @@ class ReadParquet(FileReader, has_blocks=True):
             block_bytes=np.concatenate([each.group_bytes for each in found.layouts]).astype(float),
             besides=besides,
         )
-        source.unread = unread
+        source.unread, source.is_filtered = unread, wanted.by_folders
         source.leave_out(self.on_error)
         return source
+
+
+class ReaderFilter(Filter, PushedStage):
+    """A reader's ``filter``, asked of each row."""
+
+    @property
+    def name(self) -> str:
+        return "filter"
+
+
+def _holds(filter: pc.Expression, folders: pa.Table) -> npt.NDArray[np.bool_]:
+    """Whether the rows of each file pass, by what its folders say."""
+    numbered = folders.append_column("", to_arrow(np.arange(len(folders))))
+    found = np.zeros(len(folders), dtype=np.bool_)
+    found[to_numpy(numbered.filter(filter).column(folders.num_columns))] = True
+    return found
 
 
 def _noted(layouts: list[RowGroupLayout], folders: pa.Table, unread: Any) -> list[RowGroupLayout]:

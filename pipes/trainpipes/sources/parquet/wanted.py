@@ -40,6 +40,7 @@ class WantedFiles:
     folders: pa.Table
     left_out: int = 0
     by_footers: bool = False  # whether footers may rule out more
+    by_folders: bool = False  # whether folders decide on all rows
 
 
 def wanted_files(
@@ -79,11 +80,12 @@ def wanted_files(
         found += [name for name in needed if name not in inner_paths(found, schema.names)]
     elif not hive:
         folders = folders.select([name for name in folders.column_names if name in needed])
-    by_footers = not {*needed} <= {field.name for field in beside}
+    by_folders = {*needed} <= {field.name for field in beside}
     left_out = len(files) - max(1, len(kept))
     kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
     files = files.pick(kept) if left_out else files
-    return WantedFiles(files, found, folders.take(to_arrow(kept)), left_out, by_footers)
+    folders = folders.take(to_arrow(kept))
+    return WantedFiles(files, found, folders, left_out, not by_folders, by_folders)
 
 
 def folder_columns(names: Sequence[str], caller: str, needed: bool) -> pa.Table:
