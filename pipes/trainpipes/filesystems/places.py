@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from trainpipes._internal.checks import local_path
+from trainpipes._internal.locks import Flag, InterruptibleLock, start
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.errors.text import shown
 from trainpipes.filesystems.output_file import OutputFile, writing
@@ -233,37 +234,51 @@ class _Lease:
         self._me: dict[str, Any] = {
             "host": socket.gethostname(), "pid": os.getpid(), "token": secrets.token_hex(8), "beat": 0
         }  # fmt: skip
-        self._ended = threading.Event()
+        self._ended, self._writing = Flag(), InterruptibleLock()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        place, found = self._place, self._read()
+        found = self._read()
         if found is not None:
             if not self._is_over(found):
                 raise self._taken(found)
             self._remove()
+        try:
+            self._take()
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C: it may be there
+            self._free()
+            raise
+        try:
+            yield
+        finally:
+            self._free()
+
+    def _take(self) -> None:
+        place = self._place
         with writing(place.at(LOCK), place.caller), suppress(FileExistsError):
             self._write("create")
         self._check_own()
         # What takes longer than the lease does not matter any more.
         seconds = min(place.retry.deadline, LEASE)
         self._place = replace(place, retry=replace(place.retry, deadline=seconds))
-        thread = threading.Thread(target=self._renew, name="trainpipes-lease", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._ended.set()
-            thread.join()
-            with clean_up(place.at(LOCK)), suppress(ConfigError):
-                self._check_own()
-                self._remove()
+        start(threading.Thread(target=self._renew, name="trainpipes-lease", daemon=True))
+
+    def _free(self) -> None:
+        self._ended.set()
+        with self._writing, clean_up(self._place.at(LOCK)), suppress(ConfigError):
+            self._check_own()
+            self._remove()
 
     def _renew(self) -> None:
         while not self._ended.wait(BEAT):
-            self._me["beat"] += 1
-            with suppress(Exception):  # the next one may do
-                self._write("overwrite")
+            with self._writing:
+                if self._ended.is_set():
+                    return
+                self._me["beat"] += 1
+                with suppress(Exception):  # the next one may do
+                    self._write("overwrite")
 
     def _is_over(self, found: dict[str, Any]) -> bool:
         """Whether its process is gone from this machine, or gives no sign of life: another container's
