@@ -219,13 +219,30 @@ def test_a_full_queue_waits_and_says_for_what(
     monkeypatch.setattr(work_queue, "PATIENCE", 0.05)
     queue = queue_of(rows(), max_in_flight=2)
     first, _ = taken(queue, 2)
-    with pytest.raises(TimeoutError, match=r"2 of 2 are in flight, the oldest is \(0, 0\)"):
+    with pytest.raises(
+        TimeoutError, match=r"2 of 2 are in flight, \(0, 0\), \(0, 1\), the oldest for"
+    ):
         queue.get(timeout=0)
     threading.Timer(0.2, queue.done, [first.key]).start()
     with caplog.at_level(logging.WARNING, "trainpipes"):
         assert (queue.get() or first).item["id"] == 2
     assert "no more may be handed out until items are marked by done()" in caplog.text
-    assert "the oldest is (0, 0)" in caplog.text
+    assert "(0, 0), (0, 1), the oldest for" in caplog.text
+
+
+def test_a_loop_that_holds_the_last_items_itself_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(work_queue, "AT_THE_END", 0.05)
+    queue, held = queue_of(rows(slice(7))), list[tp.Work]()
+    threading.Timer(0.5, queue.close).start()
+    with caplog.at_level(logging.WARNING, "trainpipes"):
+        held.extend(queue)  # which waits, for what it holds
+    assert len(held) == 7
+    (said,) = caplog.messages
+    assert "all was handed out until items are marked by done() or again(): 7 of" in said
+    assert "are in flight, (0, 0), (0, 1), (0, 2), (0, 3), (0, 4) and 2 more" in said
+    assert "asks by get(timeout=...)" in said
 
 
 def test_the_queue_waits_for_an_item_that_lags_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +251,7 @@ def test_the_queue_waits_for_an_item_that_lags_too_far(monkeypatch: pytest.Monke
     first = taken(queue, 1)[0]
     for _ in range(20):
         queue.done(taken(queue, 1)[0].key)
-    with pytest.raises(TimeoutError, match=r"the oldest is \(0, 0\)"):
+    with pytest.raises(TimeoutError, match=r"1 of 5 are in flight, \(0, 0\), the oldest for"):
         queue.get(timeout=0)
     assert len(queue.state_dict()["work-0000"]) < 500
     queue.done(first.key)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from time import monotonic
 from typing import Any
 
 from trainpipes._internal.checks import wrong
 from trainpipes.state.work import WorkKey
+
+#: Keys that a message names.
+NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +108,10 @@ class InFlight:
 
     def waits_for(self) -> str:
         """What one who asks for an item waits for, if there are some."""
-        key, (_, since, _) = next(iter(self._works.items()))
+        keys = [tuple(key) for key in islice(self._works, NAMED)]
+        more = f" and {len(self) - len(keys):,} more" if len(self) > len(keys) else ""
+        since = next(iter(self._works.values()))[1]
         return (
-            f"{len(self)} of {self.most} are in flight, the oldest is {tuple(key)}, "
-            f"for {monotonic() - since:.0f} s"
+            f"{len(self)} of {self.most} are in flight, {', '.join(map(str, keys))}{more}, the oldest for "
+            f"{monotonic() - since:.0f} s"
         )

@@ -43,8 +43,9 @@ def check_outputs(folder: str, files: Iterable[str], marks: Collection[str]) -> 
     placed = [file.rpartition("/") for file in files]
     counts = {place for place, _, _ in placed}
     written = Counter(place for place, _, name in placed if OURS.fullmatch(name))
-    unfinished = {place for place in written if f"{place}/{WORK}" in marks}
-    outputs = unfinished | {place for place in written if f"{place}/{MANIFEST}" in marks}
+    finished = {place for place in written if f"{place}/{MANIFEST}" in marks}
+    unfinished = {place for place in written if f"{place}/{WORK}" in marks} - finished
+    outputs = unfinished | finished
     inner = sorted(outputs - {folder.rstrip("/")})
     if inner and outputs < counts and folder.rstrip("/") not in outputs:
         raise ConfigError(
@@ -194,6 +195,11 @@ class LocalFolders:
         refuse_special(file.path, about.st_mode)
         return Reported(about.st_size, str(about.st_mtime_ns), about.st_ino)
 
+    def content(self, file: str) -> bytes:
+        refuse_special(file)  # a pipe would be waited for
+        with open(file, "rb") as opened:
+            return opened.read()
+
 
 class StoreFolders:
     """Looks into folders of an fsspec file system."""
@@ -230,6 +236,10 @@ class StoreFolders:
 
     def reported(self, file: Entry) -> Reported:
         return reported(file.info)
+
+    def content(self, file: str) -> bytes:
+        found: bytes = self._requests.call(self._system, "cat_file", file)
+        return found
 
 
 def reported(info: Mapping[str, Any]) -> Reported:

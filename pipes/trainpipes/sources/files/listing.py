@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -131,7 +132,40 @@ def _walk(folders: Folders, wanted: Wanted, requests: Requests) -> Found:
             level = below
     for folder, files in in_whole.items():
         check_outputs(folder, files, marks)
+    _check_manifests(
+        folders, wanted, found, [mark for mark in marks if mark.endswith(f"/{MANIFEST}")]
+    )
     return found
+
+
+def _check_manifests(
+    folders: Folders, wanted: Wanted, found: Found, manifests: Sequence[str]
+) -> None:
+    """Raise MissingFilesError if a writer's manifest names files that are wanted, and not there."""
+    for manifest in sorted(manifests):
+        folder = manifest.rpartition("/")[0]
+        named = [f"{folder}/{name}" for name in _named_in(folders, manifest)]
+        gone = [path for path in named if path not in found and wanted.stands_for(path)]
+        if gone:
+            names = ", ".join(path.rpartition("/")[2] for path in gone[:SHOWN])
+            more = f" and {len(gone) - SHOWN:,} more" if len(gone) > SHOWN else ""
+            raise MissingFilesError(
+                f"{folder}: {len(gone):,} of the {len(named):,} files that {MANIFEST} names are not there: "
+                f"{names}{more}; copy them again, or write all anew with overwrite=True. To read what is "
+                f"there, remove {MANIFEST}",
+                path=gone[0],
+            )
+
+
+def _named_in(folders: Folders, manifest: str) -> list[str]:
+    """What a manifest names; nothing if it is no writer's, or has just been removed."""
+    with suppress(
+        FileNotFoundError, IsADirectoryError, PermissionError, ValueError, KeyError, TypeError
+    ):
+        about = json.loads(folders.content(manifest))
+        if "trainpipes_files" in about:
+            return [entry["file"] for entry in about["files"]]
+    return []
 
 
 # What to say
