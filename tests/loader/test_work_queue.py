@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import trainpipes as tp
 from hundred_rows import loaded
+from interrupts import is_interrupted, places_of
 from trainpipes.loader import work_queue
 from trainpipes.loader.in_flight import InFlight
 from trainpipes.testing import digest
@@ -78,6 +80,40 @@ def test_ctrl_c_as_an_item_is_noted_loses_none(monkeypatch: Any, place: str) -> 
     later.load_state_dict(queue.state_dict())
     others = sorted({*range(60)} - {*done})
     assert sorted(rest(queue)) == sorted(rest(later)) == others
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_ctrl_c_while_an_item_is_waited_for_loses_none(error: type[BaseException]) -> None:
+    rooms = ("loader", "_internal")
+
+    def full() -> tuple[tp.WorkQueue, tp.Work]:
+        queue = queue_of(rows(slice(5)), max_in_flight=2)
+        first, _ = taken(queue, 2)
+        return queue, first
+
+    def get(queue: tp.WorkQueue, first: tp.Work) -> None:
+        timer = threading.Timer(0.02, queue.done, [first.key])
+        timer.start()
+        try:
+            seen.append(queue.get())
+        finally:
+            timer.join()
+
+    seen: list[tp.Work | None] = []
+    args = full()
+    places = [place for place in places_of(lambda: get(*args), rooms) if "/loader/" in place[0]]
+    assert len(places) > 8
+    for place in places:
+        seen.clear()
+        queue, first = full()
+        came = is_interrupted(partial(get, queue, first), place, rooms, error)
+        assert came, place
+        again = tp.WorkQueue(tp.Loader(rows(slice(5)), threads=0))
+        again.load_state_dict(queue.state_dict())
+        assert sorted(rest(again)) == [1, 2, 3, 4], place
+        if not seen:
+            assert queue.get(timeout=5) is not None, place
 
 
 # Random runs

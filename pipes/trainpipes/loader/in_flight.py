@@ -97,14 +97,20 @@ class InFlight:
             raise wrong("again(key)", "an item that was handed out", key, "it waits already")
         self._again[key] = None
 
-    def take_again(self) -> Work | None:
+    def not_handed_out(self, work: Work) -> None:
+        """Ctrl-C came as it was to be."""
+        if work.key in self._works:
+            self._again[work.key] = None
+
+    @property
+    def next_again(self) -> Work | None:
         """The item that waits longest to be handed out again, if any does."""
-        if not self._again:
-            return None
-        key, _ = self._again.popitem(last=False)
-        work, _, number = self._works[key]
-        self._works[key] = work, monotonic(), number
-        return work
+        return self._works[next(iter(self._again))][0] if self._again else None
+
+    def take_again(self, work: Work) -> None:
+        """It is handed out again."""
+        self._works[work.key] = work, monotonic(), self._works[work.key][2]
+        del self._again[work.key]
 
     def waits_for(self) -> str:
         """What one who asks for an item waits for, if there are some."""

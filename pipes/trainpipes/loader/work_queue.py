@@ -108,18 +108,31 @@ class WorkQueue:
             TrainpipesError: what the loader raised. Nothing is lost: the next call reads on at the same
                 item.
         """
+        taken: list[Work] = []
+        try:
+            work = self._get(timeout, taken)
+        except BaseException:
+            with self._lock:
+                for lost in taken:
+                    self._flight.not_handed_out(lost)
+                    self._wake()
+            raise
+        return work
+
+    def _get(self, timeout: float | None, taken: list[Work]) -> Work | None:
+        """What ``get`` returns, which ``taken`` has from the moment that it counts as handed out."""
         begun = None  # to wait
         end = says = inf
         items, flight = self._items, self._flight
         while True:
             with self._lock:
                 while not self._closed:
-                    if (work := self._take_again()) is not None:
-                        return work
+                    if self._take_again(taken):
+                        return taken[0]
                     if self._reading or items.ended or not flight.has_room(items.count):
                         break
-                    if (work := self._read()) is not None:
-                        return work
+                    if self._read(taken):
+                        return taken[0]
                 if self._closed or (items.ended and not flight):
                     self._changed.ring()
                     return None
@@ -267,15 +280,17 @@ class WorkQueue:
 
     # Within: the lock is held
 
-    def _take_again(self) -> Work | None:
-        while (work := self._flight.take_again()) is not None:
+    def _take_again(self, taken: list[Work]) -> bool:
+        while (work := self._flight.next_again) is not None:
             if not self._items.is_retired(work.item):
-                return work
+                taken.append(work)
+                self._flight.take_again(work)
+                return True
             self._finish(work.key)
-        return None
+        return False
 
-    def _read(self) -> Work | None:
-        """The next item, if it is to be handed out. Others may mark items while it is read."""
+    def _read(self, taken: list[Work]) -> bool:
+        """Read the next item; whether it is to be handed out. Others may mark items while it is read."""
         before, work = self._items.standing(), None
         self._reading = True
         try:
@@ -295,14 +310,13 @@ class WorkQueue:
                 if raised is not None:
                     raise raised
             if not self._items.take(key, item, state):
-                return None
+                return False
             work = Work(key, item)
+            taken.append(work)
             self._flight.add(work, self._items.count)
-            return work
+            return True
         except BaseException:
-            if work is not None and work.key in self._flight:  # Ctrl-C came after all was done
-                self._flight.give_back(work.key)
-            else:
+            if work is None or work.key not in self._flight:
                 self._items.open_again(before)
             raise
         finally:

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from trainpipes._internal.checks import require, whole_number
-from trainpipes._internal.locks import TICK, Flag, get, wait_for
+from trainpipes._internal.locks import TICK, Flag, get, start, wait_for
 from trainpipes._internal.pool import Future, Pool
 from trainpipes.engine.calling.process_map import preload
 from trainpipes.errors import ConfigError, WorkerError
@@ -307,7 +307,7 @@ def _begin(parent: Any, payload: bytes) -> None:
     global _payload
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    start(threading.Thread(target=_end_with, args=(parent,), daemon=True))
     use_threads(1)
     _payload = payload
 

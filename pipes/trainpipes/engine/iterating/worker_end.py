@@ -48,7 +48,7 @@ def _register() -> None:
     with suppress(PermissionError):  # it leads a session, and so a group
         os.setpgid(0, 0)
     atexit.register(_leave)
-    threading.Thread(target=_end_with_parent, name="trainpipes-parent", daemon=True).start()
+    start(threading.Thread(target=_end_with_parent, name="trainpipes-parent", daemon=True))
 
 
 def _end_with_parent() -> None:
