@@ -13,11 +13,12 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
-from interrupts import Place, is_interrupted, places_of
+from interrupts import Place, ends_in_time, is_interrupted, places_of
 from s3_store import s3_store
 from trainpipes.filesystems import places
+from trainpipes.filesystems.retry import Requests
 from trainpipes.prepare import repack
-from trainpipes.writers import Threads
+from trainpipes.writers import Processes, Threads
 from unfinished import contents
 from writers.killed_writers import CASES
 
@@ -71,7 +72,7 @@ def local(
 
 
 def some_of(found: list[Place], part: int, parts: int) -> list[Place]:
-    assert len(found) > 100
+    assert len(found) > 50
     return found[part % parts :: parts]
 
 
@@ -153,3 +154,34 @@ def test_as_a_writer_to_a_store_ends(job, s3, monkeypatch):
     clear()
     assert len(found) > 30
     check_all(write, here, clear, found[::4])
+
+
+def test_of_requests(s3):
+    system = fsspec.filesystem("s3", **s3, use_listings_cache=False)
+    paths = [f"interrupted/many/{n}" for n in range(12)]
+    for path in paths:
+        system.pipe_file(path, path.encode())
+
+    def read() -> list[bytes]:
+        requests = Requests()
+        return requests.map(lambda path: requests.call(system, "cat_file", path), paths, 4)
+
+    found = places_of(read, ROOMS)
+    came = 0
+    for place in some_of(found, 0, 3):
+        came += is_interrupted(read, place, ROOMS)
+        with ends_in_time():
+            assert read() == [path.encode() for path in paths]
+    assert came > 20
+
+
+def test_of_processes(tmp_path):
+    rows = tp.from_arrow(pa.table({"x": range(60)}))
+
+    def write() -> None:
+        rows.write_json(tmp_path / "out", num_files=3, executor=Processes(2))
+
+    found = places_of(write, ("writers/executor", "_internal"))
+    shutil.rmtree(tmp_path / "out")
+    check_all(write, lambda: contents(tmp_path / "out"),
+              lambda: shutil.rmtree(tmp_path / "out", ignore_errors=True), some_of(found, 0, 25))  # fmt: skip
