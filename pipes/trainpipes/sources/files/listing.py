@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import glob
 import json
 import re
 from collections.abc import Sequence
@@ -65,7 +66,9 @@ def expand(
             found[name] = reported(requests.call(system, "info", name))
 
     try:
-        there = folders.look_up(path)
+        there, known = folders.look_up(path), dict[str, list[Entry]]()
+        if there is None:
+            there, known = _by_exact_name(folders, path)
         if there is None:
             first = min(path.index(c) for c in wild(path) if c in path)
             cut = path.rfind("/", 0, first) + 1
@@ -75,7 +78,7 @@ def expand(
             wanted = Wanted(path, (), suffixes)
         else:
             found = {there.path: folders.reported(there)}
-        found = found if wanted is None else _walk(folders, wanted, requests)
+        found = found if wanted is None else _walk(folders, wanted, requests, known)
         unknown = [name for name, one in found.items() if one.size is None]  # of index pages
         requests.map(ask, unknown, folders.many)
     except TrainpipesError:
@@ -89,7 +92,24 @@ def expand(
     return {name: found[name] for name in sorted(found, key=natural)}, wanted
 
 
-def _walk(folders: Folders, wanted: Wanted, requests: Requests) -> Found:
+def _by_exact_name(folders: Folders, path: str) -> tuple[Entry | None, dict[str, list[Entry]]]:
+    """What is there by the very name of a pattern; and the folder in which it was looked for. Not where
+    ``*`` names that folder.
+    """
+    folder, _, name = path.rpartition("/")
+    if isinstance(folders, LocalFolders) or "*" in folder or "**" in name:
+        return None, {}
+    try:
+        inside = folders.entries(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None, {}
+    there = next((one for one in inside if one.path == path), None)
+    return there, {} if there is not None else {folder: inside}
+
+
+def _walk(
+    folders: Folders, wanted: Wanted, requests: Requests, known: dict[str, list[Entry]]
+) -> Found:
     found: Found = {}
     marks: set[str] = set()
     in_whole: dict[str, list[str]] = {}  # files by the folder that was named or matched
@@ -97,6 +117,8 @@ def _walk(folders: Folders, wanted: Wanted, requests: Requests) -> Found:
 
     def entries(step: tuple[str, frozenset[int], str | None]) -> list[Entry]:
         folder, reached, _ = step
+        if folder in known and not wanted.all_below(reached):
+            return known[folder]
         try:
             return folders.entries(folder, wanted.all_below(reached))
         except (FileNotFoundError, NotADirectoryError):
@@ -201,6 +223,8 @@ def _nothing(
         )
         return MissingFilesError(said, path=url)
     what = f"{'no file matches' if has_magic(path) else 'there is no file or folder'} {url!r}"
+    if has_magic(path) and "*" not in path:  # it may be meant as a name
+        what += f", nor has one this very name, which as a pattern is {glob.escape(url)!r}"
     if folder is None:
         return MissingFilesError(f"{what}, and nothing above it can be listed", path=url)
     missing = path[len(folder) :].strip("/").split("/")[0]
