@@ -205,6 +205,39 @@ def test_the_library_imports_no_optional_package_at_its_top():
             assert not top or module.split(".")[0] in there, f"{path.name} imports {module}"
 
 
+#: What is Python code that holds a lock, in which Ctrl-C may leave it held.
+PYTHONS_LOCKS = {
+    "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier", "Timer", "Queue", "LifoQueue",
+    "PriorityQueue",
+}  # fmt: skip
+#: Where it runs in a thread that gets no signals.
+WITHOUT_SIGNALS = {
+    "writers.executor": "a pool of processes is run by a thread of its own",
+}
+
+
+def test_no_thread_that_gets_signals_waits_by_python_code():
+    for name, path in MODULES.items():
+        tree, short = ast.parse(path.read_text()), name.removeprefix("trainpipes.")
+        for module, *_ in imports_of(path):
+            if short not in WITHOUT_SIGNALS:
+                assert not module.startswith("concurrent"), f"{name} imports {module}"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module in ("threading", "queue"):
+                names = {alias.name for alias in node.names} & PYTHONS_LOCKS
+                assert not names, f"{name} imports {names}: see _internal.locks"
+            elif isinstance(node, ast.Attribute):
+                said = ast.unparse(node)
+                bad = {
+                    f"{module}.{one}" for one in PYTHONS_LOCKS for module in ("threading", "queue")
+                }
+                assert said not in bad, f"{name} has {said}: see _internal.locks"
+                starts = said in ("thread.start", "self._thread.start") or (
+                    node.attr == "start" and ast.unparse(node.value).startswith("threading.Thread(")
+                )
+                assert not starts or short == "_internal.locks", f"{name} has {said}: locks.start"
+
+
 def test_source_roots_hold_no_init_file():
     top = Path(__file__).resolve().parents[1]
     assert not (top / "pipes" / "__init__.py").exists()

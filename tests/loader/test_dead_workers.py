@@ -248,3 +248,27 @@ def test_a_worker_that_is_through_stays_until_its_large_tensors_have_come(start:
     found = [row for batch in batches for row in batch]
     assert [row["id"] for row in found] == list(range(6))
     assert all((row["tensor"] == row["id"]).all() for row in found)
+
+
+ENDS_OPEN = """
+import json, sys
+import trainpipes as tp
+
+loader = tp.Loader(tp.from_dataset(range(1000)).map(str).batch(2), num_workers=2, {options})
+batches = iter(loader)
+next(batches)
+{kept}
+"""
+
+
+@pytest.mark.parametrize("options", ["", "persistent_workers=True"])
+@pytest.mark.parametrize(
+    "kept", ["", "cycle = [batches]; cycle.append(cycle)", "sys.modules['json'].kept = batches"]
+)
+def test_a_script_that_ends_with_an_open_iterator_says_nothing(kept: str, options: str) -> None:
+    code = ENDS_OPEN.format(kept=kept, options=options)
+    done = subprocess.run(
+        [*python(), "-c", code], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")

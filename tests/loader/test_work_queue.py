@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import trainpipes as tp
 from hundred_rows import loaded
+from interrupts import is_interrupted, places_of
 from trainpipes.loader import work_queue
 from trainpipes.loader.in_flight import InFlight
 from trainpipes.testing import digest
@@ -78,6 +80,40 @@ def test_ctrl_c_as_an_item_is_noted_loses_none(monkeypatch: Any, place: str) -> 
     later.load_state_dict(queue.state_dict())
     others = sorted({*range(60)} - {*done})
     assert sorted(rest(queue)) == sorted(rest(later)) == others
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_ctrl_c_while_an_item_is_waited_for_loses_none(error: type[BaseException]) -> None:
+    rooms = ("loader", "_internal")
+
+    def full() -> tuple[tp.WorkQueue, tp.Work]:
+        queue = queue_of(rows(slice(5)), max_in_flight=2)
+        first, _ = taken(queue, 2)
+        return queue, first
+
+    def get(queue: tp.WorkQueue, first: tp.Work) -> None:
+        timer = threading.Timer(0.02, queue.done, [first.key])
+        timer.start()
+        try:
+            seen.append(queue.get())
+        finally:
+            timer.join()
+
+    seen: list[tp.Work | None] = []
+    args = full()
+    places = [place for place in places_of(lambda: get(*args), rooms) if "/loader/" in place[0]]
+    assert len(places) > 8
+    for place in places:
+        seen.clear()
+        queue, first = full()
+        came = is_interrupted(partial(get, queue, first), place, rooms, error)
+        assert came, place
+        again = tp.WorkQueue(tp.Loader(rows(slice(5)), threads=0))
+        again.load_state_dict(queue.state_dict())
+        assert sorted(rest(again)) == [1, 2, 3, 4], place
+        if not seen:
+            assert queue.get(timeout=5) is not None, place
 
 
 # Random runs
@@ -219,13 +255,30 @@ def test_a_full_queue_waits_and_says_for_what(
     monkeypatch.setattr(work_queue, "PATIENCE", 0.05)
     queue = queue_of(rows(), max_in_flight=2)
     first, _ = taken(queue, 2)
-    with pytest.raises(TimeoutError, match=r"2 of 2 are in flight, the oldest is \(0, 0\)"):
+    with pytest.raises(
+        TimeoutError, match=r"2 of 2 are in flight, \(0, 0\), \(0, 1\), the oldest for"
+    ):
         queue.get(timeout=0)
     threading.Timer(0.2, queue.done, [first.key]).start()
     with caplog.at_level(logging.WARNING, "trainpipes"):
         assert (queue.get() or first).item["id"] == 2
     assert "no more may be handed out until items are marked by done()" in caplog.text
-    assert "the oldest is (0, 0)" in caplog.text
+    assert "(0, 0), (0, 1), the oldest for" in caplog.text
+
+
+def test_a_loop_that_holds_the_last_items_itself_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(work_queue, "AT_THE_END", 0.05)
+    queue, held = queue_of(rows(slice(7))), list[tp.Work]()
+    threading.Timer(0.5, queue.close).start()
+    with caplog.at_level(logging.WARNING, "trainpipes"):
+        held.extend(queue)  # which waits, for what it holds
+    assert len(held) == 7
+    (said,) = caplog.messages
+    assert "all was handed out until items are marked by done() or again(): 7 of" in said
+    assert "are in flight, (0, 0), (0, 1), (0, 2), (0, 3), (0, 4) and 2 more" in said
+    assert "asks by get(timeout=...)" in said
 
 
 def test_the_queue_waits_for_an_item_that_lags_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +287,7 @@ def test_the_queue_waits_for_an_item_that_lags_too_far(monkeypatch: pytest.Monke
     first = taken(queue, 1)[0]
     for _ in range(20):
         queue.done(taken(queue, 1)[0].key)
-    with pytest.raises(TimeoutError, match=r"the oldest is \(0, 0\)"):
+    with pytest.raises(TimeoutError, match=r"1 of 5 are in flight, \(0, 0\), the oldest for"):
         queue.get(timeout=0)
     assert len(queue.state_dict()["work-0000"]) < 500
     queue.done(first.key)

@@ -183,3 +183,21 @@ def test_rows_of_compressed_files_cannot_be_chosen_by_number_and_the_file_is_nam
         tp.ConfigError, match=r"in Arrow files that are .*a\.feather is not.*within a buffer"
     ):
         list(tp.read_arrow(tmp_path).shuffle(scope="global"))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_text_beside_a_field_of_nulls_below_a_list_is_valid(wide, tmp_path):
+    texts = pa.large_string() if wide else pa.string()
+    kind = pa.list_(pa.struct([("role", texts), ("name", pa.null()), ("tags", pa.list_(texts, 2))]))
+    message = {"role": "user", "name": None, "tags": ["a", None]}
+    chats = [[message] * (n % 4) for n in range(30)]
+    table = pa.table({"messages": pa.array(chats, kind)})
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file,
+        pa.ipc.new_file(file, table.schema) as out,
+    ):
+        out.write_table(table.slice(3), max_chunksize=10)
+    pa.feather.write_feather(table, str(tmp_path / "b.feather"), compression="uncompressed")
+    for name, first in (("a.arrow", 3), ("b.feather", 0)):
+        found = list(tp.read_arrow(tmp_path / name))
+        assert [row["messages"] for row in found] == chats[first:]

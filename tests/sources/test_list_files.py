@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pickle
 import zipfile
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ import pytest
 from fsspec.asyn import AsyncFileSystem
 
 import trainpipes as tp
+from s3_store import s3_store
 from trainpipes.errors import (
     ConfigError,
     MissingExtraError,
@@ -497,3 +499,44 @@ def test_a_file_whose_name_is_no_text_is_refused_by_its_name(tmp_path):
         next(iter(listed.read_parquet()))
     left = listed.filter(lambda path: not path.endswith(odd[-9:])).read_parquet()
     assert [row["x"] for row in left] == [1]
+
+
+@pytest.mark.parametrize("store", ["here", "memory", "s3"])
+def test_a_file_that_is_there_by_its_exact_name_is_no_pattern(store, tmp_path):
+    names = ["v[1].jsonl", "v1.jsonl", "what?.jsonl", "whatx.jsonl", "a*.jsonl", "ab.jsonl", "d[2]/x.jsonl",
+             "d2/x.jsonl"]  # fmt: skip
+    with s3_store("exact") if store == "s3" else nullcontext({}) as options:
+        root = {"here": str(tmp_path), "memory": "memory://exact", "s3": "s3://exact"}[store]
+        system = fsspec.filesystem({"here": "file"}.get(store, store), **options)
+        for name in names:
+            path = f"{root}/{name}"
+            if store == "here":
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+            system.pipe_file(path, json.dumps({"name": name}).encode())
+
+        def read(name: str) -> list[str]:
+            found = tp.list_files(f"{root}/{name}", storage_options=options).read_json()
+            return [row["name"] for row in found]
+
+        for name in names:
+            assert read(name) == [name]
+        assert read("d[2]") == ["d[2]/x.jsonl"]
+        assert read("v[12].jsonl") == ["v1.jsonl"]
+        assert read("v?.jsonl") == ["v1.jsonl"]
+        with pytest.raises(
+            MissingFilesError, match=r"very name, which as a pattern is '.*/w\[\[\]1\]'"
+        ):
+            read("w[1]")
+        assert read("v[[]1].jsonl") == ["v[1].jsonl"]
+
+
+def test_a_link_to_itself_does_not_stop_a_glob_that_leaves_it_out(tmp_path):
+    make(tmp_path, "a.parquet")
+    os.symlink("loop", tmp_path / "loop")
+    os.symlink("b.txt", tmp_path / "b.txt")
+    for urls in (tmp_path, f"{tmp_path}/*.parquet", f"{tmp_path}/**/*.parquet"):
+        assert list(tp.list_files(urls)) == [str(tmp_path / "a.parquet")]
+    with pytest.raises(
+        MissingFilesError, match=r"b\.txt is a link to b\.txt, which leads back to it; repair"
+    ):
+        list(tp.list_files(f"{tmp_path}/*.txt"))

@@ -493,3 +493,23 @@ def test_a_csv_file_of_0_bytes_has_no_rows(write):
     assert rows(tp.read_csv([empty, full], ["t"])) == [{"t": "x"}, {"t": "y"}]
     with pytest.raises(tp.SchemaError, match=r"2\.csv has a column 'u', and .*1\.csv has not"):
         rows(tp.read_csv([empty, full, write("2.csv", "id,t,u\n")]))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl"])
+def test_zstd_whose_frames_each_follow_a_frame_that_is_skipped(name: str, tmp_path: Path) -> None:
+    """As pzstd writes them: first a frame with the size of the one that holds data."""
+    codec, content = pa.Codec("zstd"), b""
+    for first in range(0, 3000, 1000):
+        text = "".join(f'{{"x": {n}}}\n' for n in range(first, first + 1000))
+        frame = bytes(codec.compress(text.encode(), asbytes=True))
+        content += (
+            b"\x50\x2a\x4d\x18"
+            + (4).to_bytes(4, "little")
+            + len(frame).to_bytes(4, "little")
+            + frame
+        )
+    (tmp_path / name).write_bytes(content)
+    rows = tp.read_json(tmp_path / name)
+    assert [row["x"] for row in rows] == [*range(3000)]
+    batches = rows.sharding_filter(3).shuffle(100).batch(50)
+    assert sorted(row["x"] for batch in batches for row in batch) == [*range(3000)]

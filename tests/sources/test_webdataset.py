@@ -183,3 +183,39 @@ def test_what_is_decompressed_again_is_reported(tmp_path):
     assert len(list(later)) == 5
     assert "read again" in str(later.explain())
     assert gzip.decompress((tmp_path / "x.tar.gz").read_bytes())
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+@pytest.mark.parametrize("kind", ["v7", "size by PAX"])
+def test_archives_of_old_programs_and_of_pax_are_read(kind: str, name: str, tmp_path: Path) -> None:
+    content = io.BytesIO()
+    form = tarfile.USTAR_FORMAT if kind == "v7" else tarfile.PAX_FORMAT
+    with tarfile.open(fileobj=content, mode="w", format=form) as archive:
+        for n in range(3):
+            member = tarfile.TarInfo(f"{n}.txt")
+            member.size = 5
+            if kind != "v7":
+                member.pax_headers = {"size": "5"}
+            archive.addfile(member, io.BytesIO(b"text" + b"%d" % n))
+    data = bytearray(content.getvalue())
+    for start in range(0, len(data), 512):
+        header = data[start : start + 512]
+        if header[257:262] != b"ustar" or header[156:157] == b"x":
+            continue
+        if kind == "v7":
+            header[257:] = bytes(255)
+        else:
+            header[124:136] = b"0" * 11 + b"\0"
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+        data[start : start + 512] = header
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    rows = tp.read_webdataset(tmp_path / name)
+    for _ in range(2):  # and with its index
+        assert [row["txt"] for row in rows] == [b"text0", b"text1", b"text2"]
+    if name == "a.tar":
+        assert {row["txt"] for row in rows.shuffle(scope="global")} == {
+            b"text0",
+            b"text1",
+            b"text2",
+        }

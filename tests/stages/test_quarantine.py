@@ -509,3 +509,40 @@ def test_a_folder_that_cannot_be_made_stops_the_run(name: str, tmp_path: Path) -
     )
     with pytest.raises(tp.ConfigError, match=f"{name}.* cannot be written"):
         ids_of(pipe)
+
+
+def many(folder: Path, bad: Callable[[int], bool], rows: int) -> str:
+    lines = ("{" if bad(n) else f'{{"x": {n}}}' for n in range(rows))
+    (folder / "many.jsonl").write_text("\n".join(lines) + "\n")
+    return str(folder / "many.jsonl")
+
+
+@pytest.mark.parametrize("first", [1, 40, 180])
+def test_skip_does_not_leave_out_most_rows(
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainpipes.stages.left_out.LEAST_ROWS", 10)
+    path = many(tmp_path, lambda n: n >= first, 300)
+    pipe = tp.read_json(path, on_error="skip", block_rows=50)
+    if first == 180:
+        assert len(list(pipe)) == first
+        return
+    with pytest.raises(
+        tp.DataError, match=r"read_json\(on_error\): [\d,]+ of [\d,]+ rows .* are left out"
+    ):
+        list(pipe)
+    rows = tp.read_json(path, on_error=tp.Quarantine(tmp_path / "bad", max_rows=1, max_share=1))
+    assert len(list(rows)) == first
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("threads", [0, 2])
+def test_skip_does_not_leave_out_all_rows_of_a_pass(
+    rows: int, threads: int, tmp_path: Path
+) -> None:
+    path = many(tmp_path, lambda n: n >= 0, rows)
+    pipe = tp.from_dataset([{"bytes": b"no picture"}] * rows).decode_image(on_error="skip")
+    said = f"{rows} of {rows} rows of this process are left out"
+    for one in (pipe, tp.read_json(path, on_error="skip", schema=pa.schema({"x": "int64"}))):
+        with pytest.raises(tp.DataError, match=said):
+            list(tp.Loader(one.shuffle(5).batch(2), threads=threads))

@@ -89,6 +89,33 @@ def test_hidden_files_of_others_do_not_count(tmp_path):
     assert (tmp_path / ".DS_Store").exists()
 
 
+READERS = {"parquet": "read_parquet", "json": "read_json", "arrow": "read_arrow"}
+
+
+@pytest.mark.parametrize("format", READERS)
+def test_what_a_manifest_names_and_is_not_there_is_not_left_out_in_silence(format, tmp_path):
+    out = tmp_path / "out"
+    files = getattr(rows(), f"write_{format}")(out, rows_per_file=20).files
+    for path in files[1:3]:
+        os.unlink(path)
+    for urls in (out, tmp_path, f"{out}/*", f"{tmp_path}/*/part-*"):
+        with pytest.raises(tp.MissingFilesError, match="2 of the 5 files that _manifest") as e:
+            list(getattr(tp.list_files(urls), READERS[format])())
+        assert all(os.path.basename(path) in str(e.value) for path in files[1:3])
+    # What was asked for is there.
+    assert len(list(getattr(tp.list_files([files[0], files[3]]), READERS[format])())) == 40
+    assert len(list(getattr(tp.list_files(f"{out}/part-0000[034].*"), READERS[format])())) == 60
+    (out / "_manifest.json").unlink()
+    assert len(list(getattr(tp.list_files(out), READERS[format])())) == 60
+
+
+def test_manifests_of_others_do_not_count(tmp_path):
+    rows().write_json(tmp_path / "out")
+    for text in ("", "[]", "7", '{"files": [{"file": "a.jsonl"}]}', '{"trainpipes_files": 1}'):
+        (tmp_path / "out" / "_manifest.json").write_text(text)
+        assert len(list(tp.list_files(tmp_path / "out").read_json())) == 100
+
+
 # Who writes
 
 HOLDER = """
@@ -241,22 +268,27 @@ def test_s3_holds_the_same_files_and_nothing_besides(s3, tmp_path):
         tmp_path / "here"
     )
     assert rows().write_parquet(url, **how).kept == 4
+    system.rm("bucket/out/part-00001.parquet")
+    with pytest.raises(tp.MissingFilesError, match=r"1 of the 4 files .* part-00001.parquet;"):
+        list(tp.list_files(url, storage_options=s3).read_parquet())
     with pytest.raises(tp.ConfigError, match=r"s3://nowhere/out/.* cannot be written"):
         rows().write_parquet("s3://nowhere/out", **how)
 
 
 def test_of_two_that_begin_at_once_on_s3_one_creates_the_lock(s3, monkeypatch):
-    place = places.place_at("s3://bucket/two", "write_json", s3)
-    read, first = places._Lease._read, places.place_at("s3://bucket/two", "write_json", s3)
-    with first.locked():
-        seen: list[Any] = []
+    first, second = (places.place_at("s3://bucket/two", "write_json", s3).lock() for _ in range(2))
+    read, seen = places._Lease._read, list[Any]()
+    first.take()
 
-        def late(self: Any) -> Any:
-            seen.append(read(self))
-            return None if len(seen) == 1 else seen[-1]  # it looked before the other had begun
+    def late(self: Any) -> Any:
+        seen.append(read(self))
+        return None if len(seen) == 1 else seen[-1]  # it looked before the other had begun
 
-        monkeypatch.setattr(places._Lease, "_read", late)
-        with pytest.raises(tp.ConfigError, match="writes to s3://bucket/two"), place.locked():
-            pass
-        monkeypatch.undo()
-        assert read(places._Lease(first))["token"] == seen[0]["token"]
+    monkeypatch.setattr(places._Lease, "_read", late)
+    with pytest.raises(tp.ConfigError, match="writes to s3://bucket/two"):
+        second.take()
+    second.free()
+    monkeypatch.undo()
+    assert read(first)["token"] == seen[0]["token"]
+    first.free()
+    assert read(first) is None

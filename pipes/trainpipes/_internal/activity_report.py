@@ -41,7 +41,7 @@ class _Report:
         self._asked, self._number = asked, asked()
         self._written, self._due = 0, 0.0
         self.sampler = ActivitySampler(self._tick)
-        self.sampler.start()
+        self.sampler.begin()
 
     def _tick(self, now: float) -> None:
         if self._asked() != self._number:

@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from trainpipes._internal import activity
+from trainpipes._internal.locks import Flag, start
 
 #: Seconds between two samples, and between two looks at what the system says.
 TICK, SYSTEM = 0.05, 1.0
@@ -78,7 +79,7 @@ class ActivitySampler(threading.Thread):
     def __init__(self, every: Callable[[float], None] | None = None, tick: float = TICK) -> None:
         super().__init__(name="profile", daemon=True)
         self._every, self._tick = every, tick
-        self._over = threading.Event()
+        self._over = Flag()
         self._lock = threading.Lock()
         self._labels: dict[Any, str] = {}
         #: Of each slot, what was taken of it; of each thread, the time that it had waited for a core.
@@ -88,7 +89,7 @@ class ActivitySampler(threading.Thread):
         self._queued = 0.0
         self._totals: Counter[str] = Counter()
 
-    def start(self) -> None:
+    def begin(self) -> None:
         self._since, self._cpu = perf_counter(), time.process_time()
         self._totals = activity.totals.copy()
         for slot in activity.slots:
@@ -96,12 +97,12 @@ class ActivitySampler(threading.Thread):
         self._look_at_system()
         self._queued = 0.0
         activity.is_on = True
-        super().start()
+        start(self)
 
     def stop(self) -> None:
         activity.is_on = False
         self._over.set()
-        if threading.current_thread() is not self:
+        if threading.current_thread() is not self and self.ident is not None:
             self.join(1.0)
 
     def run(self) -> None:
@@ -185,7 +186,7 @@ def switched(sampler: ActivitySampler | None, on: bool) -> ActivitySampler | Non
     """The sampler of a worker, which is there while it is on."""
     if sampler is None and on:
         sampler = ActivitySampler()
-        sampler.start()
+        sampler.begin()
     elif sampler is not None and not on:
         sampler.stop()
         sampler = None

@@ -1,12 +1,17 @@
-"""Locks that no fork inherits locked, waits that Ctrl-C ends, and sets that let go of what nobody holds."""
+"""Locks that no fork inherits locked, waits that Ctrl-C ends, and sets that let go of what nobody holds.
+
+Conditions, events and semaphores of ``threading``, queues and ``concurrent.futures`` are Python code: where
+Ctrl-C comes within them, a lock stays held, and a thread waits for it for ever. So threads that get signals
+use what is here, of locks in C.
+"""
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
@@ -80,15 +85,76 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
 
 
-def wait_for(event: threading.Event) -> None:
-    while not event.wait(TICK):
+class Flag:
+    """Is set once, and may be waited for, as ``threading.Event``."""
+
+    __slots__ = ("_is_set", "_shut")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._shut = threading.Lock()  # until it is set
+        self._shut.acquire()
+
+    def set(self) -> None:
+        self._is_set = True
+        with suppress(RuntimeError):  # it is open already
+            self._shut.release()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long; whether it is set."""
+        if not self._is_set and self._shut.acquire(timeout=max(0.0, seconds)):
+            with suppress(RuntimeError):  # it was set twice
+                self._shut.release()  # for others that wait
+        return self._is_set
+
+
+class Bell:
+    """Wakes threads that sleep until something changes, as ``threading.Condition``; with the lock that guards
+    it.
+    """
+
+    def __init__(self) -> None:
+        self._sleeping: deque[threading.Lock] = deque()
+
+    def sleeper(self) -> threading.Lock:
+        """What opens when it rings next; to be waited for without the lock, by ``acquire``."""
+        sleeper = threading.Lock()
+        sleeper.acquire()
+        self._sleeping.append(sleeper)
+        return sleeper
+
+    def forget(self, sleeper: threading.Lock) -> None:
+        """Of one that does not wait any more."""
+        with suppress(ValueError):
+            self._sleeping.remove(sleeper)
+
+    def ring(self, most: int | None = None) -> None:
+        """Wake so many, or all."""
+        woken = 0
+        while self._sleeping and woken != most:
+            sleeper = self._sleeping[0]
+            with suppress(RuntimeError):  # Ctrl-C came before it was removed
+                sleeper.release()
+                woken += 1
+            self.forget(sleeper)
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread, in a thread: ``Thread.start`` waits for an event."""
+
+    def begin() -> None:
+        with suppress(RuntimeError):  # the interpreter ends
+            thread.start()
+
+    _thread.start_new_thread(begin, ())
+
+
+def wait_for(flag: Flag) -> None:
+    while not flag.wait(TICK):
         pass
-
-
-def result_of(future: Future[T]) -> T:
-    while not future.done():
-        wait([future], TICK)
-    return future.result()
 
 
 def get(queue: SimpleQueue[T]) -> T:

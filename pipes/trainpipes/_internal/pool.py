@@ -10,16 +10,20 @@ import atexit
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from functools import partial
+from time import monotonic
+from typing import Any, TypeVar
 
 from trainpipes._internal.activity import BYTES, TURN, doing
 from trainpipes._internal.checks import wrong
-from trainpipes._internal.locks import Living, wait_for
+from trainpipes._internal.locks import TICK, Bell, Flag, Living, start, wait_for
 
+T = TypeVar("T")
+R = TypeVar("R")
 #: Most threads by default.
 MOST_THREADS = 8
 #: Most threads of a pool that wait for servers, beside those that work.
@@ -49,13 +53,16 @@ class Priority(IntEnum):
 
 
 class Future:
-    """A task of a pool, and its result."""
+    """A task of a pool, and its result. ``tell``: called with it once it is done."""
 
-    __slots__ = ("_done", "_result", "_work", "begun", "error")
+    __slots__ = ("_result", "_tell", "_work", "begun", "error", "finished")
 
-    def __init__(self, work: Callable[[], Any]) -> None:
+    def __init__(
+        self, work: Callable[[], Any], tell: Callable[[Future], None] | None = None
+    ) -> None:
         self._work: Callable[[], Any] | None = work
-        self._done = threading.Event()
+        self._tell = tell
+        self.finished = Flag()
         self._result: Any = None
         self.begun = False
         self.error: BaseException | None = None
@@ -69,16 +76,18 @@ class Future:
         except BaseException as error:
             self.error = error
         finally:
-            self._done.set()
+            self.finished.set()
+            if self._tell is not None:
+                self._tell(self)
 
     @property
     def done(self) -> bool:
-        return self._done.is_set()
+        return self.finished.is_set()
 
     def result(self, wait: bool = False) -> Any:
         """The result; runs the task here unless another thread has begun."""
         if wait:
-            wait_for(self._done)
+            wait_for(self.finished)
         else:
             self.run()
         if self.error is not None:
@@ -95,6 +104,7 @@ class Pool:
         within: whether tasks of other pools wait for tasks of this one.
         name: of its threads.
         waiting: what a thread does that waits for a task.
+        pauses: whether a fork waits for tasks that run; not where these are long.
     """
 
     threads: int
@@ -102,11 +112,12 @@ class Pool:
     within: bool = False
     name: str = "trainpipes"
     waiting: str = TURN
+    pauses: bool = True
 
     def __post_init__(self) -> None:
-        # Not the Condition's own: Ctrl-C between its __enter__ and the block would leave it locked.
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._lock = threading.RLock()  # garbage collection within may close this pool
+        self._tasks_come = Bell()  # for threads of the pool
+        self._changed = Bell()  # for those that fork, or wait for that
         self._tasks: tuple[deque[Future], ...] = tuple(deque() for _ in Priority)
         self._alive: list[threading.Thread] = []
         self._idle = 0
@@ -127,12 +138,11 @@ class Pool:
             self._tasks[priority].append(future)
             thread = self._next_thread()
         if thread is not None:
-            # Without the lock: the new thread may collect garbage, and so close this pool.
-            thread.start()
+            start(thread)
 
     def _next_thread(self) -> threading.Thread | None:
         if self._idle:
-            self._changed.notify()
+            self._tasks_come.ring(1)
             return None
         if self._closed or len(self._alive) >= self.threads + self._waiting:
             return None
@@ -148,7 +158,7 @@ class Pool:
                     if self._closed:
                         return
                     self._idle += 1
-                    self._changed.wait()
+                    self._sleep()
                     self._idle -= 1
                 # Garbage collection may have closed the pool.
                 if not self._tasks[priority]:
@@ -166,7 +176,30 @@ class Pool:
                 self._running -= 1
                 self._reading_ahead -= priority is Priority.READING_AHEAD
                 if self._paused:
-                    self._changed.notify_all()
+                    self._changed.ring()
+
+    def _sleep(self) -> None:
+        """Until tasks come, without the lock; in threads of the pool, which get no signals."""
+        sleeper = self._tasks_come.sleeper()
+        self._lock.release()
+        sleeper.acquire()
+        self._lock.acquire()
+
+    def _wait_until(
+        self, ready: Callable[[], bool], then: Callable[[], None] | None = None
+    ) -> None:
+        """And do something at once; after a time in any case."""
+        end = monotonic() + PATIENCE
+        while True:
+            with self._lock:
+                if ready() or monotonic() > end:
+                    if then is not None:
+                        then()
+                    return
+                sleeper = self._changed.sleeper()
+            sleeper.acquire(timeout=TICK)
+            with self._lock:
+                self._changed.forget(sleeper)
 
     def _next_task(self) -> Priority | None:
         if self._running - self._waiting >= self.threads:
@@ -197,14 +230,14 @@ class Pool:
             if future in tasks:
                 tasks.remove(future)
         self._tasks[Priority.MAKING].appendleft(future)
-        self._changed.notify()
+        self._tasks_come.ring(1)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             for tasks in self._tasks:
                 tasks.clear()
-            self._changed.notify_all()
+            self._tasks_come.ring()
 
     # Forks, and the interpreter's end
 
@@ -221,18 +254,17 @@ class Pool:
         own = threading.current_thread() in self._alive
         with self._lock:
             self._paused = True
-            self._changed.wait_for(lambda: self._running - self._waiting <= own, PATIENCE)
+        self._wait_until(lambda: self._running - self._waiting <= own)
 
     def resume(self) -> None:
         with self._lock:
             self._paused = False
-            self._changed.notify_all()
+            self._tasks_come.ring()
+            self._changed.ring()
 
     def forget(self) -> None:
         """In a child: the threads stayed behind."""
-        lock = threading.RLock()
-        # Both together: making a condition may collect garbage, and so close this pool.
-        self._lock, self._changed = lock, threading.Condition(lock)
+        self._lock, self._tasks_come, self._changed = threading.RLock(), Bell(), Bell()
         self._tasks = tuple(deque() for _ in Priority)  # the parent does its own
         self._alive, self._idle, self._running, self._waiting = [], 0, 0, 0
         self._reading_ahead = 0
@@ -250,12 +282,10 @@ class Pool:
         with self._lock:
             self._running -= 1
             if self._paused:
-                self._changed.notify_all()
+                self._changed.ring()
 
     def end_wait(self) -> None:
-        with self._lock:
-            self._changed.wait_for(lambda: not self._paused, PATIENCE)
-            self._running += 1
+        self._wait_until(lambda: not self._paused, partial(self._count, running=1))
 
     def begin_server_wait(self) -> bool:
         """The same for a server, while another thread may work. Returns whether that is so."""
@@ -264,16 +294,28 @@ class Pool:
                 return False
             self._waiting += 1
             if self._paused:
-                self._changed.notify_all()
+                self._changed.ring()
             thread = self._next_thread() if self._next_task() is not None else None
         if thread is not None:
-            thread.start()
+            start(thread)
         return True
 
     def end_server_wait(self) -> None:
-        with self._lock:
-            self._changed.wait_for(lambda: not self._paused, PATIENCE)
-            self._waiting -= 1
+        self._wait_until(lambda: not self._paused, partial(self._count, waiting=-1))
+
+    def _count(self, running: int = 0, waiting: int = 0) -> None:
+        self._running += running
+        self._waiting += waiting
+
+
+def side_by_side(work: Callable[[T], R], items: Iterable[T], threads: int, name: str) -> list[R]:
+    """``work`` for each item, by threads of their own; after an error nobody waits for the others."""
+    pool = Pool(threads, shares=False, name=name, pauses=False)
+    try:
+        tasks = [pool.submit(partial(work, item)) for item in items]
+        return [pool.result(task) for task in tasks]
+    finally:
+        pool.close()
 
 
 _pools: Living[Pool] = Living()
@@ -314,7 +356,7 @@ def waits_for_server() -> Iterator[None]:
 
 def _before_fork() -> None:
     for pool in sorted(_pools, key=lambda pool: pool.within):
-        if pool.is_alive:
+        if pool.is_alive and pool.pauses:
             pool.pause()
 
 

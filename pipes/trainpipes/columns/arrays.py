@@ -271,10 +271,25 @@ def is_utf8(array: Any) -> bool:
 
 
 def check_sound(array: Any) -> None:
-    """Raise ArrowInvalid unless an array can be read without harm."""
+    """Raise ArrowInvalid unless an array can be read without harm; its text may be no UTF-8."""
     array.validate()
-    kind = _retyped(array.type, _AS_BYTES)
-    (array if kind == array.type else array.view(kind)).validate(full=True)
+    kind = array.type
+    if kind in _AS_BYTES:
+        array.view(_AS_BYTES[kind]).validate(full=True)
+    elif pa.types.is_struct(kind) and has_text(kind):
+        for number in range(kind.num_fields):
+            check_sound(array.field(number))
+    elif is_list(kind) and has_text(kind):
+        edges = to_numpy(array.offsets)
+        if len(array) and (
+            edges[0] < 0 or edges[-1] > len(array.values) or (np.diff(edges) < 0).any()
+        ):
+            raise pa.ArrowInvalid("a list begins or ends beyond its values")
+        check_sound(array.values)
+    elif pa.types.is_fixed_size_list(kind) and has_text(kind):
+        check_sound(array.values)
+    else:
+        array.validate(full=True)
 
 
 def is_text(kind: Any) -> bool:

@@ -6,14 +6,15 @@ import hashlib
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import call
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes._internal.pool import side_by_side
 from trainpipes.columns.arrays import TEXTS, apart, is_list, plain, to_numpy
 
 #: Rows of a column, and bytes of a tensor, that are hashed in one piece.
@@ -72,10 +73,13 @@ def _once(value: Any, state: Any, make: Callable[[], str]) -> str:
 def _joined(about: str, pieces: Sequence[Callable[[], bytes]], size: int) -> str:
     digest = hashlib.sha256(about.encode())
     threads = min(MOST_THREADS, os.cpu_count() or 1, len(pieces)) if size > PIECE_BYTES else 0
-    with ThreadPoolExecutor(max(1, threads), "trainpipes-digests") as pool:  # starts none by itself
-        each: Any = pool.map if threads > 1 else map
-        for found in each(lambda piece: piece(), pieces):
-            digest.update(found)
+    each = (
+        side_by_side(call, pieces, threads, "trainpipes-digests")
+        if threads > 1
+        else map(call, pieces)
+    )
+    for found in each:
+        digest.update(found)
     return digest.hexdigest()
 
 

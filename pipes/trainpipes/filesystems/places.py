@@ -7,6 +7,7 @@ upload when it is complete; other file systems get the file under another name, 
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import logging
 import os
@@ -19,9 +20,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 from trainpipes._internal.checks import local_path
+from trainpipes._internal.locks import Flag, InterruptibleLock, start
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.errors.text import shown
 from trainpipes.filesystems.output_file import OutputFile, writing
@@ -176,38 +178,11 @@ class Place:
 
         self._requests().map(drop, names, 1 if self.is_local else REQUESTS)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Make the folder, and lock it: at a URL by an object that its holder renews, free after ``LEASE``
-        seconds without, or when the process on this machine is gone.
+    def lock(self) -> Lock:
+        """What keeps others out: at a URL an object that its holder renews, free after ``LEASE`` seconds
+        without, or when the process on this machine is gone.
         """
-        with self._locked_here() if self.is_local else _Lease(self).held():
-            yield
-
-    @contextmanager
-    def _locked_here(self) -> Iterator[None]:
-        work = Path(self.at(WORK))
-        made = [one for one in (work, *work.parents) if not one.exists()]
-        with writing(self.root, self.caller):
-            work.mkdir(parents=True, exist_ok=True)
-            lock = open(work / LOCK_NAME, "ab")  # noqa: SIM115
-        with lock:
-            with suppress(OSError):  # a file system without locks
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    taken = not os.fstat(lock.fileno()).st_nlink  # and has just been removed
-                except BlockingIOError:
-                    taken = True
-                if taken:
-                    raise self.taken("another process")
-            try:
-                yield
-            finally:
-                if self.sizes(WORK).keys() <= {LOCK_NAME}:
-                    with suppress(OSError):  # they hold something
-                        os.unlink(lock.name)
-                        for folder in made or [work]:
-                            folder.rmdir()
+        return _LocalLock(self) if self.is_local else _Lease(self)
 
     def taken(self, who: str) -> ConfigError:
         return ConfigError(
@@ -225,6 +200,60 @@ class Place:
         return Requests(self.retry, WRITING)
 
 
+class Lock(Protocol):
+    """Of a folder. To be freed wherever it may be taken: Ctrl-C may come at any moment."""
+
+    def take(self) -> None:
+        """Make the folder, and lock it; raises ConfigError if another one writes there."""
+        ...
+
+    def free(self) -> None:
+        """Let go of it, if it is taken."""
+        ...
+
+
+class _LocalLock:
+    """A lock of a file, which ends with the process."""
+
+    def __init__(self, place: Place) -> None:
+        self._place, self._work = place, Path(place.at(WORK))
+        self._made: list[Path] = []
+        self._file: BinaryIO | None = None
+        self._is_mine = False
+
+    def take(self) -> None:
+        place, work = self._place, self._work
+        self._made = [one for one in (work, *work.parents) if not one.exists()]
+        if not self._try() and not (gc.collect() and self._try()):  # what Ctrl-C has left
+            raise place.taken("another process")
+
+    def _try(self) -> bool:
+        with writing(self._place.root, self._place.caller):
+            self._work.mkdir(parents=True, exist_ok=True)
+            self._file = open(self._work / LOCK_NAME, "ab")  # noqa: SIM115
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._is_mine = os.fstat(self._file.fileno()).st_nlink > 0  # not just been removed
+        except BlockingIOError:
+            pass
+        except OSError:  # a file system without locks
+            self._is_mine = True
+        if not self._is_mine:
+            self._file.close()
+        return self._is_mine
+
+    def free(self) -> None:
+        try:
+            if self._is_mine and self._place.sizes(WORK).keys() <= {LOCK_NAME}:
+                with suppress(OSError):  # they hold something
+                    os.unlink(self._work / LOCK_NAME)
+                    for folder in self._made or [self._work]:
+                        folder.rmdir()
+        finally:
+            if self._file is not None:
+                self._file.close()
+
+
 class _Lease:
     """Who writes to a URL, as an object there says; its number goes up while its holder lives."""
 
@@ -233,37 +262,44 @@ class _Lease:
         self._me: dict[str, Any] = {
             "host": socket.gethostname(), "pid": os.getpid(), "token": secrets.token_hex(8), "beat": 0
         }  # fmt: skip
-        self._ended = threading.Event()
+        self._ended, self._writing = Flag(), InterruptibleLock()
+        self._may_be_there = False
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def take(self) -> None:
         place, found = self._place, self._read()
         if found is not None:
             if not self._is_over(found):
                 raise self._taken(found)
             self._remove()
-        with writing(place.at(LOCK), place.caller), suppress(FileExistsError):
-            self._write("create")
-        self._check_own()
+        self._may_be_there = True
+        try:
+            with writing(place.at(LOCK), place.caller), suppress(FileExistsError):
+                self._write("create")
+            self._check_own()
+        except Exception:
+            self._may_be_there = False
+            raise
         # What takes longer than the lease does not matter any more.
         seconds = min(place.retry.deadline, LEASE)
         self._place = replace(place, retry=replace(place.retry, deadline=seconds))
-        thread = threading.Thread(target=self._renew, name="trainpipes-lease", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._ended.set()
-            thread.join()
-            with clean_up(place.at(LOCK)), suppress(ConfigError):
-                self._check_own()
-                self._remove()
+        start(threading.Thread(target=self._renew, name="trainpipes-lease", daemon=True))
+
+    def free(self) -> None:
+        if not self._may_be_there:
+            return
+        self._ended.set()
+        with self._writing, clean_up(self._place.at(LOCK)), suppress(ConfigError):
+            self._check_own()
+            self._remove()
 
     def _renew(self) -> None:
         while not self._ended.wait(BEAT):
-            self._me["beat"] += 1
-            with suppress(Exception):  # the next one may do
-                self._write("overwrite")
+            with self._writing:
+                if self._ended.is_set():
+                    return
+                self._me["beat"] += 1
+                with suppress(Exception):  # the next one may do
+                    self._write("overwrite")
 
     def _is_over(self, found: dict[str, Any]) -> bool:
         """Whether its process is gone from this machine, or gives no sign of life: another container's

@@ -16,7 +16,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,8 @@ from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from trainpipes._internal.clean_errors import OriginalError
+from trainpipes._internal.locks import start
+from trainpipes._internal.pool import Future
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import cut
 
@@ -225,15 +226,15 @@ def renew(system: Any, used: Any) -> bool:
     return True
 
 
-def begin(system: Any, method: str, *arguments: Any, **options: Any) -> Future[Any]:
+def begin(system: Any, method: str, *arguments: Any, **options: Any) -> Answer:
     system = current(system)
     coroutine = _coroutine(system, method)
     if coroutine is None:
         return _in_thread(partial(getattr(system, method), *arguments, **options))
-    return asyncio.run_coroutine_threadsafe(coroutine(*arguments, **options), system.loop)
+    return _InLoop(system.loop, partial(coroutine, *arguments, **options))
 
 
-def begin_ranges(system: Any, wanted: Sequence[Wanted], most: int = 1 << 20) -> Future[Any]:
+def begin_ranges(system: Any, wanted: Sequence[Wanted], most: int = 1 << 20) -> Answer:
     """Fetch ranges side by side, so many at once; a failure is an error in its place."""
     system = current(system)
     fetch, many = _coroutine(system, "cat_file"), _coroutine(system, "cat_ranges")
@@ -257,7 +258,7 @@ def begin_ranges(system: Any, wanted: Sequence[Wanted], most: int = 1 << 20) -> 
         parts = (fetch_one(*one) for one in wanted)
         return await asyncio.gather(*parts, return_exceptions=True)
 
-    return asyncio.run_coroutine_threadsafe(fetch_all(), system.loop)
+    return _InLoop(system.loop, fetch_all)
 
 
 def try_once(system: Any) -> None:
@@ -312,15 +313,39 @@ def _coroutine(system: Any, method: str) -> Callable[..., Coroutine[Any, Any, An
     return found if inspect.ismethod(found) else partial(found, system)
 
 
-def _in_thread(work: Callable[[], Any]) -> Future[Any]:
-    future: Future[Any] = Future()
+class Answer(Future):
+    """What a request gives, once it is there."""
 
-    def run() -> None:
-        with suppress(InvalidStateError):  # nobody waits any more
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
+    def cancel(self) -> None:
+        """Nobody waits any more."""
 
-    threading.Thread(target=run, name="trainpipes-request", daemon=True).start()
-    return future
+
+class _InLoop(Answer):
+    """Of a coroutine, which runs in the thread of a file system's loop."""
+
+    def __init__(self, loop: Any, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        super().__init__(lambda: self._task.result())
+        self._loop, self._make = loop, make
+        self._task: Any = None
+        loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        async def call() -> Any:
+            return await self._make()  # which may refuse its arguments
+
+        self._task = self._loop.create_task(call())
+        self._task.add_done_callback(lambda _: self.run())
+
+    def cancel(self) -> None:
+        if not self.done:
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _in_thread(work: Callable[[], Any]) -> Answer:
+    answer = Answer(work)
+    start(threading.Thread(target=answer.run, name="trainpipes-request", daemon=True))
+    return answer

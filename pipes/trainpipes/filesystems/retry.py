@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -18,11 +17,12 @@ from fsspec.implementations.cached import CachingFileSystem
 from trainpipes._internal.activity import BYTES, count, doing
 from trainpipes._internal.checks import copied, require, whole_number
 from trainpipes._internal.clean_errors import clean
-from trainpipes._internal.locks import result_of
-from trainpipes._internal.pool import waits
+from trainpipes._internal.locks import TICK, Flag
+from trainpipes._internal.pool import side_by_side, waits
 from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
 from trainpipes.errors.secrets import hidden
 from trainpipes.filesystems.request import (
+    Answer,
     Failure,
     OtherVersionError,
     Ranges,
@@ -50,8 +50,6 @@ LONG, LONG_CALLS = 5, ("ls", "find", "cat_file", "put_file", "mv", "rm")
 #: Seconds before the second try, doubled with each further one, and at most.
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 8.0
-#: Seconds until a waiting thread notices that it is to stop.
-TICK = 0.1
 #: Seconds between two messages that something is tried again, in a process.
 QUIET = 10.0
 #: What an error says of a failure, by its kind; what else is worth another try has run out of time.
@@ -75,7 +73,7 @@ WRITING = (
     "retry=tp.Retry({option}=...)",
 )
 
-_exiting = threading.Event()  # the interpreter's end does not wait for servers
+_exiting = Flag()  # the interpreter's end does not wait for servers
 atexit.register(_exiting.set)
 _last_message = -math.inf
 #: How many times this process has made a request again, and what of it the last message said.
@@ -149,7 +147,7 @@ class Requests:
 
     def __init__(self, retry: Retry = NORMAL, cure: tuple[str, str] = READING) -> None:
         self._retry, self._seconds, self._cure = retry, retry.deadline, cure
-        self._stopped = threading.Event()
+        self._stopped = Flag()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -163,14 +161,13 @@ class Requests:
         def several(first: int) -> list[R]:
             return [work(item) for item in items[first : first + share]]
 
-        with ThreadPoolExecutor(min(most, len(items)), "trainpipes-files") as pool:
-            try:
-                parts = [pool.submit(several, n) for n in range(0, len(items), share)]
-                return [found for part in parts for found in result_of(part)]
-            except BaseException:
-                self.stop()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        try:
+            firsts = range(0, len(items), share)
+            parts = side_by_side(several, firsts, min(most, len(items)), "trainpipes-files")
+            return [found for part in parts for found in part]
+        except BaseException:
+            self.stop()
+            raise
 
     def call(self, system: Any, method: str, *paths: str, size: int = 0, **options: Any) -> Any:
         """What a method of a file system returns for paths; ``size`` bytes go to the server."""
@@ -268,25 +265,25 @@ class Requests:
                     raise final
                 raise final from last
             self._say(name, failure.text)
-            self._wait(Future(), delay)
+            self._wait(Flag(), delay)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _result(self, future: Future[Any], seconds: float) -> Any:
+    def _result(self, answer: Answer, seconds: float) -> Any:
         try:
-            self._wait(future, seconds)
-            if not future.done():
+            if not self._wait(answer.finished, seconds):
                 raise TimeoutError(f"no answer in {seconds:.3g} s")
-            return future.result()
+            return answer.result()
         finally:
-            future.cancel()
+            answer.cancel()
 
-    def _wait(self, future: Future[Any], seconds: float) -> None:
+    def _wait(self, flag: Flag, seconds: float) -> bool:
         end = time.monotonic() + seconds
-        while not future.done() and (left := end - time.monotonic()) > 0:
+        while not flag.is_set() and (left := end - time.monotonic()) > 0:
             if self._stopped.is_set() or _exiting.is_set():
                 raise Stopped
             with waits(), doing(BYTES):
-                wait([future], min(left, TICK))
+                flag.wait(min(left, TICK))
+        return flag.is_set()
 
     def _say(self, name: str, text: str) -> None:
         global _last_message, _retries, _said_of

@@ -42,6 +42,9 @@ class Tally:
     def end(self) -> None:
         """Called at the end of a pass."""
 
+    def check_pass(self, numbers: Numbers) -> None:
+        """Called for what was counted in a whole pass of one process; may raise."""
+
     def said(self, numbers: Numbers) -> str:
         """In words, with the name of a mix's source; "" for none."""
         said, name = self._said(numbers), getattr(self.stage._inputs, "name", None)

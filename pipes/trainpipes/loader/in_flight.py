@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from time import monotonic
 from typing import Any
 
 from trainpipes._internal.checks import wrong
 from trainpipes.state.work import WorkKey
+
+#: Keys that a message names.
+NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +97,27 @@ class InFlight:
             raise wrong("again(key)", "an item that was handed out", key, "it waits already")
         self._again[key] = None
 
-    def take_again(self) -> Work | None:
+    def not_handed_out(self, work: Work) -> None:
+        """Ctrl-C came as it was to be."""
+        if work.key in self._works:
+            self._again[work.key] = None
+
+    @property
+    def next_again(self) -> Work | None:
         """The item that waits longest to be handed out again, if any does."""
-        if not self._again:
-            return None
-        key, _ = self._again.popitem(last=False)
-        work, _, number = self._works[key]
-        self._works[key] = work, monotonic(), number
-        return work
+        return self._works[next(iter(self._again))][0] if self._again else None
+
+    def take_again(self, work: Work) -> None:
+        """It is handed out again."""
+        self._works[work.key] = work, monotonic(), self._works[work.key][2]
+        del self._again[work.key]
 
     def waits_for(self) -> str:
         """What one who asks for an item waits for, if there are some."""
-        key, (_, since, _) = next(iter(self._works.items()))
+        keys = [tuple(key) for key in islice(self._works, NAMED)]
+        more = f" and {len(self) - len(keys):,} more" if len(self) > len(keys) else ""
+        since = next(iter(self._works.values()))[1]
         return (
-            f"{len(self)} of {self.most} are in flight, the oldest is {tuple(key)}, "
-            f"for {monotonic() - since:.0f} s"
+            f"{len(self)} of {self.most} are in flight, {', '.join(map(str, keys))}{more}, the oldest for "
+            f"{monotonic() - since:.0f} s"
         )

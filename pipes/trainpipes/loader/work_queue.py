@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import AsyncIterator, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from math import inf
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
+from weakref import finalize
 
 from trainpipes._internal.checks import require, whole_number
-from trainpipes._internal.locks import InterruptibleLock
+from trainpipes._internal.locks import TICK, Bell, InterruptibleLock
+from trainpipes._internal.pool import Future, Pool
 from trainpipes.loader import Loader
 from trainpipes.loader.in_flight import InFlight, Work
 from trainpipes.loader.work_items import WorkItems
@@ -27,8 +28,11 @@ __all__ = ["Work", "WorkQueue"]
 #: Items that may be read after the oldest that is in flight: so many, or 4 for each that may be in flight.
 #: With 100,000 in flight, anywhere among 500,000, a state takes less than 64 KB.
 REACH = 500_000
-#: Seconds after which a thread that waits says what for.
-PATIENCE = 60.0
+#: Seconds after which a thread that waits says what for; and where all was handed out, which the thread that
+#: waits may hold itself.
+PATIENCE, AT_THE_END = 60.0, 5.0
+#: Seconds until a thread that waits looks whether it was forgotten.
+LOOK = 1.0
 
 
 class WorkQueue:
@@ -83,9 +87,9 @@ class WorkQueue:
         self._flight = InFlight(most, max(REACH, 4 * most))
         #: Guards all else; waiting threads are woken when any of it changes.
         self._lock = InterruptibleLock()
-        self._changed, self._waiting = threading.Condition(self._lock), 0
+        self._changed = Bell()
         self._reading = self._closed = False
-        self._thread: ThreadPoolExecutor | None = None  # in which async iterations wait
+        self._thread: Pool | None = None  # in which async iterations wait
 
     # Work
 
@@ -96,30 +100,45 @@ class WorkQueue:
         have: they may come again.
 
         Args:
-            timeout: seconds to wait for others; None waits as long as it takes, and logs each minute for
-                what.
+            timeout: seconds to wait for others; None waits as long as it takes, and warns of what it waits
+                for, each minute, and at the end after 5 seconds.
 
         Raises:
             TimeoutError: nothing came in time.
             TrainpipesError: what the loader raised. Nothing is lost: the next call reads on at the same
                 item.
         """
+        taken: list[Work] = []
+        try:
+            work = self._get(timeout, taken)
+        except BaseException:
+            with self._lock:
+                for lost in taken:
+                    self._flight.not_handed_out(lost)
+                    self._wake()
+            raise
+        return work
+
+    def _get(self, timeout: float | None, taken: list[Work]) -> Work | None:
+        """What ``get`` returns, which ``taken`` has from the moment that it counts as handed out."""
         begun = None  # to wait
         end = says = inf
         items, flight = self._items, self._flight
-        with self._lock:
-            while not self._closed:
-                if (work := self._take_again()) is not None:
-                    return work
-                if not self._reading and not items.ended and flight.has_room(items.count):
-                    if (work := self._read()) is not None:
-                        return work
-                    continue
-                if items.ended and not flight:
-                    break
+        while True:
+            with self._lock:
+                while not self._closed:
+                    if self._take_again(taken):
+                        return taken[0]
+                    if self._reading or items.ended or not flight.has_room(items.count):
+                        break
+                    if self._read(taken):
+                        return taken[0]
+                if self._closed or (items.ended and not flight):
+                    self._changed.ring()
+                    return None
                 now = monotonic()
                 if begun is None:
-                    begun, says = now, now + PATIENCE
+                    begun, says = now, now + (AT_THE_END if items.ended else PATIENCE)
                     end = inf if timeout is None else now + timeout
                 if now >= end:
                     raise TimeoutError(f"WorkQueue.get(timeout={timeout:g}): {self._waits_for()}")
@@ -128,9 +147,10 @@ class WorkQueue:
                         "WorkQueue.get() waits for %.0f s: %s", now - begun, self._waits_for()
                     )
                     says = now + PATIENCE
-                self._wait(min(end, says) - now)
-            self._changed.notify_all()
-            return None
+                sleeper = self._changed.sleeper()
+            if not sleeper.acquire(timeout=min(end, says, now + LOOK) - now):
+                with self._lock:
+                    self._changed.forget(sleeper)
 
     def __iter__(self) -> Iterator[Work]:
         while (work := self.get()) is not None:
@@ -139,14 +159,13 @@ class WorkQueue:
     async def __aiter__(self) -> AsyncIterator[Work]:
         loop = asyncio.get_running_loop()
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "trainpipes-work-queue")
+            self._thread = Pool(1, shares=False, name="trainpipes-work-queue", pauses=False)
+            finalize(self, self._thread.close)
         while True:
-            waiting = loop.run_in_executor(self._thread, self._get_or_wait)
-            try:
-                work = await asyncio.shield(waiting)
-            except asyncio.CancelledError:
-                waiting.add_done_callback(self._take_back)
-                raise
+            waiting = loop.create_future()
+            tell = partial(self._tell, loop, waiting)
+            self._thread.begin(Future(self._get_or_wait, tell))
+            work = await waiting
             if work is None:
                 return
             if isinstance(work, Work):
@@ -158,8 +177,24 @@ class WorkQueue:
         except TimeoutError:
             return "waits"
 
-    def _take_back(self, waiting: asyncio.Future[Work | str | None]) -> None:
-        work = None if waiting.cancelled() or waiting.exception() else waiting.result()
+    def _tell(
+        self, loop: asyncio.AbstractEventLoop, waiting: asyncio.Future[Any], got: Future
+    ) -> None:
+        def tell() -> None:
+            if waiting.cancelled():
+                self._take_back(got)
+            elif got.error is not None:
+                waiting.set_exception(got.error)
+            else:
+                waiting.set_result(got.result())
+
+        try:
+            loop.call_soon_threadsafe(tell)
+        except RuntimeError:  # the loop was closed
+            self._take_back(got)
+
+    def _take_back(self, got: Future) -> None:
+        work = None if got.error is not None else got.result()
         if isinstance(work, Work):
             self.again(work.key)
 
@@ -200,7 +235,7 @@ class WorkQueue:
         """End all iterations, also those that wait. The state stays; what is in flight can be marked."""
         with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._changed.ring()
 
     @property
     def in_flight(self) -> int:
@@ -234,24 +269,28 @@ class WorkQueue:
             StateError: it does not fit.
         """
         loaded = read_work(state)
-        with self._lock:
-            while self._reading:
-                self._wait(0.01)
-            self._items.load(loaded, allow_changes)
-            self._flight.clear()
-            self._changed.notify_all()
+        while True:
+            with self._lock:
+                if not self._reading:
+                    self._items.load(loaded, allow_changes)
+                    self._flight.clear()
+                    self._changed.ring()
+                    return
+            sleep(TICK)
 
     # Within: the lock is held
 
-    def _take_again(self) -> Work | None:
-        while (work := self._flight.take_again()) is not None:
+    def _take_again(self, taken: list[Work]) -> bool:
+        while (work := self._flight.next_again) is not None:
             if not self._items.is_retired(work.item):
-                return work
+                taken.append(work)
+                self._flight.take_again(work)
+                return True
             self._finish(work.key)
-        return None
+        return False
 
-    def _read(self) -> Work | None:
-        """The next item, if it is to be handed out. Others may mark items while it is read."""
+    def _read(self, taken: list[Work]) -> bool:
+        """Read the next item; whether it is to be handed out. Others may mark items while it is read."""
         before, work = self._items.standing(), None
         self._reading = True
         try:
@@ -271,14 +310,13 @@ class WorkQueue:
                 if raised is not None:
                     raise raised
             if not self._items.take(key, item, state):
-                return None
+                return False
             work = Work(key, item)
+            taken.append(work)
             self._flight.add(work, self._items.count)
-            return work
+            return True
         except BaseException:
-            if work is not None and work.key in self._flight:  # Ctrl-C came after all was done
-                self._flight.give_back(work.key)
-            else:
+            if work is None or work.key not in self._flight:
                 self._items.open_again(before)
             raise
         finally:
@@ -294,16 +332,11 @@ class WorkQueue:
         if not self._flight:
             return "another thread reads"
         state = "all was handed out" if self._items.ended else "no more may be handed out"
-        return f"{state} until items are marked by done(): {self._flight.waits_for()}"
-
-    def _wait(self, seconds: float) -> None:
-        self._waiting += 1
-        try:
-            self._changed.wait(seconds)
-        finally:
-            self._waiting -= 1
+        return (
+            f"{state} until items are marked by done() or again(): {self._flight.waits_for()}; a thread that "
+            "holds some itself marks them first, or asks by get(timeout=...)"
+        )
 
     def _wake(self) -> None:
-        if self._waiting:
-            every = self._items.ended and not self._flight
-            self._changed.notify_all() if every else self._changed.notify()
+        every = self._items.ended and not self._flight
+        self._changed.ring(None if every else 1)

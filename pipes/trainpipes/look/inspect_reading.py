@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.pool import default_threads
+from trainpipes._internal.pool import default_threads, side_by_side
 from trainpipes._internal.progress import counted
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.columns import table_of
@@ -297,10 +296,10 @@ def bad_pictures(table: pa.Table, of_images: bool) -> Iterator[tuple[int, str]]:
         if column.type not in (pa.binary(), pa.large_binary()) or not len(column):
             continue
         if of_images or _are_images(column):
-            with ThreadPoolExecutor(default_threads() or 1, "trainpipes-images") as pool:
-                for row, why in enumerate(pool.map(_problem, column)):
-                    if why:
-                        yield row, why if of_images else f"column {name!r}: {why}"
+            threads = default_threads() or 1
+            for row, why in enumerate(side_by_side(_problem, column, threads, "trainpipes-images")):
+                if why:
+                    yield row, why if of_images else f"column {name!r}: {why}"
 
 
 def _are_images(column: pa.ChunkedArray) -> bool:

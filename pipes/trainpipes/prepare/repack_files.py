@@ -120,8 +120,7 @@ def repack(
         between = temporary_place(to.place, temp_dir, storage_options, isinstance(workers, Ray))
         workers.check_path(between.root, f"{CALLER}(temp_dir)")
         with to:
-            shuffled = Shuffle(pipeline, rows, form, seed, out, memory, between)
-            return to.finished or shuffled.run(to, workers)
+            return Shuffle(pipeline, rows, form, seed, out, memory, between).run(to, workers)
 
 
 def _given_rows(data: Any, storage_options: Mapping[str, Any] | None, retry: Any) -> Pipeline:

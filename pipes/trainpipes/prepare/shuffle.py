@@ -154,6 +154,9 @@ class Shuffle:
     temporary: Place
 
     def run(self, out: OutputFolder, executor: Executor) -> Manifest:
+        if out.finished is not None:
+            self._remove_temporary()  # Ctrl-C, or a kill, may have left it
+            return out.finished
         name = checksum(json.dumps(out.about), self.memory, executor.workers)
         for other in self.temporary.sizes():
             if other != name:

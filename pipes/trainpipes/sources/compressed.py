@@ -50,6 +50,8 @@ def kind_by_name(name: str) -> str:
 
 
 def kind_by_content(head: bytes) -> str:
+    if _is_skippable(head):  # as pzstd writes before each frame
+        return "zstd"
     kind = next((kind for kind, magic in MAGIC.items() if head.startswith(magic)), "")
     if kind == "bzip2" and not (head[3:4].isdigit() and head[4:10] in BZIP2_BLOCKS):
         return ""  # text may start with these letters
@@ -136,6 +138,10 @@ def _members(
 SKIPPABLE, SINGLE_SEGMENT, CHECKSUM = b"\x2a\x4d\x18", 0x20, 0x04
 
 
+def _is_skippable(head: bytes) -> bool:
+    return head[1:4] == SKIPPABLE and head[0] & 0xF0 == 0x50
+
+
 def _frames(read: Read, entry: Entry, entries: list[Entry]) -> Iterator[bytes]:
     if not pa.Codec.is_available("zstd"):
         raise MissingExtraError(
@@ -153,7 +159,7 @@ def _frames(read: Read, entry: Entry, entries: list[Entry]) -> Iterator[bytes]:
                     yield found
             except OSError as error:
                 raise BadFileError(f"damaged: {error}") from error
-        elif head[1:] == SKIPPABLE and head[0] & 0xF0 == 0x50:
+        elif _is_skippable(head):
             size = int.from_bytes(_full(source, 4), "little")
             if not source.skip(size):
                 _full(source, 1)  # raises

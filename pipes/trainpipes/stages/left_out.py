@@ -12,14 +12,19 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block, Pieces
 from trainpipes.errors import DataError
 from trainpipes.errors.secrets import hidden
+from trainpipes.errors.text import cut
 from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.tally import Numbers, Tally
 from trainpipes.stages.quarantine import Quarantine, lines_of
 
 log = logging.getLogger("trainpipes")
 
+#: Characters of an error that is shown.
+SHOWN = 300
 #: Rows that ``max_share`` is a share of, at least.
 LEAST_ROWS = 1000
+#: With ``on_error="skip"``, the share that may be left out, of so many rows at the start.
+SKIPPED_SHARE, FIRST_ROWS = 0.5, 10_000
 
 
 class LeftOut(Tally):
@@ -36,6 +41,9 @@ class LeftOut(Tally):
         super().__init__(stage)
         self._why, self._kind, self._unit = why, kind, unit
         self._quarantine = on_error if isinstance(on_error, Quarantine) else None
+        self._max_share = SKIPPED_SHARE if on_error == "skip" else 1.0
+        if self._quarantine is not None:
+            self._max_share = self._quarantine.max_share
 
     def drop(
         self,
@@ -55,7 +63,10 @@ class LeftOut(Tally):
             why = error_of or (lambda _: self._why)
             value = value_of or (lambda row: given.slice(row, row + 1).rows()[0])
             lines_of(self._quarantine).add(self.stage, self._places(given, lost), why, value)
-            self._stop_at_share(self._quarantine, found)
+        if self._quarantine is not None or found[0] - len(dropped) < FIRST_ROWS:
+            first = int(lost[0])
+            said = error_of(first) if error_of else self._why
+            self._stop_at_share(found, f"{self._place(int(given.ids[first]))}: {said}")
         before = found[1] - len(lost)
         if before and len(str(before)) == len(str(found[1])):
             return
@@ -76,15 +87,29 @@ class LeftOut(Tally):
             for number, epoch in zip(pieces.ids[own], pieces.epochs[own], strict=True):
                 yield row, self._place(int(number)), int(epoch)
 
-    def _stop_at_share(self, quarantine: Quarantine, found: Numbers) -> None:
+    def _stop_at_share(self, found: Numbers, last: str) -> None:
         seen, lost, _ = found
-        if lost / max(seen, LEAST_ROWS) > quarantine.max_share:
-            summary = lines_of(quarantine).summary()
-            raise DataError(
-                f"{self.stage}: {lost:,} of {seen:,} rows of this process are left out, more than max_share="
-                f"{quarantine.max_share} of them (or of {LEAST_ROWS:,}); {summary}",
-                stage=str(self.stage),
+        if lost / max(seen, LEAST_ROWS) > self._max_share:
+            raise self._too_many(seen, lost, last)
+
+    def check_pass(self, numbers: Numbers) -> None:
+        seen, lost, _ = numbers
+        if seen and lost == seen and self._max_share < 1:
+            raise self._too_many(seen, lost, "")
+
+    def _too_many(self, seen: int, lost: int, last: str) -> DataError:
+        said = f"{self.stage}: {lost:,} of {seen:,} rows of this process are left out"
+        if self._quarantine is not None:
+            share = f"max_share={self._max_share} of them (or of {LEAST_ROWS:,})"
+            text = f"{said}, more than {share}; {lines_of(self._quarantine).summary()}"
+        else:
+            text = f"{said}: {self._why}"
+            text += f", such as {hidden(cut(last, SHOWN))}" if last else ""
+            text += (
+                '; on_error="skip" leaves out half of them at most: fix the data, or list rows and leave '
+                "out any number, by on_error=tp.Quarantine(folder, max_share=1)"
             )
+        return DataError(text, stage=str(self.stage))
 
     def _said(self, numbers: Numbers) -> str:
         seen, lost, tokens = numbers

@@ -7,21 +7,19 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-    wait,
-)
+from collections.abc import Callable, Iterable, Iterator, Sized
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from multiprocessing import connection
+from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from trainpipes._internal.checks import require, whole_number
+from trainpipes._internal.locks import TICK, Flag, get, start, wait_for
+from trainpipes._internal.pool import Future, Pool
 from trainpipes.engine.calling.process_map import preload
 from trainpipes.errors import ConfigError, WorkerError
 from trainpipes.errors.text import how_ended
@@ -96,7 +94,7 @@ class Threads(_OnThisMachine):
     def map_unordered(
         self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
     ) -> Iterator[tuple[T, R]]:
-        here, stop, states = threading.local(), threading.Event(), list[S]()
+        here, states, stop = threading.local(), list[S](), Flag()
 
         def check() -> None:
             if stop.is_set():
@@ -108,15 +106,16 @@ class Threads(_OnThisMachine):
                 states.append(here.state)
             return fn(task, here.state)
 
-        pool = ThreadPoolExecutor(self.n, "trainpipes-task", set_stop_check, (check,))
+        def do_in_thread(task: T) -> R:
+            set_stop_check(check)
+            return do(task)
+
         try:
             if self.n == 1:
                 yield from ((task, do(task)) for task in tasks)
             else:
-                yield from _as_they_end(lambda task: pool.submit(do, task), tasks, self.n, {})
+                yield from _in_threads(do_in_thread, tasks, self.n, stop)
         finally:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
             for state in states:
                 getattr(state, "close", lambda: None)()
 
@@ -146,32 +145,75 @@ class Processes(_OnThisMachine):
     def map_unordered(
         self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
     ) -> Iterator[tuple[T, R]]:
-        payload = _pickled((fn, open_state), self)
-        context = _context()
-        theirs, ours = context.Pipe(duplex=False)  # closed with this process
-        pool = ProcessPoolExecutor(
-            self.workers, context, initializer=_begin, initargs=(theirs, payload)
-        )
-        running: dict[Future[R], T] = {}
-        others, ours_now, whole = {*multiprocessing.active_children()}, set[Any](), False
-
-        def submit(task: T) -> Future[R]:
-            future: Future[R] = pool.submit(_do, task)
-            ours_now.update({*multiprocessing.active_children()} - others)
-            return future
-
+        work = partial(_in_processes, self.workers, _pickled((fn, open_state), self), iter(tasks))
+        stop, coming = Flag(), SimpleQueue[Any]()
+        # In a thread, which gets no signals: of concurrent.futures, Ctrl-C may leave a lock held.
+        ended = Future(partial(work, stop, coming.put), coming.put)
+        pool = Pool(1, shares=False, name="trainpipes-processes", pauses=False)
         try:
-            yield from _as_they_end(submit, tasks, self.workers, running)
-            whole = True
-        except BrokenProcessPool as error:
-            pool.shutdown()
-            raise _died([*running.values()], ours_now) from error
+            pool.begin(ended)
+            while (done := get(coming)) is not ended:
+                yield done
+            ended.result()
         finally:
-            if not whole:
-                ours.send_bytes(b"end")
-            pool.shutdown(cancel_futures=True)
-            ours.close()
-            theirs.close()
+            stop.set()
+            pool.close()
+            if ended.begun:
+                wait_for(ended.finished)
+
+
+def _in_threads(
+    do: Callable[[T], R], tasks: Iterable[T], threads: int, stop: Flag
+) -> Iterator[tuple[T, R]]:
+    """Each task with its result, as they end; at the end none runs, once it has seen that it is to stop."""
+    pool = Pool(threads, shares=False, name="trainpipes-task", pauses=False)
+    waiting, running, ended = iter(tasks), dict[Future, T](), SimpleQueue[Future]()
+
+    def begin(task: T) -> None:
+        future = Future(partial(do, task), ended.put)
+        running[future] = task  # first: Ctrl-C may come as soon as it runs
+        pool.begin(future)
+
+    try:
+        while feed(waiting, running, threads, begin):
+            future = get(ended)
+            yield running.pop(future), future.result()
+    finally:
+        stop.set()
+        pool.close()
+        for future in running:
+            if future.begun:
+                wait_for(future.finished)
+
+
+def _in_processes(
+    workers: int, payload: bytes, waiting: Iterator[T], stop: Flag, put: Callable[[Any], None]
+) -> None:
+    """Put each task with its result, as they end, until there are no more, or it is to stop."""
+    context = _context()
+    theirs, ours = context.Pipe(duplex=False)  # closed with this process
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(theirs, payload))
+    running: dict[Any, T] = {}
+    others, ours_now, whole = {*multiprocessing.active_children()}, set[Any](), False
+
+    def submit(task: T) -> None:
+        running[pool.submit(_do, task)] = task
+        ours_now.update({*multiprocessing.active_children()} - others)
+
+    try:
+        while not stop.is_set() and feed(waiting, running, workers, submit):
+            for future in wait(running, TICK, FIRST_COMPLETED)[0]:
+                put((running.pop(future), future.result()))
+        whole = not running
+    except BrokenProcessPool as error:
+        pool.shutdown()
+        raise _died([*running.values()], ours_now) from error
+    finally:
+        if not whole:
+            ours.send_bytes(b"end")
+        pool.shutdown(cancel_futures=True)
+        ours.close()
+        theirs.close()
 
 
 def checked_executor(value: Any, caller: str, default: Executor) -> Executor:
@@ -219,22 +261,11 @@ def portable(error: BaseException, task: object) -> BaseException:
     return WorkerError(f"{type(error).__qualname__}: {said} (at {task})")
 
 
-def _as_they_end(
-    submit: Callable[[T], Future[R]], tasks: Iterable[T], most: int, running: dict[Future[R], T]
-) -> Iterator[tuple[T, R]]:
-    waiting = iter(tasks)
-    while feed(waiting, running, most, submit):
-        ended, _ = wait(running, return_when=FIRST_COMPLETED)
-        for future in ended:
-            result = future.result()
-            yield running.pop(future), result
-
-
-def feed(waiting: Iterator[T], running: dict[R, T], most: int, submit: Callable[[T], R]) -> bool:
+def feed(waiting: Iterator[T], running: Sized, most: int, begin: Callable[[T], None]) -> bool:
     """Begin tasks that wait until so many run; whether any does."""
     for task in islice(waiting, max(0, most - len(running))):
-        running[submit(task)] = task
-    return bool(running)
+        begin(task)
+    return bool(len(running))
 
 
 def _died(tasks: list[Any], workers: Iterable[Any]) -> WorkerError:
@@ -276,7 +307,7 @@ def _begin(parent: Any, payload: bytes) -> None:
     global _payload
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    start(threading.Thread(target=_end_with, args=(parent,), daemon=True))
     use_threads(1)
     _payload = payload
 

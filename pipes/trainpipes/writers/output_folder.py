@@ -131,33 +131,44 @@ class OutputFolder:
         self.files: dict[str, FileInfo] = {}
         self.finished: Manifest | None = None
         self.about = json.loads(json.dumps(about))
+        self._lock = place.lock()
         self._overwrite = flag(overwrite, f"{self.caller}(overwrite)")
         #: Rows of a pipeline can be distinguished from others, and what was written of them goes on.
         self._goes_on = self.about.get("pipeline", "") is not None
+        #: Whether the manifest may be there: set before it is written, and then nothing that it names goes.
+        self._ends = False
 
     @property
     def columns(self) -> dict[str, str] | None:
         return next((info.columns for info in self.files.values()), None)
 
     def __enter__(self) -> OutputFolder:
-        with ExitStack() as stack:
+        try:
             names = self.place.sizes()
             if not self._is_finished(names) or WORK in names:
-                stack.enter_context(self.place.locked())
+                self._lock.take()
                 self._open()
-            self._stack = stack.pop_all()
+        except BaseException:
+            self._lock.free()
+            raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        server_is_gone = isinstance(error, UnreachableError) and (error.attempts or 0) > 1
-        with self._stack:
-            if self.finished is None and not server_is_gone:
+        try:
+            server_is_gone = isinstance(error, UnreachableError) and (error.attempts or 0) > 1
+            if self.finished is None and not server_is_gone and not self._may_be_whole():
                 with suppress(OSError, TrainpipesError):
                     if not self._goes_on:
                         self._clear()
                     self._sweep()  # which makes room on a disk that is full
                     if self.place.sizes(WORK).keys() <= KEPT:
                         self.place.remove(ABOUT)
+        finally:
+            self._lock.free()
+
+    def _may_be_whole(self) -> bool:
+        # A store may still be carrying out the request.
+        return self._ends and not (self.place.is_local and MANIFEST not in self.place.sizes())
 
     def note(self, info: FileInfo) -> None:
         if self.columns is not None and info.columns != self.columns:
@@ -177,10 +188,9 @@ class OutputFolder:
             "rows": sum(info.rows for info in self.files.values()), "files": files,
             "notes": dict(notes), **self.about,
         }  # fmt: skip
+        self._ends = True
         write_json(self.place, MANIFEST, content)
-        with clean_up(self.place.at(WORK)):
-            self._sweep()
-            self._clear()
+        self._clean_up()
         return self._end(content, kept)
 
     def _end(self, content: Mapping[str, Any], kept: int) -> Manifest:
@@ -215,9 +225,7 @@ class OutputFolder:
     def _open(self) -> None:
         names, work = self.place.sizes(), self.place.sizes(WORK)
         if self._is_finished(names):
-            # Another one has finished it, or was killed thereafter.
-            with clean_up(self.place.at(WORK)):
-                self._clear()
+            self._clean_up()  # another one has finished it, or was killed thereafter
             return
         begun = "about.json" in work
         if MANIFEST in names:  # what is there is a writer's, also without the manifest
@@ -249,6 +257,9 @@ class OutputFolder:
                 infos.append(FileInfo(**json.loads(text)))
             except (ValueError, TypeError) as error:
                 raise _damaged(self.place.at(name)) from error
+        there = self.place.sizes()
+        # One may be noted when its file was removed already: Ctrl-C came while it was sent.
+        infos = [info for info in infos if {info.file, *info.beside} <= there.keys()]
         self.files = {info.file: info for info in sorted(infos, key=_in_order)}
         _check_there(self.place, infos)
 
@@ -258,10 +269,16 @@ class OutputFolder:
                 return found
         raise _damaged(self.place.at(name))
 
+    def _clean_up(self) -> None:
+        with clean_up(self.place.at(WORK)):
+            self._clear()
+            self.place.remove(ABOUT)
+
     def _clear(self) -> None:
+        """Remove what is not finished, but what says that files here are a writer's: later, or never."""
         work = self.place.sizes(WORK)
         self.place.remove(
-            *(f"{WORK}/{n}" for n, size in work.items() if size >= 0 and n != LOCK_NAME)
+            *(f"{WORK}/{name}" for name, size in work.items() if size >= 0 and name not in KEPT)
         )
         for folder in [name for name, size in work.items() if size < 0]:
             self.place.remove(f"{WORK}/{folder}", recursive=True)

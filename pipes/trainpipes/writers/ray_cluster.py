@@ -173,8 +173,11 @@ class Ray:
         def most() -> int:  # a cluster may grow
             return max(LEAST_IN_FLIGHT, IN_FLIGHT * self.workers)
 
+        def begin(task: T) -> None:
+            running[remote.remote(task, job)] = task
+
         try:
-            while feed(waiting, running, most(), lambda task: remote.remote(task, job)):
+            while feed(waiting, running, most(), begin):
                 for reference in ray.wait([*running], num_returns=1, timeout=LOOK)[0]:
                     task = running.pop(reference)
                     done = _result(reference, str(task))

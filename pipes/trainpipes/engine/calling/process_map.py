@@ -20,7 +20,7 @@ from typing import Any
 from weakref import ref
 
 from trainpipes._internal.activity import doing
-from trainpipes._internal.locks import Living, get
+from trainpipes._internal.locks import Living, get, start
 from trainpipes._internal.pool import waits
 from trainpipes.engine.calling.process_worker import (
     Message,
@@ -115,7 +115,7 @@ class ProcessMap:
             except BaseException:
                 self._workers.remove(worker)
                 raise
-            worker.start()
+            start(worker)
 
     def next_task(self, worker: _Worker) -> Task | None:
         while not self.closed:

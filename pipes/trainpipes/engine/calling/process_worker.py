@@ -22,6 +22,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import torch
 
+from trainpipes._internal.locks import start
 from trainpipes.columns.tensor_rows import is_plain
 from trainpipes.engine.calling.row_call import RowCall
 from trainpipes.errors import DataError, WorkerError
@@ -103,7 +104,7 @@ def work(parent: socket.socket, call: RowCall | bytes, row: Any) -> None:
     torch.seed()
     torch.set_num_threads(1)
     messages: SimpleQueue[Message | None] = SimpleQueue()
-    threading.Thread(target=_listen, args=(parent, messages), daemon=True).start()
+    start(threading.Thread(target=_listen, args=(parent, messages), daemon=True))
     with suppress(ConnectionError):  # the parent is gone
         try:
             loaded: RowCall = pickle.loads(call) if isinstance(call, bytes) else call

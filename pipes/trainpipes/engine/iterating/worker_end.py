@@ -17,6 +17,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import signal_handling
 
+from trainpipes._internal.locks import start
 from trainpipes.engine.iterating.worker_message import WorkerMemory
 from trainpipes.errors import WorkerError
 from trainpipes.errors.text import how_ended
@@ -47,7 +48,7 @@ def _register() -> None:
     with suppress(PermissionError):  # it leads a session, and so a group
         os.setpgid(0, 0)
     atexit.register(_leave)
-    threading.Thread(target=_end_with_parent, name="trainpipes-parent", daemon=True).start()
+    start(threading.Thread(target=_end_with_parent, name="trainpipes-parent", daemon=True))
 
 
 def _end_with_parent() -> None:
@@ -93,14 +94,15 @@ class WorkerWatch:
         self._thread = threading.Thread(
             target=_watch, args=(self._workers, self._died), name="trainpipes-watch", daemon=True
         )
-        self._thread.start()
+        start(self._thread)
 
     @property
     def is_well(self) -> bool:
         return not connection.wait([worker.sentinel for worker in self._workers], 0)
 
     def error(self, memory: WorkerMemory, num_shards: int) -> WorkerError | None:
-        if connection.wait([worker.sentinel for worker in self._workers], PATIENCE):
+        ended_one = connection.wait([worker.sentinel for worker in self._workers], PATIENCE)
+        if ended_one and self._thread.ident is not None:  # it was started
             self._thread.join(PATIENCE)
         # One that says that all is well, in the middle of it, is not in the thread's list.
         ended = (n for n, worker in enumerate(self._workers) if not worker.is_alive())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Generator
 from typing import Any, NamedTuple
 from weakref import finalize
@@ -11,7 +12,7 @@ from torch._utils import ExceptionWrapper
 from trainpipes._internal import activity
 from trainpipes._internal.activity import RECEIVING, TURN, doing, look_at
 from trainpipes._internal.lazy import cached_property
-from trainpipes._internal.locks import InterruptibleLock
+from trainpipes._internal.locks import InterruptibleLock, Living
 from trainpipes._internal.pool import Pool
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.iterating.worker_message import WorkerMemory, WorkerMessage
@@ -93,6 +94,16 @@ _INTERRUPTED = (
 )
 
 
+_all: Living[WorkerReceiver] = Living()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """End the workers of open iterators, while modules have what that needs."""
+    for receiver in list(_all):
+        receiver.close()
+
+
 class WorkerReceiver:
     """One rank's items, made by workers. A worker's error is raised when its batch is due, and ever after."""
 
@@ -110,6 +121,7 @@ class WorkerReceiver:
         self._ready: dict[int, Received] = {}
         self._pool: Pool | None = None  # unpacks large batches while the program is at work
         self._cursors: dict[int, str] = {}  # by shard, after what was taken
+        _all.add(self)
 
     def take(self, m: int) -> Any:
         try:

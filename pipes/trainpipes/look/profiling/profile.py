@@ -130,7 +130,7 @@ class Profile:
             self._passes.now.profile = number
         activity.observer = self._observe
         self._sampler = ActivitySampler(self._tick, FRAMES if self._iteration is None else TICK)
-        self._sampler.start()
+        self._sampler.begin()
         return self
 
     def __exit__(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from itertools import repeat
 from typing import Any
 
 from trainpipes._internal.activity import BYTES
-from trainpipes._internal.locks import InterruptibleLock, Living, wait_for
+from trainpipes._internal.locks import Flag, InterruptibleLock, Living, wait_for
 from trainpipes._internal.pool import Future, Pool, waits_for_server
 from trainpipes.errors import UnreachableError
 
@@ -93,7 +92,7 @@ class Ahead:
         self.held = 0.0
         self._futures: dict[Any, Future] = {}
         #: What somebody waits for before its turn; set once it is being opened.
-        self._wanted: dict[Any, threading.Event] = {}
+        self._wanted: dict[Any, Flag] = {}
         self._readers.add(self)
 
     def expect(
@@ -156,7 +155,7 @@ class Ahead:
         readers, wanted = self._readers, None
         with readers.lock:
             if block in self.upcoming:
-                wanted = self._wanted.setdefault(block, threading.Event())
+                wanted = self._wanted.setdefault(block, Flag())
                 self._set(self.upcoming)
                 readers.go_on()
         if wanted is not None:

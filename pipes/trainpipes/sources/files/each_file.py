@@ -106,11 +106,12 @@ def failed(files: FileList, failures: dict[int, Exception], caller: str, what: s
     if len(lines) > NAMED:
         lines[NAMED:] = [f"  … and {len(lines) - NAMED:,} more"]
     gone = all(isinstance(error, FileNotFoundError) for error in failures.values())
-    first = min(failures)
+    first, bad = min(failures), [files.names[n] for n in sorted(failures)]
+    way = f"leave them out with {without(*bad[:NAMED])}" + ", and so on" * (len(bad) > NAMED)
     text = (
         f"{caller}: {len(failures):,} of {len(files):,} files cannot be read as {what}:\n"
         + "\n".join(lines)
-        + f"\nReplace or remove them, or leave them out with {without(files.names[first])}"
+        + f"\nReplace or remove them, or {way}"
     )
     kind = MissingFilesError if gone else UnreadableError
     failed = kind(text, path=files.names[first], stage=caller)

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from trainpipes.errors import DataChangedError, MissingFilesError, UnreadableError
-from trainpipes.errors.secrets import hidden
+from trainpipes.errors.secrets import hidden, without_query
 from trainpipes.interfaces.source import Place
 
 #: Where the system says of what kind its file systems are.
@@ -45,9 +45,14 @@ def located(place: Place, error: Any) -> Any:
     return type(error)(f"{place}: {said}", **reported, **vars(place))
 
 
-def without(path: str) -> str:
-    name = hidden(path).rsplit("/", 1)[-1]
-    return f"tp.list_files(...).filter(lambda p: not p.endswith({name!r})) before the reader"
+def without(*paths: str) -> str:
+    """The line of code that leaves out files by the names that they are listed by, and no others."""
+    if any(hidden(path) != path for path in paths):  # by what is no secret
+        ends = tuple(without_query(path).rpartition("://")[2] for path in paths)
+        text = f"not p.split('?')[0].endswith({ends!r})"
+    else:
+        text = f"p != {paths[0]!r}" if len(paths) == 1 else f"p not in {[*paths]!r}"
+    return f"tp.list_files(...).filter(lambda p: {text}) before the reader"
 
 
 def unreadable(place: Place, what: str) -> UnreadableError:

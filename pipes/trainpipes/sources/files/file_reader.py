@@ -27,6 +27,7 @@ from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import ReadingSource
+from trainpipes.sources.files.file_errors import without
 from trainpipes.sources.files.file_list import FileList, digest, digests
 from trainpipes.sources.files.list_files import ListFiles, checked_options
 from trainpipes.sources.memmap.manifest import is_memmap
@@ -87,7 +88,7 @@ class FileReader(ReadingSource, asks_inputs=True):
         if odd is not None:
             raise ConfigError(
                 f"{self}: the name of the file {odd!r} is not UTF-8; rename it, or leave it out with "
-                ".filter(lambda path: ...) after list_files",
+                f"{without(odd)}",
                 path=odd,
             )
 

@@ -6,6 +6,7 @@ silently.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections import Counter
@@ -43,8 +44,9 @@ def check_outputs(folder: str, files: Iterable[str], marks: Collection[str]) -> 
     placed = [file.rpartition("/") for file in files]
     counts = {place for place, _, _ in placed}
     written = Counter(place for place, _, name in placed if OURS.fullmatch(name))
-    unfinished = {place for place in written if f"{place}/{WORK}" in marks}
-    outputs = unfinished | {place for place in written if f"{place}/{MANIFEST}" in marks}
+    finished = {place for place in written if f"{place}/{MANIFEST}" in marks}
+    unfinished = {place for place in written if f"{place}/{WORK}" in marks} - finished
+    outputs = unfinished | finished
     inner = sorted(outputs - {folder.rstrip("/")})
     if inner and outputs < counts and folder.rstrip("/") not in outputs:
         raise ConfigError(
@@ -178,21 +180,27 @@ class LocalFolders:
 
     def entries(self, folder: str, all_below: bool = False) -> list[Entry]:
         with os.scandir(folder) as found:
-            return [Entry(one.path, one.is_dir()) for one in found if not _leads_back(one)]
+            return [Entry(one.path, _is_folder(one)) for one in found if not _leads_back(one)]
 
     def reported(self, file: Entry) -> Reported:
         try:
             about = os.stat(file.path)
-        except FileNotFoundError:
-            if not os.path.islink(file.path):
+        except OSError as error:
+            if not os.path.islink(file.path) or error.errno not in (errno.ENOENT, errno.ELOOP):
                 raise
+            how = "does not exist" if error.errno == errno.ENOENT else "leads back to it"
             raise MissingFilesError(
-                f"{file.path} is a link to {os.readlink(file.path)}, which does not exist; repair the link "
+                f"{file.path} is a link to {os.readlink(file.path)}, which {how}; repair the link "
                 "or remove it",
                 path=file.path,
             ) from None
         refuse_special(file.path, about.st_mode)
         return Reported(about.st_size, str(about.st_mtime_ns), about.st_ino)
+
+    def content(self, file: str) -> bytes:
+        refuse_special(file)  # a pipe would be waited for
+        with open(file, "rb") as opened:
+            return opened.read()
 
 
 class StoreFolders:
@@ -231,6 +239,10 @@ class StoreFolders:
     def reported(self, file: Entry) -> Reported:
         return reported(file.info)
 
+    def content(self, file: str) -> bytes:
+        found: bytes = self._requests.call(self._system, "cat_file", file)
+        return found
+
 
 def reported(info: Mapping[str, Any]) -> Reported:
     stamp = next((f"{key}={info[key]}" for key in STAMPS if info.get(key)), "")
@@ -242,9 +254,16 @@ def _entry(info: Mapping[str, Any]) -> Entry:
     return Entry(info["name"].rstrip("/") if is_folder else info["name"], is_folder, info)
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, which whoever reads it says
+        return False
+
+
 def _leads_back(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a link to a folder above it."""
-    if not entry.is_symlink() or not entry.is_dir():
+    if not entry.is_symlink() or not _is_folder(entry):
         return False
     target = os.path.realpath(entry.path)
     here = os.path.realpath(os.path.dirname(entry.path))

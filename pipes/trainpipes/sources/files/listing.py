@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import glob
+import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -64,7 +66,9 @@ def expand(
             found[name] = reported(requests.call(system, "info", name))
 
     try:
-        there = folders.look_up(path)
+        there, known = folders.look_up(path), dict[str, list[Entry]]()
+        if there is None:
+            there, known = _by_exact_name(folders, path)
         if there is None:
             first = min(path.index(c) for c in wild(path) if c in path)
             cut = path.rfind("/", 0, first) + 1
@@ -74,7 +78,7 @@ def expand(
             wanted = Wanted(path, (), suffixes)
         else:
             found = {there.path: folders.reported(there)}
-        found = found if wanted is None else _walk(folders, wanted, requests)
+        found = found if wanted is None else _walk(folders, wanted, requests, known)
         unknown = [name for name, one in found.items() if one.size is None]  # of index pages
         requests.map(ask, unknown, folders.many)
     except TrainpipesError:
@@ -88,7 +92,24 @@ def expand(
     return {name: found[name] for name in sorted(found, key=natural)}, wanted
 
 
-def _walk(folders: Folders, wanted: Wanted, requests: Requests) -> Found:
+def _by_exact_name(folders: Folders, path: str) -> tuple[Entry | None, dict[str, list[Entry]]]:
+    """What is there by the very name of a pattern; and the folder in which it was looked for. Not where
+    ``*`` names that folder.
+    """
+    folder, _, name = path.rpartition("/")
+    if isinstance(folders, LocalFolders) or "*" in folder or "**" in name:
+        return None, {}
+    try:
+        inside = folders.entries(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None, {}
+    there = next((one for one in inside if one.path == path), None)
+    return there, {} if there is not None else {folder: inside}
+
+
+def _walk(
+    folders: Folders, wanted: Wanted, requests: Requests, known: dict[str, list[Entry]]
+) -> Found:
     found: Found = {}
     marks: set[str] = set()
     in_whole: dict[str, list[str]] = {}  # files by the folder that was named or matched
@@ -96,6 +117,8 @@ def _walk(folders: Folders, wanted: Wanted, requests: Requests) -> Found:
 
     def entries(step: tuple[str, frozenset[int], str | None]) -> list[Entry]:
         folder, reached, _ = step
+        if folder in known and not wanted.all_below(reached):
+            return known[folder]
         try:
             return folders.entries(folder, wanted.all_below(reached))
         except (FileNotFoundError, NotADirectoryError):
@@ -131,7 +154,40 @@ def _walk(folders: Folders, wanted: Wanted, requests: Requests) -> Found:
             level = below
     for folder, files in in_whole.items():
         check_outputs(folder, files, marks)
+    _check_manifests(
+        folders, wanted, found, [mark for mark in marks if mark.endswith(f"/{MANIFEST}")]
+    )
     return found
+
+
+def _check_manifests(
+    folders: Folders, wanted: Wanted, found: Found, manifests: Sequence[str]
+) -> None:
+    """Raise MissingFilesError if a writer's manifest names files that are wanted, and not there."""
+    for manifest in sorted(manifests):
+        folder = manifest.rpartition("/")[0]
+        named = [f"{folder}/{name}" for name in _named_in(folders, manifest)]
+        gone = [path for path in named if path not in found and wanted.stands_for(path)]
+        if gone:
+            names = ", ".join(path.rpartition("/")[2] for path in gone[:SHOWN])
+            more = f" and {len(gone) - SHOWN:,} more" if len(gone) > SHOWN else ""
+            raise MissingFilesError(
+                f"{folder}: {len(gone):,} of the {len(named):,} files that {MANIFEST} names are not there: "
+                f"{names}{more}; copy them again, or write all anew with overwrite=True. To read what is "
+                f"there, remove {MANIFEST}",
+                path=gone[0],
+            )
+
+
+def _named_in(folders: Folders, manifest: str) -> list[str]:
+    """What a manifest names; nothing if it is no writer's, or has just been removed."""
+    with suppress(
+        FileNotFoundError, IsADirectoryError, PermissionError, ValueError, KeyError, TypeError
+    ):
+        about = json.loads(folders.content(manifest))
+        if "trainpipes_files" in about:
+            return [entry["file"] for entry in about["files"]]
+    return []
 
 
 # What to say
@@ -167,6 +223,8 @@ def _nothing(
         )
         return MissingFilesError(said, path=url)
     what = f"{'no file matches' if has_magic(path) else 'there is no file or folder'} {url!r}"
+    if has_magic(path) and "*" not in path:  # it may be meant as a name
+        what += f", nor has one this very name, which as a pattern is {glob.escape(url)!r}"
     if folder is None:
         return MissingFilesError(f"{what}, and nothing above it can be listed", path=url)
     missing = path[len(folder) :].strip("/").split("/")[0]

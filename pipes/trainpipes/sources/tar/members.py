@@ -156,9 +156,16 @@ def members_of_index(text: str, size: int) -> list[tuple[str, int, int]] | None:
 
 
 def is_header(header: bytes, size: int) -> bool:
+    """Whether a block is the header of a member of that size, by its checksum: old ones have no mark."""
+    checksum = header[148:156].strip(b"\0 ")
+    others = np.frombuffer(header[:148] + b" " * 8 + header[156:], np.uint8)
+    sums = int(others.sum()), int(others.view(np.int8).sum())  # some programs added signed bytes
+    if len(header) < BLOCK or not checksum.isdigit() or int(checksum, 8) not in sums:
+        return False
     reported = header[124:136].strip(b"\0 ")
-    short = reported.isdigit() and size < 8**11
-    return header[257:262] == b"ustar" and (not short or int(reported, 8) == size)
+    if not reported.isdigit() or size >= 8**11:
+        return True
+    return int(reported, 8) in (size, 0)  # 0 where a header before it says the size
 
 
 def beside(files: FileList, job: Scan) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from trainpipes.errors import ConfigError, SchemaError, UnreadableError
 from trainpipes.filesystems.retry import Retry
 from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.files.each_file import one_line
+from trainpipes.sources.files.file_errors import without
 from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.list_files import ListFiles
@@ -106,7 +107,7 @@ class ReadImages(FileReader, has_blocks=True, random_access=True):
             if found[-1] < 0:
                 raise unfit(
                     f"has no row for {name}{nearest(short, names)}: add one, or leave the image out with "
-                    ".filter(lambda path: ...) after list_files"
+                    f"{without(name)}"
                 )
         return table.drop_columns([column]).take(to_arrow(np.array(found, dtype=np.int64)))
 
