@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -28,6 +28,10 @@ LOOKED_AT = 1 << 16
 
 class Tokenizes(TargetStage, RunStage):
     """A stage that makes token ids, or says who made them."""
+
+    #: What is made of the tokenizer as it is when the stage is made, which the program may change later:
+    #: copies of the stage, as in workers, have the same.
+    _snapshots: ClassVar[tuple[str, ...]] = ("maker",)
 
     @made_once
     def maker(self) -> TokenizerEngine:
@@ -79,7 +83,15 @@ class Tokenizes(TargetStage, RunStage):
         take_turns(threads)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "maker": self.maker}  # knows what its file held
+        return {**super().__getstate__(), **self._snapshot()}
+
+    def _fresh(self) -> Self:
+        found = super()._fresh()
+        vars(found).update(self._snapshot())
+        return found
+
+    def _snapshot(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._snapshots}
 
 
 class TokenizedBy(Tokenizes):
