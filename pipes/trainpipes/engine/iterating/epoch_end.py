@@ -30,7 +30,7 @@ def say_counts(plan: Plan, consumer: Topology, start: Position, before: Sequence
     for tally, numbers in zip(plan.tallies, before, strict=True):
         tally.end()
         if tally.warns and (said := tally.said(tally.since(numbers))):
-            log.warning("%s: %s: %s", name, tally.stage, said)
+            log.warning("%s: %s: %s", name, str(tally.stage), said)  # a record holds no workers
 
 
 def say_left_out(plan: Plan, topology: Topology, epoch: int, origin: int) -> None:
