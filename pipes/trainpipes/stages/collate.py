@@ -24,8 +24,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.blame import at_row, blame, each
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import FinishingStage
-from trainpipes.stages.columns import columns_as, refuse_collated, unbatched
+from trainpipes.stages.columns import CollatingStage, columns_as, unbatched
 from trainpipes.stages.pack import kept_columns
 
 #: What ``default_collate`` makes of numbers of these types.
@@ -95,10 +94,11 @@ def _values(column: pa.ChunkedArray) -> Array | None:
     return found.astype(WIDE[found.dtype.kind], copy=False)
 
 
-class Collate(FinishingStage, versioned="fn"):
+class Collate(CollatingStage, versioned="fn"):
     """Collate the rows of each batch with a function, or with torch's ``default_collate``.
 
-    ``pad_collate`` pads rows of different lengths.
+    ``pad_collate`` pads rows of different lengths. A ``map`` between ``batch`` and this stage may return
+    a list of other rows, as one that decodes pictures once rows are in buckets.
 
     Args:
         fn: function of one batch. Left out, ``default_collate``: arrays of one shape become tensors
@@ -124,16 +124,18 @@ class Collate(FinishingStage, versioned="fn"):
     _kept: ClassVar[Collection[str]] = ()
 
     def _resolve(self, below: Sequence[Stage]) -> Self:
-        return self._resolved(_kept=kept_columns(below))
+        return super()._resolve(below)._resolved(_kept=kept_columns(below))
 
     def _traits(self) -> dict[str, Any]:
         return {"takes": "rows" if self.format == "rows" else "columns"}
 
     def process(self, run: Run) -> Run:
-        refuse_collated(run, self)
+        self._refuse_collated(run)
         if self.format == "rows":
             if self.fn is not None:
                 return run.with_items(each(self, self.fn, run))
+            if run.items is not None:
+                return run.with_items(self._collated(run))
             if run.bounds is not None and run.block.of_kind(TensorRows):
                 return run.with_items(batches_of(part.cut for part in run.block.parts(run.bounds)))
             data, edges = run.block.data, [] if run.bounds is None else run.bounds.tolist()
@@ -143,6 +145,10 @@ class Collate(FinishingStage, versioned="fn"):
             return run.with_items(self._collated(run))
         if run.bounds is None:
             raise ConfigError(f"{self} works on batches: put .batch(n) before it")
+        if run.items is not None:
+            got = "lists of Python rows, which a function made of the batches"
+            way = "put that function before batch(), or leave format out"
+            raise ConfigError(f"{self} takes columns, got {got}: {way}")
         cuts = pairwise(run.bounds.tolist())
         return run.with_items([self._of_columns(run.block.slice(a, b)) for a, b in cuts])
 
@@ -155,7 +161,7 @@ class Collate(FinishingStage, versioned="fn"):
                 items.append(stacked(with_same_keys(rows)))
             except Exception as error:
                 bad, ids = unfit(rows), run.row_ids(len(items))
-                row = ids[min(bad.row or 0, len(ids) - 1)]
+                row = ids[bad.row or 0] if len(ids) == len(rows) else ids[0]
                 raise at_row(f"{self}: {bad}", self, row) from error
         return items
 
@@ -170,7 +176,7 @@ class Collate(FinishingStage, versioned="fn"):
 
 def rows_of_batches(run: Run) -> Sequence[Any]:
     """The rows of each batch; fixed-size lists of numbers as arrays."""
-    if run.bounds is None:
+    if run.bounds is None or run.items is not None:
         return run.unroll()
     data = run.block.data
     rows = python_rows(data, every=True) if isinstance(data, pa.Table) else run.block.rows()

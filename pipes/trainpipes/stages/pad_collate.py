@@ -25,9 +25,8 @@ from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.interfaces.blame import at_row, in_column, naming, refused
 from trainpipes.interfaces.stage import Stage, made_once
-from trainpipes.interfaces.stage_kinds import FinishingStage
 from trainpipes.stages import pad_rules
-from trainpipes.stages.columns import refuse_collated, unbatched
+from trainpipes.stages.columns import CollatingStage, unbatched
 from trainpipes.stages.pack import Pack, kept_columns
 from trainpipes.stages.read_columns import Opaque, Ragged, check_fit, limits, read
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes, makers_of_columns
@@ -43,7 +42,7 @@ class Writer(NamedTuple):
     cut: Callable[[IntArray | None, IntArray], Cut]
 
 
-class PadCollate(TakesTokenizer, FinishingStage, takes="columns or objects"):
+class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
     """Turn the columns of each batch into a dict of tensors; lists of numbers are padded.
 
     - lists of numbers: ``[B, L]``; integers as int64, bools as bool, float32 and float64 as
@@ -136,8 +135,10 @@ class PadCollate(TakesTokenizer, FinishingStage, takes="columns or objects"):
         ids |= {} if self._own is None else {"input_ids": self._own}
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         kept = kept_columns(below)
-        return self._resolved(
-            _tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack, _kept=kept
+        return (
+            super()
+            ._resolve(below)
+            ._resolved(_tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack, _kept=kept)
         )
 
     @property
@@ -154,8 +155,8 @@ class PadCollate(TakesTokenizer, FinishingStage, takes="columns or objects"):
         return found
 
     def process(self, run: Run) -> Run:
-        refuse_collated(run, self)
-        block, bounds = run.block, run.bounds
+        self._refuse_collated(run)
+        block, bounds = run.block, run.bounds if run.items is None else None
         if bounds is not None and block.has_columns:
             return run.with_items(self._of_tables(run, bounds))
         names = getattr(block.within, "names", None)
@@ -222,7 +223,9 @@ class PadCollate(TakesTokenizer, FinishingStage, takes="columns or objects"):
     def _of_rows(self, run: Run, k: int, rows: Any) -> dict[str, Any]:
         if not isinstance(rows, list):
             raise unbatched(self, rows)
-        ids = np.broadcast_to(run.row_ids(k), len(rows))
+        ids = run.row_ids(k)
+        if len(ids) != len(rows):  # a function made other rows of the batch
+            ids = np.broadcast_to(ids[:1], len(rows))
         names = list(rows[0]) if rows and isinstance(rows[0], Mapping) else []
         known = dict.fromkeys(names).keys()
         for number, row in enumerate(rows):
