@@ -7,6 +7,7 @@ import numpy as np
 
 from trainpipes._internal.checks import ColumnName, Count, Text
 from trainpipes.columns.block import Block
+from trainpipes.columns.row_types import python_values
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.interfaces.blame import blame
@@ -93,7 +94,12 @@ class ChatTemplate(Tokenizes, takes="columns"):
         self.refuse_batches(run)
         taken = [name for name in (self.column, self.prompt, self.tools) if name is not None]
         block, table = row_table(run, self, taken, ["input_ids", "labels"][: 1 + self.labels])
-        given = [table.column(name).to_pylist() for name in taken]
+        given = [
+            table.column(name).to_pylist()
+            if name == self.tools
+            else python_values(table.column(name))
+            for name in taken
+        ]  # tools stay as JSON text
         table = table.drop_columns([self.column])
         written, bad = self._written(block, given)
         ids, said = self._chat.encode(written)

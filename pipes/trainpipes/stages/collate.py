@@ -17,7 +17,7 @@ from trainpipes.columns.arrays import Array, is_number, one_chunk, to_numpy
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.lazy_batches import late_if_small
-from trainpipes.columns.row_types import array_of, fixed_shape, python_rows
+from trainpipes.columns.row_types import array_of, fixed_shape, python_rows, python_values
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.errors import ConfigError
@@ -66,7 +66,7 @@ def stacked_columns(
     for name in table.column_names:
         values = _values(table.column(name))
         if values is None:
-            rows = table.column(name).to_pylist()
+            rows = python_values(table.column(name))
             made = list if name in kept else stacked
             cuts[name] = [made(rows[a:b]) for a, b in pairwise(edges)].__getitem__
         else:

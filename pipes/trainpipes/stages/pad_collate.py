@@ -19,7 +19,7 @@ from trainpipes.columns.arrays import Array, to_arrow
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.lazy_batches import late_if_small
 from trainpipes.columns.rectangles import RaggedRows, Side
-from trainpipes.columns.row_types import as_array
+from trainpipes.columns.row_types import as_array, python_values
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
@@ -364,7 +364,7 @@ def _object_writer(name: str, values: list[Any] | pa.Array) -> Writer:
     def cut(index: IntArray | None, bounds: IntArray) -> Cut:
         edges, found = bounds.tolist(), values
         if isinstance(values, pa.Array):
-            found = (values if index is None else values.take(to_arrow(index))).to_pylist()
+            found = python_values(values if index is None else values.take(to_arrow(index)))
         return lambda k: {name: list(found[edges[k] : edges[k + 1]])}
 
     return Writer(float("inf"), cut)
