@@ -45,14 +45,31 @@ def stacked(rows: Any) -> Any:
         with suppress(OverflowError):  # of which torch has a message of its own
             return torch.from_numpy(np.array(rows, NUMBERS[kind]))
     if kind is dict:
-        return {name: stacked([row[name] for row in rows]) for name in rows[0]}
+        return {name: _stacked_values([row[name] for row in rows]) for name in rows[0]}
     alike = kind is np.ndarray and len({(row.dtype, row.shape) for row in rows}) == 1
     if alike and rows[0].dtype.kind in "biuf" and get_worker_info() is None:
         # torch would have threads of its own stack large ones, which get in the way of ours.
         return torch.from_numpy(np.stack(rows))
     if kind is tuple and len(set(map(len, rows))) == 1:
-        return [stacked(column) for column in zip(*rows, strict=True)]
+        return [_stacked_values(column) for column in zip(*rows, strict=True)]
     return default_collate(rows)
+
+
+def _stacked_values(values: Sequence[Any]) -> Any:
+    """A column of rows: as rows are, but lists of arrays that are alike, such as the frames of a video, make
+    one tensor ``[B, n, ...]``.
+    """
+    lists = all(isinstance(value, list) and value for value in values)
+    arrays = [item for value in values for item in value] if lists else []
+    all_arrays = bool(arrays) and all(
+        isinstance(item, np.ndarray | torch.Tensor) for item in arrays
+    )
+    if all_arrays and len({len(value) for value in values}) == 1:
+        alike = {(type(item), item.dtype, tuple(item.shape)) for item in arrays}
+        if len(alike) == 1:
+            found: torch.Tensor = stacked(arrays)
+            return found.reshape(len(values), -1, *found.shape[1:])
+    return stacked(values)
 
 
 def stacked_columns(
@@ -102,7 +119,7 @@ class Collate(CollatingStage, versioned="fn"):
 
     Args:
         fn: function of one batch. Left out, ``default_collate``: arrays of one shape become tensors
-            ``[B, ...]``.
+            ``[B, ...]``; and, beyond that, lists of n such arrays ``[B, n, ...]``.
         format: what the function gets: "rows", a list as in ``DataLoader``; or the columns as
             "arrow", "numpy" or "torch" (see ``map_batches``).
         version: names the function in checkpoints; see ``map``.
