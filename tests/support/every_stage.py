@@ -337,6 +337,10 @@ def words(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     return ({"x": row["x"], "word": word} for word in row["text"].split() if row["x"] > 2)
 
 
+def tens(columns: dict[str, Any]) -> dict[str, Any]:
+    return {"tens": columns["x"] // 10}
+
+
 def negative(columns: dict[str, Any]) -> dict[str, Any]:
     return {"x": -columns["x"]}
 
@@ -449,6 +453,13 @@ FINITE: dict[str, Make] = {
     "concat / of any kind": lambda f: (
         tp.concat(rows(f).select("x", "answer"), tp.from_dataset(ANSWERS), tp.from_arrow(answers()))
         .sharding_filter(4).shuffle(20).batch(4)
+    ),
+    "windows": lambda f: (
+        rows(f).select("x", "tokens").windows(5, stride=3).sharding_filter(4).shuffle(9).batch(3)
+    ),
+    "windows / drawn": lambda f: (
+        tp.from_arrow(table(f)).with_columns(tens, format="numpy").select("x", "tens")
+        .windows(4, stride=1, within="tens").sharding_filter(4).shuffle(scope="global").batch(3).collate()
     ),
     "zip": lambda f: (
         rows(f).select("x", "text").zip(tp.from_arrow(pa.table({"y": range(97)}))).sharding_filter(4)
@@ -822,6 +833,7 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
         "Resize": {"size": 8}, "CenterCrop": {"size": 8}, "RandomCrop": {"size": 8},
         "RandomResizedCrop": {"size": 8}, "ImageTransform": {"transform": len},
         "Concat": {"pipelines": [tp.from_tensors([1])]}, "Zip": {"pipelines": [tp.from_tensors([1])]},
+        "Windows": {"pipelines": [tp.from_tensors(x=[1])], "length": 1},
         "Tokenize": {"tokenizer": "bytes"}, "TokenizedBy": {"tokenizer": "bytes"},
         "FromMemmap": {"path": "x"},
         "Pack": {"max_length": 8}, "Truncate": {"max_length": 8}, "Sample": {"fraction": 0.5},
