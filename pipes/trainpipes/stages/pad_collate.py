@@ -217,7 +217,8 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         if dtype == tensor.dtype:
             return tensor
         with naming(name, self, ids):
-            check_fit(as_array(tensor), pad_rules.numpy_dtype(dtype, name), None)
+            values = as_array(tensor)
+            check_fit(values, pad_rules.numpy_dtype(dtype, name), None, _wider(name, values))
         return tensor.to(dtype)
 
     def _of_rows(self, run: Run, k: int, rows: Any) -> dict[str, Any]:
@@ -281,7 +282,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         ragged = isinstance(column, Ragged)
         dtype = self._dtype(name, column.values, ragged)
         lengths = column.lengths if isinstance(column, Ragged) else None
-        check_fit(column.values, dtype, lengths)
+        check_fit(column.values, dtype, lengths, _wider(name, column.values))
         if lengths is None:
             return _even_writer(name, column.values, dtype)
         rule = self._rule_of(name)
@@ -368,6 +369,11 @@ def _object_writer(name: str, values: list[Any] | pa.Array) -> Writer:
         return lambda k: {name: list(found[edges[k] : edges[k + 1]])}
 
     return Writer(float("inf"), cut)
+
+
+def _wider(name: str, values: Array) -> str:
+    """What keeps all numbers of a column."""
+    return f"pass columns={{{name!r}: {{'dtype': torch.{values.dtype}}}}}"
 
 
 def add_sequences(batch: dict[str, Any]) -> None:
