@@ -179,6 +179,15 @@ def makers_of_columns(stages: Sequence[Stage]) -> dict[str, Tokenizes]:
     return found
 
 
+def lengths_by(stages: Sequence[Stage]) -> tuple[str, bool]:
+    """What ``bucket_by_length`` must be given to find a row's length; and whether rows hold pairs of texts,
+    which ``pack`` does not take.
+    """
+    ids = makers_of_columns(stages)
+    column = f"column={min(ids)!r}" if ids and "input_ids" not in ids else ""
+    return column, len(ids) > 1 or any(stage.options.get("pair") is True for stage in stages)
+
+
 class TakesTokenizer(Stage):
     """A stage that asks a tokenizer for its special tokens: one given, or that of a stage before it."""
 

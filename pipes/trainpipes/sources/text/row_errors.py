@@ -79,7 +79,7 @@ def bad_row(
     where = f"{name}, line {line:,}"
     of_row: dict[str, Any] = {"path": name, "row": int(layout.rows[:piece].sum()) + good}
     wanted = form.infer(data[:first], start)[0] if schema is None and first else schema
-    drift = wanted is not None and _drift(form, row, start, wanted)
+    drift = None if wanted is None else _drift(form, row, start, wanted)
     if drift is not None:
         return SchemaError(f"{where}: {drift.said}: {text}; {drift.way(form)}", **of_row)
     said = ARROW.sub("", problem(good + 1)).rstrip(".")
