@@ -54,10 +54,15 @@ test: $(VENV)/.test
 test-all: test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "slow or nightly" $(PYTEST)
 
+# Tests of other rooms that need a framework: where it is missing, they are skipped.
+WITH_FRAMEWORKS := tests/package/test_private_names.py tests/sources/test_hf.py \
+  tests/sources/test_own_position.py tests/sources/test_arrow_files.py \
+  tests/look/test_profile.py::test_a_loader_within_one_of_accelerate
+
 # Frameworks bring much that nothing else needs, and versions that others may not want.
 test-frameworks:
 	$(MAKE) $(FRAMEWORKS)/.frameworks VENV=$(FRAMEWORKS)
-	$(FRAMEWORKS)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/frameworks tests/package/test_private_names.py $(PYTEST)
+	$(FRAMEWORKS)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/frameworks $(WITH_FRAMEWORKS) $(PYTEST)
 
 # Ray starts processes of its own for each cluster: one test process at a time.
 test-ray:

@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import re
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -251,6 +252,17 @@ def test_tests_are_in_folders_named_as_the_rooms():
     folders = {one for one in names if "." not in one and any((tests / one).rglob("*.*"))}
     assert folders - {room_of(name) for name in MODULES} == OTHER_TESTS
     assert not list((tests / "support").rglob("test_*"))
+
+
+def test_each_test_that_needs_a_framework_is_run_by_make_test_frameworks():
+    tests = Path(__file__).parent
+    needed = re.compile(r"importorskip\(\"(accelerate|datasets|keras|lightning|torchft|trl)\b")
+    files = [path for path in sorted(tests.rglob("test_*.py")) if needed.search(path.read_text())]
+    elsewhere = [path for path in files if path.parent != tests / "frameworks"]
+    assert elsewhere
+    makefile = (tests.parent / "Makefile").read_text()
+    for path in elsewhere:
+        assert str(path.relative_to(tests.parent)) in makefile
 
 
 def test_public_names_are_sorted_and_there():

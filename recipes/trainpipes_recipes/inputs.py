@@ -185,9 +185,19 @@ class Input:
                 None.
         """
         ids = {name for name in columns if name.endswith("input_ids")}
-        if isinstance(self._data, tp.Pipeline) or any(named) or self._reader != "read_parquet":
+        if isinstance(self._data, tp.Pipeline) or self._reader != "read_parquet":
             return None
         if not ids & set(self.columns):  # so that files of texts are not listed twice
+            return None
+        if any(named):
+            lacking = [name for name in named if name and name not in self.columns]
+            if lacking:
+                raise tp.SchemaError(
+                    f"{self.recipe}: the files hold token ids, which were made ahead, and no column "
+                    f"{lacking[0]!r}: leave out the option that names it, which has shaped the ids already, "
+                    "or give the files of texts",
+                    stage=self.recipe,
+                )
             return None
         return tokenized_rows(
             self.rows(), tokenizer, columns, caller=self.recipe, made_by=made_by, on_error=on_error

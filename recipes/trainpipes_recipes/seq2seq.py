@@ -36,9 +36,8 @@ def seq2seq(
         attention_mask   [B, L]   1 on tokens, 0 on padding
         labels           [B, M]   the response's tokens, end-of-text, then -100; M the longest response
 
-    With ``hf_names=False`` they are "input_ids", "input_mask" and "target_ids", which ends with the
-    tokenizer's pad token: leave it out of the loss. Rows are not packed: encoder-decoder models take no
-    mask by which a response sees its own prompt only.
+    Rows are not packed: encoder-decoder models take no mask by which a response sees its own prompt
+    only.
 
     Args:
         prompt: column of the encoder's input; by default it and ``response`` are the first pair of

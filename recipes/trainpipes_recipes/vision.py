@@ -47,6 +47,8 @@ class Processor(Loaded):
         rule = "a processor of transformers with an image processor, or the name or folder of one"
         require(good, "vision_chat(processor)", rule, given)
         self._given, self._template = os.fspath(given) if named else given, template
+        # The program goes on with the object, and may change it.
+        self._kept = self._given if named else copy.deepcopy(given)
         super().__init__()
 
     @classmethod
@@ -55,7 +57,8 @@ class Processor(Loaded):
         return given if isinstance(given, cls) else cls(given)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k != "_copies"}
+        state = {k: v for k, v in super().__getstate__().items() if k != "_copies"}
+        return {**state, "_given": self._kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -73,7 +76,7 @@ class Processor(Loaded):
         return repr(given) if isinstance(given, str) else f"{type(given).__name__}()"
 
     def _load(self) -> _Parts:
-        found = self._given
+        found = self._kept
         if isinstance(found, str):
             found = _by_name(found)
         own = getattr(found, "chat_template", None) or getattr(

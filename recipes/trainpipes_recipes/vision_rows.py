@@ -15,10 +15,10 @@ from trainpipes._internal.checks import Count
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.stage import made_once
-from trainpipes.interfaces.stage_kinds import FinishingStage, RunStage
+from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.interfaces.tally import Tally
 from trainpipes.sources.files.list_files import checked_options
-from trainpipes.stages.columns import refuse_collated
+from trainpipes.stages.columns import CollatingStage
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.quarantine import OnBadRow, leaves_out
 from trainpipes.tokenizers.chat import Written
@@ -161,7 +161,7 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
         return "" if place is None else os.path.dirname(place)
 
 
-class VisionBatches(OfPictures, FinishingStage, per_row=True):
+class VisionBatches(OfPictures, CollatingStage, per_row=True):
     """Call the processor once for the rows of each batch.
 
     A batch is a dict with all that the processor gives, and "labels", int64 ``[B, L]``: the ids of
@@ -218,7 +218,7 @@ class VisionBatches(OfPictures, FinishingStage, per_row=True):
         return packed
 
     def process(self, run: Run) -> Run:
-        refuse_collated(run, self)
+        self._check_rows(run)
         bad: dict[int, Exception] = {}
         items: list[Any] = []
         for number, rows in enumerate(run.unroll()):

@@ -342,6 +342,17 @@ def test_advice_names_what_to_change_first_until_it_has_been_taken():
     assert of(docs().pack(64).batch(8).pad_collate(), tokens=55) == ""
 
 
+def test_advice_for_pairs_is_what_they_can_stand_before():
+    texts = tp.from_dataset([{"prompt": "p" * n, "response": "r"} for n in range(1, 9)])
+    pairs = texts.tokenize(
+        "bytes", {"prompt": "chosen_input_ids", "response": "rejected_input_ids"}
+    )
+    said = of(pairs.batch(8).pad_collate(value=0), tokens=55)
+    assert "write .bucket_by_length(column='chosen_input_ids') in place of .batch(); of" in said
+    assert "pack" not in said
+    assert list(pairs.bucket_by_length(4, column="chosen_input_ids").pad_collate(value=0))
+
+
 def test_advice_stands_below_the_numbers(ran, folder):
     tp.from_dataset([{"prompt": "p" * 100, "response": "r"}] * 8).write_parquet(folder / "long")
     cut = ["--files", "long", "--tokenizer", "bytes", "--option", "max_length=50"]

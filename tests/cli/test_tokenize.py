@@ -135,6 +135,17 @@ def test_a_config_is_tokenized(texts: str, ran: Ran) -> None:
     options = ["--config", "train.yaml", "--set", "options.max_length=32"]
     code, out, _ = ran("tokenize", "ids", *options)
     assert code == 0
-    chain = out.partition("tp.")[2]
-    assert chain.startswith("list_files(")
-    assert eval(f"(tp.{chain})").peek()["input_ids"].shape == (8, 32)
+    chain = out[out.index("(\n") :]
+    assert chain.startswith("(\n  tp.list_files(")
+    assert eval(chain).peek()["input_ids"].shape == (8, 32)
+
+
+def test_stages_that_are_printed_to_train_with_can_be_pasted(texts: str, ran: Ran) -> None:
+    Path("own.yaml").write_text(
+        f"stages:\n- list_files: {texts!r}\n- read_parquet\n- tokenize: {{tokenizer: bytes, columns: text}}\n"
+        "- batch: 4\n- pad_collate\n"
+    )
+    code, out, _ = ran("tokenize", "--config", "own.yaml", "ids")
+    assert code == 0
+    pasted = out[out.index("(\n") :]
+    assert [digest(one) for one in eval(pasted)] == [digest(one) for one in tp.load("own.yaml")]

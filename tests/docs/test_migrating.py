@@ -125,3 +125,26 @@ def test_mux_and_mux_longest_give_what_they_gave_there() -> None:
         assert {found[0] < 10, found[1] < 10} == {found[1] < 10, found[2] < 10} == {True, False}
     assert 3 <= len(mux) <= 5
     assert sorted(longest) == [1, 2, 3, 4, 10, 20]
+
+
+#: Names on the left that are options, constants or words, which no object is asked for.
+NOT_ASKED = {
+    "there", "sampler", "batch_sampler", "shuffle_block_size", "shuffle_seed", "naive", "num_canonical_nodes",
+    "replication", "num_proc", "fn", "handler", "ignore_and_continue", "drop_last", "delta_timestamps",
+    "FIRST_DATASET_EXHAUSTED", "StopCriteria", "epoch_size", "cache_dir", "cache_limit", "predownload",
+    "worker_init_fn", "generator", "prefetch_factor",
+}  # fmt: skip
+
+
+def test_each_name_leads_there_from_a_pipeline_and_from_the_module() -> None:
+    codes = (code for left, _ in ROW.findall(TEXT) for code in re.findall(r"`([^`]+)`", left))
+    found = (re.fullmatch(r"(?:wds\.)?(\w+)(\(.*\))?", code) for code in codes)
+    asked = sorted({match[1] for match in found if match} - NOT_ASKED)
+    assert {"concat", "slice", "readlines", "set_length", "fork", "demux", "groupby"} < {*asked}
+    for name in asked:
+        for owner, names in ((rows(), dir(tp.Pipeline)), (tp, [*tp.__all__, "zip"])):
+            if name not in names:
+                with pytest.raises(AttributeError) as caught:
+                    getattr(owner, name)
+                known = name in dir(tp.Pipeline) or name in [*tp.__all__, "zip"]
+                assert known or "(here that is " in str(caught.value), name

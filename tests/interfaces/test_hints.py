@@ -37,7 +37,7 @@ def rows(count: int = 100) -> tp.Pipeline:
     (lambda: rows()[0], "got pipe[0]: peek() is the next item"),
     (lambda: rows().head(), "a pipeline has no 'head'"),
     (lambda: rows().shufle(), "did you mean 'shuffle'?"),
-    (lambda: rows().pin_memory(), "did you mean 'pin'?"),
+    (lambda: rows().pin_memory(), "here that is .pin()"),
     (lambda: rows().bucket(), "did you mean 'bucket_by_length'?"),
     (lambda: tp.mix([rows(), rows()], [0.7, 0.3]), 'such as mix({"a": a, "b": b}, weights='),
     (lambda: rows() + 1, "concat"),

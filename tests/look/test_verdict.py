@@ -181,6 +181,12 @@ CASES: dict[str, tuple[Verdict, str, str, float, float]] = {
         found(facts(PARQUET), 0.1, cells=1000, padding=600),
         "padding", "bucket_by_length() in place of batch(), or pack() before it", 2.2, 2.3,
     ),
+    "padding of pairs": (
+        found(
+            facts(PARQUET, pairs=True, lengths_by="column='chosen_input_ids'"), 0.1, cells=1000, padding=600
+        ),
+        "padding", "bucket_by_length(column='chosen_input_ids') in place of batch()", 2.2, 2.3,
+    ),
     "cores taken by others": (
         found(
             facts(PARQUET), 8.0, others=3.0,

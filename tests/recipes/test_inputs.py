@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import pytest
 import torch
 
 import trainpipes as tp
-from every_stage import SavedRows
+from every_stage import SavedRows, chat_tokenizer
+from trainpipes.prepare import tokenize
 from trainpipes.testing import check_resume, digest
 from trainpipes_recipes import preference, pretrain, seq2seq, sft
 from trainpipes_recipes.inputs import PAIRS, Input, with_context
@@ -227,3 +229,31 @@ def test_each_ending_is_named_once(tmp_path: Path) -> None:
     with pytest.raises(tp.MissingFilesError) as error:
         pretrain(tmp_path, "bytes").peek()
     assert str(error.value).count(".text") == 1
+
+
+def test_files_of_several_formats_are_joined_as_the_message_says(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "b.csv").write_text("text\ntwo\n")
+    with pytest.raises(tp.ConfigError, match="of one format") as caught:
+        tp.recipe("pretrain", str(tmp_path), "bytes")
+    call = re.search(r"trainpipes\.concat\((.*)\)$", str(caught.value))
+    assert call is not None
+    assert call[1] == "trainpipes.read_csv(...), trainpipes.read_json(...)"
+    joined = eval(call[0].replace("...", "path"), {"trainpipes": tp, "path": str(tmp_path)})
+    assert [row["text"] for row in joined] == ["two", "one"]
+    tp.recipe("pretrain", joined, "bytes", max_length=8, batch_size=1).peek()
+
+
+def test_an_option_that_names_a_column_of_files_made_ahead_is_left_out(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    rows = tp.from_arrow(pa.table({"messages": [talk] * 4, "tools": ['[{"name": "f"}]'] * 4}))
+    rows.write_parquet(tmp_path / "texts")
+    options: dict[str, Any] = {"tokenizer": chat_tokenizer(), "batch_size": 1}
+    texts = tp.recipe("chat", str(tmp_path / "texts"), tools="tools", **options)
+    tokenize(texts, str(tmp_path / "ids"))
+    for named in ({"tools": "tools"}, {"messages": "messages"}):
+        with pytest.raises(
+            tp.SchemaError, match=r"made ahead, and no column '\w+': leave out the option"
+        ):
+            tp.recipe("chat", str(tmp_path / "ids"), **named, **options)
+    tp.recipe("chat", str(tmp_path / "ids"), **options).peek()

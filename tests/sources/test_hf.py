@@ -5,17 +5,19 @@ Those that make datasets need the package ``datasets``; the others have in its p
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
-from every_stage import SavedRows
+from every_stage import SavedRows, chat_tokenizer
 from trainpipes.testing import check_resume, digest
 
 
@@ -33,6 +35,67 @@ def rows(count: int = 100) -> dict[str, list[Any]]:
 
 
 # Without the package
+
+JSON_MESSAGES = [
+    [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yo", "calls": [{"n": 1}]},
+    ],
+    [{"role": "user", "content": ["a", {"b": None}], "name": "me"}, None],
+    None,
+]
+
+
+def json_table():
+    """What datasets 5 makes of JSON whose objects have other keys, and values of other types."""
+    texts = [m and [one if one is None else json.dumps(one) for one in m] for m in JSON_MESSAGES]
+    messages = pa.array(texts, pa.list_(pa.string())).cast(pa.list_(pa.json_()))
+    meta = pa.StructArray.from_arrays([pa.array(['{"n": 1.5}', "[1]", None], pa.json_())], ["j"])
+    return pa.table({"id": range(3), "messages": messages, "meta": meta})
+
+
+JSON_ROWS = [
+    {"id": 0, "messages": JSON_MESSAGES[0], "meta": {"j": {"n": 1.5}}},
+    {"id": 1, "messages": JSON_MESSAGES[1], "meta": {"j": [1]}},
+    {"id": 2, "messages": None, "meta": {"j": None}},
+]
+
+
+def test_json_within_columns_comes_as_what_it_says_wherever_rows_become_python(tmp_path):
+    table = json_table()
+    pq.write_table(table, tmp_path / "rows.parquet")
+    for rows in (tp.from_hf(SavedRows(table)), tp.read_parquet(tmp_path / "rows.parquet")):
+        assert list(rows) == JSON_ROWS
+        assert list(rows.map(lambda row: row["messages"] is None)) == [False, False, True]
+        (batch,) = rows.batch(3).pad_collate()
+        assert batch["messages"] == JSON_MESSAGES
+        assert list(rows.skip(1).take(1).batch(1).collate(list)) == [[JSON_ROWS[1]]]
+        check_resume(rows.sharding_filter(2).shuffle(2).batch(1), processes=0)
+        kinds = rows.with_columns(
+            lambda c: {"kind": [type(m).__name__ for m in c["messages"]]}, format="numpy"
+        )
+        assert [row["kind"] for row in kinds] == ["list", "list", "NoneType"]
+
+
+def test_conversations_in_json_reach_the_chat_template_as_dicts_and_tools_as_text():
+    talk = [
+        json.dumps(m)
+        for m in [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    ]
+    tools = [json.dumps({"name": "f", "default": None})]
+    columns = {"messages": pa.array([talk]), "tools": pa.array([tools])}
+    table = pa.table({k: v.cast(pa.list_(pa.json_())) for k, v in columns.items()})
+    template = "{{ tools | tojson }}{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+    pipe = tp.from_hf(SavedRows(table))
+    written = pipe.chat_template(chat_tokenizer(), template=template, tools="tools", labels=False)
+    text = chat_tokenizer().decode(next(iter(written))["input_ids"])
+    assert text == '[{"name": "f", "default": null}]userhiassistantyo'
+
+
+def test_what_is_no_json_in_such_a_column_is_an_error():
+    table = pa.table({"a": pa.array(["{", "1"], pa.string()).cast(pa.json_())})
+    with pytest.raises(tp.DataError, match=r"JSON type is JSON, got '\{'"):
+        list(tp.from_hf(SavedRows(table)))
 
 
 def test_rows_come_in_the_order_of_the_indices():
@@ -140,6 +203,19 @@ def test_extension_types_come_as_what_they_are_stored_as(datasets):
     features = datasets.Features({"a": datasets.Array2D((2, 2), "int32")})
     data = datasets.Dataset.from_dict({"a": [[[1, 2], [3, 4]]] * 3}, features=features)
     assert list(tp.from_hf(data)) == [{"a": [[1, 2], [3, 4]]}] * 3
+
+
+def test_json_that_datasets_reads_comes_as_in_its_own_rows(datasets, tmp_path):
+    lines = [json.dumps({"id": n, "messages": JSON_MESSAGES[n]}) for n in (0, 1)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    options = {"data_files": str(tmp_path / "rows.jsonl"), "split": "train"}
+    data = datasets.load_dataset("json", cache_dir=str(tmp_path / "cache"), **options)
+    assert "Json" in str(data.features), "its type, of which this is about"
+    assert list(tp.from_hf(data)) == list(data)
+    stream = datasets.load_dataset("json", streaming=True, **options)
+    assert list(tp.from_hf(stream)) == list(stream)
+    data.save_to_disk(tmp_path / "saved")
+    assert list(tp.read_arrow(tmp_path / "saved")) == list(data)
 
 
 # Iterable datasets

@@ -126,7 +126,8 @@ def test_types_of_the_first_blocks_are_held_to(write, small_pieces, line, said):
     with pytest.raises(tp.SchemaError) as caught:
         rows(tp.read_json(path))
     assert f"{path}, line 51: {said}" in str(caught.value)
-    assert 'infer="all"' in str(caught.value)
+    apart = said.endswith(("here, and should be string", "is string here, and should be int64"))
+    assert ("schema= without it" if apart else 'infer="all"') in str(caught.value)
     assert (caught.value.path, caught.value.row) == (path, 50)
 
 
@@ -513,3 +514,38 @@ def test_zstd_whose_frames_each_follow_a_frame_that_is_skipped(name: str, tmp_pa
     assert [row["x"] for row in rows] == [*range(3000)]
     batches = rows.sharding_filter(3).shuffle(100).batch(50)
     assert sorted(row["x"] for batch in batches for row in batch) == [*range(3000)]
+
+
+ROWS = {"united": [{"a": 1, "b": 0}] * 30 + [{"a": 1.5, "b": 0}],
+        "apart": [{"a": 1, "b": 0}] * 30 + [{"a": "x", "b": 0}]}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize(
+    "given", [{}, {"infer": "all"}, {"schema": pa.schema([("a", pa.int64())])}]
+)
+def test_what_is_advised_for_a_row_of_another_type_reads_the_files(
+    kind: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS[kind])))
+    if kind == "united" and "infer" in given:
+        assert len(list(tp.read_json(path, block_rows=10, **given))) == 31
+        return
+    with pytest.raises(tp.SchemaError, match="column 'a' is ") as caught:
+        list(tp.read_json(path, block_rows=10, **given))
+    said = str(caught.value)
+    if "infer" in given:  # before any row is read
+        assert "no type can hold both: convert one, or give the other columns by schema=" in said
+        assert len(list(tp.read_json(path, schema=pa.schema([("b", pa.int64())])))) == 31
+        return
+    assert "line 31: " in said
+    assert ('infer="all"' in said) == (kind == "united" and not given)
+    assert ("schema= without it" in said) == (kind == "apart")
+    assert f"types are {'those of schema=' if given else 'found in the first blocks'}" in said
+    wider = pa.schema([("a", pa.float64())]) if kind == "united" else pa.schema([("b", pa.int64())])
+    assert len(list(tp.read_json(path, block_rows=10, schema=wider))) == 31
+    if kind == "apart":
+        assert len(list(tp.read_json(path, block_rows=10, on_error="skip", **given))) == 30
+    elif not given:
+        assert len(list(tp.read_json(path, block_rows=10, infer="all"))) == 31

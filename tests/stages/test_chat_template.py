@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ import pytest
 
 import trainpipes as tp
 from every_stage import chat_tokenizer
+from forked import Child
 from trainpipes.testing import digest
+from trainpipes.tokenizers.chat import Chat
 
 MARKED = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' %}"
@@ -223,6 +228,29 @@ def test_tool_calls_are_written_without_the_nulls_of_their_columns(arguments: An
         assert spoken(row) == [call, "it is 2"]
 
 
+def test_nulls_of_tools_that_are_json_text_stay() -> None:
+    level = {"type": "string", "default": None, "enum": ["high", None]}
+    tools = [{"name": "add", "parameters": {"type": "object", "properties": {"level": level}}}]
+    for text in (json.dumps(tools), [json.dumps(tool) for tool in tools]):
+        table = pa.table({"messages": [called({"a": 1})], "tools": [text]})
+        pipe = tp.from_arrow(table).chat_template(chat_tokenizer(), template=TOOLS, tools="tools")
+        written = chat_tokenizer().decode(next(iter(pipe))["input_ids"])
+        assert written.startswith(json.dumps(tools) + "\nuser\n")
+
+
+def test_a_template_that_wants_arguments_the_other_way_names_the_option() -> None:
+    joins = TOOLS.replace("c.function | tojson", "c.function.name + c.function.arguments")
+    items = TOOLS.replace("c.function | tojson", "c.function.arguments.items() | list")
+    for template, parse in ((joins, True), (items, False)):
+        pipe = rows(called('{"a": 1}')).chat_template
+        with pytest.raises(tp.DataError, match=f"pass parse_arguments={not parse}"):
+            list(pipe(chat_tokenizer(), template=template, parse_arguments=parse))
+        list(pipe(chat_tokenizer(), template=template, parse_arguments=not parse))
+    with pytest.raises(tp.DataError) as caught:
+        list(rows(LONGER).chat_template(chat_tokenizer(), template=REFUSES))
+    assert "parse_arguments" not in str(caught.value)
+
+
 def test_arguments_stay_text_for_a_template_that_wants_it() -> None:
     joins = TOOLS.replace("c.function | tojson", "c.function.name + c.function.arguments")
     made = rows(called('{"a": 1}')).chat_template
@@ -261,3 +289,75 @@ def test_what_has_no_template_is_refused(tmp_path: Path) -> None:
             rows(CONVERSATIONS[0]).chat_template(chat_tokenizer(), **{option: value})  # type: ignore[arg-type]
     with pytest.raises(tp.SchemaError, match="messages"):
         list(tp.from_arrow(pa.table({"x": [1]})).chat_template(chat_tokenizer()))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "x", "x\n", "x\n\n", "x \t", "x\r\n", "\n", "  {% if true %}\n a\n  {% endif %}\n",
+        "\n\n{% if true %}a{% endif %}", "{%- if true -%} a {%- endif -%} \n\n", "a {{ 'b' }}  \n ",
+        "{% if true %}a{% endif %}\n  ", "{# c #}\n", "{{ messages[0].content }}",
+    ],
+)  # fmt: skip
+def test_text_is_what_transformers_writes_by_the_template(template: str) -> None:
+    tokenizer = chat_tokenizer()
+    expected = tokenizer.apply_chat_template(TALK, chat_template=template, tokenize=False)
+    assert Chat(tokenizer, template).write(TALK).text == expected
+
+
+class Clock:
+    """In place of ``datetime``, which a template asks: what another thread does as a template is written."""
+
+    def __init__(self, meanwhile: Callable[[], Any]) -> None:
+        self.meanwhile = [meanwhile]
+        self.answers: list[Any] = []
+
+    def now(self) -> datetime:
+        with ThreadPoolExecutor(1) as pool:
+            while self.meanwhile:
+                self.answers.append(pool.submit(self.meanwhile.pop()).result())
+        return datetime(2026, 1, 1)
+
+
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_threads_that_write_by_the_same_template_meanwhile_see_nothing_of_each_other(
+    with_mask: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.utils import chat_template_utils
+
+    timed = MARKED.replace("{% endgeneration %}", "{{ strftime_now('') }}{% endgeneration %}")
+    tokenizer = chat_tokenizer()
+
+    def theirs() -> Any:
+        options: Any = {"return_dict": True, "return_assistant_tokens_mask": with_mask}
+        return dict(tokenizer.apply_chat_template(LONGER, chat_template=timed, **options))
+
+    def ours() -> list[Any]:
+        return list(rows(TALK, LONGER).chat_template(tokenizer, template=timed))
+
+    for inner, outer in ((theirs, ours), (ours, theirs)):
+        expected = inner(), outer()
+        clock = Clock(inner)
+        monkeypatch.setattr(chat_template_utils, "datetime", clock)
+        written = outer()
+        monkeypatch.undo()
+        assert (*clock.answers, written) == expected
+
+
+def test_a_fork_in_the_middle_of_a_conversation_leaves_the_child_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers.utils import chat_template_utils
+
+    timed = MARKED.replace("{% endgeneration %}", "{{ strftime_now('') }}{% endgeneration %}")
+    chat = Chat(chat_tokenizer(), timed)
+    expected = chat.write(TALK)
+
+    def in_child() -> Any:
+        with Child(lambda say: say(chat.write(TALK) == expected)) as child:
+            return child.hear()
+
+    clock = Clock(in_child)
+    monkeypatch.setattr(chat_template_utils, "datetime", clock)
+    assert chat.write(TALK) == expected
+    assert clock.answers == [True]

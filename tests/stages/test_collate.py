@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import trainpipes as tp
+from trainpipes.testing import check_resume, digest
 
 TODAY = datetime.date(2020, 1, 1)
 
@@ -177,3 +178,80 @@ def test_items_are_asked_for_when_their_batch_is(threads: int | None) -> None:
             next(batches)
         assert "row 42" in caught.value.__notes__[0]
         assert loader.state_dict() == state
+
+
+# Rows that a function makes of a batch
+
+
+def with_image(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, "image": np.full((3, 2, 2), row["x"], np.uint8)} for row in batch]
+
+
+def doubled(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in batch for _ in range(2)]
+
+
+def numbered(rows: int = 10) -> tp.Pipeline:
+    table = pa.table({"x": range(rows), "ids": [[1] * (n % 3 + 1) for n in range(rows)]})
+    return tp.from_arrow(table).sharding_filter(2).shuffle(5, seed=1)
+
+
+def test_a_list_of_rows_that_map_returns_after_batch_collates_as_before_it() -> None:
+    def one(row: dict[str, Any]) -> dict[str, Any]:
+        return with_image([row])[0]
+
+    rows = numbered().select("x")
+    for added in (lambda rows: rows.collate(), lambda rows: rows.pad_collate()):
+        expected = list(added(rows.map(one).batch(4)))
+        found = list(added(rows.batch(4).map(with_image)))
+        assert [digest(batch) for batch in found] == [digest(batch) for batch in expected]
+        check_resume(added(rows.batch(4).map(with_image)), processes=0)
+    lengths = rows.batch(4).map(with_image).collate(len)
+    assert list(lengths) == [4, 4, 2]
+    more = list(rows.batch(4).map(doubled).collate())
+    assert [len(batch["x"]) for batch in more] == [8, 8, 4]
+
+
+def test_pictures_may_be_decoded_once_rows_are_in_buckets() -> None:
+    pipe = numbered(40).bucket_by_length(4, column="ids").map(with_image, num_workers=2)
+    for batch in pipe.pad_collate():
+        assert len(
+            {int(n) for n in batch["attention_mask"].sum(1)} if "attention_mask" in batch else [1]
+        )
+        assert batch["image"].shape[1:] == (3, 2, 2)
+        assert (batch["image"][:, 0, 0, 0] == batch["x"]).all()
+        assert (batch["ids"].shape[1] - (batch["ids"] != 0).sum(1) <= 2).all()
+
+
+def test_an_error_names_a_row_of_the_batch() -> None:
+    rows = tp.from_arrow(pa.table({"x": range(8)})).batch(4)
+
+    def ragged(batch: list[Any]) -> list[Any]:
+        return [{"x": list(range(row["x"] // 6))} for row in batch]
+
+    with pytest.raises(tp.DataError, match=r"shape \[1\] where .* \(at row 6\)"):
+        list(rows.map(ragged).collate())
+    with pytest.raises(tp.DataError, match=r"shape \[1\] where .* \(at row 4\)"):
+        list(rows.map(ragged).map(doubled).collate())
+    with pytest.raises(tp.DataError, match=r"got NoneType.* \(at row 0\)"):
+        list(rows.map(lambda batch: [*batch, None]).pad_collate())
+
+
+def test_what_is_no_list_of_rows_is_refused_with_what_it_is() -> None:
+    rows = tp.from_arrow(pa.table({"x": range(8)})).batch(4)
+    for added in (lambda rows: rows.collate(), lambda rows: rows.pad_collate()):
+        with pytest.raises(tp.ConfigError, match="got a dict that a stage before it made of one"):
+            list(added(rows.map(lambda batch: {"n": len(batch)})))
+        with pytest.raises(tp.ConfigError, match="got a tuple that a stage"):
+            list(added(rows.map(tuple)))
+        with pytest.raises(tp.DataError, match=r"without rows: .*filter\(len\) \(at row 4\)"):
+            list(added(rows.map(lambda batch: batch if batch[0]["x"] < 4 else [])))
+        with pytest.raises(tp.ConfigError, match=r"batch\(2\) makes lists of batches: put "):
+            list(added(rows.batch(2)))
+        for twice in (lambda rows: rows.collate(), lambda rows: rows.pad_collate()):
+            with pytest.raises(tp.ConfigError, match="collated them already: leave one of the two"):
+                list(added(twice(rows)))
+    with pytest.raises(tp.ConfigError, match="takes columns, got lists of Python rows"):
+        list(rows.map(list).collate(format="numpy"))
+    with pytest.raises(tp.ConfigError, match=r"or the map\(\) that made something of its batches"):
+        list(rows.map(list).select("x"))

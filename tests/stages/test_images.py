@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import trainpipes as tp
-from trainpipes.testing import digest
+from trainpipes.testing import check_resume, digest
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 RGB = Image.fromarray(PIXELS)
@@ -436,7 +436,7 @@ def test_a_state_knows_a_transform_by_how_it_prints() -> None:
     ("make", "said"),
     [
         (lambda p: p.collate().normalize(column="picture"), "picture"),
-        (lambda p: p.collate().normalize(column="n"), r"a tensor \[B, C, H, W\], got \[2\]"),
+        (lambda p: p.collate().normalize(column="n"), r"of videos .B, T, C, H, W., got \[2\]"),
         (lambda p: p.collate(len).normalize(), "batches that are dicts of tensors, got int"),
         (lambda p: p.collate().normalize(mean=[0.5, 0.5]), "3 channels, and mean 2 values"),
     ],
@@ -444,3 +444,71 @@ def test_a_state_knows_a_transform_by_how_it_prints() -> None:
 def test_wrong_batches_are_refused(make: Any, said: str) -> None:
     with pytest.raises(tp.errors.DataError, match=said):
         list(make(photos().batch(2)))
+
+
+# Several pictures of a row
+
+
+def moving(kind: str, rows: int = 12) -> tp.Pipeline:
+    """Rows with five frames of 8 x 9 pixels, all alike, whose values say where a pixel was."""
+    frame = np.arange(3 * 8 * 9, dtype=np.uint8).reshape(3, 8, 9)
+    video = np.stack([frame] * 5)
+    images: Any = {"list": [frame] * 5, "TCHW": video, "THWC": video.transpose(0, 2, 3, 1)}[kind]
+    return tp.from_dataset([{"image": images, "n": n} for n in range(rows)])
+
+
+KINDS = ["list", "TCHW", "THWC"]
+RANDOM: list[Any] = [
+    lambda rows: rows.random_crop((4, 5)),
+    lambda rows: rows.random_resized_crop(6),
+    lambda rows: rows.flip(),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("augment", RANDOM)
+def test_the_pictures_of_a_row_have_one_draw(augment: Any, kind: str) -> None:
+    rows = list(augment(moving(kind)))
+    for row in rows:
+        assert len(row["image"]) == 5
+        assert all(np.array_equal(frame, row["image"][0]) for frame in row["image"])
+    assert len({np.asarray(row["image"]).tobytes() for row in rows}) > 1
+    single = tp.from_dataset([{"image": row["image"][0]} for row in moving("list")])
+    for row, one in zip(rows, augment(single), strict=True):
+        assert np.array_equal(row["image"][0], one["image"]), "that of a row with one picture"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_videos_become_one_tensor(kind: str) -> None:
+    rows = moving(kind).resize((4, 6)).center_crop(4)
+    batch = next(iter(rows.batch(3).collate()))
+    assert batch["image"].shape == (3, 5, 3, 4, 4)
+    by_batch = next(iter(rows.batch(3).collate().normalize()))
+    by_row = next(iter(rows.normalize().batch(3).collate()))
+    padded = next(iter(rows.batch(3).pad_collate(dtype=torch.uint8).normalize()))
+    for other in (by_row, padded):
+        assert torch.equal(by_batch["image"], other["image"])
+    if kind == "list":
+        with pytest.raises(tp.SchemaError, match=r"holds int64.*pad_collate\(dtype=torch.uint8\)"):
+            next(iter(rows.batch(3).pad_collate().normalize()))
+    check_resume(moving(kind).random_crop(4).shuffle(5).batch(3).collate(), processes=0)
+
+
+def test_a_video_without_frames_or_channels_is_named() -> None:
+    for shape, said in (
+        ((0, 3, 8, 9), "has no frames"),
+        ((5, 7, 8, 9), r"got an array \[7, 8, 9\]"),
+    ):
+        with pytest.raises(tp.DataError, match=said) as caught:
+            list(tp.from_dataset([{"image": np.zeros(shape, np.uint8)}]).flip())
+        assert caught.value.row == 0
+
+
+def test_lists_of_arrays_that_differ_are_collated_as_torch_does() -> None:
+    one, other = np.zeros((2, 3)), np.zeros((4, 3))
+    (batch,) = tp.from_dataset([{"a": [one, other]}] * 2).batch(2).collate()
+    assert [tuple(part.shape) for part in batch["a"]] == [(2, 2, 3), (2, 4, 3)]
+    (pair,) = tp.from_dataset([[one, one]] * 2).batch(2).collate()  # rows that are lists
+    assert [tuple(part.shape) for part in pair] == [(2, 2, 3), (2, 2, 3)]
+    (tensors,) = tp.from_dataset([([torch.zeros(3)] * 4, 1)] * 2).batch(2).collate()
+    assert tensors[0].shape == (2, 4, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -154,7 +155,7 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ({"input_ids": [[1]]}, {"value": 0.5}, ConfigError, r"padded with 0.5, which int64 cannot hold; give"),
     ({"labels": [[1]]}, {"dtype": torch.uint8}, ConfigError, "'labels' is padded with -100, which uint8"),
     ({"x": pa.array([2**63], pa.uint64())}, {}, DataError, "which int64 cannot hold"),
-    ({"x": [[0.5], [2.0, -1e300]]}, {}, DataError, r"'x' holds -1e\+300, which float32 cannot hold; give a"),
+    ({"x": [[0.5], [2.0, -1e300]]}, {}, DataError, r"'x' holds -1e\+300, which float32 cannot hold; pass"),
     ({"x": [1e39]}, {"dtype": torch.float32}, DataError, "holds 1e.39, which float32 cannot hold"),
     ({"x": [[70_000]]}, {"columns": {"x": {"dtype": torch.float16}}}, DataError, "70000, which float16"),
     ({"x": [[1.5]]}, {"columns": {"x": {"dtype": torch.int64}}}, SchemaError, "int64 would cut off"),
@@ -528,3 +529,28 @@ def test_a_tokenizer_that_is_given_says_how_its_ids_are_padded() -> None:
     assert [row["input_ids"] for row in packed] == [[1, 2, 3, PAD]]
     with pytest.raises(ConfigError, match="no tokenizer nowhere"):
         rows.pack(4, tokenizer="nowhere/tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("column", "options"),
+    [
+        (pa.array([2**63 + 5, 1], pa.uint64()), {}),
+        (pa.array([2**63 + 5, 1], pa.uint64()), {"dtype": torch.uint64}),
+        (pa.array([[2**63 + 5], [1]], pa.list_(pa.uint64())), {}),
+        (pa.array([[70_000], [1]]), {"dtype": torch.int16}),
+        (pa.array([70_000, 1]), {"columns": {"x": {"dtype": torch.int16}}}),
+        (pa.array([[1e300], [1.0]]), {"dtype": torch.float16}),
+    ],
+)
+def test_what_is_advised_for_a_number_that_does_not_fit_holds_it(
+    column: pa.Array, options: dict[str, Any]
+) -> None:
+    rows = tp.from_arrow(pa.table({"x": column})).batch(2)
+    with pytest.raises(tp.DataError, match="cannot hold; pass columns=") as caught:
+        list(rows.pad_collate(**options))
+    advised = re.search(r"columns=(\{.*\}\})", str(caught.value).partition("cannot hold")[2])
+    assert advised is not None
+    (batch,) = rows.pad_collate(**{**options, "columns": eval(advised[1], {"torch": torch})})
+    assert batch["x"].reshape(-1).tolist() == [
+        row[0] if isinstance(row, list) else row for row in column.to_pylist()
+    ]

@@ -34,6 +34,7 @@ from bad_data import (
     parquet,
     write_files,
 )
+from every_stage import chat_tokenizer
 from forked import Child
 from interpreters import pid_of, python
 from s3_store import s3_store
@@ -156,6 +157,58 @@ def test_a_stage_lists_its_rows_from_any_process(
     assert len(list((tmp_path / "bad").iterdir())) >= max(1, workers)
     assert {(line["stage"], line["error"]) for line in lines} == {("tokenize", "a text is null")}
     assert {line["block"] for line in lines} <= {0, 1}
+
+
+def talk(number: int, bad: bool) -> dict[str, Any]:
+    roles = ("user", "user") if bad else ("user", "assistant")
+    said = [{"role": role, "content": f"{role} {number}"} for role in roles]
+    return {"id": number, "messages": said}
+
+
+def pair(number: int, bad: bool) -> dict[str, Any]:
+    return {"prompt": f"{number}?", "chosen": "" if bad else "yes", "rejected": "no"}
+
+
+def of_recipe(name: str) -> Callable[[str, Any], tp.Pipeline]:
+    return lambda path, on_error: tp.recipe(
+        name, path, tokenizer=chat_tokenizer(), batch_size=4, drop_last=False, on_error=on_error
+    )
+
+
+FROM_FIRST_ROWS: dict[str, tuple[Any, Any]] = {
+    "chat": (talk, of_recipe("chat")),
+    "preference": (pair, of_recipe("preference")),
+    "read_json": (
+        lambda number, bad: {"id": number, "text": "x" * 500 if bad else "y"},
+        lambda path, on_error: (
+            tp.read_json(path, max_row_bytes=300, on_error=on_error).map(dict).tokenize("bytes")
+            .batch(4).pad_collate()
+        ),
+    ),
+    "tokenize": (
+        lambda number, bad: {"id": number, "text": None if bad else "y"},
+        lambda path, on_error: (
+            tp.read_json(path).tokenize("bytes", on_error=on_error).map(dict).batch(4).pad_collate()
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FROM_FIRST_ROWS)
+def test_rows_by_which_types_are_found_are_counted_and_listed_once(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_row, make_pipe = FROM_FIRST_ROWS[kind]
+    rows = (json.dumps(make_row(n, bad=n % 50 == 7)) + "\n" for n in range(1500))
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    pipe = make_pipe(str(tmp_path / "rows.jsonl"), tp.Quarantine(tmp_path / "bad"))
+    batches = list(tp.Loader(pipe, epoch=0))
+    assert sum(len(next(iter(batch.values()))) for batch in batches) == 1470
+    lines = listed(tmp_path / "bad")
+    assert [line["row"] for line in sorted(lines, key=lambda line: line["row"])] == [
+        *range(7, 1500, 50)
+    ]
+    assert "30 of 1,500 rows left out" in caplog.text
 
 
 def test_a_run_goes_from_skip_to_a_quarantine_and_back(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trainpipes as tp
 from interpreters import python
 from tokenizer_fixtures import (
     BOS,
@@ -656,3 +657,19 @@ class TestProcesses:
 
 def sorted_bytes(texts: list[str]) -> list[list[int]]:
     return [sorted(text.encode()) for text in texts]
+
+
+def test_a_second_token_at_the_beginning_is_warned_of() -> None:
+    from tokenizers import processors
+
+    tokenizer = bpe()
+    tokenizer.add_special_tokens(["<s>"])
+    begins = [("<s>", tokenizer.token_to_id("<s>"))]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=begins)
+    rendered = tp.from_arrow(pa.table({"text": ["", "<s>user: hi"]}))
+    with pytest.warns(UserWarning, match=r"begin with '<s>'.*pass add_special_tokens=False"):
+        (_, row) = rendered.tokenize(tokenizer)
+    assert row["input_ids"][:2] == [begins[0][1]] * 2
+    (_, once) = rendered.tokenize(tokenizer, add_special_tokens=False)
+    assert once["input_ids"] == row["input_ids"][1:]
+    list(tp.from_arrow(pa.table({"text": ["user: hi"]})).tokenize(tokenizer))

@@ -285,6 +285,25 @@ def jitter_all(batch: list[Any], rng: np.random.Generator) -> tuple[Any, float]:
     return batch, rng.normal()
 
 
+def some_fail(row: dict[str, Any]) -> dict[str, Any]:
+    return {"x": row["x"], "word": row["text"].split()[3]}
+
+
+def has_fourth(row: dict[str, Any]) -> bool:
+    return some_fail(row)["word"] == "more"
+
+
+def fourths(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of some rows two, and then an error."""
+    return (some_fail({**row, "text": row["text"][n:]}) for n in (0, 1, 9))
+
+
+def four_words(rows: pa.Table) -> pa.Table:
+    if min(len(text.split()) for text in rows["text"].to_pylist()) < 4:
+        raise ValueError("too few words")
+    return rows.select(["x", "tokens"])
+
+
 def odd(row: dict[str, Any]) -> bool:
     return bool(row["x"] % 2)
 
@@ -316,6 +335,10 @@ def chat_tokenizer() -> Any:
 def words(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A row for each word, none for the first rows."""
     return ({"x": row["x"], "word": word} for word in row["text"].split() if row["x"] > 2)
+
+
+def tens(columns: dict[str, Any]) -> dict[str, Any]:
+    return {"tens": columns["x"] // 10}
 
 
 def negative(columns: dict[str, Any]) -> dict[str, Any]:
@@ -430,6 +453,13 @@ FINITE: dict[str, Make] = {
     "concat / of any kind": lambda f: (
         tp.concat(rows(f).select("x", "answer"), tp.from_dataset(ANSWERS), tp.from_arrow(answers()))
         .sharding_filter(4).shuffle(20).batch(4)
+    ),
+    "windows": lambda f: (
+        rows(f).select("x", "tokens").windows(5, stride=3).sharding_filter(4).shuffle(9).batch(3)
+    ),
+    "windows / drawn": lambda f: (
+        tp.from_arrow(table(f)).with_columns(tens, format="numpy").select("x", "tens")
+        .windows(4, stride=1, within="tens").sharding_filter(4).shuffle(scope="global").batch(3).collate()
     ),
     "zip": lambda f: (
         rows(f).select("x", "text").zip(tp.from_arrow(pa.table({"y": range(97)}))).sharding_filter(4)
@@ -563,7 +593,11 @@ FINITE: dict[str, Make] = {
     "map / threads": lambda f: (
         sharded(f).map(jitter, rng=True, num_workers=2).batch(4).map(jitter_all, rng=True, num_workers=3)
     ),
+    "map / skip": lambda f: sharded(f).map(some_fail, on_error="skip").batch(4),
     "map_batches": lambda f: sharded(f).map_batches(negative, format="numpy").batch(4).collate(),
+    "map_batches / skip": lambda f: (
+        rows(f).map_batches(four_words, on_error="skip").sharding_filter(4).shuffle(9).batch(4)
+    ),
     "with_columns": lambda f: (
         sharded(f).with_columns(lengths, format="numpy").select("x", "length").batch(4).collate()
     ),
@@ -573,12 +607,14 @@ FINITE: dict[str, Make] = {
     "with_columns / Python values": lambda f: sharded(f).with_columns(tagged).batch(4),
     "drop_columns": lambda f: sharded(f).drop_columns("text", "tokens").batch(4),
     "filter": lambda f: sharded(f).filter(odd).batch(4),
+    "filter / skip": lambda f: sharded(f).filter(has_fourth, on_error="skip").batch(4),
     "filter / before": lambda f: (
         rows(f).filter(pc.field("x") > 20)
         .sharding_filter(4).shuffle(9).batch(4)
     ),
     "filter / batches": lambda f: sharded(f).batch(4).filter(some),
     "flat_map": lambda f: sharded(f, 4).flat_map(words).batch(20).collate(),
+    "flat_map / skip": lambda f: sharded(f, 4).flat_map(fourths, on_error="skip").batch(3).collate(),
     "flat_map / rows": lambda f: rows(f).shuffle(20).filter(odd).flat_map(words).take(60),
     "flat_map / packed": lambda f: (
         sharded(f, 4).flat_map(words).tokenize("bytes", "word").pack(40, buffer_size=32).batch(2)
@@ -797,6 +833,7 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
         "Resize": {"size": 8}, "CenterCrop": {"size": 8}, "RandomCrop": {"size": 8},
         "RandomResizedCrop": {"size": 8}, "ImageTransform": {"transform": len},
         "Concat": {"pipelines": [tp.from_tensors([1])]}, "Zip": {"pipelines": [tp.from_tensors([1])]},
+        "Windows": {"pipelines": [tp.from_tensors(x=[1])], "length": 1},
         "Tokenize": {"tokenizer": "bytes"}, "TokenizedBy": {"tokenizer": "bytes"},
         "FromMemmap": {"path": "x"},
         "Pack": {"max_length": 8}, "Truncate": {"max_length": 8}, "Sample": {"fraction": 0.5},

@@ -36,11 +36,81 @@ def nearest(name: str, names: Sequence[str]) -> str:
 
 #: What functions, classes and methods of other libraries are here, by their names.
 ELSEWHERE = {
-    "interleave_datasets": "tp.mix",
+    **dict.fromkeys(
+        ("concat", "concatenate_datasets", "ConcatDataset", "ChainDataset"), "tp.concat"
+    ),
+    **dict.fromkeys(
+        ("FileLister", "ParquetDataFrameLoader"), "tp.read_parquet(files) and the like"
+    ),
+    **dict.fromkeys(
+        ("open_files", "read_from_stream"),
+        "tp.list_files(files), then a reader such as .read_bytes() or .read_files(parse)",
+    ),
+    "parse_json_files": "tp.read_json",
+    "parse_csv": "tp.read_csv",
+    "readlines": "tp.read_text",
+    **dict.fromkeys(("WebDataset", "load_from_tar", "webdataset"), "tp.read_webdataset"),
+    **dict.fromkeys(("Dataset", "MapStyleWrapper", "SequenceWrapper"), "tp.from_dataset(dataset)"),
+    "IterableWrapper": "tp.from_iterable(make), or tp.from_dataset(items) for a list",
+    "SamplerWrapper": "tp.from_dataset(dataset, sampler=sampler)",
+    "Subset": ".shuffle(sampler=...), of a SubsetRandomSampler",
+    **dict.fromkeys(
+        ("detshuffle", "py1e", "py1br", "py1b", "py2s", "py1s"),
+        ".shuffle(40_960, seed=0), before batch",
+    ),
+    **dict.fromkeys(
+        ("DistributedSampler", "fullsync", "split_by_worker", "split_dataset_by_node"),
+        ".sharding_filter",
+    ),
+    **dict.fromkeys(("Mapper", "map_dict", "map_tuple"), ".map(fn)"),
+    **dict.fromkeys(
+        ("threadpool_map", "async_map_batches", "ParallelMapper"), ".map(fn, num_workers=4)"
+    ),
+    **dict.fromkeys(("to_tuple", "drop", "slice", "unzip"), ".select, .drop_columns or .rename"),
+    **dict.fromkeys(("decode", "routed_decode"), ".decode_image"),
+    "class_encode_column": ".encode_labels",
+    **dict.fromkeys(
+        ("DataCollatorWithPadding", "DataCollatorForSeq2Seq", "rows2columnar"),
+        ".pad_collate, after batch",
+    ),
+    "DataCollatorForLanguageModeling": ".mask_tokens",
+    **dict.fromkeys(("Batcher", "batched"), ".batch"),
+    "collate_fn": ".collate(fn)",
+    **dict.fromkeys(("bucketbatch", "max_token_bucketize"), ".bucket_by_length"),
+    "groupby": (
+        "pyarrow's group_by(key) before tp.from_arrow; of neighbors a StatefulStage, or "
+        ".windows(n, within=key)"
+    ),
+    **dict.fromkeys(("window", "sliding_window"), ".windows(n, stride=1)"),
+    "demux": ".split for parts by share; by a function, .filter(fn) for each part",
+    "mux_longest": "tp.mix(..., max_epochs=1), which may begin with another source",
+    "RoundRobin": "tp.mix(..., max_epochs=1)",
+    **dict.fromkeys(
+        (
+            "sample_multiplex",
+            "MultiNodeWeightedSampler",
+            "RandomMix",
+            "Stream",
+            "interleave_datasets",
+        ),
+        "tp.mix",
+    ),
+    **dict.fromkeys(("zip_with_iter", "zip_with_map"), "tp.zip, for rows in the same order"),
+    "fork": "the pipeline itself, used several times: each has its own position",
+    "header": ".take(n)",
+    "set_length": ".take(n), which cuts the rows",
+    "add_index": ".enumerate",
+    **dict.fromkeys(("in_memory_cache", "on_disk_cache"), ".cache"),
+    "to_parquet": ".write_parquet(folder)",
+    "to_json": ".write_json(folder)",
+    **dict.fromkeys(("MDSWriter", "ShardWriter"), ".write_parquet(folder) and the like"),
+    "to_map_datapipe": ".to_map_dataset(path)",
+    **dict.fromkeys(("pin_memory", "PinMemory"), ".pin()"),
+    **dict.fromkeys(
+        ("DataLoader", "DataLoader2", "Prefetcher", "WebLoader", "StreamingDataLoader"),
+        "tp.Loader(pipe)",
+    ),
     "load_dataset": 'tp.from_hf(load_dataset(name)["train"]), or tp.read_parquet(files) and the like',
-    "concatenate_datasets": "tp.concat",
-    "ConcatDataset": "tp.concat",
-    "ChainDataset": "tp.concat",
     "StackDataset": "tp.zip",
     "StreamingDataset": "tp.read_parquet(files) and the like",
     "IterableDataset": "tp.from_iterable",
@@ -53,6 +123,7 @@ ELSEWHERE = {
     "with_format": ".batch(n).collate(format=...)",
     "set_format": ".batch(n).collate(format=...)",
     "flatmap": ".flat_map",
+    **dict.fromkeys(("Unbatcher", "unbatched"), ".flat_map(list) where a row is a list"),
     "shuffled_flatmap": ".flat_map(...).shuffle(...)",
     "unbatch": ".flat_map(list) where a row is a list; after batch(), leave batch() out",
     "select_columns": ".select",
@@ -69,7 +140,7 @@ ELSEWHERE = {
     "unique": ".deduplicate",
     "drop_duplicates": ".deduplicate",
     "with_epoch": ".repeat, and a loop that counts steps",
-    "mux": "tp.mix",
+    "mux": 'tp.mix(..., stop="first_exhausted"), which may begin with another source',
     "resampled": ".repeat",
     "in_batch_shuffle": ".shuffle, before batch",
     "prefetch": "tp.Loader, which reads ahead",

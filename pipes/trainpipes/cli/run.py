@@ -132,8 +132,13 @@ def advice(report: Mapping[str, Any], pipe: Pipeline) -> str:
             "on_error=skip of the recipe"
         )
     if padding >= MUCH_PADDING and "batch" in stages and "pack" not in stages:
-        return (
-            f"{padding:.0%} of the cells are padding: write .bucket_by_length() in place of .batch(), or "
-            ".pack() before it; of recipes that have it, num_buckets=auto or packed=true"
-        )
+        from trainpipes.stages.tokenizing import lengths_by
+
+        column, pairs = lengths_by(pipe.stages)
+        write = f".bucket_by_length({column}) in place of .batch()"
+        options = "num_buckets=auto"
+        if not pairs:
+            write, options = f"{write}, or .pack() before it", f"{options} or packed=true"
+        said = f"{padding:.0%} of the cells are padding: write {write}"
+        return f"{said}; of recipes that have it, {options}"
     return ""

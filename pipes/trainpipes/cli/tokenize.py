@@ -96,7 +96,8 @@ def _train(done: Tokenized, folder: str, recipe: str | None, given: Mapping[str,
                 kept.pop("storage_options", None)  # which may hold a secret
                 return _call(recipe, folder, kept)
     first, *rest = repr(done.pipeline).splitlines()
-    return "\n".join([f"tp.{first}", *rest])
+    lines = [f"tp.{first}", *rest]
+    return lines[0] if len(lines) == 1 else "\n".join(["(", *(f"  {line}" for line in lines), ")"])
 
 
 def _call(recipe: str, folder: str, options: Mapping[str, Any]) -> str:

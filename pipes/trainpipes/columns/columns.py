@@ -14,7 +14,14 @@ from trainpipes._internal.messages import no_columns
 from trainpipes.columns.arrays import Array, is_list, is_number, one_chunk, to_arrow, to_numpy
 from trainpipes.columns.bad_values import BadCell, first_bad
 from trainpipes.columns.payload import Payload, payload_rows
-from trainpipes.columns.row_types import NoColumn, array_of, as_array, fixed_shape, lists_of
+from trainpipes.columns.row_types import (
+    NoColumn,
+    array_of,
+    as_array,
+    fixed_shape,
+    lists_of,
+    python_values,
+)
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.value_column import column_of
 from trainpipes.errors import SchemaError, TrainpipesError
@@ -55,7 +62,7 @@ def _numpy(column: pa.ChunkedArray, name: str) -> Array:
         return found
     if _holds_records(array.type):  # Arrow would make floats of integers beside nulls
         rows = np.empty(len(array), dtype=object)
-        rows[:] = array.to_pylist()
+        rows[:] = python_values(array)
         return rows
     leaf = _leaf(array)  # a null among integers or bools would make arrays of another dtype
     if leaf.null_count and is_number(leaf.type) and not pa.types.is_floating(leaf.type):
@@ -69,7 +76,7 @@ def _holds_records(kind: pa.DataType) -> bool:
         if is_.is_struct(kind) or is_.is_map(kind) or is_.is_union(kind):
             return True
         kind = kind.value_type
-    return False
+    return isinstance(kind, pa.JsonType)
 
 
 def _leaf(array: pa.Array) -> pa.Array:

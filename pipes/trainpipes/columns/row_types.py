@@ -10,8 +10,9 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ import pyarrow as pa
 import torch
 
 from trainpipes.columns.arrays import dtype_of, is_list, is_number, to_arrow, to_numpy
+from trainpipes.errors import DataError
+from trainpipes.errors.text import shown
 
 #: What the values of lists that were arrays are called in a column's type, so that rows are arrays again.
 CELL = "cell"
@@ -79,13 +82,51 @@ def python_rows(table: pa.Table, every: bool = False) -> list[dict[str, Any]]:
         field.name: fixed_shape(field.type) is not None and (every or _was_array(field.type))
         for field in table.schema
     }
-    if not any(arrays.values()):
+    if not any(arrays.values()) and not any(_decoder(kind) for kind in table.schema.types):
         return list(table.to_pylist())
     columns = [
-        _arrays(table.column(name)) if as_array else table.column(name).to_pylist()
+        _arrays(table.column(name)) if as_array else python_values(table.column(name))
         for name, as_array in arrays.items()
     ]
     return [dict(zip(arrays, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Python values of a column; of Arrow's JSON type, at any depth, what the texts say.
+
+    >>> import pyarrow as pa
+    >>> texts = pa.array(['{"role": "user", "content": ["a", 1]}', None], pa.json_())
+    >>> python_values(texts)
+    [{'role': 'user', 'content': ['a', 1]}, None]
+    """
+    values: list[Any] = column.to_pylist()
+    decode = _decoder(column.type)
+    return values if decode is None else [decode(value) for value in values]
+
+
+@lru_cache(maxsize=256)
+def _decoder(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """What decodes the JSON within values of a type; None where there is none."""
+    if isinstance(kind, pa.JsonType):
+        return lambda text: None if text is None else _loaded(text)
+    if pa.types.is_struct(kind):
+        inner = {kind.field(n).name: _decoder(kind.field(n).type) for n in range(kind.num_fields)}
+        fields = {name: decode for name, decode in inner.items() if decode is not None}
+        if not fields:
+            return None
+        return lambda row: row and {**row, **{n: decode(row[n]) for n, decode in fields.items()}}
+    if not pa.types.is_nested(kind) or pa.types.is_map(kind) or pa.types.is_union(kind):
+        return None
+    each = _decoder(kind.value_type)
+    return each and (lambda values: values and [each(value) for value in values])
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        rule = "a value of Arrow's JSON type is JSON"
+        raise DataError(f"{rule}, got {shown(text, 60)} ({error})") from None
 
 
 def _was_array(kind: pa.DataType) -> bool:

@@ -37,7 +37,8 @@ class RunStage(Stage):
     def _check_rows(self, run: Run, single: bool = False) -> None:
         if run.items is not None:
             raise ConfigError(
-                f"{self} works on rows: put it before pad_collate() or collate(), or use map() after them"
+                f"{self} works on rows: put it before pad_collate(), collate() or the map() that made "
+                "something of its batches, or use map() after them"
             )
         if single and run.bounds is not None:
             raise ConfigError(f"{self} works on single rows: put it before batch()")

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from trainpipes._internal.locks import ForkLock
 
 #: Of rows: those seen, those counted, and a number that the counted ones add up to.
 Numbers = tuple[int, int, int]
+
+
+_aside = ContextVar("aside", default=False)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Rows that are looked at beside those of an epoch, as to find types, which come again in their turn:
+    within, this thread counts, logs and lists none of them.
+    """
+    token = _aside.set(True)
+    try:
+        yield
+    finally:
+        _aside.reset(token)
+
+
+def is_aside() -> bool:
+    return _aside.get()
 
 
 class Tally:
@@ -28,7 +50,8 @@ class Tally:
     def add(self, more: Numbers) -> Numbers:
         """Count more rows; returns the sums."""
         with self._lock:
-            self.numbers = _plus(self.numbers, more)
+            if not is_aside():
+                self.numbers = _plus(self.numbers, more)
             return self.numbers
 
     def adopt(self, more: Numbers) -> None:

@@ -36,6 +36,7 @@ from trainpipes.interfaces.options import same
 from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.combined.concat import Concat, Zip
+from trainpipes.sources.combined.windows import Windows
 from trainpipes.sources.numpy.read_numpy import ReadNumpy
 from trainpipes.sources.own_files import ReadFiles
 from trainpipes.sources.parquet.read_parquet import ReadParquet
@@ -332,6 +333,15 @@ class Pipeline(IterableDataset[Any]):
     def zip(self, *others: Pipeline) -> Pipeline:
         return Pipeline([Zip((self, *others))])
 
+    def windows(
+        self,
+        length: int,
+        *,
+        stride: int | None = None,
+        within: str | Sequence[str] | None = None,
+    ) -> Pipeline:
+        return Pipeline([Windows((self,), length, stride=stride, within=within)])
+
     def split(
         self,
         parts: Mapping[str, float],
@@ -363,6 +373,7 @@ class Pipeline(IterableDataset[Any]):
     select.__doc__ = Select.__doc__
     drop_columns.__doc__ = DropColumns.__doc__
     zip.__doc__ = Zip.__doc__
+    windows.__doc__ = Windows.__doc__
 
     def distributed(
         self,

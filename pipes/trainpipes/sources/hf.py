@@ -35,8 +35,8 @@ class FromHf(Source):
     """Rows of a ``Dataset`` or ``IterableDataset`` of Hugging Face's ``datasets``.
 
     A ``Dataset`` gives rows as Arrow, as its ``select``, ``shuffle``, ``filter``, ``sort`` and ``shard``
-    chose and ordered them, with its format's columns; images and audio come as stored. Rows can be chosen by
-    number (``shuffle(scope="global")``).
+    chose and ordered them, with its format's columns; images and audio come as stored, JSON as what it says.
+    Rows can be chosen by number (``shuffle(scope="global")``).
 
     An ``IterableDataset`` gives rows as Arrow if its features are known, else as dicts, and resumes from its
     ``state_dict``. One that shuffles is read again from the epoch's start: put ``.shuffle(buffer_size)``

@@ -7,6 +7,7 @@ import numpy as np
 
 from trainpipes._internal.checks import ColumnName, Count, Text
 from trainpipes.columns.block import Block
+from trainpipes.columns.row_types import python_values
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.interfaces.blame import blame
@@ -36,7 +37,7 @@ class ChatTemplate(Tokenizes, takes="columns"):
         template: a Jinja template in place of the tokenizer's own.
         prompt: a column of messages before the conversation, with labels of -100.
         tools: a column of the tools the assistant may call: lists of JSON schemas, or these as JSON
-            text.
+            text, whose nulls stay.
         parse_arguments: give tool calls' arguments to the template as dicts where they are JSON
             text.
         on_error: for rows whose labels are all -100, as in ``tokenize``; "skip" also leaves out
@@ -70,6 +71,8 @@ class ChatTemplate(Tokenizes, takes="columns"):
             self._require(good, name, "the name of another column")
         _ = self._chat, self.maker  # raises unless both are there
 
+    _snapshots = ("maker", "_chat")
+
     @made_once
     def _chat(self) -> Chat:
         return Chat(self.tokenizer, self.template)
@@ -91,7 +94,12 @@ class ChatTemplate(Tokenizes, takes="columns"):
         self.refuse_batches(run)
         taken = [name for name in (self.column, self.prompt, self.tools) if name is not None]
         block, table = row_table(run, self, taken, ["input_ids", "labels"][: 1 + self.labels])
-        given = [table.column(name).to_pylist() for name in taken]
+        given = [
+            table.column(name).to_pylist()
+            if name == self.tools
+            else python_values(table.column(name))
+            for name in taken
+        ]  # tools stay as JSON text
         table = table.drop_columns([self.column])
         written, bad = self._written(block, given)
         ids, said = self._chat.encode(written)
@@ -125,6 +133,18 @@ class ChatTemplate(Tokenizes, takes="columns"):
 
     def _write(self, messages: Any, others: list[Any]) -> Written:
         parse = self.parse_arguments
+        try:
+            return self._write_parsed(messages, others, parse)
+        except DataError as error:
+            try:
+                self._write_parsed(messages, others, not parse)
+            except DataError:
+                raise error from error.__cause__
+            wanted = f"arguments of tool calls as {'JSON text' if parse else 'dicts'}"
+            way = f"the template wants {wanted}: pass parse_arguments={not parse}"
+            raise DataError(f"{error.message}; {way}") from error
+
+    def _write_parsed(self, messages: Any, others: list[Any], parse: bool) -> Written:
         prompt = messages_of(others[0], parse) if self.prompt else ()
         tools = tools_of(others[-1]) if self.tools else None
         return self._chat.write(messages_of(messages, parse), prompt, tools)

@@ -17,15 +17,14 @@ from trainpipes.columns.arrays import Array, is_number, one_chunk, to_numpy
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.lazy_batches import late_if_small
-from trainpipes.columns.row_types import array_of, fixed_shape, python_rows
+from trainpipes.columns.row_types import array_of, fixed_shape, python_rows, python_values
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.errors import ConfigError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.blame import at_row, blame, each
 from trainpipes.interfaces.stage import Stage
-from trainpipes.interfaces.stage_kinds import FinishingStage
-from trainpipes.stages.columns import columns_as, refuse_collated, unbatched
+from trainpipes.stages.columns import CollatingStage, columns_as, unbatched
 from trainpipes.stages.pack import kept_columns
 
 #: What ``default_collate`` makes of numbers of these types.
@@ -46,14 +45,31 @@ def stacked(rows: Any) -> Any:
         with suppress(OverflowError):  # of which torch has a message of its own
             return torch.from_numpy(np.array(rows, NUMBERS[kind]))
     if kind is dict:
-        return {name: stacked([row[name] for row in rows]) for name in rows[0]}
+        return {name: _stacked_values([row[name] for row in rows]) for name in rows[0]}
     alike = kind is np.ndarray and len({(row.dtype, row.shape) for row in rows}) == 1
     if alike and rows[0].dtype.kind in "biuf" and get_worker_info() is None:
         # torch would have threads of its own stack large ones, which get in the way of ours.
         return torch.from_numpy(np.stack(rows))
     if kind is tuple and len(set(map(len, rows))) == 1:
-        return [stacked(column) for column in zip(*rows, strict=True)]
+        return [_stacked_values(column) for column in zip(*rows, strict=True)]
     return default_collate(rows)
+
+
+def _stacked_values(values: Sequence[Any]) -> Any:
+    """A column of rows: as rows are, but lists of arrays that are alike, such as the frames of a video, make
+    one tensor ``[B, n, ...]``.
+    """
+    lists = all(isinstance(value, list) and value for value in values)
+    arrays = [item for value in values for item in value] if lists else []
+    all_arrays = bool(arrays) and all(
+        isinstance(item, np.ndarray | torch.Tensor) for item in arrays
+    )
+    if all_arrays and len({len(value) for value in values}) == 1:
+        alike = {(type(item), item.dtype, tuple(item.shape)) for item in arrays}
+        if len(alike) == 1:
+            found: torch.Tensor = stacked(arrays)
+            return found.reshape(len(values), -1, *found.shape[1:])
+    return stacked(values)
 
 
 def stacked_columns(
@@ -67,7 +83,7 @@ def stacked_columns(
     for name in table.column_names:
         values = _values(table.column(name))
         if values is None:
-            rows = table.column(name).to_pylist()
+            rows = python_values(table.column(name))
             made = list if name in kept else stacked
             cuts[name] = [made(rows[a:b]) for a, b in pairwise(edges)].__getitem__
         else:
@@ -95,14 +111,15 @@ def _values(column: pa.ChunkedArray) -> Array | None:
     return found.astype(WIDE[found.dtype.kind], copy=False)
 
 
-class Collate(FinishingStage, versioned="fn"):
+class Collate(CollatingStage, versioned="fn"):
     """Collate the rows of each batch with a function, or with torch's ``default_collate``.
 
-    ``pad_collate`` pads rows of different lengths.
+    ``pad_collate`` pads rows of different lengths. A ``map`` between ``batch`` and this stage may return
+    a list of other rows, as one that decodes pictures once rows are in buckets.
 
     Args:
         fn: function of one batch. Left out, ``default_collate``: arrays of one shape become tensors
-            ``[B, ...]``.
+            ``[B, ...]``; and, beyond that, lists of n such arrays ``[B, n, ...]``.
         format: what the function gets: "rows", a list as in ``DataLoader``; or the columns as
             "arrow", "numpy" or "torch" (see ``map_batches``).
         version: names the function in checkpoints; see ``map``.
@@ -124,17 +141,19 @@ class Collate(FinishingStage, versioned="fn"):
     _kept: ClassVar[Collection[str]] = ()
 
     def _resolve(self, below: Sequence[Stage]) -> Self:
-        return self._resolved(_kept=kept_columns(below))
+        return super()._resolve(below)._resolved(_kept=kept_columns(below))
 
     def _traits(self) -> dict[str, Any]:
         takes = "rows" if self.format == "rows" else "columns"
         return {"takes": takes, "per_row": self.fn is not None}
 
     def process(self, run: Run) -> Run:
-        refuse_collated(run, self)
+        self._refuse_collated(run)
         if self.format == "rows":
             if self.fn is not None:
                 return run.with_items(each(self, self.fn, run))
+            if run.items is not None:
+                return run.with_items(self._collated(run))
             if run.bounds is not None and run.block.of_kind(TensorRows):
                 return run.with_items(batches_of(part.cut for part in run.block.parts(run.bounds)))
             data, edges = run.block.data, [] if run.bounds is None else run.bounds.tolist()
@@ -144,6 +163,10 @@ class Collate(FinishingStage, versioned="fn"):
             return run.with_items(self._collated(run))
         if run.bounds is None:
             raise ConfigError(f"{self} works on batches: put .batch(n) before it")
+        if run.items is not None:
+            got = "lists of Python rows, which a function made of the batches"
+            way = "put that function before batch(), or leave format out"
+            raise ConfigError(f"{self} takes columns, got {got}: {way}")
         cuts = pairwise(run.bounds.tolist())
         return run.with_items([self._of_columns(run.block.slice(a, b)) for a, b in cuts])
 
@@ -156,7 +179,7 @@ class Collate(FinishingStage, versioned="fn"):
                 items.append(stacked(with_same_keys(rows)))
             except Exception as error:
                 bad, ids = unfit(rows), run.row_ids(len(items))
-                row = ids[min(bad.row or 0, len(ids) - 1)]
+                row = ids[bad.row or 0] if len(ids) == len(rows) else ids[0]
                 raise at_row(f"{self}: {bad}", self, row) from error
         return items
 
@@ -171,7 +194,7 @@ class Collate(FinishingStage, versioned="fn"):
 
 def rows_of_batches(run: Run) -> Sequence[Any]:
     """The rows of each batch; fixed-size lists of numbers as arrays."""
-    if run.bounds is None:
+    if run.bounds is None or run.items is not None:
         return run.unroll()
     data = run.block.data
     rows = python_rows(data, every=True) if isinstance(data, pa.Table) else run.block.rows()

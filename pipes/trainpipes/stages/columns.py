@@ -18,7 +18,7 @@ from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.interfaces import stage_kinds as kinds
-from trainpipes.interfaces.blame import blame, refused
+from trainpipes.interfaces.blame import at_row, blame, refused
 from trainpipes.interfaces.stage import Stage
 
 
@@ -160,10 +160,38 @@ def with_column(table: pa.Table, field: str | pa.Field, column: Any) -> pa.Table
     return table.append_column(field, column)
 
 
-def refuse_collated(run: Run, caller: Stage) -> None:
-    if run.items is not None:
+def check_collates(caller: Stage, below: Sequence[Stage]) -> None:
+    """Raise if what a stage is to collate is no batch of rows, by the stages below it."""
+    stages = [*kinds.stages_within(below)]
+    if any(isinstance(stage, CollatingStage) for stage in stages):
         why = "another stage has collated them already: leave one of the two out"
         raise ConfigError(f"{caller} takes rows that batch() has grouped, and {why}")
+    batches = [stage for stage in below if isinstance(stage, kinds.BatchingStage)]
+    if len(batches) > 1:
+        way = f"put {caller.name}() before it"
+        raise ConfigError(
+            f"{caller} takes batches of rows, and {batches[-1]} makes lists of batches: {way}"
+        )
+
+
+class CollatingStage(kinds.FinishingStage):
+    """A stage that makes one item of the rows of a batch: as ``batch`` cut them, or in a list that a function
+    made of these.
+    """
+
+    def _resolve(self, below: Sequence[Stage]) -> Self:
+        check_collates(self, below)
+        return self
+
+    def _refuse_collated(self, run: Run) -> None:
+        for number, item in enumerate(run.items or ()):
+            if not isinstance(item, list):
+                got = f"got a {type(item).__name__} that a stage before it made of one"
+                way = f"return a list of rows there, or leave {self.name}() out"
+                raise ConfigError(f"{self} takes batches of rows, {got}: {way}")
+            if not item:
+                got = "got one without rows: leave such batches out with filter(len)"
+                raise at_row(f"{self} takes batches of rows, {got}", self, run.row_ids(number)[0])
 
 
 def unbatched(caller: Stage, row: Any) -> ConfigError:

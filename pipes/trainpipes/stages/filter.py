@@ -24,6 +24,8 @@ from trainpipes.interfaces.blame import each, refused
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import BatchingStage, PackingStage, RunStage, stages_within
 from trainpipes.order.layout import random_key
+from trainpipes.stages.left_out import CallsFunction
+from trainpipes.stages.quarantine import OnBadRow
 from trainpipes.stages.row_hash import HashArray, RowNames, hash_keys, mix, unit
 from trainpipes.stages.row_names import row_names
 
@@ -61,7 +63,7 @@ def text_of(expression: pc.Expression) -> str:
     return text
 
 
-class Filter(RunStage, keeps_rows=False):
+class Filter(CallsFunction, RunStage, keeps_rows=False):
     """Keep the rows for which a predicate holds; after ``batch``, the batches.
 
     The number of rows of an epoch is then unknown: ``len()`` raises a TypeError. Several
@@ -75,6 +77,7 @@ class Filter(RunStage, keeps_rows=False):
             one holds.
         version: names the function in checkpoints; see ``map``.
         thread_safe: whether several threads may call the function at once; see ``map``.
+        on_error: for a row of which a function raises; see ``map``.
 
     >>> import pyarrow as pa, pyarrow.compute as pc, trainpipes as tp
     >>> pipe = tp.from_arrow(pa.table({"x": [1, 2, 3]}))
@@ -88,8 +91,12 @@ class Filter(RunStage, keeps_rows=False):
     _: KW_ONLY
     version: str | None = None
     thread_safe: bool = False
+    on_error: OnBadRow = "raise"
 
     def check(self) -> None:
+        way = "an expression raises for no row, and counts null as False: leave it out"
+        needless = self.leaves_out and not callable(self.predicate)
+        self._require(not needless, "on_error", '"raise" beside an expression', way)
         if isinstance(self.predicate, list | tuple):
             as_expression(self.predicate, "filter(predicate)")
             return
@@ -103,9 +110,8 @@ class Filter(RunStage, keeps_rows=False):
         return as_expression(self.predicate, "filter(predicate)")
 
     def _traits(self) -> dict[str, Any]:
-        if callable(self.predicate):
-            return {"per_row": True}
-        return {"takes": "columns"}
+        kind = {"per_row": True} if callable(self.predicate) else {"takes": "columns"}
+        return {**super()._traits(), **kind}
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
@@ -117,8 +123,14 @@ class Filter(RunStage, keeps_rows=False):
 
     def process(self, run: Run) -> Run:
         if callable(self.predicate):
-            kept = map(bool, each(self, self.predicate, run))
-            return keep(run, np.fromiter(kept, dtype=np.bool_, count=len(run)))
+            self.refuse_batches(run)
+            found = each(self, self.guarded(self.predicate), run)
+            kept = np.fromiter(map(bool, found), dtype=np.bool_, count=len(run))
+            if self.leaves_out:
+                there = np.zeros(len(run), dtype=np.bool_)
+                there[self.without_failed(run, found)] = True
+                kept &= there
+            return keep(run, kept)
         return keep(run, self._holds(run))
 
     def _holds(self, run: Run) -> npt.NDArray[np.bool_]:

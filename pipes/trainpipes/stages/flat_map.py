@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY
 from itertools import islice
 from typing import Any
@@ -15,9 +15,11 @@ from trainpipes.interfaces.blame import blame
 from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
 from trainpipes.interfaces.stateful_stage import PLACE_BITS, RUN_ROWS, rows_in
 from trainpipes.stages.held import opened
+from trainpipes.stages.left_out import CallsFunction, Failed
+from trainpipes.stages.quarantine import OnBadRow
 
 
-class FlatMap(PackingStage, per_row=True, gives="objects", versioned="fn"):
+class FlatMap(CallsFunction, PackingStage, per_row=True, gives="objects", versioned="fn"):
     """Make any number of rows of each row with a function.
 
     Stands after ``shuffle`` and before ``batch``. A resume calls the function again for the current
@@ -29,6 +31,8 @@ class FlatMap(PackingStage, per_row=True, gives="objects", versioned="fn"):
         version: names the function in checkpoints; see ``map``.
         schema: Arrow types of the columns that it returns; see ``map``.
         thread_safe: whether several threads may call the function at once; see ``map``.
+        on_error: for a row of which the function raises; see ``map``. None of the rows made of it
+            comes then: all that are made of a row are held until its last one.
 
     Raises:
         DataError: the function returned something else, such as a dict or a text.
@@ -46,6 +50,7 @@ class FlatMap(PackingStage, per_row=True, gives="objects", versioned="fn"):
     version: str | None = None
     schema: Schema | None = None
     thread_safe: bool = False
+    on_error: OnBadRow = "raise"
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         at, used = opened(at)
@@ -59,7 +64,7 @@ class FlatMap(PackingStage, per_row=True, gives="objects", versioned="fn"):
             places: list[tuple[int, int]] = []
             number = -1
             for number, row in enumerate(run.unroll()):
-                made, used, skip = self._made_of(row, skip), skip, 0
+                made, used, skip = self._made_of(run.block, number, row, skip), skip, 0
                 while True:
                     try:
                         rows += take(made, RUN_ROWS - len(rows))
@@ -80,9 +85,13 @@ class FlatMap(PackingStage, per_row=True, gives="objects", versioned="fn"):
             else:
                 yield run.pick(np.empty(0, dtype=np.int64))
 
-    def _made_of(self, row: Any, skip: int) -> Iterator[Any]:
+    def _made_of(self, block: Block, place: int, row: Any, skip: int) -> Iterator[Any]:
         """The rows made of one, after those that a state says are used up."""
-        found = rows_in(self.fn(row), self, "the function")
+        found = self.guarded(self.fn)(row)
+        if not isinstance(found, Failed):
+            found = rows_in(found, self, "the function")
+        if self.leaves_out:
+            found = self._whole(block, place, found)
         number = 0
         for number, one in enumerate(found, 1):
             if one is None:
@@ -93,6 +102,14 @@ class FlatMap(PackingStage, per_row=True, gives="objects", versioned="fn"):
             said = f"the state was saved after {skip} rows made of one row, of which the function now makes"
             way = "use the function as it was, or load the state as it was saved"
             raise StateError(f"{self}: {said} {number}: {way}")
+
+    def _whole(self, block: Block, place: int, made: Iterable[Any] | Failed) -> list[Any]:
+        """All rows made of one; none if the function raises."""
+        rows = made if isinstance(made, Failed) else self.guarded(list)(made)
+        why = rows.why if isinstance(rows, Failed) else ""
+        failed = np.array([isinstance(rows, Failed)], dtype=np.int64)
+        self._left_out.drop(block.slice(place, place + 1), failed, lambda _: why)
+        return [] if isinstance(rows, Failed) else rows
 
 
 def _made_run(run: Run, rows: list[Any], made: list[tuple[int, int]], end: tuple[int, int]) -> Run:

@@ -4,7 +4,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
-from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -28,9 +27,14 @@ from trainpipes.stages.map import RowFunction
 from trainpipes.stages.read_columns import cell
 from trainpipes.stages.row_hash import unit
 
+#: How many an image may have.
+CHANNELS = (1, 3, 4)
+
 
 class ImageStage(RunStage, per_row=True, gives="objects"):
-    """A stage on one column of images, row by row."""
+    """A stage on one column of images, row by row: one, a list, or the frames of a video in one array. A row
+    has one draw, for all of them.
+    """
 
     thread_safe = True
 
@@ -47,7 +51,7 @@ class ImageStage(RunStage, per_row=True, gives="objects"):
         self._check_rows(run)
         column = self.options["column"]
         rows = block.rows()
-        drawn = self._drawn(block, [_count(row, column) for row in rows])
+        drawn = self._drawn(block)
         found: list[dict[str, Any]] = []
         try:
             for row, numbers in zip(rows, drawn, strict=True):
@@ -60,16 +64,18 @@ class ImageStage(RunStage, per_row=True, gives="objects"):
             raise error from None
         return run.with_block(block.with_data(found))
 
-    def _changed(self, row: Any, column: str, drawn: Sequence[Sequence[float]]) -> Any:
+    def _changed(self, row: Any, column: str, drawn: Sequence[float]) -> Any:
         images = cell(row, column, self)
-        if not isinstance(images, list | tuple):
-            return self.changed(image_of(images, column, self), drawn[0])
-        pairs = zip(images, drawn, strict=True)
-        return [self.changed(image_of(image, column, self), numbers) for image, numbers in pairs]
+        if isinstance(images, list | tuple):
+            return [self.changed(image_of(image, column, self), drawn) for image in images]
+        if getattr(images, "ndim", 0) != 4:
+            return self.changed(image_of(images, column, self), drawn)
+        frames = [self.changed(image, drawn) for image in frames_of(images, column, self)]
+        return np.stack(frames)
 
-    def _drawn(self, block: Block, counts: Sequence[int]) -> Sequence[Sequence[Sequence[float]]]:
-        """Random numbers for each image of each row."""
-        return [[()] * count for count in counts]
+    def _drawn(self, block: Block) -> Sequence[Sequence[float]]:
+        """Random numbers for each row."""
+        return [()] * len(block)
 
 
 class RandomImageStage(ImageStage, depends_on={"row", "epoch"}):
@@ -86,31 +92,38 @@ class RandomImageStage(ImageStage, depends_on={"row", "epoch"}):
     def _key(self) -> RowKey:
         return RowKey(random_key(self.options["seed"], self.name, self._turn))
 
-    def _drawn(self, block: Block, counts: Sequence[int]) -> Sequence[Sequence[Sequence[float]]]:
+    def _drawn(self, block: Block) -> Sequence[Sequence[float]]:
         # Raw bits, of which NumPy promises that they stay the same.
-        words = zip(row_words(block).tolist(), counts, strict=True)
-        raw = [self._key.generator(w).bit_generator.random_raw(self.draws * n) for w, n in words]
+        words = row_words(block).tolist()
+        raw = [self._key.generator(w).bit_generator.random_raw(self.draws) for w in words]
         drawn = unit(np.concatenate([*raw, np.empty(0, dtype=np.uint64)]).astype(np.uint64))
-        each = iter(drawn.reshape(-1, self.draws).tolist())
-        return [list(islice(each, count)) for count in counts]
+        found: list[list[float]] = drawn.reshape(-1, self.draws).tolist()
+        return found
 
 
-def _count(row: Any, column: str) -> int:
-    """How many images a row has: one, or those of a list."""
-    images = row.get(column) if isinstance(row, Mapping) else None
-    return len(images) if isinstance(images, list | tuple) else 1
+def frames_of(video: Any, column: str, caller: object) -> Sequence[Pixels]:
+    """The frames ``[C, H, W]`` of an array ``[T, C, H, W]`` or ``[T, H, W, C]``, one or more."""
+    frames: Any = video.numpy(force=True) if isinstance(video, torch.Tensor) else video
+    if frames.shape[1] not in CHANNELS and frames.shape[3] in CHANNELS:
+        frames = np.ascontiguousarray(frames.transpose(0, 3, 1, 2))
+    if not len(frames):
+        raise NoPicture("has no frames")
+    return [image_of(frame, column, caller) for frame in frames]
 
 
 def image_of(image: Any, column: str, caller: object) -> Pixels:
     if isinstance(image, torch.Tensor):
         image = image.numpy(force=True)
     is_array = isinstance(image, np.ndarray)
-    if is_array and image.ndim == 3 and image.shape[0] in (1, 3, 4) and image.size:
+    if is_array and image.ndim == 3 and image.shape[0] in CHANNELS and image.size:
         return image  # type: ignore[no-any-return]
     got = f"an array {list(image.shape)}" if is_array else shown(image, 60)
     encoded = isinstance(image, bytes | Mapping)
     way = "put decode_image() before" if encoded else "make these in a map()"
-    rule = f"column {column!r} holds images, arrays [C, H, W] with pixels and 1, 3 or 4 channels"
+    rule = (
+        f"column {column!r} holds images, arrays [C, H, W] (of a video [T, C, H, W] or [T, H, W, C]) with "
+        "pixels and 1, 3 or 4 channels"
+    )
     raise DataError(f"{caller}: {rule}, got {got}: {way}", stage=str(caller))
 
 
@@ -183,7 +196,7 @@ class Resize(ImageStage):
 class RandomCrop(RandomImageStage):
     """Crop each image ``[C, H, W]`` at a random place.
 
-    The place depends on seed, epoch and row alone.
+    The place depends on seed, epoch and row alone: all images of a list have the same.
 
     Args:
         size: side of a square, or (height, width), in pixels.
@@ -250,7 +263,7 @@ class RandomResizedCrop(RandomImageStage):
     """Crop a part of random size and shape out of each image, uint8 ``[C, H, W]``, and resize it.
 
     Follows torchvision's ``RandomResizedCrop`` (Szegedy et al., "Going deeper with convolutions",
-    2015, section 6). Draws depend on seed, epoch and row alone.
+    2015, section 6). Draws depend on seed, epoch and row alone: all images of a list have the same.
 
     Args:
         size: side of a square, or (height, width), in pixels.
@@ -310,7 +323,8 @@ class RandomResizedCrop(RandomImageStage):
 
 
 class Flip(RandomImageStage):
-    """Mirror some images ``[C, H, W]``. The choice depends on seed, epoch and row alone.
+    """Mirror some images ``[C, H, W]``. The choice depends on seed, epoch and row alone: all images of
+    a list are mirrored, or none.
 
     Args:
         p: the probability of mirroring an image, 0 to 1.
@@ -347,8 +361,9 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class Normalize(ImageStage):
     """Turn pixels into float32: ``(x / 255 - mean) / std``, by channel.
 
-    Takes rows with an image ``[C, H, W]``, or after ``collate`` batches ``[B, C, H, W]``, which is
-    faster. Floats are not divided; other integers are divided by the largest of their type.
+    Takes rows with an image ``[C, H, W]``, or after ``collate`` batches ``[B, C, H, W]`` or
+    ``[B, T, C, H, W]``, which is faster. Floats are not divided; other integers are divided by the
+    largest of their type.
 
     Args:
         mean: of each channel, for values from 0 to 1, or one for all; by default those of ImageNet.
@@ -408,10 +423,17 @@ class Normalize(ImageStage):
             raise refused(self, f" works on batches that are dicts of tensors, got {got}")
         need_columns(list(batch), [self.column], self)
         images = batch[self.column]
-        if not isinstance(images, torch.Tensor) or images.dim() != 4:
+        if not isinstance(images, torch.Tensor) or images.dim() not in (4, 5):
             got = shown(list(images.shape) if isinstance(images, torch.Tensor) else images, 60)
-            said = f": column {self.column!r} holds images, a tensor [B, C, H, W], got {got}"
+            rule = "holds images, a tensor [B, C, H, W], or of videos [B, T, C, H, W]"
+            said = f": column {self.column!r} {rule}, got {got}"
             raise refused(self, said)
+        if images.dtype == torch.int64:
+            way = "pass pad_collate(dtype=torch.uint8), use collate(), or put normalize() before batch()"
+            said = (
+                f": column {self.column!r} holds int64, as pad_collate() makes of integers in lists"
+            )
+            raise refused(self, f"{said}: {way}")
         return {**batch, self.column: torch.from_numpy(self.changed(images.numpy(), ()))}
 
 

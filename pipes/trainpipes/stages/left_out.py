@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block, Pieces
-from trainpipes.errors import DataError
+from trainpipes.columns.run import Run
+from trainpipes.errors import ConfigError, DataError, UnreachableError
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import cut
 from trainpipes.interfaces.source import Place
-from trainpipes.interfaces.tally import Numbers, Tally
-from trainpipes.stages.quarantine import Quarantine, lines_of
+from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.interfaces.tally import Numbers, Tally, is_aside
+from trainpipes.stages.quarantine import Quarantine, leaves_out, lines_of
 
 log = logging.getLogger("trainpipes")
 
@@ -55,6 +58,8 @@ class LeftOut(Tally):
         """Count rows, of which those are left out where ``dropped`` is not 0. ``error_of`` says why, and
         ``value_of`` what a row holds, by its place in the block.
         """
+        if is_aside():
+            return
         lost = np.flatnonzero(dropped)
         found = self.add((len(dropped), len(lost), int(dropped.sum())))
         if not len(lost):
@@ -73,7 +78,8 @@ class LeftOut(Tally):
         last = int(lost[-1])
         where = "" if self.stage._inputs is None else f" at {self._place(int(given.ids[last]))}"
         size = f" has {dropped[last]:,}" if self._unit else ""
-        log.warning("%s: %s; the last one%s%s", self.stage, self._said(found), size, where)
+        stage = str(self.stage)  # log records, which are kept, hold no workers of it
+        log.warning("%s: %s; the last one%s%s", stage, self._said(found), size, where)
 
     def _place(self, row: int) -> Place:
         inputs = self.stage._inputs
@@ -119,3 +125,81 @@ class LeftOut(Tally):
         size = f" ({tokens:,} {self._unit})" if self._unit else ""
         where = f"; listed in {hidden(str(self._quarantine.folder))}" if self._quarantine else ""
         return f"{lost:,} of {seen:,} {self._kind}{many} left out: {self._why}{size}{where}"
+
+
+#: What a function raises for another reason than what a row holds: each row would fail, or another one next
+#: time.
+NOT_OF_ROWS = (
+    ConfigError,
+    ImportError,
+    MemoryError,
+    ConnectionError,
+    TimeoutError,
+    UnreachableError,
+)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """In place of what a function makes of a row of which it raises: why."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A function of the user's, which gives ``Failed`` where it raises for what a row holds."""
+
+    fn: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> Any:
+        try:
+            return self.fn(*args)
+        except NOT_OF_ROWS:
+            raise
+        except Exception as error:
+            return Failed(f"{type(error).__name__}: {error}")
+
+
+class LeavesOut(Stage):
+    """A stage that may leave out rows by its ``on_error``."""
+
+    def _traits(self) -> dict[str, Any]:
+        keeps = not self.leaves_out and self._fixed.keeps_rows
+        return {**super()._traits(), "keeps_rows": keeps}
+
+    @property
+    def leaves_out(self) -> bool:
+        return leaves_out(self.options["on_error"])
+
+    def identity(self) -> dict[str, Any]:
+        found = super().identity()
+        if not self.leaves_out:  # nothing else shapes the rows
+            found.pop("on_error", None)
+        return found
+
+    def refuse_batches(self, run: Run) -> None:
+        if self.leaves_out and (run.bounds is not None or run.items is not None):
+            raise ConfigError(f"{self} leaves out rows by its on_error: put it before batch()")
+
+
+class CallsFunction(LeavesOut, asks_inputs=True):
+    """A stage on rows whose ``on_error`` says what becomes of those of which the user's function raises."""
+
+    @made_once
+    def _left_out(self) -> LeftOut:
+        why, on_error = "the function raised", self.options["on_error"]
+        return LeftOut(self, why, "row", unit="", on_error=on_error)
+
+    def _tallies(self) -> Sequence[Tally]:
+        return (self._left_out,)
+
+    def guarded(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, which gives ``Failed`` for rows that are left out."""
+        return Guarded(fn) if self.leaves_out else fn
+
+    def without_failed(self, run: Run, results: Sequence[Any]) -> IntArray:
+        """Places of the rows of which a guarded function made something; others are counted and listed."""
+        failed = np.array([isinstance(result, Failed) for result in results], dtype=np.int64)
+        self._left_out.drop(run.block, failed, lambda row: results[row].why)
+        return np.flatnonzero(failed == 0).astype(np.int64)

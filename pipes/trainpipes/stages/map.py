@@ -18,7 +18,7 @@ from trainpipes._internal.messages import warn_once
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import from_columns, table_of, untyped_columns
-from trainpipes.columns.run import Run
+from trainpipes.columns.run import Run, unplaced
 from trainpipes.engine.calling.process_map import ProcessMap
 from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, ThreadMap, words_of
 from trainpipes.engine.planning.first_rows import find_schema
@@ -31,6 +31,8 @@ from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage, WorkingStage
 from trainpipes.order.layout import random_key
 from trainpipes.stages.columns import columns_as, with_column
+from trainpipes.stages.left_out import CallsFunction, Failed
+from trainpipes.stages.quarantine import OnBadRow
 
 #: Rows that a worker is given at a time, at most. Fewer cost more messages; more wait longer for the last.
 CHUNK_ROWS = 64
@@ -161,7 +163,7 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
         return run.with_items(results)
 
 
-class Map(RowFunction, versioned="fn"):
+class Map(CallsFunction, RowFunction, versioned="fn"):
     """Apply a function to each row; after ``batch`` to each batch.
 
     With ``rng=True`` the function gets a ``numpy.random.Generator`` too: the same for the same row
@@ -182,6 +184,9 @@ class Map(RowFunction, versioned="fn"):
         num_workers: threads or processes that call it; 0 for the thread that iterates.
         thread_safe: whether several threads may call the function at once. Otherwise only the
             thread that iterates calls it.
+        on_error: for a row of which the function raises: "raise"; or "skip" the row, count and log
+            it; or list it, too, with ``Quarantine``. Errors that are about no row
+            (``ConnectionError``, ``TimeoutError``, ``ImportError``, ``MemoryError``) stop the run.
         method: "thread", for a thread-safe function; or "process": function, items and results must
             pickle.
         schema: Arrow types of the columns that it returns, as a ``pyarrow.Schema``. Left out, they
@@ -214,13 +219,14 @@ class Map(RowFunction, versioned="fn"):
     start_method: Literal["forkserver", "spawn", "fork"] | None = None
     schema: Schema | None = None
     thread_safe: bool = False
+    on_error: OnBadRow = "raise"
 
     def check(self) -> None:
         there = get_all_start_methods()
         self._require(self.start_method in (None, *there), "start_method", f"one of {there} here")
 
     def _traits(self) -> dict[str, Any]:
-        return {"depends_on": {"row", "epoch"}} if self.rng else {}
+        return {**super()._traits(), **({"depends_on": {"row", "epoch"}} if self.rng else {})}
 
     def identity(self) -> dict[str, Any]:
         found = super().identity()
@@ -230,7 +236,15 @@ class Map(RowFunction, versioned="fn"):
 
     @property
     def function(self) -> tuple[Callable[..., Any], Any]:
-        return self.fn, self.identity()["fn"]
+        return self.guarded(self.fn), self.identity()["fn"]
+
+    def _items(self, run: Run) -> Sequence[Any]:
+        self.refuse_batches(run)
+        return super()._items(run)
+
+    def _with(self, run: Run, answer: Answer) -> Run:
+        made = super()._with(run, answer)
+        return made.pick(self.without_failed(run, answer[0])) if self.leaves_out else made
 
     @made_once
     def _draw_watch(self) -> DrawWatch:
@@ -249,7 +263,7 @@ def joined(waits: list[Callable[[], Answer]]) -> Answer:
 
 
 class ColumnFunction(
-    RunStage, takes="columns", gives="found types", asks_inputs=True, versioned="fn"
+    CallsFunction, RunStage, takes="columns", gives="found types", asks_inputs=True, versioned="fn"
 ):
     """A stage that calls a user's function with columns."""
 
@@ -260,13 +274,18 @@ class ColumnFunction(
     format: Literal["arrow", "numpy", "torch"] = "arrow"
     version: str | None = None
     thread_safe: bool = False
+    on_error: OnBadRow = "raise"
 
-    def returned(self, run: Run) -> pa.Table:
+    def returned(self, run: Run) -> tuple[Run, pa.Table | None]:
+        """The rows, and the columns that the function makes of them; None of no rows that it takes."""
         self._check_rows(run)
+        self.refuse_batches(run)
         columns = columns_as(run.block, self.format, self)
         try:
-            fn = self._draw_watch.around(self.fn)
-            data = from_columns(fn(columns), self, self._type)
+            run, result = self._called(run, columns)
+            if isinstance(result, Failed):
+                return run, None
+            data = from_columns(result, self, self._type)
         except BadCell as bad:
             raise at_row(f"{self}: {bad}", self, run.block.ids[bad.row or 0], SchemaError) from None
         except TrainpipesError as error:
@@ -282,7 +301,28 @@ class ColumnFunction(
             counts = f"got {len(run.block)} rows and returned {len(data)}"
             rule = "the function gives one row for each row it gets"
             raise refused(self, f": {rule}, {counts}; to drop rows use filter()", DataError)
-        return data
+        return run, data
+
+    def _called(self, run: Run, columns: Any) -> tuple[Run, Any]:
+        """The rows of which the function makes something, and that; ``Failed`` of none at all."""
+        fn = self._draw_watch.around(self.fn)
+        result = self.guarded(fn)(columns)
+        if not isinstance(result, Failed):
+            return run, result
+        run = run.pick(self.without_failed(run, self._failures(run, result)))
+        columns = columns_as(run.block, self.format, self)
+        return run, fn(columns) if len(run) else self.guarded(fn)(columns)
+
+    def _failures(self, run: Run, failed: Failed) -> list[Failed | None]:
+        """Of rows of which the function ``failed``: of each, why it fails by itself, if so."""
+        if len(run) == 1:
+            return [failed]
+        found: list[Failed | None] = []
+        for half in (run.part(0, len(run) // 2), run.part(len(run) // 2, len(run))):
+            result = self.guarded(self.fn)(columns_as(half.block, self.format, self))
+            fails = isinstance(result, Failed)
+            found += self._failures(half, result) if fails else [None] * len(half)
+        return found
 
     def _type(self, name: str) -> pa.DataType | None:
         """The type of a column that the function returns as a list: that of the first rows."""
@@ -298,10 +338,11 @@ class ColumnFunction(
         schema = inputs.schemas.get(key, find)
         return schema.field(name).type if name in schema.names else None
 
-    def _untyped(self, block: Block) -> list[dict[str, Any]]:
-        columns = untyped_columns(self.fn(columns_as(block, self.format, self)))
+    def _untyped(self, block: Block) -> Block:
+        run, result = self._called(unplaced(block), columns_as(block, self.format, self))
+        columns = {} if isinstance(result, Failed) else untyped_columns(result)
         rows = zip(*columns.values(), strict=True)
-        return [dict(zip(columns, values, strict=True)) for values in rows]
+        return run.block.with_data([dict(zip(columns, values, strict=True)) for values in rows])
 
 
 class MapBatches(ColumnFunction):
@@ -319,6 +360,8 @@ class MapBatches(ColumnFunction):
         format: "arrow", "numpy" or "torch": what the function takes.
         version: names the function in checkpoints; see ``map``.
         thread_safe: whether several threads may call the function at once; see ``map``.
+        on_error: for rows of which the function raises; see ``map``. They are found by calling it
+            for halves of the rows.
 
     Raises:
         DataError: another number of rows; or with "numpy" or "torch" a null among integers or
@@ -332,7 +375,8 @@ class MapBatches(ColumnFunction):
     """
 
     def process(self, run: Run) -> Run:
-        return run.with_block(run.block.with_data(self.returned(run)))
+        run, found = self.returned(run)
+        return run if found is None else run.with_block(run.block.with_data(found))
 
 
 class WithColumns(ColumnFunction):
@@ -345,6 +389,8 @@ class WithColumns(ColumnFunction):
         format: "arrow", "numpy" or "torch": what the function takes.
         version: names the function in checkpoints; see ``map``.
         thread_safe: whether several threads may call the function at once; see ``map``.
+        on_error: for rows of which the function raises; see ``map``. They are found by calling it
+            for halves of the rows.
 
     Raises:
         DataError: another number of rows; or with "numpy" or "torch" a null among integers or
@@ -358,7 +404,9 @@ class WithColumns(ColumnFunction):
     """
 
     def process(self, run: Run) -> Run:
-        found = self.returned(run)
+        run, found = self.returned(run)
+        if found is None:
+            return run
         table = table_of(run.block.data, self)
         for field, column in zip(found.schema, found.columns, strict=True):
             table = with_column(table, field, column)

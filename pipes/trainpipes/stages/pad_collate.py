@@ -19,15 +19,14 @@ from trainpipes.columns.arrays import Array, to_arrow
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.lazy_batches import late_if_small
 from trainpipes.columns.rectangles import RaggedRows, Side
-from trainpipes.columns.row_types import as_array
+from trainpipes.columns.row_types import as_array, python_values
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.interfaces.blame import at_row, in_column, naming, refused
 from trainpipes.interfaces.stage import Stage, made_once
-from trainpipes.interfaces.stage_kinds import FinishingStage
 from trainpipes.stages import pad_rules
-from trainpipes.stages.columns import refuse_collated, unbatched
+from trainpipes.stages.columns import CollatingStage, unbatched
 from trainpipes.stages.pack import Pack, kept_columns
 from trainpipes.stages.read_columns import Opaque, Ragged, check_fit, limits, read
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes, makers_of_columns
@@ -43,7 +42,7 @@ class Writer(NamedTuple):
     cut: Callable[[IntArray | None, IntArray], Cut]
 
 
-class PadCollate(TakesTokenizer, FinishingStage, takes="columns or objects"):
+class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
     """Turn the columns of each batch into a dict of tensors; lists of numbers are padded.
 
     - lists of numbers: ``[B, L]``; integers as int64, bools as bool, float32 and float64 as
@@ -140,8 +139,10 @@ class PadCollate(TakesTokenizer, FinishingStage, takes="columns or objects"):
         ids |= {} if self._own is None else {"input_ids": self._own}
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         kept = kept_columns(below)
-        return self._resolved(
-            _tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack, _kept=kept
+        return (
+            super()
+            ._resolve(below)
+            ._resolved(_tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack, _kept=kept)
         )
 
     @property
@@ -158,8 +159,8 @@ class PadCollate(TakesTokenizer, FinishingStage, takes="columns or objects"):
         return found
 
     def process(self, run: Run) -> Run:
-        refuse_collated(run, self)
-        block, bounds = run.block, run.bounds
+        self._refuse_collated(run)
+        block, bounds = run.block, run.bounds if run.items is None else None
         if bounds is not None and block.has_columns:
             return run.with_items(self._of_tables(run, bounds))
         names = getattr(block.within, "names", None)
@@ -220,13 +221,16 @@ class PadCollate(TakesTokenizer, FinishingStage, takes="columns or objects"):
         if dtype == tensor.dtype:
             return tensor
         with naming(name, self, ids):
-            check_fit(as_array(tensor), pad_rules.numpy_dtype(dtype, name), None)
+            values = as_array(tensor)
+            check_fit(values, pad_rules.numpy_dtype(dtype, name), None, _wider(name, values))
         return tensor.to(dtype)
 
     def _of_rows(self, run: Run, k: int, rows: Any) -> dict[str, Any]:
         if not isinstance(rows, list):
             raise unbatched(self, rows)
-        ids = np.broadcast_to(run.row_ids(k), len(rows))
+        ids = run.row_ids(k)
+        if len(ids) != len(rows):  # a function made other rows of the batch
+            ids = np.broadcast_to(ids[:1], len(rows))
         names = list(rows[0]) if rows and isinstance(rows[0], Mapping) else []
         known = dict.fromkeys(names).keys()
         for number, row in enumerate(rows):
@@ -282,7 +286,7 @@ class PadCollate(TakesTokenizer, FinishingStage, takes="columns or objects"):
         ragged = isinstance(column, Ragged)
         dtype = self._dtype(name, column.values, ragged)
         lengths = column.lengths if isinstance(column, Ragged) else None
-        check_fit(column.values, dtype, lengths)
+        check_fit(column.values, dtype, lengths, _wider(name, column.values))
         if lengths is None:
             return _even_writer(name, column.values, dtype)
         rule = self._rule_of(name)
@@ -365,10 +369,15 @@ def _object_writer(name: str, values: list[Any] | pa.Array) -> Writer:
     def cut(index: IntArray | None, bounds: IntArray) -> Cut:
         edges, found = bounds.tolist(), values
         if isinstance(values, pa.Array):
-            found = (values if index is None else values.take(to_arrow(index))).to_pylist()
+            found = python_values(values if index is None else values.take(to_arrow(index)))
         return lambda k: {name: list(found[edges[k] : edges[k + 1]])}
 
     return Writer(float("inf"), cut)
+
+
+def _wider(name: str, values: Array) -> str:
+    """What keeps all numbers of a column."""
+    return f"pass columns={{{name!r}: {{'dtype': torch.{values.dtype}}}}}"
 
 
 def add_sequences(batch: dict[str, Any]) -> None:

@@ -52,7 +52,6 @@ class Opaque:
 Column: TypeAlias = Ragged | Even | Opaque
 
 TWO_RAGGED = "holds lists of lists: flatten it with map_batches(), or leave it out with select()"
-WIDER = "give a wider dtype"
 NULL_WITHIN = "holds a null within a list of numbers: fill or drop it with map_batches()"
 
 
@@ -155,7 +154,7 @@ def row_at(place: int, lengths: IntArray) -> int:
     return int(np.searchsorted(np.cumsum(lengths), place, side="right"))
 
 
-def check_fit(values: Array, dtype: Any, lengths: IntArray | None, way: str = WIDER) -> None:
+def check_fit(values: Array, dtype: Any, lengths: IntArray | None, way: str) -> None:
     """Raise unless a dtype can hold all numbers, of lists of these lengths or of one a row."""
     kind = np.dtype(dtype)
     if values.dtype.kind == "f" and kind.kind in "iub":

@@ -12,11 +12,10 @@ from trainpipes._internal.messages import has_warned, warn_once
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
-from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import at_row
-from trainpipes.interfaces.stage import Stage, made_once
+from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.tally import Numbers, Tally
-from trainpipes.stages.left_out import LeftOut
+from trainpipes.stages.left_out import LeavesOut, LeftOut
 from trainpipes.stages.quarantine import leaves_out
 
 #: What torch's ``cross_entropy`` leaves out by default.
@@ -103,14 +102,10 @@ def have_target(labels: npt.NDArray[Any], lengths: IntArray) -> Flags:
     return found
 
 
-class TargetStage(Stage, asks_inputs=True):
+class TargetStage(LeavesOut, asks_inputs=True):
     """A stage that does what its ``on_error`` says with rows that have no target."""
 
     item: ClassVar[str] = "row"
-
-    def _traits(self) -> dict[str, Any]:
-        keeps = not leaves_out(self.options["on_error"])
-        return {"keeps_rows": keeps and self._fixed.keeps_rows}
 
     @made_once
     def without_target(self) -> LeftOut:
@@ -123,18 +118,6 @@ class TargetStage(Stage, asks_inputs=True):
 
     def _tallies(self) -> Sequence[Tally]:
         return self.without_target, self.kept_without
-
-    def identity(self) -> dict[str, Any]:
-        found = super().identity()
-        if not leaves_out(self.options["on_error"]):  # nothing else shapes the rows
-            found.pop("on_error", None)
-        return found
-
-    def refuse_batches(self, run: Run) -> None:
-        if leaves_out(self.options["on_error"]) and (
-            run.bounds is not None or run.items is not None
-        ):
-            raise ConfigError(f"{self} leaves out rows by its on_error: put it before batch()")
 
     def check_targets(
         self,

@@ -8,6 +8,7 @@ import numpy as np
 
 from trainpipes._internal.checks import Count, Text, require, whole_number
 from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.messages import warn_once
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.bad_values import first_bad
@@ -252,6 +253,7 @@ class Tokenize(Tokenizes):
         columns: dict[str, Ragged] = {}
         for output, names in outputs.items():
             segments = [self.maker.encode(texts[name], numbers) for name in names]
+            self._warn_of_second(segments[0], prefix)
             ids, pieces = assemble(segments, prefix, suffix, room, side)
             columns[output] = ids
             kept = pieces[:, 1:-1].sum(axis=1)
@@ -262,6 +264,13 @@ class Tokenize(Tokenizes):
                 whole = gone == 0
                 columns["labels"] = self._labels(ids, pieces, names, whole | (side == "left"))
         return columns
+
+    def _warn_of_second(self, ids: Ragged, prefix: Sequence[int]) -> None:
+        """Warn of texts that begin with the special token that they get once more."""
+        if prefix and (ids.values[ids.offsets[:-1][ids.lengths > 0]] == prefix[0]).any():
+            token = self.maker.decode(prefix[:1])
+            why = f"begin with {token!r}, as a chat template writes it, and get a second one"
+            warn_once(f"{self}: texts {why}: pass add_special_tokens=False, or use chat_template()")
 
     def _labels(self, ids: Ragged, pieces: Any, names: Sequence[str], whole: Any) -> Ragged:
         """Ids of labeled columns, and of the end token where ``whole``; -100 elsewhere."""

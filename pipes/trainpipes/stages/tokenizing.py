@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -29,6 +29,10 @@ LOOKED_AT = 1 << 16
 
 class Tokenizes(TargetStage, RunStage):
     """A stage that makes token ids, or says who made them."""
+
+    #: What is made of the tokenizer as it is when the stage is made, which the program may change later:
+    #: copies of the stage, as in workers, have the same.
+    _snapshots: ClassVar[tuple[str, ...]] = ("maker",)
 
     @made_once
     def maker(self) -> TokenizerEngine:
@@ -84,7 +88,15 @@ class Tokenizes(TargetStage, RunStage):
         take_turns(threads)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "maker": self.maker}  # knows what its file held
+        return {**super().__getstate__(), **self._snapshot()}
+
+    def _fresh(self) -> Self:
+        found = super()._fresh()
+        vars(found).update(self._snapshot())
+        return found
+
+    def _snapshot(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._snapshots}
 
 
 class TokenizedBy(Tokenizes):
@@ -170,6 +182,15 @@ def makers_of_columns(stages: Sequence[Stage]) -> dict[str, Tokenizes]:
             names = stage.options["names"]
             found = {names.get(name, name): maker for name, maker in found.items()}
     return found
+
+
+def lengths_by(stages: Sequence[Stage]) -> tuple[str, bool]:
+    """What ``bucket_by_length`` must be given to find a row's length; and whether rows hold pairs of texts,
+    which ``pack`` does not take.
+    """
+    ids = makers_of_columns(stages)
+    column = f"column={min(ids)!r}" if ids and "input_ids" not in ids else ""
+    return column, len(ids) > 1 or any(stage.options.get("pair") is True for stage in stages)
 
 
 class TakesTokenizer(Stage):

@@ -94,7 +94,8 @@ class Slow(TokenizerEngine):
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(type(tokenizer).__name__)
-        self._tokenizer = tokenizer
+        # The program goes on with the object, and may change it.
+        self._tokenizer = copy.deepcopy(tokenizer)
 
     def _load(self) -> Any:
         return copy.deepcopy(self._tokenizer)

@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal.checks import need, require, wrong
+from trainpipes._internal.locks import ForkLock
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.tokenizers.engine import Loaded, digest
 from trainpipes.tokenizers.load import auto_tokenizer, is_hub_name
@@ -23,8 +23,9 @@ from trainpipes.tokenizers.ragged import Ragged
 
 #: What a template marks the assistant's part with, for transformers.
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
-#: Templates are compiled once for all tokenizers, and what tracks marked parts is part of them.
-_lock = threading.Lock()
+LAST_NEWLINE = re.compile(r"(\r\n|\r|\n)\Z")
+#: A compiled template tracks the marked parts of one conversation at a time.
+_lock = ForkLock()
 #: Conversations that are tokenized together: what tells where tokens stand takes some 100 bytes for each.
 AT_A_TIME = 64
 
@@ -52,12 +53,14 @@ class Chat(Loaded):
         good = folder or by_name or hasattr(tokenizer, "apply_chat_template")
         rule = "a tokenizer of transformers, or the name or folder of one"
         require(good, "chat_template(tokenizer)", rule, tokenizer)
-        self._tokenizer, self._given = tokenizer, template
+        named = isinstance(tokenizer, str | os.PathLike)
+        # The program goes on with the object, and may change it.
+        self._tokenizer = os.fspath(tokenizer) if named else copy.deepcopy(tokenizer)
+        self._given = template
 
     def _load(self) -> Any:
         given = self._tokenizer
-        named = isinstance(given, str | os.PathLike)
-        found = auto_tokenizer(os.fspath(given)) if named else copy.deepcopy(given)
+        found = auto_tokenizer(given) if isinstance(given, str) else copy.deepcopy(given)
         if not getattr(found, "is_fast", False):
             kind = type(found).__name__
             raise wrong("chat_template(tokenizer)", "a fast tokenizer of transformers", kind)
@@ -131,7 +134,8 @@ class Chat(Loaded):
 
         render: Any = chat_template_utils.render_jinja_template
         try:
-            named = {**options, **self.loaded.special_tokens_map, "chat_template": self.template}
+            template = _apart(self.template)
+            named = {**options, **self.loaded.special_tokens_map, "chat_template": template}
             (text,), spans = render([messages], tools, **named)
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
@@ -165,6 +169,17 @@ class Chat(Loaded):
         return spans
 
 
+def _apart(template: str) -> str:
+    """The template with a comment that no other program's has, and that writes nothing.
+
+    transformers compiles a text once in a process, and up to 5.23 notes in what it compiled where the
+    assistant speaks: a thread of the user's that renders the same text would note its parts in ours.
+    A forked child would inherit one that is in the middle of a conversation.
+    """
+    # Jinja drops a newline at the end. "+" keeps the spaces before the comment.
+    return f"{LAST_NEWLINE.sub('', template)}{{#+ trainpipes {os.getpid()} #}}"
+
+
 def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]]:
     """A conversation as transformers takes it, without nulls, which Arrow puts in for missing keys."""
     if not isinstance(value, list | tuple) or not value:
@@ -189,12 +204,15 @@ def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]
 
 
 def tools_of(value: Any) -> list[dict[str, Any]] | None:
+    """Tools as transformers takes them: of columns without nulls, which Arrow puts in for missing keys; of
+    JSON text as it says, since schemas have nulls of their own.
+    """
     try:
-        found = json.loads(value or "[]") if isinstance(value, str) else value or []
-        found = [json.loads(tool) if isinstance(tool, str) else tool for tool in found]
-        if not all(isinstance(tool, Mapping) for tool in found):
+        tools = json.loads(value or "[]") if isinstance(value, str) else _filled(value or [])
+        tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in tools]
+        if not all(isinstance(tool, Mapping) for tool in tools):
             raise TypeError("a schema is a dict")
-        return _filled(found) or None
+        return tools or None
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"tools are a list of JSON schemas, got {value!r:.80} ({error})") from None
 

@@ -30,7 +30,7 @@ def say_counts(plan: Plan, consumer: Topology, start: Position, before: Sequence
     for tally, numbers in zip(plan.tallies, before, strict=True):
         tally.end()
         if tally.warns and (said := tally.said(tally.since(numbers))):
-            log.warning("%s: %s: %s", name, tally.stage, said)
+            log.warning("%s: %s: %s", name, str(tally.stage), said)  # a record holds no workers
         if not start.m and consumer.world_size == consumer.num_workers == 1:
             tally.check_pass(tally.since(numbers))
 

@@ -33,6 +33,7 @@ from trainpipes.interfaces.stage_kinds import (
     first_of,
     without,
 )
+from trainpipes.interfaces.tally import aside
 
 #: Rows that a schema is found from; where some columns hold only None in them, more are read, up to
 #: ``SAMPLE_ROWS``, or so many bytes.
@@ -49,12 +50,13 @@ class UnfitRows(SchemaError):
     """The first rows make no columns."""
 
 
+@aside()
 def find_schema(
     inputs: Inputs,
     below: Sequence[Stage],
     caller: str,
     cure: str = "give them by schema= of the stage that makes the rows, schema={}",
-    rows_of: Callable[[Block], Sequence[Any]] = Block.rows,
+    made_of: Callable[[Block], Block] | None = None,
     typed: Collection[str] = (),
     whole: Inputs | None = None,
     ragged: Collection[str] | None = None,
@@ -64,6 +66,7 @@ def find_schema(
     Args:
         caller: who needs columns, for messages.
         cure: what to do where types are not found.
+        made_of: makes Python rows of those after the stages.
         typed: columns whose types are known from elsewhere.
         whole: the mix that the pipeline is part of, for messages.
         ragged: see ``SchemaFinder``.
@@ -75,7 +78,7 @@ def find_schema(
     if isinstance(inputs.source, RowMixture):
         found = {
             name: find_schema(
-                part, steps, caller, cure, rows_of, whole=whole or inputs, ragged=ragged
+                part, steps, caller, cure, made_of, whole=whole or inputs, ragged=ragged
             )
             for name, part, steps in _parts_of_mix(inputs, inputs.source, below)
         }
@@ -85,11 +88,12 @@ def find_schema(
     runs = source.runs()
     try:
         for run in _runs(runs, below):
-            if rows_of is Block.rows and isinstance(run.block.data, pa.Table):
+            if made_of is None and isinstance(run.block.data, pa.Table):
                 return run.block.data.schema.remove_metadata()
-            rows = rows_of(run.block)
+            block = run.block if made_of is None else made_of(run.block)
+            rows = block.rows()
             for start in range(0, len(rows), STEP):
-                ids = run.block.ids[start:]
+                ids = block.ids[start:]
                 _add(finder, rows[start : start + STEP], ids, whole or inputs, caller)
                 if finder.rows >= ROWS and typed >= set(finder.open):
                     return finder.schema
@@ -105,6 +109,7 @@ def find_schema(
     return finder.schema
 
 
+@aside()
 def first_rows(inputs: Inputs, below: Sequence[Stage], caller: str) -> Payload | None:
     """One row after some stages, or a few; None where the first ``SAMPLE_ROWS`` give none."""
     if isinstance(inputs.source, RowMixture):

@@ -14,7 +14,7 @@ from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import stages_within
 from trainpipes.look.profiling.measured import Facts, StageFacts
 from trainpipes.sources.files.file_reader import FileBlocks
-from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
+from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes, lengths_by
 
 
 def facts_of(
@@ -38,6 +38,7 @@ def facts_of(
         "cores": cores or 1,
     }
     about |= {"shards": chain.num_shards, "ranks": ranks}
+    about["lengths_by"], about["pairs"] = lengths_by(chain.stages)
     about |= {"window_bytes": window_bytes or 0, "memory_bytes": free_memory()}
     source = plan.inputs.source if plan.inputs.is_open else None
     if isinstance(source, FileBlocks):

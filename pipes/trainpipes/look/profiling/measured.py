@@ -25,7 +25,7 @@ class StageFacts:
 @dataclass(frozen=True)
 class Facts:
     """What is known of a run before it: ``threads`` and ``workers`` of the loader, ``plain`` for torch's
-    DataLoader; the files and rows that are read."""
+    DataLoader; the files and rows that are read; ``lengths_by``, ``pairs``: see the function."""
 
     stages: tuple[StageFacts, ...] = ()
     threads: int = 2
@@ -42,6 +42,8 @@ class Facts:
     largest_group: int = 0
     window_bytes: int = 0
     memory_bytes: int = 0
+    lengths_by: str = ""
+    pairs: bool = False
 
     @property
     def opener(self) -> StageFacts:

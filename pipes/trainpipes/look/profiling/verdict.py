@@ -93,5 +93,6 @@ def verdict(facts: Facts, measured: Measured) -> Verdict:
 
 def _less_padding(facts: Facts) -> str:
     if facts.has("batch") and not facts.has("pack"):
-        return "bucket_by_length() in place of batch(), or pack() before it"
+        line = f"bucket_by_length({facts.lengths_by}) in place of batch()"
+        return line if facts.pairs else f"{line}, or pack() before it"
     return ""

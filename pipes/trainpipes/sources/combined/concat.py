@@ -44,7 +44,7 @@ class JoiningSource(kinds.CombiningSource):
         return self._replaced(pipelines=[type(p)(c) for p, c in pairs])
 
     def _traits(self) -> dict[str, Any]:
-        openers = [_opener(chain).traits for chain in self.chains]
+        openers = [opener_of(chain).traits for chain in self.chains]
         names = "has_blocks", "random_access"
         return super()._traits() | {n: all(getattr(o, n) for o in openers) for n in names}
 
@@ -113,21 +113,21 @@ class Zip(JoiningSource):
     beside = True
 
 
-def _opener(chain: Sequence[Stage]) -> kinds.Source:
+def opener_of(chain: Sequence[Stage]) -> kinds.Source:
     found = next((stage for stage in chain if isinstance(stage, kinds.ReadingSource)), chain[0])
     assert isinstance(found, kinds.Source)
     return found
 
 
 def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
-    reader = stages.index(_opener(stages))
+    reader = stages.index(opener_of(stages))
     for stage in stages[:reader][1:]:
         if isinstance(stage, kinds.ShuffleStage):
             raise ConfigError(f"{caller}(...): put {stage} after it, where it shuffles all sources")
-    for stage in [*_opener(stages)._above(), *stages[reader + 1 :]]:
+    for stage in [*opener_of(stages)._above(), *stages[reader + 1 :]]:
         # Those that count do so in file order, since all others keep each row.
         if not isinstance(stage, kinds.CountingStage) and not kinds.keeps_each_row(stage):
-            own = stage.name == _opener(stages).name
+            own = stage.name == opener_of(stages).name
             way = f"put {stage.name}() after {caller}(), for all sources"
             if isinstance(stage, kinds.ShuffleStage) and caller == "concat":
                 way += (

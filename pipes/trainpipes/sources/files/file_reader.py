@@ -261,7 +261,11 @@ def one_reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, 
         return usual
     known = ", ".join(ends[0] for ends in READERS.values())
     kinds = ", ".join(reader or "no reader that is known" for reader in sorted(found))
+    way = f"trainpipes.{usual}(...)"
+    if (several := sorted(reader for reader in found if reader))[1:]:
+        calls = ", ".join(f"trainpipes.{reader}(...)" for reader in several)
+        way += f", or of all of them, trainpipes.concat({calls})"
     raise ConfigError(
         f"{caller} reads files of one format, which the ends of their names say ({known}), got files for "
-        f"{kinds}: give files of one format, or a pipeline, such as trainpipes.{usual}(...)"
+        f"{kinds}: give files of one format, or a pipeline, such as {way}"
     )

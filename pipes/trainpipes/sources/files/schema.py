@@ -184,7 +184,7 @@ def wider(
     path: str,
     caller: str,
     unify: Callable[[pa.Field, pa.Field], pa.Field] = unified,
-    way: str = "read the files in pipelines of their own",
+    way: str = "leave the column out by columns=[...], or read the files in pipelines of their own",
 ) -> pa.Field:
     """A field that holds the values of both; SchemaError, with both files, if none does."""
     try:
@@ -192,7 +192,7 @@ def wider(
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         said = (
             f"column {field.name!r} is {field.type} in {first_path} and {other.type} in {path}, and no "
-            f"type can hold both; convert one, leave the column out by columns=[...], or {way}"
+            f"type can hold both: convert one, {way}"
         )
         raise _wrong(said, path, caller) from error
 

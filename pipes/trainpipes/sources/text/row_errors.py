@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,13 +79,9 @@ def bad_row(
     where = f"{name}, line {line:,}"
     of_row: dict[str, Any] = {"path": name, "row": int(layout.rows[:piece].sum()) + good}
     wanted = form.infer(data[:first], start)[0] if schema is None and first else schema
-    drift = wanted is not None and _drift(form, row, start, wanted)
-    if drift:
-        return SchemaError(
-            f"{where}: {drift}: {text}; types are those of schema=, or found in the first blocks: give "
-            'schema=..., infer="all" or columns=[...], or fix the line',
-            **of_row,
-        )
+    drift = None if wanted is None else _drift(form, row, start, wanted)
+    if drift is not None:
+        return SchemaError(f"{where}: {drift.said}: {text}; {drift.way(form)}", **of_row)
     said = ARROW.sub("", problem(good + 1)).rstrip(".")
     return UnreadableError(
         f"{where}: {said}: {text}; {form.rule}: fix or remove the line, or leave the file out with "
@@ -149,8 +146,38 @@ def _stops(form: TextFormat, data: bytes, start: Start) -> list[int]:
         return stops  # the file goes on behind the piece
 
 
-def _drift(form: TextFormat, row: bytes, start: Start, schema: pa.Schema) -> str | None:
-    """How a row that can be read has other types than the schema."""
+INFER = ', infer="all"'
+
+
+@dataclass(frozen=True)
+class _Drift:
+    """How a row that can be read has other types than others; ``fits``: whether some type holds both."""
+
+    said: str
+    fits: bool = True
+
+    def way(self, form: TextFormat) -> str:
+        infers = form.inferred and form.options.get("infer") == "first"
+        types = "types are those of schema="
+        if form.inferred:
+            types = f"types are found in {'the first blocks' if infers else 'all rows'}"
+        if self.fits:
+            way = f"schema=...{INFER if infers else ''}" if form.inferred else "another type there"
+            return f"{types}: give {way}, or fix the line"
+        ways = 'a schema= without it, leave such rows out with on_error="skip", or fix the line'
+        return f"{types}, and no type holds both: give {ways}"
+
+
+def _fits(form: TextFormat, *kinds: pa.DataType) -> bool:
+    """Whether a type holds values of both; to CSV each is a text."""
+    try:
+        pa.unify_schemas([pa.schema([("", k)]) for k in kinds], promote_options="permissive")
+    except pa.ArrowException:
+        return form.names_columns
+    return True
+
+
+def _drift(form: TextFormat, row: bytes, start: Start, schema: pa.Schema) -> _Drift | None:
     found = _tried(form.infer, row, start)
     if isinstance(found, Exception):
         return None
@@ -158,8 +185,9 @@ def _drift(form: TextFormat, row: bytes, start: Start, schema: pa.Schema) -> str
         if field.name in schema.names:
             wanted = schema.field(field.name)
             if isinstance(_tried(form.parse, row, start, pa.schema([wanted])), Exception):
-                return f"column {field.name!r} is {field.type} here, and should be {wanted.type}"
+                said = f"column {field.name!r} is {field.type} here, and should be {wanted.type}"
+                return _Drift(said, _fits(form, field.type, wanted.type))
         elif form.strict:
-            return f"column {field.name!r} is new here"
+            return _Drift(f"column {field.name!r} is new here")
     odd = isinstance(_tried(form.parse, row, start, schema, form.strict), Exception)
-    return "a field within a column is new here" if odd else None
+    return _Drift("a field within a column is new here") if odd else None

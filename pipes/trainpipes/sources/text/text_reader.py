@@ -224,7 +224,7 @@ class _Types:
         for path, schema in zip(paths, schemas, strict=True):
             for field in schema:
                 known, where = fields.get(field.name, (field, path))
-                unify, way = self.form.wider, "say the type by schema="
+                unify, way = self.form.wider, "or give the other columns by schema="
                 found = wider(known, field, where, path, self.caller, unify, way)
                 fields[field.name] = found, where
         return pa.schema([field for field, _ in fields.values()])
