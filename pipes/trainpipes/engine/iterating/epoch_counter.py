@@ -56,7 +56,7 @@ class _Numbers(Structure):
 
 
 # Where the first memory is shared while a process is spawned, its pickler exists already, and would copy it.
-ForkingPickler.register(_Numbers, sharedctypes.reduce_ctype)
+ForkingPickler.register(_Numbers, sharedctypes.reduce_ctype)  # type: ignore[attr-defined]
 
 
 class _Lock(ForkLock):
