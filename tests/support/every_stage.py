@@ -678,6 +678,8 @@ FINITE: dict[str, Make] = {
     "batch / tokens": lambda f: (
         sharded(f, 4).batch(max_tokens=24, max_rows=6, column="tokens").pad_collate()
     ),
+    "balance": lambda f: sharded(f, 4).batch(3).balance(4, column="tokens"),
+    "balance / packed": lambda f: sharded(f, 4).pack(16, column="tokens").batch(2).balance(3),
     "bucket_by_length": lambda f: (
         sharded(f, 4).bucket_by_length(3, column="tokens", buffer_size=10, num_buckets=3)
     ),

@@ -251,6 +251,9 @@ class RegroupStage(Stage):
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         """The runs of one shard from this stage, opened at a cursor; each has an item or more."""
 
+    #: Whether its positions keep how many batches the shard has given in the pass.
+    takes_turns: ClassVar[bool] = False
+
     @property
     def held_items(self) -> int:
         """Items of each shard that it holds at once, at most."""
@@ -362,6 +365,10 @@ class ShardStage(Stage):
     num_shards = 1
     split = "spans"
     tail = "even"
+
+
+class BalanceStage(RegroupStage, reorders=True):
+    """A stage that gives batches in another order."""
 
 
 class RepeatStage(Stage):

@@ -46,6 +46,7 @@ from trainpipes.sources.text.read_json import ReadJson
 from trainpipes.sources.text.read_text import ReadText
 from trainpipes.sources.whole_files.read_bytes import ReadBytes
 from trainpipes.sources.whole_files.read_images import ReadImages
+from trainpipes.stages.balance import Balance
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.bucket_by_length import BucketByLength
 from trainpipes.stages.cache import Cache
@@ -316,6 +317,7 @@ class Pipeline(IterableDataset[Any]):
     pack = Method(Pack)
     batch = Method(Batch)
     bucket_by_length = Method(BucketByLength)
+    balance = Method(Balance)
     pad_collate = Method(PadCollate)
     collate = Method(Collate)
     repeat = Method(Repeat)

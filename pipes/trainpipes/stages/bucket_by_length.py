@@ -13,8 +13,9 @@ from trainpipes.columns.arrays import stretches
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import OpenBelow
+from trainpipes.order.turns import STRATA, turn_order
 from trainpipes.stages.batch import Budgeted
-from trainpipes.stages.held import Held, around, opened
+from trainpipes.stages.held import Held, Turn, around, opened
 from trainpipes.stages.pack_windows import some_of
 
 #: Buckets where nothing is said.
@@ -29,7 +30,9 @@ class BucketByLength(Budgeted, keeps_rows=False):
     """Group rows of similar length into batches, which need little padding.
 
     A buffer's rows are sorted into buckets, which are cut into batches in the order of their rows.
-    Its batches come in an order drawn with ``seed``: anew every epoch if the chain shuffles. After
+    Its batches come in an order drawn with ``seed``: anew every epoch if the chain shuffles. All shards
+    give short and long batches at the same turns, so that the ranks of a step have about the same to do.
+    After
     ``repeat()``, and in a mix, a buffer ends where its rows' next epoch begins: rows of less than a
     batch go on, in a batch with some of that epoch.
 
@@ -54,7 +57,7 @@ class BucketByLength(Budgeted, keeps_rows=False):
     >>> rows = tp.from_dataset([{"ids": [1] * n} for n in (9, 1, 8, 2, 1, 7)])
     >>> pipe = rows.bucket_by_length(2, boundaries=[5], column="ids")
     >>> [[len(row["ids"]) for row in batch] for batch in pipe]
-    [[9, 8], [1, 2], [1, 7]]
+    [[1, 2], [1, 7], [9, 8]]
     """
 
     batch_size: Count | None = None
@@ -81,16 +84,17 @@ class BucketByLength(Budgeted, keeps_rows=False):
             self._require(good, "boundaries", "ascending lengths, each once")
             self._set(boundaries=edges)
 
+    takes_turns = True
     _reorders: ClassVar[bool] = False  # whether batches come in another order every epoch
 
     def _resolve(self, below: Sequence[Stage]) -> Self:
         return self._resolved(_reorders=any(stage.traits.reorders for stage in below))
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
-        at, used = opened(at)
-        return self._batches(Held(self, below(at), joints=True), used)
+        turn, (at, used) = Turn.of(at), opened(at)
+        return self._batches(Held(self, below(at), joints=True), used, turn)
 
-    def _batches(self, held: Held, used: int) -> Iterator[Run]:
+    def _batches(self, held: Held, used: int, turn: Turn) -> Iterator[Run]:
         size, least = self.batch_size or 1, 0
         rows = -(-self.buffer_size // size) * size
         while held.fill(rows, least):
@@ -108,8 +112,15 @@ class BucketByLength(Budgeted, keeps_rows=False):
                 count, order, bounds = self._cut_at_joint(lengths[:end], begun)
             else:
                 order, bounds = self._cut(lengths, begun)
-            mixed, cursors = held.window(len(bounds) - 1, count, used, "buckets", self._reorders)
-            sizes = np.diff(bounds)[mixed]
+            sizes = np.diff(bounds)
+            costs = np.maximum.reduceat(lengths[order], bounds[:-1]) if len(sizes) else sizes
+            if self.max_tokens is None:  # else cells are about as many, and long rows cost more
+                costs = costs * sizes
+            epoch = turn.epoch if self._reorders else 0
+            mixed = turn_order(costs, turn.number, STRATA, self.seed, epoch)
+            later = turn.after(len(mixed))
+            cursors = held.close_window(len(mixed), count, used, [turn.kept, later.kept])
+            sizes = sizes[mixed]
             order = order[stretches(bounds[:-1][mixed], sizes)]
             bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
             while used < len(mixed):
@@ -118,7 +129,7 @@ class BucketByLength(Budgeted, keeps_rows=False):
                 low, high = int(bounds[first]), int(bounds[used])
                 cut = bounds[first : used + 1] - low
                 yield Run(block.take(order[low:high]), cursors(first, used), cut)
-            used = 0
+            used, turn = 0, later
 
     def _most_rows(self, longest: Any) -> Any:
         """Rows of a batch whose longest has so many tokens."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -15,7 +16,7 @@ from trainpipes._internal.messages import warn_once
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.block import SOURCE_BIT, Block, Pieces
-from trainpipes.columns.run import Cursors, Run
+from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.errors import StateError
 from trainpipes.interfaces.empty_epoch_guard import EmptyRounds
 from trainpipes.order.layout import permutation
@@ -195,15 +196,25 @@ class Held:
         rows are let go; ``used`` items were given before. ``numbers``: of the window and the next
         one, if positions keep them.
         """
-        self.check_used(used, items)
         run = self.waiting()
         epoch = run.cursors.place(0).get("epoch", 0) if reorders else 0
         order = permutation(items, self._stage.seed, salt, epoch, int(run.block.ids[0]))
+        kept = None if numbers is None else [{"buffer": number} for number in numbers]
+        return order, self.close_window(items, count, used, kept)
+
+    def close_window(
+        self, items: int, count: int, used: int, kept: Sequence[dict[str, Any]] | None = None
+    ) -> CursorsOf:
+        """Positions of items that the first ``count`` rows make; the rows are let go. ``used`` items were
+        given before. ``kept``: what positions of the window, and of the next one, keep besides.
+        """
+        self.check_used(used, items)
+        run = self.waiting()
         ends: list[dict[str, Any]] = [{"below": run.cursors.state(k)} for k in (0, count)]
-        if numbers is not None:
-            ends = [{**end, "buffer": n} for n, end in zip(numbers, ends, strict=True)]
+        if kept is not None:
+            ends = [{**end, **more} for more, end in zip(kept, ends, strict=True)]
         self.drop(count, items > 0)
-        return order, partial(_within, tuple(ends), items)
+        return partial(_within, tuple(ends), items)
 
     def check_used(self, used: int, most: int) -> None:
         if used and used >= most:
@@ -225,6 +236,27 @@ def around(joints: IntArray, fits: Array) -> tuple[int, int | None]:
     passed = len(fits) if fits.all() else int(np.argmin(fits))
     begun = int(joints[passed - 1]) if passed else 0
     return begun, int(joints[passed]) if passed < len(joints) else None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A shard's next batch of a pass: how many came before, and in which epoch the pass began."""
+
+    number: int
+    epoch: int
+
+    @staticmethod
+    def of(at: dict[str, Any]) -> Turn:
+        """That of a state; a pass begins where it says nothing of turns."""
+        kept = at.get("turn")
+        return Turn(0, int(innermost(at).get("epoch", 0))) if kept is None else Turn(*kept)
+
+    def after(self, batches: int) -> Turn:
+        return Turn(self.number + batches, self.epoch)
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        return {"turn": [self.number, self.epoch]}
 
 
 def opened(at: dict[str, Any]) -> tuple[dict[str, Any], int]:

@@ -117,6 +117,14 @@ def _above(chain: Chain, stage: Stage, later: Sequence[Stage]) -> Chain:
             where = "into each source, before batch()" if chain.batch is None else "before batch()"
             raise ConfigError(f"{stage} works on rows: put it {where}")
         return replace(chain, rolling=chain.repeat is not None, after=after)
+    if isinstance(stage, kinds.BalanceStage):
+        if not over_batches or kinds.first_of(chain.after, kinds.FinishingStage):
+            raise ConfigError(
+                f"{stage} must stand where batches are cut and not yet collated, got "
+                f"{'rows' if not over_batches else 'collated batches'}: put it after batch(), and before "
+                "pad_collate() or collate()"
+            )
+        return replace(chain, after=after)
     if isinstance(stage, kinds.CacheStage):
         return _cached(chain, stage)
     if isinstance(stage, kinds.CountingStage):
@@ -189,7 +197,7 @@ def _counted(chain: Chain, stage: kinds.CountingStage, later: Sequence[Stage]) -
     if chain.batch is not None:
         items = items[items.index(chain.batch) :]
     # What comes out at the end is counted: the same items, if none is dropped, made or moved after it.
-    moving = kinds.BatchingStage | kinds.PackingStage | kinds.ShuffleStage
+    moving = kinds.BatchingStage | kinds.PackingStage | kinds.ShuffleStage | kinds.BalanceStage
     moved = any(isinstance(s, moving) or not s.traits.keeps_rows for s in later)
     batches = chain.batch is not None or chain.opener.traits.makes_batches
     if (

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from trainpipes._internal.lazy import cached_property
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.errors import DataError
-from trainpipes.interfaces.stage_kinds import ShuffleStage, first_of
+from trainpipes.interfaces.stage_kinds import BalanceStage, ShuffleStage, first_of
 from trainpipes.order.layout import Layout, StreamLayout, count_batches, slots_before
 from trainpipes.order.topology import Topology
 from trainpipes.state.format import Position
@@ -59,7 +59,7 @@ class Counts:
 
         Then a state needs only m; in all other pipelines it keeps each shard's position.
         """
-        moved = self.chain.groups or first_of(self.chain.after, ShuffleStage)
+        moved = self.chain.groups or first_of(self.chain.after, ShuffleStage | BalanceStage)
         return self.known and isinstance(self.layouts.usual, Layout) and not moved
 
     @property
