@@ -266,7 +266,12 @@ def test_what_cannot_be_is_refused(make: Any, said: str, files: str) -> None:
         make(tp.read_parquet(files))
 
 
-def test_a_null_that_tells_no_series_is_named(tmp_path: Path) -> None:
+def test_data_that_gives_no_windows_is_an_error(tmp_path: Path) -> None:
     pq.write_table(pa.table({"e": [1, 1, None], "x": [1, 2, 3]}), tmp_path / "x.parquet")
+    rows = tp.from_arrow(pa.table({"e": [1, 1, 2], "x": [1, 2, 3]}))
+    with pytest.raises(
+        tp.DataError, match=r"got 3, and the longest of 2 series has 2 rows: give a"
+    ):
+        list(rows.windows(3, within="e"))
     with pytest.raises(tp.DataError, match=r"'e' is null.*x.parquet, row group 0, row 2"):
         list(tp.read_parquet(tmp_path / "x.parquet").windows(2, within="e"))

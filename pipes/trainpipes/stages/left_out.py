@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -127,6 +128,8 @@ class LeftOut(Tally):
         return f"{lost:,} of {seen:,} {self._kind}{many} left out: {self._why}{size}{where}"
 
 
+#: Where an object lies in memory: other in each run, and so of each row another error.
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 #: What a function raises for another reason than what a row holds: each row would fail, or another one next
 #: time.
 NOT_OF_ROWS = (
@@ -158,7 +161,7 @@ class Guarded:
         except NOT_OF_ROWS:
             raise
         except Exception as error:
-            return Failed(f"{type(error).__name__}: {error}")
+            return Failed(ADDRESS.sub("", f"{type(error).__name__}: {error}"))
 
 
 class LeavesOut(Stage):

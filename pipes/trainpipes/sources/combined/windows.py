@@ -37,11 +37,11 @@ class Windows(JoiningSource):
     """Windows of ``length`` rows that stand one after the other, such as frames of an episode.
 
     A window is a row: each column holds the values of its rows, in order: numbers as an array ``[length]``,
-    arrays ``[n, ...]`` as one ``[length, n, ...]``, anything else as a list. The columns of ``within`` keep
-    one value. Windows never go from one series into the next, nor over the end of a file, and none is cut
-    where shards meet: they are made before rows are shuffled and dealt, so that ``shuffle`` mixes windows,
-    ``len()`` counts them, and any rank may have any. Rows at the end of a series that fill no window are in
-    none; a series shorter than ``length`` has no window, and the log says how many these are.
+    fixed-size lists ``[n, ...]`` as one ``[length, n, ...]``, anything else as a list. The columns of
+    ``within`` keep one value. Windows never go from one series into the next, nor over the end of a file,
+    and none is cut where shards meet: they are made before rows are shuffled and dealt, so that ``shuffle``
+    mixes windows, ``len()`` counts them, and any rank may have any. Rows at the end of a series that fill no
+    window are in none; a series shorter than ``length`` has no window, and the log says how many these are.
 
     Stands before ``shuffle``, ``sharding_filter`` and all that drops rows; stages on columns may come
     before, functions on rows after it. The columns ``within`` are read once, when the pipeline starts.
@@ -54,7 +54,7 @@ class Windows(JoiningSource):
 
     Raises:
         ConfigError: it comes after a stage that orders, deals or drops rows, or on Python objects.
-        DataError: a value in ``within`` is null.
+        DataError: no series has ``length`` rows, or a value in ``within`` is null.
         SchemaError: there is no such column, or its values are lists, structs or floats.
 
     >>> import pyarrow as pa, trainpipes as tp
@@ -168,6 +168,13 @@ class WindowRows(RowSource):
 
     def _warn_of_short(self, sizes: IntArray) -> None:
         short = int(np.count_nonzero(sizes < self.stage.length))
+        if short and short == len(sizes):
+            longest = f"the longest of {short:,} series has {sizes.max():,} rows"
+            raise DataError(
+                f"windows(length) must be no more than the rows of a series, got {self.stage.length:,}, and "
+                f"{longest}: give a smaller length, or another column within=",
+                stage="windows()",
+            )
         if short:
             many = f"{short:,} of {len(sizes):,} series"
             said = f"{many} are shorter than that, and give no window"
