@@ -244,3 +244,10 @@ def test_values_of_folders_are_part_of_what_a_state_knows(tmp_path):
         else:
             with pytest.raises(StateError, match="data/digests"):
                 iter(moved).load_state_dict(state)
+
+
+def test_nothing_is_listed_before_rows_are_asked_for(tmp_path):
+    pipe = tp.read_parquet(str(tmp_path / "later"), filter=[["lang", "=", "en"]])
+    pipe = pipe.sharding_filter(2).batch(3).take(2)
+    write(tmp_path / "later", *LAYOUT)
+    assert len(pipe) == 2

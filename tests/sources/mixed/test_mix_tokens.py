@@ -111,6 +111,20 @@ def test_a_source_of_which_nothing_is_kept_is_named() -> None:
         list(islice(pipe, 500))
 
 
+def test_many_rows_in_a_row_may_be_left_out() -> None:
+    """A resume begins among them, in a later pass over their source."""
+    few = pa.table({"input_ids": pa.array([[1] * 70] * 200 + [[1] * 30], pa.list_(pa.int32()))})
+    many = pa.table({"input_ids": pa.array([[2] * 10] * 500, pa.list_(pa.int32()))})
+    parts = {"few": tp.from_arrow(few), "many": tp.from_arrow(many)}
+    weights = {"few": 1, "many": 99}
+
+    def make() -> tp.Pipeline:
+        mixed = tp.mix(parts, weights=weights, weight_by="tokens", stop="repeat")
+        return mixed.pack(64, overflow="drop", buffer_size=32).batch(2)
+
+    check_resume(make, limit=130, epochs=1, points=9, processes=0)
+
+
 @pytest.mark.parametrize("way", ["split", "truncated", "dropped", "collated", "in batches"])
 def test_stats_count_what_the_batches_hold(way: str) -> None:
     pipe = CUTS[way](even(sources(90)).select("input_ids").sharding_filter(2))

@@ -154,13 +154,22 @@ class Inputs:
         self.keeps_pieces = first_of(chain.after, ShuffleStage) is not None
         #: Of a source of a mix: the stages that its rows go through above the mix.
         self.above: tuple[Stage, ...] = ()
-        self.chain = chain
-        pushed = first_of(chain.steps, PushedStage) is not None and chain.cache is None
-        if pushed and isinstance(self.source, RowSource) and self.source.is_filtered:
-            self.chain = chain = chain.without(PushedStage)
-        self.chain = chain.bound(self)
+        self._arranged = chain
         if schemas is None:
             self._join_schemas()
+
+    @cached_property
+    def chain(self) -> Chain:
+        """Without what the source has carried out, which is opened then."""
+        chain, pushes = self._arranged, self._pushes
+        if pushes and isinstance(self.source, RowSource) and self.source.is_filtered:
+            chain = chain.without(PushedStage)
+        return chain.bound(self)
+
+    @property
+    def _pushes(self) -> bool:
+        arranged = self._arranged
+        return arranged.cache is None and first_of(arranged.steps, PushedStage) is not None
 
     @property
     def is_open(self) -> bool:
@@ -169,7 +178,7 @@ class Inputs:
     @cached_property
     def source(self) -> RowSource | RowStream:
         if self._source is None:
-            chain = self.chain
+            chain = self._arranged if self._pushes else self.chain
             opened = chain.opener._open_on(chain.file_stages)
             self._source = checked_source(opened, chain.opener)
             if chain.drawn is not None and not isinstance(opened, RandomAccessSource):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trainpipes._internal.lazy import cached_property
@@ -38,13 +38,18 @@ class Plan:
 
     inputs: Inputs
     quiet: bool = False
-    chain: Chain = field(init=False)
-    layouts: Layouts = field(init=False)
-    counts: Counts = field(init=False)
 
-    def __post_init__(self) -> None:
-        layouts = Layouts(self.inputs, self.inputs.chain)
-        vars(self).update(chain=self.inputs.chain, layouts=layouts, counts=Counts(layouts))
+    @cached_property
+    def chain(self) -> Chain:
+        return self.inputs.chain
+
+    @cached_property
+    def layouts(self) -> Layouts:
+        return Layouts(self.inputs, self.inputs.chain)
+
+    @cached_property
+    def counts(self) -> Counts:
+        return Counts(self.layouts)
 
     @staticmethod
     def of(

@@ -43,7 +43,7 @@ class SourceRows:
     ) -> None:
         self.gone = bool((cursor or {}).get("gone"))
         self.left = self.passes = 0
-        self._counted = 0  # the pass whose rows have counted last
+        self._counted: int | None = None  # the pass whose rows have counted last
         self._mixture, self._name, self._start = windows.mixture, name, cursor
         self._above = windows.above[name]
         opener = windows.openers[name]
@@ -72,7 +72,7 @@ class SourceRows:
         self._run, self._lengths = drawn, lengths
         self.left, self._begin = last - first, 0
         self.passes = self._lane.epoch - self._first_epoch
-        if not lengths or any(lengths):
+        if self._counted is None or not lengths or any(lengths):
             self._counted = self.passes
         elif self.passes > self._counted + 1:
             raise DataError(
