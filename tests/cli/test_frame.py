@@ -13,6 +13,8 @@ import pytest
 
 import trainpipes as tp
 from command import START, environment, trainpipes
+from interrupts import is_interrupted, places_of
+from trainpipes import cli
 from trainpipes.cli import console
 from trainpipes.cli.app import command_line
 
@@ -221,3 +223,25 @@ def test_ctrl_c_while_modules_are_imported_is_one_line():
     )
     told = trainpipes("recipes", before=code)
     assert (told.returncode, told.stderr) == (128 + signal.SIGINT, "error: stopped\n")
+
+
+def test_ctrl_c_at_any_place_of_the_command_is_one_line(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["trainpipes", "--version"])
+    monkeypatch.setattr(
+        signal, "signal", lambda *_: None
+    )  # from there on it ends the process at once
+
+    def run():
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        codes.append(ended.value.code)
+
+    codes = []
+    found = [place for place in places_of(run, ("cli/",)) if place[0].endswith("/cli/__init__.py")]
+    assert len(found) > 8
+    for place in found[:-2]:
+        codes.clear()
+        capfd.readouterr()
+        assert is_interrupted(run, place, ("cli/",)), place
+        said = capfd.readouterr().err
+        assert (codes, said) in (([130], "error: stopped\n"), ([0], "")), place

@@ -22,6 +22,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
 from interpreters import pid_of, python
+from interrupts import is_interrupted, places_of
 from trainpipes._internal import activity
 
 #: Ways to run a loader.
@@ -297,3 +298,28 @@ def test_of_a_pipeline_it_knows_the_loader_that_a_trainer_made_of_it(epoch: int 
         list(tp.Loader(pipe, num_workers=2, epoch=epoch))
     assert run.to_dict()["facts"]["workers"] == 2
     assert run.to_dict()["waited"] > 0.5 * run.to_dict()["seconds"]
+
+
+def test_a_profile_that_cannot_begin_does_not_keep_others_from_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain = DataLoader(tp.from_dataset(range(20)).batch(2), batch_size=None, num_workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "trainpipes.look.profiling.profile.folder_of", lambda _: tmp_path / "no" / "such"
+        )
+        with pytest.raises(FileNotFoundError):
+            tp.profile(plain).__enter__()
+    loader = tp.Loader(tp.from_dataset(range(20)).batch(2), threads=0)
+
+    def enter() -> None:
+        with tp.profile(loader):
+            pass
+
+    rooms = ("look/profiling", "_internal")
+    places = [place for place in places_of(enter, rooms) if "/profile.py" in place[0]]
+    for place in [*places[:8], *places[8::4]]:
+        is_interrupted(enter, place, rooms)
+        with tp.profile(loader) as run:
+            assert len(list(loader)) == 10
+        assert run.to_dict()["seconds"] > 0

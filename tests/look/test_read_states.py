@@ -8,6 +8,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import zipfile
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
@@ -311,3 +312,20 @@ def _saved() -> list[tuple[bytes, str]]:
 
 
 _SAVED: list[tuple[bytes, str]] = []
+
+
+@pytest.mark.parametrize("name", ["a.pt", "folder/a.pt"])
+def test_an_archive_that_would_fill_memory_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/version", "3")
+        archive.writestr("archive/byteorder", "little")
+        with archive.open("archive/data.pkl", "w") as entry:
+            for _ in range(200):
+                entry.write(bytes(1 << 20))
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(
+        tp.StateError, match=r"unpacks to 209,715,2\d\d bytes, of [\d,]+: torch\.save\(\) packs"
+    ):
+        read_states(path if name == "a.pt" else path.parent)

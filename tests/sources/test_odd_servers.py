@@ -92,3 +92,15 @@ def test_an_answer_of_s3_whose_checksum_does_not_fit_is_asked_for_again(tmp_path
     options = {**s3, "endpoint_url": server.url}
     assert list(READERS[name](tp.list_files(f"s3://{place}", storage_options=options))) == wanted
     assert len(damaged) == 3
+
+
+def test_a_bucket_of_another_region_is_said_to_be(s3, server):
+    server.upstream = address_of(s3)
+    server.fault = lambda *_: (301, {})  # without the region, as some proxies answer
+    options = {**s3, "endpoint_url": server.url}
+    files = tp.list_files("s3://odd/a.jsonl", storage_options=options, retry=tp.Retry(deadline=20))
+    with pytest.raises(
+        tp.UnreachableError, match=r"redirects without end, .*\"region_name\""
+    ) as caught:
+        list(files.read_json())
+    assert caught.value.attempts == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -404,3 +405,26 @@ def test_values_that_arrow_cuts_within_a_character_are_filtered_by(stage, tmp_pa
     check_resume(pipe, processes=0)
     with pytest.raises(SchemaError, match=r"no column|names a column"):
         list(tp.read_parquet(tmp_path / "a.parquet").filter([("other", "in", texts)]))
+
+
+@pytest.mark.parametrize("stage", [False, True])
+@pytest.mark.parametrize("kind", ["all", "any", "expression"])
+def test_conditions_without_number_are_refused(kind: str, stage: bool, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"i": range(50)}), tmp_path / "a.parquet")
+
+    def filtered(count: int) -> list[int]:
+        many: Any = [("i", "!=", n) for n in range(10, 10 + count)]
+        if kind == "any":
+            many = [[("i", "==", n), ("i", "<", 30)] for n in range(20, 20 + count // 2)]
+        elif kind == "expression":
+            many = reduce(operator.and_, [pc.field("i") != n for n in range(10, 10 + count)])
+        if stage:
+            return [row["i"] for row in tp.read_parquet(tmp_path / "a.parquet").filter(many)]
+        return [row["i"] for row in tp.read_parquet(tmp_path / "a.parquet", filter=many)]
+
+    assert filtered(2000) == ([*range(20, 30)] if kind == "any" else [*range(10)])
+    for count in (2002, 12_000):
+        with pytest.raises(
+            tp.ConfigError, match=rf"at most 2,000 conditions.*, got {count}; give the values"
+        ):
+            filtered(count)

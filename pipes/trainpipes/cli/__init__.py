@@ -5,6 +5,7 @@ once.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from importlib.util import find_spec
 
@@ -16,23 +17,26 @@ PACKAGES = {"click": "click", "yaml": "pyyaml"}
 
 def main() -> None:
     """Run the command with the arguments of this process, and end the process."""
-    _open_what_is_closed()
-    missing = [name for package, name in PACKAGES.items() if find_spec(package) is None]
-    if missing:
-        sys.exit(f"error: {', '.join(missing)} not installed: pip install {' '.join(missing)}")
     code = 130
     try:
+        _open_what_is_closed()
+        missing = [name for package, name in PACKAGES.items() if find_spec(package) is None]
+        if missing:
+            sys.exit(f"error: {', '.join(missing)} not installed: pip install {' '.join(missing)}")
         from trainpipes.cli.app import run
 
         code = run(sys.argv[1:])
         sys.stdout.flush()
-    except KeyboardInterrupt:  # while modules are imported
+    except KeyboardInterrupt:  # as when modules are imported
         os.write(2, b"error: stopped\n")
     except OSError as error:  # of the flush: a full disk, or nobody reads
         if not isinstance(error, BrokenPipeError):
             os.write(2, f"error: stdout: {error.strerror}\n".encode())
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = code or 1
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # what the interpreter does at its end would print it
     sys.exit(code)
 
 

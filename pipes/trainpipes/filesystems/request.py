@@ -73,6 +73,11 @@ ACCESS_CODES, NO_CODE = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 PASSING_CODES = {"NoSuchUpload"}
 #: Attributes that hold a status, of an error or its response.
 STATUS_NAMES = ("status", "status_code", "code")
+#: What is said of a server that sends a request to itself, again and again.
+REDIRECTED = (
+    "it redirects without end, as S3 does for a bucket of another region: give "
+    'storage_options={"client_kwargs": {"region_name": ...}}'
+)
 #: Characters shown of an error.
 SHOWN = 300
 
@@ -99,6 +104,10 @@ def understand(error: Exception, handled: BaseException | None = None) -> Failur
     chain = [(one, _reply(one)) for one in _chain(error, handled)]
     if isinstance(error, FileExistsError):
         return Failure("other", _line(error))
+    if any(
+        isinstance(one, RecursionError) for one, _ in chain
+    ):  # botocore's, of 301 without a region
+        return Failure("rejected", REDIRECTED)
     expired = any(r.status == 401 or r.code in {*ACCESS_CODES, NO_CODE} for _, r in chain)
     for one, reply in chain:
         if isinstance(one, ssl.SSLCertVerificationError):

@@ -22,6 +22,8 @@ from trainpipes.state.format import read, unrecognized_state_error
 
 #: Ends of names of files that are looked into in a folder; and the index of torch.distributed.checkpoint.
 ENDS, INDEX = (".json", ".pt", ".pth", ".bin", ".ckpt", ".pkl"), ".metadata"
+#: How many times its bytes an archive may unpack to, and bytes that it may in any case.
+PACKED, LEAST_BYTES = 4, 64 << 20
 #: Characters of the keys that lead to a state, at most.
 MOST_KEYS = 2000
 #: Where the classes are that an index of torch.distributed.checkpoint may name; and others.
@@ -133,6 +135,7 @@ def _value(path: Path) -> Any:
 
 
 def _loaded(source: Any, path: Path) -> Any:
+    _check_size(source, path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old tensors
@@ -144,6 +147,22 @@ def _loaded(source: Any, path: Path) -> Any:
         why = f"{cut(named[1])}, whose code could run" if named else "what it cannot read"
         way = "save the state by itself, torch.save(loader.state_dict(), path), or as JSON"
         raise _refused(path, f"holds {why} (torch.load, weights_only=True): {way}") from None
+
+
+def _check_size(source: Any, path: Path) -> None:
+    """Refuse an archive that unpacks to far more than it has: torch packs nothing."""
+    size = path.stat().st_size if source is path else len(source.getbuffer())
+    try:
+        with zipfile.ZipFile(source) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return  # torch says what is wrong with it
+    finally:
+        if source is not path:
+            source.seek(0)
+    if unpacked > PACKED * size + LEAST_BYTES:
+        why = f"unpacks to {unpacked:,} bytes, of {size:,}: torch.save() packs nothing"
+        raise _refused(path, f"{why}: it is damaged, or made to fill memory")
 
 
 def _dcp(index: Path) -> dict[Any, Any]:

@@ -11,7 +11,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.checks import ColumnNames, Seed, Share, column_names, require, wrong
+from trainpipes._internal.checks import (
+    ColumnNames,
+    Seed,
+    Share,
+    column_names,
+    require,
+    several,
+    wrong,
+)
 from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import to_arrow, to_numpy
@@ -29,6 +37,8 @@ from trainpipes.stages.quarantine import OnBadRow
 from trainpipes.stages.row_hash import HashArray, RowNames, hash_keys, mix, unit
 from trainpipes.stages.row_names import row_names
 
+#: Of a filter, at most: of some 9,000 Arrow (25) ends the process.
+MOST_CONDITIONS = 2000
 #: The last edge of all: every draw is below.
 EVERY = 2.0
 
@@ -39,7 +49,12 @@ def keep(run: Run, kept: npt.NDArray[np.bool_]) -> Run:
 
 def as_expression(filter: Any, caller: str) -> pc.Expression:
     if isinstance(filter, pc.Expression):
+        text = text_of(filter)
+        _check_count(1 + text.count(" and ") + text.count(" or "), caller)
         return filter
+    if several(filter):
+        options = (one for one in filter if several(one))
+        _check_count(sum(len(one) if one and several(one[0]) else 1 for one in options), caller)
     try:
         import pyarrow.parquet as pq
 
@@ -49,6 +64,12 @@ def as_expression(filter: Any, caller: str) -> pc.Expression:
         rule = f"a pyarrow expression, or a list such as {example}"
         way = "put .filter(function) after it" if callable(filter) else str(error)
         raise wrong(caller, rule, filter, way) from None
+
+
+def _check_count(conditions: int, caller: str) -> None:
+    way = 'give the values of a column as one condition, ["x", "in", [...]], or a function of a row'
+    rule = f"at most {MOST_CONDITIONS:,} conditions, which Arrow goes through by recursion"
+    require(conditions <= MOST_CONDITIONS, caller, rule, conditions, way)
 
 
 def text_of(expression: pc.Expression) -> str:

@@ -49,7 +49,9 @@ LOOKED_AT, THEN_ONE_OF = 16, 64
 WAITS = {Iterator.__next__.__name__, Iterator.__iter__.__name__}
 OURS = EpochIterator.__module__
 TORCHS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader")
-_running = threading.Lock()
+#: The profile that is taken in this process; changed with the lock.
+_running: Profile | None = None
+_entering = threading.Lock()
 
 
 def profile(loader: Any) -> Profile:
@@ -109,11 +111,23 @@ class Profile:
         self._lock, self._looking = threading.Lock(), threading.Lock()
 
     def __enter__(self) -> Self:
-        if self._began or not _running.acquire(blocking=False):
-            what = "used once" if self._began else "one at a time in a process"
-            raise ConfigError(
-                f"a profile is {what}: write a new `with profile(loader) as run:` after it"
-            )
+        global _running
+        try:
+            with _entering:
+                if self._began or _running is not None:
+                    what = "used once" if self._began else "one at a time in a process"
+                    raise ConfigError(
+                        f"a profile is {what}: write a new `with profile(loader) as run:` after it"
+                    )
+                _running = self
+            self._begin()
+        except BaseException:
+            if _running is self:
+                self._end()
+            raise
+        return self
+
+    def _begin(self) -> None:
         self._main = threading.get_ident()
         self._began = self._drawn = self._looked = self._asked = perf_counter()
         if self._iteration is not None:
@@ -131,7 +145,6 @@ class Profile:
         activity.observer = self._observe
         self._sampler = ActivitySampler(self._tick, FRAMES if self._iteration is None else TICK)
         self._sampler.begin()
-        return self
 
     def __exit__(
         self,
@@ -145,13 +158,22 @@ class Profile:
             vars(self).pop("_facts", None)  # of a loader that was made meanwhile
             self._draw(perf_counter())
         finally:
-            activity.observer, self._sampler = None, None
+            self._sampler = None
+            self._end()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            print(self, file=sys.stderr)  # noqa: T201
+
+    def _end(self) -> None:
+        global _running
+        try:
+            activity.observer = None
+            if self._sampler is not None:
+                self._sampler.stop()
             self._passes.now.profile = 0
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
-            _running.release()
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
-            print(self, file=sys.stderr)  # noqa: T201
+        finally:
+            _running = None
 
     # Counting
 

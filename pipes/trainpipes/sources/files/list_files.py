@@ -37,7 +37,7 @@ class ListFiles(ListingSource):
     - A folder stands for all files of the reader's format in it and its subfolders (without a reader,
       ``.parquet`` and ``.pq``), except hidden ones and names that begin with ``_``.
     - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for the files and folders that
-      it matches.
+      it matches, or for what has exactly this name.
     - A URL (``s3://``, ``gs://``, ``hf://``, also chained) is one of these on that file system.
 
     Files come in natural order (``part-2`` before ``part-10``), folder by folder; a list keeps its order. Of
@@ -57,7 +57,8 @@ class ListFiles(ListingSource):
 
     Raises:
         ConfigError: no path is given, a file is named twice, or a folder holds files and output made of them.
-        MissingFilesError: nothing matches, or a file of the epoch to be resumed is gone.
+        MissingFilesError: nothing matches; a file of the epoch to be resumed is gone, or one that a writer's
+            manifest names.
         UnreachableError: a server does not answer, or denies access.
         MissingExtraError: the package for a protocol is not installed.
 
