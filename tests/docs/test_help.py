@@ -67,7 +67,7 @@ def test_help_refers_to_what_is_public() -> None:
 
 @pytest.mark.parametrize(("kind", "most"), [
     (tp.Stage, 40), (tp.TableStage, 60), (tp.RowStage, 60), (tp.BatchStage, 60), (tp.Source, 60),
-    (tp.StatefulStage, 85),
+    (tp.StatefulStage, 90),
 ])  # fmt: skip
 def test_help_of_a_stage_fits_on_a_screen_and_has_what_a_subclass_uses(
     kind: Any, most: int

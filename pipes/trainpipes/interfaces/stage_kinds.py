@@ -252,10 +252,10 @@ class RegroupStage(Stage):
         """The runs of one shard from this stage, opened at a cursor; each has an item or more."""
 
     #: Whether its positions keep how many batches the shard has given in the pass.
-    takes_turns: ClassVar[bool] = False
+    _takes_turns: ClassVar[bool] = False
 
     @property
-    def held_items(self) -> int:
+    def _held_items(self) -> int:
         """Items of each shard that it holds at once, at most."""
         return int(self.options.get("buffer_size", 0))
 

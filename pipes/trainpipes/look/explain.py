@@ -260,8 +260,8 @@ def _buffers(plan: Plan, processes: int) -> Iterator[tuple[RegroupStage, int, St
     most = -(-(plan.inputs.epoch_rows or 1 << 62) // chain.num_shards)
     shards, batch_size, maker = -(-chain.num_shards // processes), 1, _maker(chain.before)
     for stage in chain.after:
-        if isinstance(stage, RegroupStage) and stage.held_items:
-            yield stage, min(most, stage.held_items * batch_size) * shards, maker
+        if isinstance(stage, RegroupStage) and stage._held_items:
+            yield stage, min(most, stage._held_items * batch_size) * shards, maker
         batch_size = chain.batch_size if stage is chain.batch else batch_size
         maker = _maker([stage]) or maker
 

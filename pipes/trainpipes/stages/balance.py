@@ -65,7 +65,7 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
     [[9], [8], [1], [2]]
     """
 
-    takes_turns = True
+    _takes_turns = True
 
     window: Annotated[int, Ge(2)] = 64
     _: KW_ONLY
@@ -91,7 +91,7 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
         return self._resolved(_reorders=reorders, _packed=first_of(below, Pack) is not None)
 
     @property
-    def held_items(self) -> int:
+    def _held_items(self) -> int:
         return self.window
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:

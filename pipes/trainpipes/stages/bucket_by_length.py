@@ -84,7 +84,7 @@ class BucketByLength(Budgeted, keeps_rows=False):
             self._require(good, "boundaries", "ascending lengths, each once")
             self._set(boundaries=edges)
 
-    takes_turns = True
+    _takes_turns = True
     _reorders: ClassVar[bool] = False  # whether batches come in another order every epoch
 
     def _resolve(self, below: Sequence[Stage]) -> Self:

@@ -81,9 +81,9 @@ class Chain:
         return all(s.traits.keeps_rows for s in rows) and not counting
 
     @property
-    def takes_turns(self) -> bool:
+    def _takes_turns(self) -> bool:
         """Whether a stage must know how many batches its shard has given."""
-        return any(isinstance(s, kinds.RegroupStage) and s.takes_turns for s in self.after)
+        return any(isinstance(s, kinds.RegroupStage) and s._takes_turns for s in self.after)
 
     # Options
 
