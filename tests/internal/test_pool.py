@@ -308,6 +308,8 @@ def test_a_pool_may_be_closed_by_another_thread_while_it_starts_one(
     plain, pool = threading.Thread, Pool(1)
     monkeypatch.setattr(threading, "Thread", Thread)
     pool.submit(int)
+    while not closed:
+        time.sleep(0.01)
     assert closed == [True]
 
 

@@ -36,7 +36,7 @@ import trainpipes as tp
 from private_names import LIST, ROOTS, foreign, name_of, parsed, private, used, written
 from trainpipes._internal import callers
 from trainpipes._internal.callers import instead
-from trainpipes._internal.locks import ForkLock
+from trainpipes._internal.locks import ForkLock, start
 from trainpipes.columns.content import tensor_digest
 from trainpipes.engine.iterating import agreement, epoch_counter, worker_end, worker_message
 from trainpipes.look import read_states
@@ -158,6 +158,17 @@ def test_what_is_pickled_for_a_process_can_be_told_from_a_copy() -> None:
     assert multiprocessing.context.get_spawning_popen() is None
     assert "stands" in epoch_counter.EpochCounter().__getstate__()
     assert written("multiprocessing.popen_spawn_posix:Popen._launch", "set_spawning_popen(self)")
+
+
+@private("python", "_thread", "locks.py")
+def test_threads_are_started_by_a_call_of_c() -> None:
+    """Which Ctrl-C does not leave half done, as it may ``Thread.start``."""
+    import _thread
+
+    assert type(_thread.start_new_thread) is type(len)
+    done = threading.Event()
+    start(threading.Thread(target=done.set))
+    assert done.wait(20)
 
 
 @private("python", "_thread _weakrefset _abc_impl", "contents.py")

@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -120,6 +120,7 @@ class Pool:
         self._changed = Bell()  # for those that fork, or wait for that
         self._tasks: tuple[deque[Future], ...] = tuple(deque() for _ in Priority)
         self._alive: list[threading.Thread] = []
+        self._to_start: list[threading.Thread] = []  # of these
         self._idle = 0
         self._running = 0
         self._waiting = 0  # for a server, of those that run
@@ -136,20 +137,27 @@ class Pool:
     def begin(self, future: Future, priority: Priority = Priority.MAKING) -> None:
         with self._lock:
             self._tasks[priority].append(future)
-            thread = self._next_thread()
-        if thread is not None:
-            start(thread)
+            self._wake()
+        self._start()
 
-    def _next_thread(self) -> threading.Thread | None:
+    def _wake(self) -> None:
+        """Have a thread look for a task, perhaps a new one, which ``_start`` starts without the lock."""
         if self._idle:
             self._tasks_come.ring(1)
-            return None
+            return
         if self._closed or len(self._alive) >= self.threads + self._waiting:
-            return None
+            return
         name = f"{self.name}-{len(self._alive)}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._to_start.append(thread)
         self._alive.append(thread)
-        return thread
+
+    def _start(self) -> None:
+        """Start new threads, also those that Ctrl-C kept from it; a thread starts once."""
+        for thread in list(self._to_start):
+            start(thread)
+            with suppress(ValueError):
+                self._to_start.remove(thread)
 
     def _work(self) -> None:
         while True:
@@ -221,6 +229,7 @@ class Pool:
                 elif not future.begun:
                     self._put_first(future)
             if not mine:
+                self._start()
                 with doing(self.waiting):
                     return future.result(wait=True)
         return future.result()
@@ -267,6 +276,7 @@ class Pool:
         self._lock, self._tasks_come, self._changed = threading.RLock(), Bell(), Bell()
         self._tasks = tuple(deque() for _ in Priority)  # the parent does its own
         self._alive, self._idle, self._running, self._waiting = [], 0, 0, 0
+        self._to_start = []
         self._reading_ahead = 0
         self._paused = False
 
@@ -295,9 +305,9 @@ class Pool:
             self._waiting += 1
             if self._paused:
                 self._changed.ring()
-            thread = self._next_thread() if self._next_task() is not None else None
-        if thread is not None:
-            start(thread)
+            if self._next_task() is not None:
+                self._wake()
+        self._start()
         return True
 
     def end_server_wait(self) -> None:
