@@ -21,6 +21,7 @@ import pytest
 
 import trainpipes as tp
 from interpreters import python
+from trainpipes._internal import locks
 from trainpipes._internal.pool import Pool, Priority, default_threads, waits_for_server
 
 
@@ -311,6 +312,33 @@ def test_a_pool_may_be_closed_by_another_thread_while_it_starts_one(
     while not closed:
         time.sleep(0.01)
     assert closed == [True]
+
+
+def test_a_thread_of_a_pool_starts_once_where_two_threads_begin_tasks(
+    monkeypatch: pytest.MonkeyPatch, pool: Pool
+) -> None:
+    started: list[str] = []
+    begun: list[object] = []
+    helper = locks._thread.start_new_thread
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            started.append(self.name)
+            super().start()
+
+    def start_new_thread(function: Any, arguments: Any) -> None:
+        begun.append(function)
+        if len(begun) == 1:  # another thread comes between
+            pool._start()
+        helper(function, arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "Thread", Thread)
+        patched.setattr(locks._thread, "start_new_thread", start_new_thread)
+        assert pool.submit(int).result() == 0
+        assert len(begun) == 2
+    time.sleep(0.05)
+    assert len(started) == 1
 
 
 def test_a_pool_may_be_closed_while_a_thread_looks_for_a_task(monkeypatch):

@@ -213,6 +213,9 @@ def test_where_it_cannot_stand_is_said(make: Any, said: str) -> None:
     [
         ({"cost": lambda lengths: -1}, "the cost of a batch must be a number of 0 or more, got -1"),
         ({"cost": lambda lengths: float("nan")}, "must be a number of 0 or more, got nan"),
+        ({"cost": lambda lengths: None}, "must be a number of 0 or more, got None"),
+        ({"cost": lambda lengths: lengths}, r"must be a number of 0 or more, got .*array"),
+        ({"cost": lambda lengths: 10**400}, "must be a number of 0 or more, got a number of"),
         ({"cost": "input_ids"}, "cost must be a column of numbers, one a row, got 'input_ids'"),
         ({"cost": "lenght"}, "no column 'lenght' .did you mean 'length'"),
         ({"column": "ids"}, "no column 'ids'"),
@@ -227,3 +230,30 @@ def test_rows_of_a_mix_of_batches_are_balanced() -> None:
     mix = tp.mix({"a": one(80).batch(2), "b": one(50).batch(4)}).sharding_filter(4)
     rows = chain.from_iterable(mix.balance(4))
     assert len([*rows]) > 100
+
+
+def test_rows_of_python_are_balanced_in_a_mix_and_its_sources() -> None:
+    """Types of columns are found from rows that no stage has cut."""
+
+    def python(rows: int) -> tp.Pipeline:
+        return tp.from_dataset([{"input_ids": [1] * (n % 9 + 1), "n": n} for n in range(rows)])
+
+    def batches(rows: int) -> tp.Pipeline:
+        return python(rows).batch(4)
+
+    for source in (batches(80), batches(80).balance(4), one(80).batch(4).balance(4)):
+        for other in (batches(40), one(40).batch(4)):
+            names = ["input_ids"]
+            mix = tp.mix(
+                {"a": source.select(names), "b": other.select(names)}, weights={"a": 2, "b": 1}
+            )
+            mixed = mix.sharding_filter(2)
+            assert len([*mixed]) == len([*mixed.balance(4).pad_collate()]) == 30
+
+
+def test_columns_of_small_numbers_are_added_without_overflow() -> None:
+    numbers = pa.array(np.array([60_000, 60_000, 1, 1] * 6, dtype=np.float16))
+    rows = tp.from_arrow(pa.table({"n": numbers})).batch(2).balance(4, cost="n")
+    assert (
+        sorted(float(row["n"]) for batch in rows for row in batch) == [1.0] * 12 + [60_000.0] * 12
+    )

@@ -144,12 +144,18 @@ class Bell:
 
 def start(thread: threading.Thread) -> None:
     """Start a thread, in a thread: ``Thread.start`` waits for an event."""
+    start_all(deque([thread]))
+
+
+def start_all(threads: deque[threading.Thread]) -> None:
+    """Start the threads that are in there, and take them out: each once, also where several threads do so."""
 
     def begin() -> None:
-        with suppress(RuntimeError):  # the interpreter ends
-            thread.start()
+        with suppress(IndexError, RuntimeError):  # another thread was there; the interpreter ends
+            threads.popleft().start()
 
-    _thread.start_new_thread(begin, ())
+    for _ in range(len(threads)):
+        _thread.start_new_thread(begin, ())
 
 
 def wait_for(flag: Flag) -> None:

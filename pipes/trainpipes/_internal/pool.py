@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from trainpipes._internal.activity import BYTES, TURN, doing
 from trainpipes._internal.checks import wrong
-from trainpipes._internal.locks import TICK, Bell, Flag, Living, start, wait_for
+from trainpipes._internal.locks import TICK, Bell, Flag, Living, start_all, wait_for
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -120,7 +120,7 @@ class Pool:
         self._changed = Bell()  # for those that fork, or wait for that
         self._tasks: tuple[deque[Future], ...] = tuple(deque() for _ in Priority)
         self._alive: list[threading.Thread] = []
-        self._to_start: list[threading.Thread] = []  # of these
+        self._to_start: deque[threading.Thread] = deque()  # of these
         self._idle = 0
         self._running = 0
         self._waiting = 0  # for a server, of those that run
@@ -153,11 +153,8 @@ class Pool:
         self._alive.append(thread)
 
     def _start(self) -> None:
-        """Start new threads, also those that Ctrl-C kept from it; a thread starts once."""
-        for thread in list(self._to_start):
-            start(thread)
-            with suppress(ValueError):
-                self._to_start.remove(thread)
+        """Start new threads, also those that Ctrl-C kept from it."""
+        start_all(self._to_start)
 
     def _work(self) -> None:
         while True:
@@ -276,7 +273,7 @@ class Pool:
         self._lock, self._tasks_come, self._changed = threading.RLock(), Bell(), Bell()
         self._tasks = tuple(deque() for _ in Priority)  # the parent does its own
         self._alive, self._idle, self._running, self._waiting = [], 0, 0, 0
-        self._to_start = []
+        self._to_start = deque()
         self._reading_ahead = 0
         self._paused = False
 

@@ -123,7 +123,8 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
         cost = self.cost or (ATTENTION if self._packed else CELLS)
         block, bounds = run.block, run.bounds
         if cost not in NAMED and isinstance(cost, str):
-            costs = np.add.reduceat(self._numbers(block, cost), bounds[:-1])
+            numbers = self._numbers(block, cost).astype(np.float64)
+            costs = np.add.reduceat(numbers, bounds[:-1])
         elif cost == ATTENTION:
             costs = np.add.reduceat(self._squares(block), bounds[:-1])
         else:
@@ -146,8 +147,8 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
         ):
             return column.values
         raise DataError(
-            f"{self}: cost must be a column of numbers, one a row, got {name!r}; a column of lists tells "
-            f"lengths, column={name!r}",
+            f"{self}: cost must be a column of numbers, one a row, got {name!r}, which holds others; where a "
+            f"row's values are a list, its length counts by column={name!r}",
             stage=str(self),
         )
 
@@ -170,21 +171,26 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
 
     def _called(self, lengths: IntArray, run: Run) -> Array:
         assert run.bounds is not None
-        costs: list[float] = []
+        costs = np.empty(len(run), dtype=np.float64)
         function = self._draw_watch.around(self.cost)
-        for first, stop in pairwise(run.bounds.tolist()):
+        for number, (first, stop) in enumerate(pairwise(run.bounds.tolist())):
             try:
-                costs.append(float(function(lengths[first:stop])))
+                cost = function(lengths[first:stop])
             except Exception as error:
                 blame(error, self, int(run.block.ids[first]))
                 raise
-        found = np.array(costs, dtype=np.float64)
-        self._refuse_bad(found, run)
-        return found
+            try:
+                costs[number] = float(cost)
+            except (TypeError, ValueError, OverflowError):
+                raise self._bad_cost(cost, run, number) from None
+        self._refuse_bad(costs, run)
+        return costs
 
     def _refuse_bad(self, costs: Array, run: Run) -> None:
         bad = np.flatnonzero(~(costs >= 0) | (costs == math.inf))
         if len(bad):
-            rule = f"the cost of a batch must be a number of 0 or more, got {shown(costs[bad[0]].item())}"
-            way = "give another cost"
-            raise at_row(f"{self}: {rule}; {way}", self, run.row_ids(int(bad[0]))[0])
+            raise self._bad_cost(costs[bad[0]].item(), run, int(bad[0]))
+
+    def _bad_cost(self, cost: Any, run: Run, batch: int) -> Exception:
+        rule = f"the cost of a batch must be a number of 0 or more, got {shown(cost)}"
+        return at_row(f"{self}: {rule}; give another cost", self, run.row_ids(batch)[0])

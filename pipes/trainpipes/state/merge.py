@@ -75,12 +75,19 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for number, position in enumerate(positions):
         for shard, cursor in position.cursors.items():
             other = positions[owner.setdefault(shard, number)]
-            if (
-                cursor != other.cursors[shard]
-            ):  # ranks that share a shard are at the same place in it
+            if cursor != other.cursors[shard]:
+                # Ranks that share a shard are at the same place in it, until they pass the turns of one
+                # that has ended.
+                ended = any(one.get("ended") for part in positions for one in part.cursors.values())
+                way = "merge states that one run saved after the same step"
+                if ended:
+                    way += (
+                        '; with tail="uneven" and ranks that do not divide num_shards '
+                        f"({first.num_shards}), states do not merge once a shard has ended: load that of each "
+                        "rank on the same number of ranks"
+                    )
                 raise StateError(
-                    f"{shard_key(shard)}: state {owner[shard]} and state {number} differ; merge states that "
-                    "one run saved after the same step"
+                    f"{shard_key(shard)}: state {owner[shard]} and state {number} differ; {way}"
                 )
     _once_each(positions, owner)
     _complete(owner, first.num_shards, len(parts))

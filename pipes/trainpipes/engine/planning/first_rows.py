@@ -26,6 +26,7 @@ from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.interfaces.source import RowStream, read_full, read_rows
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import (
+    BalanceStage,
     BatchingStage,
     CountingStage,
     FinishingStage,
@@ -163,6 +164,7 @@ def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
 
 def _on_rows(stages: Sequence[Stage]) -> list[Stage]:
     """Without what is on batches: functions on batches are not called for rows."""
+    stages = without(stages, BalanceStage)
     batch = first_of(stages, BatchingStage)
     cut = len(stages) if batch is None else stages.index(batch)
     later = without(stages[cut:], FinishingStage | BatchingStage)
