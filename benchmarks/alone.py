@@ -18,6 +18,7 @@ from pathlib import Path
 import trainpipes as tp
 from benchmarks import (
     collating,
+    even,
     footers,
     format_peers,
     formats,
@@ -86,6 +87,22 @@ def of_packing(tiny: bool) -> Figures:
     found["ns a token"] = costs["pack, best_fit"]
     found["of tokenizing"] = costs["pack, best_fit"] / costs["tokenize"]
     return found
+
+
+def of_even(tiny: bool) -> Figures:
+    rows = even.rows_of(even.lognormal(2_000 if tiny else 60_000, 0))
+    names = (
+        "bucket_by_length(8)",
+        'batch(max_tokens=4096), cost="attention"',
+        "pack(2048).batch(2)",
+    )
+    buckets, budget, packed = (even.WAYS[name][1](rows) for name in names)
+    return {
+        "buckets, 64 ranks": even.figures_of(buckets, 64)[0],
+        "buckets, 8 ranks": even.figures_of(buckets, 8)[0],
+        "attention, max_tokens": even.figures_of(budget, 64)[2],
+        "attention, pack": even.figures_of(packed, 64)[2],
+    }
 
 
 def of_mix(tiny: bool) -> Figures:
@@ -163,6 +180,7 @@ ALONE: dict[str, Callable[[bool], Figures]] = {
     "samplers": of_samplers,
     "collating": of_collating,
     "packing": of_packing,
+    "even": of_even,
     "mix": of_mix,
     "state": of_state,
     "footers": of_footers,

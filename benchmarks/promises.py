@@ -122,6 +122,12 @@ PROMISES = (
     most("pack(): ns a token, 5 to 10", 12, alone("packing", "ns a token"), where=PACKING),
     most("pack(): of what tokenizing costs, 1 %", 0.02, alone("packing", "of tokenizing"),
          where=PACKING, percent=True),
+    # Even steps.
+    least("buckets: tokens of ranks x largest, 64 ranks", 0.70, alone("even", "buckets, 64 ranks"),
+          where=PACKING),
+    least("the same, 8 ranks", 0.75, alone("even", "buckets, 8 ranks"), where=PACKING),
+    most("balance(): attention, largest / mean of 64 ranks, pack(2048).batch(2) and batch(max_tokens=4096)",
+         1.35, alone("even", "attention, pack", "attention, max_tokens"), where=PACKING),
     # Mixing.
     most("choosing by short weights, 0.02 us a row", 0.04, alone("mix", "short weights"), where=MIXING),
     most("choosing of 10 by many digits, up to 2 us", 3, alone("mix", "10 sources, many digits"),

@@ -79,7 +79,7 @@ def padding() -> Figure:
     rows = documents(2_000, 4.0).shuffle(2_000, seed=0)
     figure = Figure(figsize=(8, 7), layout="constrained")
     for ax, batches in zip(
-        figure.subplots(2, 1), (rows.batch(16), rows.bucket_by_length(16)), strict=True
+        figure.subplots(2, 1), (rows.batch(16), rows.bucket_by_length(16, seed=1)), strict=True
     ):
         pipe = batches.pad_collate()
         for place, batch in enumerate(islice(pipe, 10)):
@@ -96,6 +96,32 @@ def padding() -> Figure:
         ax.set_ylabel("tokens of a row")
         ax.set_xticks([])
         ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, reverse=True)
+    return figure
+
+
+def even_steps() -> Figure:
+    """Of 16 ranks the largest batch of each step, for which all wait, and the mean one."""
+    ranks, steps = 16, 40
+    rows = documents(6_000, 4.0).sharding_filter(ranks).shuffle(2_000, seed=0)
+    buckets = rows.bucket_by_length(8)
+    figure = Figure(figsize=(8, 5.4), layout="constrained")
+    drawn = figure.subplots(2, 1, sharex=True, sharey=True)
+    for ax, batches, name in (
+        (drawn[0], buckets.shuffle(64, seed=0), "buckets, each shard by itself"),
+        (drawn[1], buckets, "buckets, shards take turns"),
+    ):
+        shapes = [b["input_ids"].shape for b in islice(batches.pad_collate(), ranks * steps)]
+        cells = np.array([rows * length for rows, length in shapes]).reshape(steps, ranks)
+        mean, largest = cells.mean(1), cells.max(1)
+        edges = np.arange(steps + 1) - 0.5
+        waiting = 1 - mean.sum() / largest.sum()
+        ax.stairs(largest, edges, baseline=mean, fill=True, color=ORANGE, alpha=0.55, label="waits")
+        ax.stairs(mean, edges, fill=True, color=BLUE, label="works")
+        ax.set_title(f"{name}: ranks wait {waiting:.0%} of the time", loc="left", color=INK)
+        ax.set_ylabel("cells of a batch")
+        ax.spines[["top", "right"]].set_visible(False)
+    drawn[0].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    drawn[1].set_xlabel("step of 16 ranks, which takes as long as the largest batch")
     return figure
 
 
@@ -170,6 +196,7 @@ def speed_text() -> Figure:
 
 PICTURES: dict[str, Callable[[], Figure]] = {
     "demo": demo,
+    "even-steps": even_steps,
     "padding": padding,
     "shuffle": shuffle,
     "speed-ids": speed_ids,

@@ -13,7 +13,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 DRAWN = ("elastic", "epoch", "row-path")
-SHOWN = ("demo", "padding", "shuffle", "speed-ids", "speed-text")
+SHOWN = ("demo", "even-steps", "padding", "shuffle", "speed-ids", "speed-text")
 LARGEST = 60_000
 
 

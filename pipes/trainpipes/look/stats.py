@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import islice, pairwise, takewhile
 from typing import Any, NamedTuple
@@ -18,15 +19,18 @@ from trainpipes._internal.table import table
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Pieces
 from trainpipes.columns.run import Run
+from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.filesystems.retry import made_again
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.stage import Stage
+from trainpipes.look.even_steps import Steps, mask_of_rows, steps_of, work_of
 from trainpipes.look.lengths import Numbered, walk
 from trainpipes.look.shuffle_quality import BATCH_SIZE, ShuffleQuality, order_quality
 from trainpipes.look.values import masks_of
+from trainpipes.order.topology import Topology
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.mixed.mix import Mix
 from trainpipes.sources.mixed.mixture import Gives, Mixture
@@ -35,9 +39,12 @@ from trainpipes.stages.columns import Rename, Select, row_table
 from trainpipes.stages.labels import EncodeLabels, Label, LabelColumn
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.read_columns import names_of, numbers_of
+from trainpipes.state.format import Position
 
 __all__ = ["Mixing", "Packing", "Padding", "Stats", "stats"]
 
+#: Batches that are looked at where nothing is said; with a number of ranks, of each rank or shard.
+BATCHES, BATCHES_EACH = 100, 64
 #: Labels of one column that a text shows.
 MOST_LABELS = 12
 #: Rows that are counted at a time.
@@ -131,6 +138,7 @@ class Stats:
         mixture: which sources of a mix rows are from; None without a mix.
         shuffle: how well rows are shuffled, as they are read; None where rows have no numbers.
         labels: of each column that was asked for, rows of each label, over all rows of an epoch.
+        steps: whether the ranks of a step have as much to do; None without ``world_size``.
         counts: of each stage that counts rows, what it says of these batches: rows left out, texts cut.
         retries: how many times this process has made a request to a server again, so far.
     """
@@ -142,6 +150,7 @@ class Stats:
     shuffle: ShuffleQuality | None
     labels: dict[str, dict[Label, int]]
     counts: dict[str, str] = field(default_factory=dict)
+    steps: Steps | None = None
     retries: int = field(default_factory=made_again)
 
     def to_dict(self) -> dict[str, Any]:
@@ -152,7 +161,7 @@ class Stats:
     def __str__(self) -> str:
         many = f"the first {self.batches:,}" if self.batches != 1 else "the first one"
         parts = [("batches", f"{many} of an epoch")] * bool(self.batches)
-        measured = ("padding", "packing", "mixture", "shuffle")
+        measured = ("padding", "packing", "steps", "mixture", "shuffle")
         parts += [(name, str(value)) for name in measured if (value := getattr(self, name))]
         for column, counts in self.labels.items():
             shown = [f"{label!r}: {n:,}" for label, n in islice(counts.items(), MOST_LABELS)]
@@ -165,23 +174,37 @@ class Stats:
     __repr__ = __str__
 
 
-def stats(pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None) -> Stats:
+def stats(
+    pipeline: Pipeline,
+    batches: int | None,
+    labels: str | Sequence[str] | None,
+    world_size: int | None,
+) -> Stats:
     """See ``Pipeline.stats``."""
+    stages = kinds.without(pipeline._stages, kinds.DeviceStage)
+    measured = Pipeline([stage._fresh() for stage in stages], (0, 1))
+    plan = plan_of(measured)
+    if world_size is not None:
+        whole_number(world_size, 1, "stats(world_size)", "ranks")
+    if batches is None and world_size is not None:
+        batches = BATCHES_EACH * max(world_size, plan.chain.num_shards)
+    batches = BATCHES if batches is None else batches
     whole_number(batches, 0, "stats(batches)", "batches to look at")
     columns = [labels] if isinstance(labels, str) else list(labels or ())
     found = {column: label_counts(pipeline, column) for column in columns}
     if not batches:
         return Stats(0, None, None, None, None, found)
-    stages = kinds.without(pipeline._stages, kinds.DeviceStage)
-    measured = Pipeline([stage._fresh() for stage in stages], (0, 1))
-    looked_at = islice(measured, batches)
+    looked_at = islice(_numbered(plan), batches)
     cells = tokens = count = 0
     packed: list[tuple[int, int, int]] = []  # length, tokens and documents of each row
-    for batch in counted(looked_at, "measuring batches", batches, "batches"):
+    works: list[tuple[int, int, int, int]] = []  # number, cells, tokens and attention of each batch
+    for number, batch in counted(looked_at, "measuring batches", batches, "batches"):
         named = batch if isinstance(batch, Mapping) else {}
         masks = masks_of(named)
         segments = named.get("segment_ids")
-        if not masks and segments is None:
+        if world_size is not None:
+            works.append((number, *work_of(masks or mask_of_rows(batch, plan.chain))))
+        elif not masks and segments is None:
             break
         count += 1
         cells += sum(one.numel() for one in masks)
@@ -198,10 +221,20 @@ def stats(pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None) 
         packing = Packing(len(packed), max(widths), sum(documents), empty, empty / max(1, room))
     mixing, shuffle = _mixing(pipeline, batches), order_quality(pipeline, batches)
     said = defaultdict[str, list[str]](list)
-    for tally in plan_of(measured).tallies:
+    for tally in plan.tallies:
         said[tally.stage.name] += filter(None, [str(tally)])
     counts = {name: "; ".join(each) for name, each in said.items() if each}
-    return Stats(count, padding, packing, mixing, shuffle, found, counts)
+    steps = None if world_size is None else steps_of(works, world_size, plan.chain)
+    return Stats(count, padding, packing, mixing, shuffle, found, counts, steps)
+
+
+def _numbered(plan: Plan) -> Iterator[tuple[int, Any]]:
+    """The items of the first epoch, over all ranks, each with its number in the sequence."""
+    items = Consumer(plan, Topology(), Position(0, 0, plan.chain.num_shards))
+    with closing(items):
+        for item in items:
+            assert items.m is not None
+            yield items.m, item
 
 
 def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:

@@ -512,21 +512,31 @@ class Pipeline(IterableDataset[Any]):
         world = self._data_parallel()[1] if world_size is None else world_size
         return explain(self, self._iteration, world, num_workers)
 
-    def stats(self, batches: int = 100, *, labels: str | Sequence[str] | None = None) -> Stats:
+    def stats(
+        self,
+        batches: int | None = None,
+        *,
+        labels: str | Sequence[str] | None = None,
+        world_size: int | None = None,
+    ) -> Stats:
         """Measure the first batches of an epoch, over all ranks, without starting one: padding, how full
         packed rows are, the sources of a mix, and how well rows are shuffled. Padding is where
         "segment_ids" or "attention_mask" is 0.
 
         Args:
-            batches: most batches to look at; 0 to count labels only.
+            batches: most batches to look at; 0 to count labels only. 100 if left out; with ``world_size``
+                64 for each rank, or for each shard where there are more of these.
             labels: columns of texts, integers, bools, or lists of these, whose values are counted, over all
                 rows of an epoch; in a list, each value counts.
+            world_size: a number of ranks, to say how even their steps are: a step takes as long as its
+                slowest rank. Computed here, without other processes.
 
         Returns:
             An object that prints as text and has ``to_dict()``.
 
         Raises:
-            ConfigError: labels are asked for, and the rows have no end or can be read only once.
+            ConfigError: labels are asked for, and the rows have no end or can be read only once;
+                ``world_size`` is given, and there are fewer batches, or they tell no lengths.
             DataError: a label is null or no whole number; names the row.
 
         >>> import trainpipes as tp
@@ -534,10 +544,14 @@ class Pipeline(IterableDataset[Any]):
         >>> found = tp.from_dataset(rows).batch(2).pad_collate().stats(labels="lang")
         >>> print(found.padding, found.labels)
         25.00% of 8 cells {'lang': {'de': 1, 'en': 2}}
+        >>> rows = tp.from_dataset([{"input_ids": [1] * n} for n in (9, 1, 2, 8)]).sharding_filter(2)
+        >>> print(rows.batch(1).stats(world_size=2).steps)
+        2 steps of 2 ranks: 58.8% of ranks x largest is tokens; largest / mean 1.71 (cells), 1.94 (attention)
+        with .balance(): 90.9%; largest / mean 1.20 (cells), 1.36 (attention)
         """
         from trainpipes.look.stats import stats
 
-        return stats(self, batches, labels)
+        return stats(self, batches, labels, world_size)
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
         """Write this pipeline as YAML for ``trainpipes.load``. The loaded pipeline is equal to this
