@@ -382,7 +382,7 @@ def test_damaged_files_of_every_format_are_named(
     found = inspect_files(tmp_path / name)
     assert list(found.unreadable) == [str(tmp_path / name)]
     assert reason in found.unreadable[str(tmp_path / name)]
-    assert str(tmp_path) not in found.unreadable[str(tmp_path / name)]
+    assert not found.unreadable[str(tmp_path / name)].startswith(str(tmp_path))
     assert not found.readable
     str(found)
 

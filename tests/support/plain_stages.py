@@ -206,7 +206,8 @@ def windows(stage: Stage, own: list[Any], below: Epochs, endless: bool) -> None:
     for epoch in below:
         number, rest = 0, epoch
         while rest:
-            size = max(1, stage[1] // dict(enumerate((16, 16, 8, 4, 2))).get(number, 1))
+            growth = dict(enumerate((16, 16, 8, 4, 2))) if stage[1] > 256 else {}
+            size = max(1, stage[1] // growth.get(number, 1))
             mixed, rest = rest[:size], rest[size:]
             is_cut = start + len(mixed) == last and len(mixed) < size
             if endless and (is_cut or start + len(mixed) > len(own)):

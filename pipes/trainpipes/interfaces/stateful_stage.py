@@ -309,7 +309,7 @@ class _Out:
         below = self._below.take(number)
         if self.held:
             whose = _whose(below)
-            for row, own in self.held.items():  # told apart by the row that they came with
+            for row, own in self.held.items():  # known by the row that they came with
                 place[row] += whose[row][0] % HELD_PLACES
                 whose[row] = own
             ids, epoch, part = np.array(whose, dtype=np.int64).T.copy()

@@ -27,6 +27,7 @@ from trainpipes.order.layout import Layout, divisors
 from trainpipes.order.topology import Topology
 from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.stages.pack import Pack
+from trainpipes.stages.quarantine import leaves_out
 from trainpipes.stages.tokenizing import Tokenizes
 
 if TYPE_CHECKING:
@@ -368,7 +369,8 @@ def _notes(plan: Plan, window_rows: int | None, world_size: int) -> Iterator[str
             "shuffle() before the reader changes the order of files only, and rows keep their places in a "
             "file: shuffle() after the reader mixes rows, and files, too"
         )
-    dropping = [s for s in chain.stages if s.options.get("on_error") and not s.traits.keeps_rows]
+    dropping = [s for s in chain.stages if leaves_out(s.options.get("on_error"))]
+    dropping = [s for s in dropping if not s.traits.keeps_rows]
     if dropping and not any(isinstance(s, PackingStage) for s in chain.stages):
         yield (
             f"{' and '.join(s.name for s in dropping)} may leave out rows by on_error: how many an epoch has "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,9 +28,20 @@ FEW_ITEMS = 8
 CursorsOf = Callable[[int, int], Cursors]
 
 
-def _epoch(run: Run) -> int:
-    found: int = run.cursors.place(0).get("epoch", 0)
+def _epoch(run: Run, item: int = 0) -> int:
+    found: int = run.cursors.place(item).get("epoch", 0)
     return found
+
+
+def _at_joint(run: Run) -> tuple[Run, Run | None]:
+    """The items of a run that begin in the epoch of its first one, and the others: where runs are cut must
+    not matter.
+    """
+    first = _epoch(run) if len(run) else 0
+    if not len(run) or _epoch(run, len(run) - 1) == first:
+        return run, None
+    stop = bisect_right(range(len(run)), first, key=lambda item: _epoch(run, item))
+    return run.part(0, stop), run.part(stop, len(run))
 
 
 def in_epochs(run: Run, order: IntArray, stage: object) -> IntArray:
@@ -128,8 +140,8 @@ class Held:
     def fill(self, rows: int, least: float = math.inf) -> bool:
         """Wait for so many rows, or for a joint after the first ``least`` of them."""
         if self._after is not None and not self.rows:
-            self._take(self._after)
-            self._after, self.ended = None, False
+            run, self._after, self.ended = self._after, None, False
+            self._take_of_epoch(run)
         while self.rows < rows and not self.ended:
             if self._joints is not None and self._joints.last > least:
                 break
@@ -140,8 +152,16 @@ class Held:
             if self._alone and self.rows and _epoch(run) != _epoch(self._runs[0]):
                 self._after, self.ended = run, True
                 break
-            self._take(run)
+            self._take_of_epoch(run)
         return self.rows > 0
+
+    def _take_of_epoch(self, run: Run) -> None:
+        later: Run | None = None
+        if self._alone:
+            run, later = _at_joint(run)
+        self._take(run)
+        if later is not None:
+            self._after, self.ended = later, True
 
     @property
     def epoch(self) -> int:
