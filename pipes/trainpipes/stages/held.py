@@ -140,8 +140,8 @@ class Held:
     def fill(self, rows: int, least: float = math.inf) -> bool:
         """Wait for so many rows, or for a joint after the first ``least`` of them."""
         if self._after is not None and not self.rows:
-            run, self._after, self.ended = self._after, None, False
-            self._take_of_epoch(run)
+            later, self._after, self.ended = self._after, None, False
+            self._take_of_epoch(later)
         while self.rows < rows and not self.ended:
             if self._joints is not None and self._joints.last > least:
                 break
