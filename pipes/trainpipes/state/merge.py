@@ -83,8 +83,8 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 if ended:
                     way += (
                         '; with tail="uneven" and ranks that do not divide num_shards '
-                        f"({first.num_shards}), states do not merge once a shard has ended: load that of each "
-                        "rank on the same number of ranks"
+                        f"({first.num_shards}), states do not merge once a shard has ended: load that of "
+                        "each rank on the same number of ranks"
                     )
                 raise StateError(
                     f"{shard_key(shard)}: state {owner[shard]} and state {number} differ; {way}"
