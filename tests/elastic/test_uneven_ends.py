@@ -68,7 +68,7 @@ def test_that_states_do_not_merge_once_a_shard_has_ended_is_said() -> None:
             next(batches)
     own = [loader.state_dict() for loader in loaders]
     with pytest.raises(
-        tp.StateError, match="do not merge once a shard has ended: load that of each"
+        tp.StateError, match=r"do not merge once a shard has ended: load that of each"
     ):
         tp.merge_states(own)
 

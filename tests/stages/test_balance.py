@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -257,3 +258,9 @@ def test_columns_of_small_numbers_are_added_without_overflow() -> None:
     assert (
         sorted(float(row["n"]) for batch in rows for row in batch) == [1.0] * 12 + [60_000.0] * 12
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int32, torch.float64])
+def test_costs_may_be_a_tensor_of_any_dtype(dtype: torch.dtype) -> None:
+    rows = tp.from_tensors(n=torch.arange(8).to(dtype)).batch(1).balance(8, cost="n")
+    assert sorted(row["n"].item() for batch in rows for row in batch) == [*range(8)]

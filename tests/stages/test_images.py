@@ -297,6 +297,15 @@ def test_flips_are_of_the_axis_and_the_share() -> None:
     assert np.abs(corners(rows.flip().flip()) - [500, 500, 0, 0]).max() < 80
 
 
+def test_a_batch_of_videos_whose_channels_come_last_is_refused_with_the_way_out() -> None:
+    videos = tp.from_dataset([{"image": np.zeros((2, 8, 9, 3), np.uint8)}] * 4)
+    with pytest.raises(
+        tp.DataError, match=r"8 channels, and mean 3 .* normalize.. before batch.. for"
+    ):
+        list(videos.batch(2).collate().normalize())
+    assert next(iter(videos.normalize().batch(2).collate()))["image"].shape == (2, 2, 3, 8, 9)
+
+
 def test_pixels_are_normalized_in_rows_and_batches_alike() -> None:
     by_row = list(photos().normalize().batch(5).collate())
     by_batch = list(photos().batch(5).collate().normalize())

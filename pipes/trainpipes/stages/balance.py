@@ -118,7 +118,7 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
     def _costs(self, run: Run) -> Array:
         """Of each batch, ``[batches]``."""
         if run.bounds is None or run.items is not None:
-            rule = "takes rows that batch() has cut, got those of a function or lists of batches"
+            rule = "takes rows that batch() has cut, got those of a function, of collate() or of batches"
             raise ConfigError(f"{self} {rule}: put it straight after batch()")
         cost = self.cost or (ATTENTION if self._packed else CELLS)
         block, bounds = run.block, run.bounds

@@ -409,6 +409,10 @@ class Normalize(ImageStage):
         for name, values in (("mean", mean), ("std", std)):
             if len(values) not in (1, channels):
                 got = f"{channels} channels, and {name} {len(values)} values: give one for each"
+                if image.shape[-1] == len(
+                    values
+                ):  # [H, W, C], which stages on rows turn to [C, H, W]
+                    got += ", or put normalize() before batch() for arrays [T, H, W, C]"
                 raise refused(self, f": an image has {got}", DataError)
         found: Pixels = image.astype(np.float32)
         if image.dtype.kind in "iu":

@@ -228,7 +228,8 @@ def read(column: Any, name: str, caller: Stage, ids: IntArray) -> Column:
     """A column as numbers: lists, numbers or arrays; or something else."""
     with naming(name, caller, ids):
         if isinstance(column, torch.Tensor):
-            return Even(column.numpy())
+            # NumPy has no bfloat16, and float32 holds all of its values.
+            return Even((column.float() if column.dtype == torch.bfloat16 else column).numpy())
         return of_list(column, name) if isinstance(column, list) else of_arrow(column, name)
 
 
