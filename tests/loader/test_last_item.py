@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -102,3 +103,16 @@ def test_an_iterator_that_is_asked_goes_on_where_a_state_says() -> None:
         *((batch, False) for batch in first[1:-1]),
         (first[-1], True),
     ]
+
+
+def test_waiting_for_the_batch_that_says_whether_one_is_the_last_counts() -> None:
+    """Trainers ask after each batch, and would seem to wait for none."""
+
+    def slow(row: int) -> int:
+        time.sleep(0.002)
+        return row
+
+    loader = tp.Loader(tp.from_dataset(range(40)).map(slow).batch(4), threads=0)
+    batches = iter(loader)
+    assert [batches.is_last() for _ in batches] == [False] * 9 + [True]
+    assert loader.wait_seconds > 40 * 0.002

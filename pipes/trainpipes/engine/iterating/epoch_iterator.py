@@ -149,7 +149,11 @@ class EpochIterator:
                 return False
             if not isinstance(self._rest, Lookahead):
                 self._rest = Lookahead(self._current)
-            return self._rest.is_last()
+            begun = perf_counter()
+            try:
+                return self._rest.is_last()
+            finally:  # the loop waits for the batch that this makes
+                self._iteration.wait_seconds += perf_counter() - begun
 
     def last_item(self) -> tuple[int, int]:
         """The pass of the item given last, and its number in it over all ranks; before the first item, one
