@@ -376,3 +376,15 @@ def test_a_pool_may_be_closed_by_garbage_that_is_collected_while_a_child_forgets
     pool.forget()
     pool.close()
     assert not pool.is_alive
+
+
+def test_tasks_that_come_one_after_the_other_each_get_a_thread() -> None:
+    """A thread that was woken for the first one, and is not awake yet, is not there for the second."""
+    for _ in range(50):
+        pool = Pool(2)
+        pool.submit(int).result(wait=True)
+        time.sleep(0.002)  # its one thread is idle
+        both = threading.Barrier(2)
+        for future in [pool.submit(partial(both.wait, 5)) for _ in range(2)]:
+            future.result(wait=True)
+        pool.close()

@@ -131,8 +131,8 @@ class Bell:
         with suppress(ValueError):
             self._sleeping.remove(sleeper)
 
-    def ring(self, most: int | None = None) -> None:
-        """Wake so many, or all."""
+    def ring(self, most: int | None = None) -> int:
+        """Wake so many, or all; how many there were."""
         woken = 0
         while self._sleeping and woken != most:
             sleeper = self._sleeping[0]
@@ -140,6 +140,7 @@ class Bell:
                 sleeper.release()
                 woken += 1
             self.forget(sleeper)
+        return woken
 
 
 def start(thread: threading.Thread) -> None:

@@ -121,7 +121,6 @@ class Pool:
         self._tasks: tuple[deque[Future], ...] = tuple(deque() for _ in Priority)
         self._alive: list[threading.Thread] = []
         self._to_start: deque[threading.Thread] = deque()  # of these
-        self._idle = 0
         self._running = 0
         self._waiting = 0  # for a server, of those that run
         self._reading_ahead = 0
@@ -142,8 +141,7 @@ class Pool:
 
     def _wake(self) -> None:
         """Have a thread look for a task, perhaps a new one, which ``_start`` starts without the lock."""
-        if self._idle:
-            self._tasks_come.ring(1)
+        if self._tasks_come.ring(1):  # one that was woken before may not look for this task
             return
         if self._closed or len(self._alive) >= self.threads + self._waiting:
             return
@@ -162,9 +160,7 @@ class Pool:
                 while self._paused or (priority := self._next_task()) is None:
                     if self._closed:
                         return
-                    self._idle += 1
                     self._sleep()
-                    self._idle -= 1
                 # Garbage collection may have closed the pool.
                 if not self._tasks[priority]:
                     continue
@@ -272,7 +268,7 @@ class Pool:
         """In a child: the threads stayed behind."""
         self._lock, self._tasks_come, self._changed = threading.RLock(), Bell(), Bell()
         self._tasks = tuple(deque() for _ in Priority)  # the parent does its own
-        self._alive, self._idle, self._running, self._waiting = [], 0, 0, 0
+        self._alive, self._running, self._waiting = [], 0, 0
         self._to_start = deque()
         self._reading_ahead = 0
         self._paused = False
