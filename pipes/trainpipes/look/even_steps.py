@@ -110,7 +110,7 @@ def steps_of(works: Sequence[tuple[int, int, int, int]], world_size: int, chain:
             f"stats(world_size) must be at most the batches that are looked at, got {world_size:,} with "
             f"{len(works):,}; ask for fewer ranks or, if an epoch has them, more batches"
         )
-    may_be_balanced = chain.batch is not None and not chain.groups and not chain._takes_turns
+    may_be_balanced = chain.batch is not None and not chain.groups and not chain.takes_turns
     if not may_be_balanced:
         return plain
     cost = costs[:, 2 if kinds.first_of(chain.stages, Pack) else 0]

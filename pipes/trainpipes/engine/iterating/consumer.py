@@ -327,7 +327,7 @@ class Consumer:
         end apart. A rank's own state of an uncounted pipeline does not tell that.
         """
         position, whole = self.position, self.topology
-        if self.plan.chain.uneven and len({*position.cursors}) in (0, self._num_shards):
+        if self.plan.chain.uneven and len(position.cursors) in (0, self._num_shards):
             whole = Topology()
         elif whole.num_workers > 1:
             whole = replace(whole, worker=0, num_workers=1)

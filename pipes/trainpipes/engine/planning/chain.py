@@ -81,7 +81,7 @@ class Chain:
         return all(s.traits.keeps_rows for s in rows) and not counting
 
     @property
-    def _takes_turns(self) -> bool:
+    def takes_turns(self) -> bool:
         """Whether a stage must know how many batches its shard has given."""
         return any(isinstance(s, kinds.RegroupStage) and s._takes_turns for s in self.after)
 

@@ -25,7 +25,7 @@ RAISED_STOP = "a function that was called for rows raised StopIteration"
 _Made = TypeVar("_Made")
 #: Fewest rows that a function is called for at a time, if it is called for rows.
 LEAST_ROWS = 8
-#: Bytes of the batches that are collated at a time, about.
+#: About how many bytes a run has.
 RUN_BYTES = 4 << 20
 
 

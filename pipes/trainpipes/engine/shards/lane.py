@@ -86,7 +86,7 @@ class Lane:
             stream = self._opener.windows.start(epoch)
             if stream:
                 cursor["stream"] = stream
-            if self._given_out and plan.chain._takes_turns:
+            if self._given_out and plan.chain.takes_turns:
                 cursor["turn"] = [self._given_out, self._first_epoch]
         self._start = cursor
         self._at = int(cursor["at"])  # batches of the slot before the next run

@@ -17,7 +17,7 @@ from trainpipes.columns.bad_values import naming_bad_values
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Cursors, Run, Unroll, innermost
 from trainpipes.engine.planning.mixture import MixedWindows, RowMixture
-from trainpipes.engine.planning.open_stages import Submitted, called, open_stages
+from trainpipes.engine.planning.open_stages import RUN_BYTES, Submitted, called, open_stages
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.listed_windows import ListedMaker, NumberedMaker
 from trainpipes.engine.reading.stream_windows import StreamMaker
@@ -28,8 +28,8 @@ from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage, WorkingStage
 from trainpipes.order.layout import Layout, WindowKey
 
-#: About how many rows and bytes a run has; whole batches where there are any.
-RUN_ROWS, RUN_BYTES = 2048, 4 << 20
+#: About how many rows a run has; whole batches where there are any.
+RUN_ROWS = 2048
 #: Fewest rows in a run.
 LEAST_ROWS = 512
 #: About how many rows the runs of all shards of a process have.
