@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +25,7 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from forked import run_in_child
 from torch_settings import torch_as_before
 
 NEVER_BY_ITSELF = ("slow", "nightly")
@@ -90,6 +92,19 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run tests that raise errors from a trace function in a forked process: CPython 3.11 may crash later in
+    a process where that was done thousands of times.
+    """
+    if pyfuncitem.get_closest_marker("own_process") is None:
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    if said := run_in_child(partial(pyfuncitem.obj, **given)):
+        pytest.fail(said, pytrace=False)
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ import trainpipes as tp
 from trainpipes._internal.pool import Pool
 from trainpipes.testing import digest
 
+pytestmark = pytest.mark.own_process
+
 OURS = str(Path(tp.__file__).parent)
 
 

@@ -145,6 +145,7 @@ class _Interrupted(BaseException):
     """Stands for the exception of a signal's handler."""
 
 
+@pytest.mark.own_process
 def test_a_signal_between_two_lines_leaves_no_iterator_locked() -> None:
     """Wherever in the library its handler may run while an item is asked for, the next one comes."""
     for place in range(1, 400):

@@ -30,10 +30,13 @@ END = ("OutputFolder.finish", "OutputFolder.__exit__", "OutputFolder._end", "Out
 Write = Callable[[], Any]
 
 # One that is raised in a generator's close is only reported.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning",
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning",
-)
+pytestmark = [
+    pytest.mark.own_process,
+    pytest.mark.filterwarnings(
+        "ignore::pytest.PytestUnraisableExceptionWarning",
+        "ignore::pytest.PytestUnhandledThreadExceptionWarning",
+    ),
+]
 
 
 def is_whole(found: dict[str, bytes]) -> bool:
