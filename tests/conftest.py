@@ -99,7 +99,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run tests that raise errors from a trace function in a forked process: CPython 3.11 may crash later in
     a process where that was done thousands of times.
     """
-    if pyfuncitem.get_closest_marker("own_process") is None:
+    marker = pyfuncitem.get_closest_marker("own_process")
+    if marker is None or False in marker.args:
         return None
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     if said := run_in_child(partial(pyfuncitem.obj, **given)):
