@@ -13,9 +13,8 @@ import subprocess
 import tempfile
 import threading
 import time
-import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import pytest
 
 import trainpipes as tp
 from damaged_files import damaged
+from forked import in_child
 from interpreters import python
 from trainpipes import ConfigError, Pipeline, cache
 from trainpipes._internal import messages as warn_once
@@ -76,31 +76,6 @@ def cached(data: Path) -> list[str]:
 
 def entries(kept: Path, kind: str = "rows") -> list[Path]:
     return sorted(path for path in (kept / kind).rglob("*.arrow") if path.is_file())
-
-
-def in_child(work: Callable[[], Any]) -> Any:
-    """What a function gives in a process of its own, which may die of it."""
-    context = multiprocessing.get_context("fork")
-    receive, send = context.Pipe(duplex=False)
-
-    def run() -> None:
-        try:
-            send.send((True, work()))
-        except BaseException:
-            send.send((False, traceback.format_exc()))
-
-    process = context.Process(target=run)
-    process.start()
-    send.close()
-    try:
-        good, found = receive.recv()
-    except EOFError:
-        process.join(30)
-        pytest.fail(f"the process died with {process.exitcode}")
-    process.join(30)
-    assert process.exitcode == 0
-    assert good, found
-    return found
 
 
 # Damage at random

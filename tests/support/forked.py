@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import faulthandler
 import multiprocessing
-import os
-import signal
 import traceback
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from multiprocessing import forkserver
 from typing import Any
 
+import pytest
 import torch
 
-__all__ = ["Child", "run_in_child"]
+__all__ = ["Child", "in_child"]
 
 
 class Child:
@@ -39,38 +36,32 @@ class Child:
         self._process.join()
 
 
-def run_in_child(function: Callable[[], object]) -> str:
-    """Run a function in a forked process; the traceback of what it raises, or how the process died."""
-    reads, writes = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # from Python 3.12 on: threads are here, which are not there
-        pid = os.fork()
-    if not pid:
-        _end_with(function, writes)
-    os.close(writes)
-    try:
-        with os.fdopen(reads, "rb") as said:
-            text = said.read().decode()
-    except BaseException:  # it took too long
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        raise
-    finally:
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return text or (f"the process ended with {code}" if code else "")
+def in_child(work: Callable[[], Any]) -> Any:
+    """What a function gives in a process of its own, which may die of it."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
 
+    def run() -> None:
+        forkserver._forkserver.__init__()  # type: ignore[misc]  # what was started is no child of this one
+        torch.set_num_threads(1)  # the others stayed behind
+        try:
+            send.send((True, work()))
+        except BaseException:
+            send.send((False, traceback.format_exc()))
 
-def _end_with(function: Callable[[], object], writes: int) -> None:
-    code = 1
+    process = context.Process(target=run)
+    process.start()
+    send.close()
     try:
-        faulthandler.enable()
-        torch.set_num_threads(1)  # those of before the fork are gone
-        function()
-        code = 0
-    except BaseException:
-        with os.fdopen(writes, "wb") as says:
-            says.write(traceback.format_exc().encode("utf-8", "replace"))
+        good, found = receive.recv()
+        process.join(30)
+    except EOFError:
+        process.join(30)
+        pytest.fail(f"the process died with {process.exitcode}", pytrace=False)
     finally:
-        os._exit(code)
+        process.kill()  # where the test is stopped, or the process hangs at its end
+        process.join()
+    if not good:
+        pytest.fail(found, pytrace=False)
+    assert process.exitcode == 0
+    return found

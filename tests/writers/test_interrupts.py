@@ -178,7 +178,6 @@ def test_of_requests(s3):
     assert came > 20
 
 
-@pytest.mark.own_process(False)  # the server of processes is a child of this one
 def test_of_processes(tmp_path):
     rows = tp.from_arrow(pa.table({"x": range(60)}))
 
