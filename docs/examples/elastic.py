@@ -10,7 +10,6 @@ others anew; the node at the endpoint has to stay.
 
 import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -66,29 +65,27 @@ def main(files: str, folder: str, steps: int = 1000) -> None:
     # The newest that is whole, as rank 0 sees it: .metadata is written last.
     found = [max((path.parent for path in Path(folder).glob("*/.metadata")), default=None)]
     dist.broadcast_object_list(found)
-    step, saving = 0, None
+    done, saving = 0, None
     if found[0] is not None:
         dcp.load(parts, checkpoint_id=found[0])
-        step = int(found[0].name)
+        done = int(found[0].name)
 
-    batches = iter(loader)
-    while step < steps:
-        for number in range(rank, MICRO_BATCHES, ranks):
-            batch = next(batches)
-            print(f"step {step}, {number} on {ranks} ranks: {digest(batch)}", flush=True)
-            is_last = number + ranks >= MICRO_BATCHES
-            with nullcontext() if is_last else model.no_sync():
+    left = range(done, steps)
+    for step, batches in zip(left, tp.steps(loader, batches=MICRO_BATCHES), strict=False):
+        for number, batch in enumerate(batches):
+            name = f"step {step}, {rank + number * ranks} on {ranks} ranks"
+            print(f"{name}: {digest(batch)}", flush=True)
+            with batches.no_sync(model):
                 scores = model(batch["input_ids"][:, :-1].to(device))  # [B, L - 1, V]
                 labels = batch["labels"][:, 1:].to(device)
                 loss = nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
-                (loss * ranks / MICRO_BATCHES).backward()  # DDP takes the mean over ranks
+                (loss * batches.weight).backward()
         optimizer.step()
         optimizer.zero_grad()
-        step += 1
-        if step % SAVE_EVERY == 0 or step == steps:
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
             if saving is not None:
                 saving.result()
-            where = Path(folder, f"{step:08d}")
+            where = Path(folder, f"{step + 1:08d}")
             saving = dcp.async_save(parts, checkpoint_id=where, process_group=saving_group)
     if saving is not None:
         saving.result()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from trainpipes.interfaces.stateful_stage import StatefulStage as StatefulStage
     from trainpipes.loader import Loader as Loader
     from trainpipes.loader.in_flight import Work as Work
+    from trainpipes.loader.steps import steps as steps
     from trainpipes.loader.work_queue import WorkQueue as WorkQueue
     from trainpipes.look.locate import locate as locate
     from trainpipes.look.profiling.profile import profile as profile
@@ -87,6 +88,7 @@ _NAMES = {
     "interfaces.stage_kinds": "BatchStage RowStage Rows Source TableStage",
     "interfaces.stateful_stage": "StatefulStage",
     "loader": "Loader",
+    "loader.steps": "steps",
     "loader.work_queue": "Work WorkQueue",
     "look.locate": "locate",
     "look.profiling.profile": "profile",

@@ -143,6 +143,8 @@ class Loader:
         self.num_workers = num_workers
         self.threads = threads
         self._options = {**options, "prefetch_factor": prefetch_factor}
+        #: Batches of a step of all ranks, where an integration counts in these; see ``RunOptions``.
+        self._step = 0
         self._workers = LoaderWorkers(
             functools.partial(packed_stages, pipeline),
             functools.partial(check_pickles, pipeline),
@@ -168,7 +170,7 @@ class Loader:
     def __len__(self) -> int:
         from trainpipes.look.lengths import length_of
 
-        return length_of(self._iteration)
+        return length_of(self._iteration, self._step)
 
     def estimate_len(self) -> int:
         """Estimate ``len()``, for learning rate schedules; exact where the length is known. ``sample`` and
@@ -224,12 +226,15 @@ class Loader:
             )
 
     def __iter__(self) -> EpochIterator:
+        return self._begin_pass(self._step)
+
+    def _begin_pass(self, step: int) -> EpochIterator:
         warn_without_data_module()
         refuse_prepared_by_ray()
         if self._options["epoch"] is None or self._iteration.ranks()[1] > 1:
             refuse_in_an_iterable()
         workers = self._workers if self.num_workers else None
-        options = RunOptions(self.threads, workers, places=True)
+        options = RunOptions(self.threads, workers, places=True, step=step)
         return EpochIterator(self._iteration, options)
 
     @property

@@ -33,25 +33,26 @@ SHARD_ROWS = 256
 #: Stages that rows come from.
 
 
-def length_of(iteration: IterationState) -> int:
-    length = exact_length(iteration.plan, *iteration.ranks())
+def length_of(iteration: IterationState, step: int = 0) -> int:
+    length = exact_length(iteration.plan, *iteration.ranks(), step)
     if length is None:
         raise TypeError(f"this pipeline has no len(): {no_length(iteration.plan)}")
     return length
 
 
-def exact_length(plan: Plan, rank: int, world_size: int) -> int | None:
-    """Items that a rank gets in an epoch; None if not known in advance."""
+def exact_length(plan: Plan, rank: int, world_size: int, step: int = 0) -> int | None:
+    """Items that a rank gets in an epoch, of whole steps; None if not known in advance."""
     if not plan.counts.known or plan.chain.endless:
         return None
-    return slots_before(int(plan.counts.end(world_size)), rank, world_size)
+    return slots_before(int(plan.counts.end(step or world_size)), rank, world_size)
 
 
-def batches_left(plan: Plan, done: int) -> int | None:
-    """Batches that all ranks have yet to get in an epoch; None if not known in advance."""
+def batches_left(plan: Plan, done: int, step: int = 0) -> int | None:
+    """Batches that all ranks have yet to get in an epoch, of whole steps; None if not known in advance."""
     if not plan.counts.known or plan.chain.endless:
         return None
-    return int(plan.counts.batches_in_pass) - done
+    left = int(plan.counts.batches_in_pass) - done
+    return left - left % step if step else left
 
 
 def ends_apart(plan: Plan, world_size: int) -> bool:

@@ -31,7 +31,8 @@ def state_at(iteration: IterationState, batches: int, epoch: int) -> dict[str, A
         raise StateError(f"state_at(batches_delivered): an epoch has {most} {beyond}")
     walked = 0 if plan.counted else m
     start = replace(iteration.start_of(epoch), m=m - walked)
-    walk = Consumer(plan, Topology(), start, together=world > 1)
+    options = RunOptions(step=world if world > 1 else 0)  # ends where several ranks would
+    walk = Consumer(plan, Topology(), start, options=options)
     for taken in counted(range(walked), "making the batches before it", walked, "batches"):
         try:
             next(walk)

@@ -28,10 +28,13 @@ atexit.register(_groups.clear)
 
 def agreement_over(topology: Topology) -> Agreement:
     """An all-reduce of the minimum, or the sum, over the data-parallel ranks, in a gloo group of their own.
+    One rank agrees with itself.
 
     Raises:
         TopologyError: ``torch.distributed`` is not initialized, or has other ranks.
     """
+    if topology.world_size == 1:
+        return lambda number, _: number
     group = _group_over(
         topology,
         "row counts of this pipeline are not known in advance",

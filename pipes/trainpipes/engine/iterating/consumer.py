@@ -34,12 +34,15 @@ class RunOptions:
         workers: of a ``Loader``, which make the items.
         unroll: gives the items of a run.
         places: whether stages place batches on a device.
+        step: batches of all ranks that are a step, with a whole one of which a pass ends; 0 for one of each
+            rank.
     """
 
     threads: int | None = 0
     workers: LoaderWorkers | None = None
     unroll: Unroll = Run.unroll
     places: bool = False
+    step: int = 0
 
 
 #: In the thread that iterates.
@@ -69,7 +72,6 @@ class Consumer:
         origin: the batch from which workers took turns; the position's by default.
         between_items: held while a state is taken.
         after: the number of the pass that follows one.
-        together: whether it ends where several ranks would, though it is one.
     """
 
     def __init__(
@@ -82,7 +84,6 @@ class Consumer:
         options: RunOptions = SERIAL,
         between_items: Callable[[], AbstractContextManager[None]] = nullcontext,
         after: Callable[[int], int] = lambda number: number + 1,
-        together: bool = False,
     ) -> None:
         self.plan = plan = plan.resized(position.sizes, position.m)
         self.topology = topology
@@ -104,9 +105,14 @@ class Consumer:
         self._next = topology.next_slot(position.m, self.origin)
         #: Whether it ends at the first missing batch, with all ranks; else it gives what is left.
         may_end_together = plan.counts.ends_unevenly and not plan.chain.uneven
-        self.ends_together = may_end_together and (together or topology.world_size > 1)
+        self.ends_together = may_end_together and (options.step > 0 or topology.world_size > 1)
+        #: Batches of a step of all ranks; a pass has whole ones, from its origin on.
+        self.step = options.step or topology.world_size
+        #: A state stands at a multiple of it from the origin on: after each rank's batch, or where ranks take
+        #: different numbers of batches, after a step.
+        self._round = self.step if self.step % topology.world_size else topology.world_size
         #: The batch at which it ends; inf if unknown.
-        self.end = plan.counts.end(topology.world_size, self.origin)
+        self.end = plan.counts.end(self.step, self.origin)
         #: Items of an epoch that come before its first, and that there are at most, where they are counted.
         self._least, self._most = 0, None
         if plan.counts.limits_items:
@@ -196,6 +202,8 @@ class Consumer:
             self.origin = items.at
         else:
             for m in range(self._next, self._least, self._stride):
+                if self._has_cursors:
+                    self._moved.add(m % self._num_shards)
                 if items.pass_over(m) is ENDED:
                     self._next = self.end = m
                     return
@@ -244,13 +252,13 @@ class Consumer:
 
     def made_up_to(self) -> ConsumerPosition:
         """Where it stands after the item made last."""
-        m, world = self.position.m, self.topology.world_size
-        if self.m is not None:  # all ranks' batches of its step are given
-            m = self.origin + ((self.m - self.origin) // world + 1) * world
+        m, size = self.position.m, self._round
+        if self.m is not None:  # all ranks' batches up to there are given
+            m = self.origin + ((self.m - self.origin) // size + 1) * size
         if isinstance(self._items, SharedItems):
             if self._over and not self.ends_together:  # it looked for more
-                steps = -(-(self._items.at - self.origin) // world)
-                m = max(m, self.origin + steps * world)
+                rounds = -(-(self._items.at - self.origin) // size)
+                m = max(m, self.origin + rounds * size)
             if m > self.position.m:
                 self._items.pass_to(m)
         moved = {shard: self.items.cursor_text(shard) for shard in self._moved}
@@ -348,13 +356,13 @@ class Consumer:
 
     @property
     def gave_one_step(self) -> bool:
-        return self.given_up_to().m <= self.position.m + self.topology.world_size
+        return self.given_up_to().m <= self.position.m + self.step
 
     def finish(self) -> None:
         """Say once what stages counted in it."""
         if not self.ended and self._counted is not None and not self.plan.quiet:
             say_counts(self.plan, self.topology, self.position, self._counted)
-            say_left_out(self.plan, self.topology, self.pass_number, self.origin)
+            say_left_out(self.plan, self.topology, self.pass_number, self.origin, self.step)
         self.ended = True
         self.close()
 

@@ -35,14 +35,16 @@ def say_counts(plan: Plan, consumer: Topology, start: Position, before: Sequence
             tally.check_pass(tally.since(numbers))
 
 
-def say_left_out(plan: Plan, topology: Topology, epoch: int, origin: int) -> None:
-    """Log how many batches were left out where counts are known, so that ranks get as many each."""
+def say_left_out(plan: Plan, topology: Topology, epoch: int, origin: int, step: int) -> None:
+    """Log how many batches were left out where counts are known, since a pass has whole steps."""
     if not plan.counts.known or topology.rank or topology.worker:
         return
-    batches = int(plan.counts.end(topology.world_size, origin))
+    batches = int(plan.counts.end(step, origin))
     if left := int(plan.counts.batches_in_pass) - batches:
-        what = _left(left, batches)
-        log.info("epoch %d: %s: %d ranks get as many each", epoch, what, topology.world_size)
+        why = f"{step} ranks get as many each"
+        if step != topology.world_size:
+            why = f"each step has {step}"
+        log.info("epoch %d: %s: %s", epoch, _left(left, batches), why)
 
 
 def say_uneven(
@@ -54,7 +56,8 @@ def say_uneven(
             warn_if_all_empty(plan, topology)
         return
     shard = first % plan.chain.num_shards if first < plan.chain.num_shards else None
-    what, why = _left(left, batches), "the ranks end together, where the first shard does"
+    ranks = "the ranks end together" if topology.world_size > 1 else "steps end"
+    what, why = _left(left, batches), f"{ranks}, where the first shard does"
     way = "add .repeat() and count steps, to leave out none"
     if shard is not None:
         stages = " and ".join(map(str, _dropping(plan))) or "the stages"

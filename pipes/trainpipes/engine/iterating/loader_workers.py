@@ -115,7 +115,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         if epoch is not None:
             position = Position(epoch, 0, position.num_shards)
         plan = plan.resized(position.sizes, position.m)
-        num_shards, end = plan.chain.num_shards, plan.counts.end(world, position.m)
+        num_shards, end = plan.chain.num_shards, plan.counts.end(1)
         num_spans = plan.layouts.usual.num_spans
         step = plan.counts.topology(rank, world).step(num_shards)
         owners = share_out(range(rank % step, num_shards, step), num_spans, memory.workers)

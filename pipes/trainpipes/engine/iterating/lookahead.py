@@ -54,7 +54,7 @@ class Lookahead(Iterator[Any]):
     is the last. The state is that of the items given.
 
     Where ranks end together, an error is raised only after they have agreed, and on every later call:
-    the other ranks have gone on.
+    the other ranks have gone on. A batch is given only where all those of its step are there.
     """
 
     def __init__(self, consumer: Consumer) -> None:
@@ -67,6 +67,8 @@ class Lookahead(Iterator[Any]):
         #: How many items a rank without an error holds, and on how many all ranks agreed: the same on
         #: all ranks. One is always left, so that one rank alone may call ``is_last``.
         self._held = self._agreed = 0
+        #: Batches of a step that this rank gets, and how many of the step at hand it has yet to get.
+        self._of_step = self._to_come = consumer.step // consumer.topology.world_size
         self._ends = False
         self._raised: Exception | None = None
         topology = consumer.topology
@@ -133,8 +135,11 @@ class Lookahead(Iterator[Any]):
         """Take what comes next, and agree where that is due."""
         if self._ends:
             return
-        held = max(self._depth + 1, min(self._held + 2, AHEAD))
-        is_due = self._agreed <= held // 2
+        needed = self._to_come
+        if needed == 1 < self._of_step:  # is_last() is to know of the next step
+            needed += self._of_step
+        held = max(self._depth + 1, needed, min(self._held + 2, AHEAD))
+        is_due = self._agreed < needed or self._agreed <= held // 2
         agree = agreement_over(self._consumer.topology) if is_due else None
         self._take(held)
         self._held = held
@@ -145,8 +150,8 @@ class Lookahead(Iterator[Any]):
         self._agreed = held
         if first != _NONE_MISSING:
             self._ends = True
-            origin, world = self._consumer.origin, self._consumer.topology.world_size
-            end = origin + (first - origin) // world * world
+            origin, step = self._consumer.origin, self._consumer.step
+            end = origin + (first - origin) // step * step
             past = sum(one.error is None and one.state.m > end for one in self._taken)
             self._end_at(end)
             self._say_what_is_left(agree, end, past, first)
@@ -186,6 +191,7 @@ class Lookahead(Iterator[Any]):
                 self._raised = coming.error
             raise coming.error
         self._held, self._agreed = self._held - 1, self._agreed - 1
+        self._to_come = (self._to_come - 1) or self._of_step
         return item
 
     def _begun(self, item: Any) -> Callable[[], Any]:

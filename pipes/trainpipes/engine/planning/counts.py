@@ -166,8 +166,8 @@ class Counts:
         assert isinstance(layout, Layout)
         return layout.count(self.chain.drop_last)
 
-    def end(self, world_size: int, origin: int = 0) -> float:
-        """The batch after the last of a pass; inf where unknown."""
+    def end(self, step: int, origin: int = 0) -> float:
+        """The batch after the last of a pass, which has whole steps of so many; inf where unknown."""
         chain = self.chain
         if self.known:
             total = self.batches_in_pass
@@ -178,7 +178,7 @@ class Counts:
                 )
             if math.isinf(total) or chain.uneven:
                 return total
-            return origin + max(0, int(total) - origin) // world_size * world_size
+            return origin + max(0, int(total) - origin) // step * step
         if chain.stop_batches is not None and chain.repeat is None and not self.limits_items:
             return max(0, chain.stop_batches - chain.skip_batches)
         return math.inf

@@ -1,0 +1,208 @@
+"""Optimizer steps of a fixed number of batches over all ranks: the same steps on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
+from typing import Any
+
+from trainpipes._internal.checks import flag, require, whole_number
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.errors import ConfigError
+from trainpipes.loader import Loader
+from trainpipes.look.lengths import batches_left, estimated_length, no_length
+from trainpipes.order.layout import slots_before
+from trainpipes.pipeline.chain import Pipeline
+
+
+class Step(list[Any]):
+    """This rank's batches of one optimizer step, as ``steps`` gives them.
+
+    Attributes:
+        weight: what to multiply each batch's loss by, so that the gradient that DDP or FSDP leaves, its mean
+            over the ranks, is that of the mean loss of the step's batches: ranks / batches.
+    """
+
+    def __init__(self, batches: list[Any], weight: float) -> None:
+        super().__init__(batches)
+        self.weight = weight
+        #: The number of the batch that a loop over this step has at hand; None outside of one.
+        self._at: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        for self._at, batch in enumerate(super().__iter__()):
+            yield batch
+        self._at = None
+
+    def is_last(self) -> bool:
+        """Whether the batch at hand, in a loop over this step, is its last one on this rank.
+
+        Raises:
+            ConfigError: no loop over this step is at work.
+        """
+        if self._at is None:
+            raise ConfigError(
+                "is_last() and no_sync() must be called in a loop over the step's batches, got a call "
+                "outside of one; write for batch in step: with step.no_sync(model): ..."
+            )
+        return self._at == len(self) - 1
+
+    def no_sync(self, model: Any) -> AbstractContextManager[None]:
+        """A context for the forward and the backward pass of the batch at hand: ranks exchange gradients
+        for the step's last batch only.
+
+        Args:
+            model: one in DDP or FSDP, of either kind; another one is left alone.
+
+        Raises:
+            ConfigError: no loop over this step is at work.
+        """
+        is_last = self.is_last()
+        if hasattr(model, "set_requires_gradient_sync"):  # fully_shard
+            return _exchanging(model, is_last)
+        if is_last or not hasattr(model, "no_sync"):
+            return nullcontext()
+        context: AbstractContextManager[None] = model.no_sync()
+        return context
+
+
+@contextmanager
+def _exchanging(model: Any, exchanges: bool) -> Iterator[None]:
+    model.set_requires_gradient_sync(exchanges)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+class Steps:
+    """What ``steps`` returns. Each ``iter()`` gives the steps of the loader's next pass.
+
+    Attributes:
+        loader: the ``Loader``, whose state is that after the last step given.
+        batches: batches of a step, over all ranks.
+    """
+
+    def __init__(self, loader: Loader, batches: int, uneven: bool = False) -> None:
+        way = "write steps(trainpipes.Loader(pipe), batches=...)"
+        is_pipeline = isinstance(loader, Pipeline)
+        good = isinstance(loader, Loader)
+        require(good, "steps(loader)", "a Loader", loader, way if is_pipeline else "")
+        self.loader = loader
+        self.batches = whole_number(batches, 1, "steps(batches)", "batches of a step of all ranks")
+        self.uneven = flag(uneven, "steps(uneven)")
+        self._ranks()
+
+    def _ranks(self) -> tuple[int, int]:
+        """This rank and how many there are; raises ConfigError where they cannot share a step."""
+        iteration = self.loader._iteration
+        rank, world = iteration.ranks()
+        check_step(self.batches, world, "steps(batches)", self.uneven)
+        plan = iteration.plan
+        if world > 1 and plan.chain.uneven:
+            raise ConfigError(
+                'sharding_filter(tail) must be "even" for steps, which are whole on all ranks, got "uneven"; '
+                "leave tail out"
+            )
+        if self.batches % world and plan.counts.ends_unevenly:
+            raise ConfigError(
+                f"steps(uneven) needs batches that are counted, or that have no end, got {self.batches} of "
+                f"{world} ranks: {no_length(plan)}; add .repeat(), or write batches that {world} divides"
+            )
+        return rank, world
+
+    def __iter__(self) -> Iterator[Step]:
+        rank, world = self._ranks()
+        batches = self.loader._begin_pass(self.batches)
+        begin = batches.last_item()[1] + 1
+        while True:
+            end = begin + self.batches
+            own = slots_before(end, rank, world) - slots_before(begin, rank, world)
+            step = list(islice(batches, own))
+            if not step:
+                return
+            begin = end
+            yield Step(step, world / self.batches)
+
+    def __len__(self) -> int:
+        left = batches_left(self._plan, 0)
+        if left is None:
+            raise TypeError(f"these steps have no len(): {no_length(self._plan)}")
+        return left // self.batches
+
+    def estimate_len(self) -> int:
+        """Estimate ``len()``, as ``Loader.estimate_len`` does; for learning rate schedules.
+
+        Raises:
+            TypeError: the pipeline has no end, or its rows cannot be counted.
+        """
+        return estimated_length(self._plan, 0, 1) // self.batches
+
+    @property
+    def _plan(self) -> Plan:
+        return self.loader._iteration.plan
+
+    def __repr__(self) -> str:
+        return f"steps({self.loader!r}, batches={self.batches}, uneven={self.uneven})"
+
+
+def check_step(batches: int, world: int, option: str, uneven: bool | None = None) -> None:
+    """Raise where a number of ranks cannot share the batches of a step.
+
+    Args:
+        uneven: whether ranks may take different numbers of batches; None where no option allows it.
+    """
+    if batches % world == 0 or (uneven and batches >= world):
+        return
+    below, above = batches // world * world, -(-batches // world) * world
+    fitting = " or ".join(str(number) for number in (below, above) if number)
+    ranks = [str(number) for number in range(1, batches + 1) if batches % number == 0]
+    way = f"write {fitting}, or train on {', '.join(ranks)} ranks"
+    if uneven is not None and batches > world:
+        way += f", or write uneven=True, which gives ranks {batches // world} or {batches // world + 1} each"
+    rule = f"at least the number of ranks, {world}" if uneven else f"divisible by {world} ranks"
+    raise ConfigError(f"{option} must be {rule}, got {batches}; {way}")
+
+
+def steps(loader: Loader, *, batches: int, uneven: bool = False) -> Steps:
+    """Give this rank's batches by optimizer steps that are the same on any number of ranks.
+
+    A step has ``batches`` batches over all ranks: the next ones of the pipeline's sequence. Of 8, each of 8
+    ranks gets one, each of 4 two, and a single one all. So a run that goes on with another number of ranks
+    stays the same run: the same batches in each step, and the same losses within rounding:
+
+        for step in trainpipes.steps(loader, batches=8):
+            for batch in step:
+                with step.no_sync(model):
+                    loss = compute_loss(model, batch) * step.weight
+                    loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            save({"loader": loader.full_state_dict(), ...})
+
+    The state is the loader's, after the last step given. A pass ends with its last whole step; where batches
+    are not counted, with the last one before a shard has none left, on one rank, too. Steps begin where the
+    loader stands: after a change of ``batches`` in a run, with the batch that is due.
+
+    All batches of a step are held at once.
+
+    Args:
+        loader: a ``Loader``, on all ranks.
+        batches: batches of a step over all ranks; a multiple of the number of ranks.
+        uneven: whether ranks that do not divide ``batches`` are given different numbers of them. Only where
+            batches are counted, or have no end.
+
+    Returns:
+        Iterable of ``Step``: each a list of batches with ``weight`` and ``no_sync``. ``len()`` is the number
+        of steps of a pass, where it is known.
+
+    Raises:
+        ConfigError: the ranks cannot share ``batches``, or the pipeline's tail is uneven.
+
+    >>> import trainpipes as tp
+    >>> loader = tp.Loader(tp.from_dataset(range(10)).batch(1))
+    >>> list(tp.steps(loader, batches=4))
+    [[[0], [1], [2], [3]], [[4], [5], [6], [7]]]
+    """
+    return Steps(loader, batches, uneven)
