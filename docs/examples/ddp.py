@@ -51,8 +51,6 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    accumulate = GLOBAL_BATCH // (MICRO_BATCH * ranks)  # micro-batches of a rank in a step
-    assert accumulate * MICRO_BATCH * ranks == GLOBAL_BATCH, f"{ranks} ranks do not divide a step"
 
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Embedding(258, 32), nn.Linear(32, 258))  # put your model here
@@ -60,25 +58,24 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loader = tp.Loader(pipeline(args.files))
 
-    step = 0
+    done = 0
     if args.checkpoint.exists():
         saved = torch.load(args.checkpoint, map_location=device, weights_only=True)
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["loader"])
-        step = saved["step"]
+        done = saved["step"]
 
-    batches = iter(loader)
-    while step < args.steps:
-        step += 1
-        for number in range(accumulate):
-            batch = next(batches)
+    left = range(done + 1, args.steps + 1)
+    steps = tp.steps(loader, batches=GLOBAL_BATCH // MICRO_BATCH)
+    for step, batches in zip(left, steps, strict=False):
+        for batch in batches:
             print(f"step {step}, rank {rank} of {ranks}: {digest(batch)}", flush=True)
-            with model.no_sync() if number < accumulate - 1 else torch.enable_grad():
+            with batches.no_sync(model):
                 ids, mask = batch["input_ids"].to(device), batch["attention_mask"].to(device)
                 labels = ids[:, 1:].masked_fill(mask[:, 1:] == 0, -100)
                 loss = cross_entropy(model(ids[:, :-1]).flatten(0, 1), labels.flatten())
-                (loss / accumulate).backward()
+                (loss * batches.weight).backward()
         optimizer.step()
         optimizer.zero_grad()
 

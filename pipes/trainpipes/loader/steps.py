@@ -11,7 +11,6 @@ from trainpipes._internal.checks import flag, require, whole_number
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.loader import Loader
-from trainpipes.look.lengths import batches_left, estimated_length, no_length
 from trainpipes.order.layout import slots_before
 from trainpipes.pipeline.chain import Pipeline
 
@@ -106,6 +105,8 @@ class Steps:
                 "leave tail out"
             )
         if self.batches % world and plan.counts.ends_unevenly:
+            from trainpipes.look.lengths import no_length
+
             raise ConfigError(
                 f"steps(uneven) needs batches that are counted, or that have no end, got {self.batches} of "
                 f"{world} ranks: {no_length(plan)}; add .repeat(), or write batches that {world} divides"
@@ -126,6 +127,8 @@ class Steps:
             yield Step(step, world / self.batches)
 
     def __len__(self) -> int:
+        from trainpipes.look.lengths import batches_left, no_length
+
         left = batches_left(self._plan, 0)
         if left is None:
             raise TypeError(f"these steps have no len(): {no_length(self._plan)}")
@@ -137,6 +140,8 @@ class Steps:
         Raises:
             TypeError: the pipeline has no end, or its rows cannot be counted.
         """
+        from trainpipes.look.lengths import estimated_length
+
         return estimated_length(self._plan, 0, 1) // self.batches
 
     @property
