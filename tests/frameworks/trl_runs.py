@@ -290,6 +290,7 @@ def other_prompts(folder: str) -> list[str]:
     held_out = {"eval_dataset": prompts()}
     for data, more in [
         (rows, {}), (prompts(1), {}), (prompts(2, 8), {}), (batches("sft"), {}), (prompts(), held_out),
+        (prompts(), {"global_batches": 4}),
         (Dataset.from_list(prompt_rows()), {}),
     ]:  # fmt: skip
         try:

@@ -15,6 +15,7 @@ from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
 from trainpipes.errors import ConfigError
 from trainpipes.loader import Loader
+from trainpipes.loader.steps import take_steps
 from trainpipes.look.lengths import batches_left, no_length
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.stages.device import map_tensors
@@ -30,7 +31,12 @@ __all__ = ["AccelerateLoader", "loader"]
 
 
 def loader(
-    pipe: Pipeline, accelerator: Accelerator, *, allow_changes: Collection[str] = (), **options: Any
+    pipe: Pipeline,
+    accelerator: Accelerator,
+    *,
+    allow_changes: Collection[str] = (),
+    global_batches: int | None = None,
+    **options: Any,
 ) -> AccelerateLoader:
     """A loader for a training loop of Accelerate:
 
@@ -48,17 +54,25 @@ def loader(
         pipe: makes batches.
         accelerator: the ``Accelerator``.
         allow_changes: what may differ from the pipeline that was saved, as for ``Loader.load_state_dict``.
+        global_batches: batches of an optimizer step over all processes, for training: sets the accelerator's
+            gradient_accumulation_steps, and each epoch has whole steps. A run is the same on any number of
+            processes that divides it.
         options: of ``trainpipes.Loader``.
 
     Raises:
-        ConfigError: ``pipe`` makes no batches, ``Loader`` has no such option, or other processes read the
-            pipeline than the accelerator has.
+        ConfigError: ``pipe`` makes no batches, ``Loader`` has no such option, other processes read the
+            pipeline than the accelerator has, or they cannot share ``global_batches``.
     """
     good, way = isinstance(accelerator, Accelerator), "write loader(pipe, accelerator)"
     require(good, "loader(accelerator)", "an accelerate.Accelerator", accelerator, way)
     if isinstance(pipe, Pipeline):
         pipe._need_batches("loader(pipe)")
     made = AccelerateLoader(Loader(pipe, **options), accelerator, allow_changes)
+    if global_batches is not None:
+        before, option = accelerator.gradient_accumulation_steps, "gradient_accumulation_steps"
+        accelerator.gradient_accumulation_steps = take_steps(
+            made.loader, global_batches, option, before
+        )
     accelerator.register_for_checkpointing(made)
     return made
 

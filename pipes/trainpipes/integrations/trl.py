@@ -169,6 +169,10 @@ class PromptsMixin(PipelineTrainerMixin):
             train_dataset._need_batches("train_dataset", way)
             shown = Dataset.from_list([{"prompt": ""}])
             shown.pipeline = train_dataset
+        if options.get("global_batches") is not None:
+            rule = "left out where generations are used for several steps"
+            way = "give steps_per_generation and per_device_train_batch_size"
+            raise wrong("global_batches", rule, options["global_batches"], way)
         trainer: Any = super()
         trainer.__init__(*arguments, train_dataset=shown, **options)
         if isinstance(train_dataset, Pipeline):

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
-from trainpipes._internal.checks import flag, require, whole_number
+from trainpipes._internal.checks import flag, require, whole_number, wrong
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.loader import Loader
@@ -94,24 +94,7 @@ class Steps:
         self._ranks()
 
     def _ranks(self) -> tuple[int, int]:
-        """This rank and how many there are; raises ConfigError where they cannot share a step."""
-        iteration = self.loader._iteration
-        rank, world = iteration.ranks()
-        check_step(self.batches, world, "steps(batches)", self.uneven)
-        plan = iteration.plan
-        if world > 1 and plan.chain.uneven:
-            raise ConfigError(
-                'sharding_filter(tail) must be "even" for steps, which are whole on all ranks, got "uneven"; '
-                "leave tail out"
-            )
-        if self.batches % world and plan.counts.ends_unevenly:
-            from trainpipes.look.lengths import no_length
-
-            raise ConfigError(
-                f"steps(uneven) needs batches that are counted, or that have no end, got {self.batches} of "
-                f"{world} ranks: {no_length(plan)}; add .repeat(), or write batches that {world} divides"
-            )
-        return rank, world
+        return sharing(self.loader, self.batches, "steps(batches)", self.uneven)
 
     def __iter__(self) -> Iterator[Step]:
         rank, world = self._ranks()
@@ -152,22 +135,61 @@ class Steps:
         return f"steps({self.loader!r}, batches={self.batches}, uneven={self.uneven})"
 
 
-def check_step(batches: int, world: int, option: str, uneven: bool | None = None) -> None:
-    """Raise where a number of ranks cannot share the batches of a step.
+def sharing(
+    loader: Loader, batches: int, option: str, uneven: bool | None = None
+) -> tuple[int, int]:
+    """This rank and how many there are; raises ConfigError where they cannot share steps of so many batches.
 
     Args:
-        uneven: whether ranks may take different numbers of batches; None where no option allows it.
+        uneven: whether ranks may take different numbers of them; None where no option allows it.
     """
-    if batches % world == 0 or (uneven and batches >= world):
-        return
-    below, above = batches // world * world, -(-batches // world) * world
-    fitting = " or ".join(str(number) for number in (below, above) if number)
-    ranks = [str(number) for number in range(1, batches + 1) if batches % number == 0]
-    way = f"write {fitting}, or train on {', '.join(ranks)} ranks"
-    if uneven is not None and batches > world:
-        way += f", or write uneven=True, which gives ranks {batches // world} or {batches // world + 1} each"
-    rule = f"at least the number of ranks, {world}" if uneven else f"divisible by {world} ranks"
-    raise ConfigError(f"{option} must be {rule}, got {batches}; {way}")
+    rank, world = loader._iteration.ranks()
+    plan = loader._iteration.plan
+    if world > 1 and plan.chain.uneven:
+        raise ConfigError(
+            'sharding_filter(tail) must be "even" for steps, which are whole on all ranks, got "uneven"; '
+            "leave tail out"
+        )
+    if batches % world == 0:
+        return rank, world
+    if not uneven or batches < world:
+        fitting = [
+            number for number in (batches // world * world, -(-batches // world) * world) if number
+        ]
+        way = f"write {' or '.join(map(str, fitting))}, or train on "
+        way += ", ".join(str(n) for n in range(1, batches + 1) if batches % n == 0) + " ranks"
+        if uneven is False and batches > world:
+            few = batches // world
+            way += f", or write uneven=True, which gives ranks {few} or {few + 1} each"
+        rule = f"at least the number of ranks, {world}" if uneven else f"divisible by {world} ranks"
+        raise wrong(option, rule, batches, way)
+    if plan.counts.ends_unevenly:
+        from trainpipes.look.lengths import no_length
+
+        raise ConfigError(
+            f"steps(uneven) needs batches that are counted, or that have no end, got {batches} of "
+            f"{world} ranks: {no_length(plan)}; add .repeat(), or write batches that {world} divides"
+        )
+    return rank, world
+
+
+def take_steps(loader: Loader, global_batches: Any, option: str, accumulated: int) -> int:
+    """Let all passes of a loader have whole steps of so many batches over all ranks, as a trainer takes them.
+
+    Args:
+        option: of the trainer, which says how many batches a rank accumulates.
+        accumulated: its value; 1 if it was left out.
+
+    Returns:
+        What the option is to be.
+    """
+    batches = whole_number(global_batches, 1, "global_batches", "batches of a step of all ranks")
+    world = sharing(loader, batches, "global_batches")[1]
+    own = batches // world
+    rule = f"{own} for global_batches={batches} on {world} ranks"
+    require(accumulated in (1, own), option, rule, accumulated, "leave it out")
+    loader._step = batches
+    return own
 
 
 def steps(loader: Loader, *, batches: int, uneven: bool = False) -> Steps:

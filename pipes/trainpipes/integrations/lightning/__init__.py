@@ -50,10 +50,14 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         state_timeout: seconds that a rank waits for the others when a checkpoint is saved; only for pipelines
             that are not counted.
         allow_changes: what may differ from the run that saved, as for ``Loader.load_state_dict``.
+        global_batches: batches of an optimizer step over all ranks: sets the trainer's
+            ``accumulate_grad_batches``, and each epoch has whole steps. A run is the same on any number of
+            ranks that divides it.
         **options: of each ``Loader``: ``num_workers``, ``threads``, ``pin_memory`` and so on.
 
     Raises:
-        ConfigError: an argument is no pipeline, or ``Loader`` has no such option.
+        ConfigError: an argument is no pipeline, ``Loader`` has no such option, or the ranks cannot share
+            ``global_batches``.
 
     >>> import trainpipes as tp
     >>> from trainpipes.integrations.lightning import PipelineDataModule
@@ -71,12 +75,14 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         *,
         state_timeout: float = TIMEOUT,
         allow_changes: Collection[str] = (),
+        global_batches: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         self.train, self.val, self.test, self.predict = train, val, test, predict
         self.state_timeout = state_timeout
         self.allow_changes = allow_changes
+        self.global_batches = global_batches
         self.options = options
         #: A rank may have nothing left to validate.
         self.allow_zero_length_dataloader_with_multiple_devices = True
@@ -95,7 +101,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         if self.trainer is None:
             return combined
         for loader in combined.flattened:
-            loader.follow(self.trainer)
+            loader.follow(self.trainer, self.global_batches)
         if self._to_load is not None:
             states, self._to_load = self._to_load, None
             states = states if isinstance(states, list) else [states]

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.strategies import DeepSpeedStrategy
+
 from trainpipes._internal.checks import require
 from trainpipes._internal.messages import warn_once
 from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
+from trainpipes.loader.steps import take_steps
 from trainpipes.look.lengths import batches_left, ends_apart
 
 #: States that are kept: Lightning fetches one batch ahead, and training on one more may fail.
@@ -75,13 +79,33 @@ class TrainingLoader:
         current = self._batches.current
         return bool(self._batches.is_last_batch) and current.processed == current.ready > 0
 
-    def follow(self, trainer: Any) -> None:
-        """Go by what a trainer counts, from here on."""
+    def follow(self, trainer: Any, global_batches: int | None = None) -> None:
+        """Go by what a trainer counts, from here on; its steps have so many batches over all ranks."""
         self._settle()
+        if global_batches is not None:
+            self._take_steps(trainer, global_batches)
         self._trainer, epochs = trainer, trainer.fit_loop.epoch_progress.total
         # With ``max_steps`` Lightning would take one more batch for an epoch that had ended.
         ended = self._batches.is_last_batch and epochs.processed == epochs.started
         self._nothing_left = bool(ended and trainer.fit_loop.restarting)
+
+    def _take_steps(self, trainer: Any, global_batches: int) -> None:
+        option, way = "accumulate_grad_batches", "leave the GradientAccumulationScheduler out"
+        changes = any(isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks)
+        rule = f"as global_batches={global_batches} sets it"
+        require(not changes, option, rule, "one that changes", way)
+        before = trainer.accumulate_grad_batches
+        own = take_steps(self.loader, global_batches, option, before)
+        way = f"write Trainer(accumulate_grad_batches={own}), which DeepSpeed reads first"
+        good = own == before or not isinstance(trainer.strategy, DeepSpeedStrategy)
+        require(good, option, f"{own} for global_batches={global_batches}", before, way)
+        limit, rule = (
+            trainer.limit_train_batches,
+            f"divisible by the {own} batches of a step on a rank",
+        )
+        good = isinstance(limit, float) or limit % own == 0
+        require(good, "limit_train_batches", rule, limit)
+        trainer.accumulate_grad_batches = own
 
     def resume(self, state: dict[str, Any], allow_changes: Collection[str]) -> None:
         self.loader.load_state_dict(state, allow_changes=allow_changes)
@@ -92,12 +116,18 @@ class TrainingLoader:
         """Have Lightning count the batches taken before a resume as this number of ranks would have taken
         them, so that those left complete the epoch.
         """
-        iteration, taken = iteration_of(self.loader), iteration_of(self.loader).upcoming().m
-        left = batches_left(iteration.plan, taken)
-        if left is None or not self._trainer.fit_loop.restarting or not (taken or self._at_end):
+        iteration, step = iteration_of(self.loader), self.loader._step
+        taken, world, current = iteration.upcoming().m, iteration.ranks()[1], self._batches.current
+        left = batches_left(iteration.plan, taken, step)
+        known = left is not None or step > 0
+        if not (known and self._trainer.fit_loop.restarting and (taken or self._at_end)):
             return
-        done = len(self) - (left // iteration.ranks()[1] if taken else 0)
-        current = self._batches.current
+        if left is not None:
+            done = len(self) - (left // world if taken else 0)
+        elif self._endless:  # where Lightning's epoch began is not known
+            done = current.processed // (step // world) * (step // world)
+        else:
+            done = taken // world if taken else current.processed
         more = done - current.processed
         for event in ("ready", "started", "processed", "completed"):
             setattr(current, event, getattr(current, event) + more)

@@ -18,6 +18,7 @@ from trainpipes._internal.messages import warn_once
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
+from trainpipes.loader.steps import take_steps
 from trainpipes.look.lengths import estimated_length, no_length
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.stages.device import Pin, To
@@ -53,20 +54,33 @@ class PipelineTrainerMixin(Base):
     batch, on any number of ranks. A checkpoint without a position is refused; ``ignore_data_skip=True``
     loads its weights, and starts the data at an epoch's beginning.
 
+    Args:
+        global_batches: batches of an optimizer step over all ranks: sets ``gradient_accumulation_steps``, and
+            each epoch has whole steps. A run is the same on any number of ranks that divides it.
+        *arguments: of the Trainer.
+        **options: of the Trainer.
+
     Raises:
         ConfigError: at the start, if arguments contradict the pipeline.
         StateError: on a resume, if the checkpoint has no position, or one that does not fit.
     """
 
     _resumes_from: str | None = None
+    _global_batches: int | None = None
     #: While it trains.
     _training: loaders.TrainingLoader | None = None
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, global_batches: int | None = None, **options: Any) -> None:
         given = inspect.signature(super().__init__).bind_partial(*arguments, **options)
         _check_given({**given.arguments, **given.kwargs})
         super().__init__(*arguments, **options)
         self.callback_handler.callbacks.insert(0, loaders.NotePosition())  # others read the epoch
+        self._global_batches = global_batches
+        if global_batches is not None:
+            pipe = self.train_dataset
+            way = "leave global_batches out, or give train_dataset=pipe"
+            require(_makes_batches(pipe), "train_dataset", "a pipeline of batches", pipe, way)
+            self._take_steps(Loader(pipe))
 
     # Training
 
@@ -89,7 +103,18 @@ class PipelineTrainerMixin(Base):
             return super().get_train_dataloader()
         self._check(self.train_dataset)
         loader = self._loader(self.train_dataset, self.args.dataloader_persistent_workers)
+        self._take_steps(loader)
         return loaders.TrainingLoader(loader, self._accepted, self._times())
+
+    def _take_steps(self, loader: Loader) -> None:
+        if self._global_batches is not None:
+            args, option = self.args, "gradient_accumulation_steps"
+            before = args.gradient_accumulation_steps
+            own = take_steps(loader, self._global_batches, option, before)
+            way = f"write TrainingArguments(gradient_accumulation_steps={own}), which DeepSpeed reads first"
+            rule = f"{own} for global_batches={self._global_batches}"
+            require(own == before or not args.deepspeed, option, rule, before, way)
+            args.gradient_accumulation_steps = own
 
     def _times(self) -> int:
         """How often training takes each batch, one time after the other."""

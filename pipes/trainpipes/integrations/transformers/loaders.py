@@ -129,7 +129,7 @@ class TrainingLoader:
 
     def _left(self, state: dict[str, Any], given: int) -> int | None:
         """Batches that this rank has yet to get in the epoch of a state."""
-        left = batches_left(plan_of(self.loader), state["batches"])
+        left = batches_left(plan_of(self.loader), state["batches"], self.loader._step)
         if left is None:
             return None
         return left // iteration_of(self.loader).ranks()[1] * self.times - given
