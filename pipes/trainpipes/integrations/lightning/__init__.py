@@ -13,7 +13,6 @@ from typing import Any
 from trainpipes._internal.checks import need, require, wrong
 from trainpipes.errors import StateError
 from trainpipes.errors.text import shown
-from trainpipes.integrations.lightning.loaders import EvaluationLoader, TrainingLoader
 from trainpipes.loader import Loader
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.state.merge import TIMEOUT
@@ -28,6 +27,11 @@ from lightning.pytorch.strategies import (  # noqa: E402
 )
 from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 from lightning.pytorch.utilities.combined_loader import CombinedLoader  # noqa: E402
+
+from trainpipes.integrations.lightning.loaders import (  # noqa: E402
+    EvaluationLoader,
+    TrainingLoader,
+)
 
 __all__ = ["PipelineDataModule"]
 
