@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 import trainpipes as tp
 import trainpipes_recipes
 from trainpipes import errors, samplers
@@ -44,7 +46,7 @@ FUNCTIONS = (
 def pages() -> Iterator[tuple[str, str, str]]:
     """File name, title and text of each page."""
     methods = {n: m for n, m in inspect.getmembers(Pipeline, callable) if not n.startswith("_")}
-    inherited = set(dir(Pipeline.__mro__[1]))
+    inherited = set(dir(IterableDataset))
     stages = {n: m for n, m in methods.items() if m.__module__.startswith("trainpipes.stages")}
     own = {
         name: method

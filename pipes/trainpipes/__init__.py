@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from trainpipes.look.profiling.profile import profile as profile
     from trainpipes.look.show import show as show
     from trainpipes.pipeline import Pipeline as Pipeline
+    from trainpipes.pipeline.recipe import recipe as recipe
     from trainpipes.pipeline.starts import concat as concat
     from trainpipes.pipeline.starts import from_arrow as from_arrow
     from trainpipes.pipeline.starts import from_dataset as from_dataset
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
     from trainpipes.pipeline.starts import read_text as read_text
     from trainpipes.pipeline.starts import read_webdataset as read_webdataset
     from trainpipes.pipeline.starts import zip as zip
-    from trainpipes.recipe_registry import recipe as recipe
     from trainpipes.recipe_registry import recipes as recipes
     from trainpipes.sources.files.format import Format as Format
     from trainpipes.sources.files.format import Layout as Layout
@@ -94,7 +94,8 @@ _NAMES = {
     "look.profiling.profile": "profile",
     "look.show": "show",
     "pipeline": "Pipeline",
-    "recipe_registry": "recipe recipes",
+    "pipeline.recipe": "recipe",
+    "recipe_registry": "recipes",
     "sources.files.format": "Format Layout",
     "filesystems.retry": "Retry",
     "pipeline.starts": (

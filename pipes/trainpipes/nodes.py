@@ -33,9 +33,9 @@ from trainpipes.engine.iterating.consumer import Consumer, RunOptions
 from trainpipes.engine.iterating.lookahead import items_to_give
 from trainpipes.engine.planning.migrate import position_of
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage import Stage, stage_classes
 from trainpipes.interfaces.stage_kinds import ReadingSource, Source
-from trainpipes.pipeline.starts import stage_classes
+from trainpipes.pipeline import starts as starts  # enters the classes of all stages
 from trainpipes.sources.memory.foreign_node import FromNode, NodeStream
 from trainpipes.state.format import Position
 

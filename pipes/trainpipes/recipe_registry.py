@@ -1,4 +1,4 @@
-"""``recipe``: prebuilt pipelines by name; ``recipes``: which there are.
+"""``recipes``: which prebuilt pipelines there are.
 
 A recipe is a function, an entry point of ``trainpipes.recipes``, that returns a ``Pipeline``.
 """
@@ -9,18 +9,14 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from trainpipes._internal.checks import copied, flag
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.table import WIDTH, table
 from trainpipes.errors import ConfigError
 from trainpipes.errors.text import shown
-from trainpipes.interfaces.options import in_our_words
-from trainpipes.pipeline.chain import Pipeline
 
 #: The entry point group in which packages offer recipes.
 GROUP = "trainpipes.recipes"
@@ -69,39 +65,6 @@ class RecipeTable(tuple[RecipeSummary, ...]):
         rows = [(one.name, one.summary, ", ".join(one.options)) for one in self]
         pairs = [pair for name, *texts in rows for pair in zip((name, ""), texts, strict=True)]
         return table([pair for pair in pairs if pair[1]], WIDTH)
-
-
-def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
-    """The pipeline of a recipe that is installed; ``recipes()`` lists them.
-
-    Args:
-        name: of the recipe: "sft", "seq2seq", or one that another package offers.
-        arguments: the recipe's first options, in its order: the files, as a rule.
-        options: the recipe's own, by name.
-
-    Raises:
-        ConfigError: no recipe has that name, it cannot be imported, or it does not take these
-            options.
-
-    >>> import trainpipes as tp
-    >>> sums = tp.from_dataset([{"question": "1 + 1?", "answer": "2"}] * 8)
-    >>> batch, *_ = tp.recipe("sft", sums, tokenizer="bytes", batch_size=4)
-    >>> batch["input_ids"].shape
-    torch.Size([4, 8])
-    """
-    build, options = recipe_function(name), copied(options)
-    given = _bound(name, inspect.signature(build), arguments, options)
-    ours = build.__module__.startswith("trainpipes_recipes.")
-    with in_our_words(f"recipe {name}", given) if ours else nullcontext():
-        pipeline = build(*arguments, **options)
-    if not isinstance(pipeline, Pipeline):
-        raise ConfigError(
-            f"recipe {name!r} must return a trainpipes Pipeline, got {type(pipeline).__name__} from "
-            f"{build.__module__}.{build.__qualname__}"
-        )
-    made = Pipeline(pipeline._stages, pipeline._ranks, pipeline._members)
-    made._recipe = name, copied(given), len(made._stages)  # for to_yaml()
-    return made
 
 
 def recipes() -> RecipeTable:
@@ -158,29 +121,6 @@ def _installed() -> dict[str, list[EntryPoint]]:
         # A source tree and an installed copy of it may both be on the path.
         found.setdefault(point.name, {}).setdefault(point.value, point)
     return {name: list(found[name].values()) for name in sorted(found)}
-
-
-def _bound(
-    name: str, signature: inspect.Signature, arguments: tuple[Any, ...], options: dict[str, Any]
-) -> dict[str, Any]:
-    """The options that a recipe is given, by name; raises unless it takes them."""
-    known = signature.parameters
-    plain = [one.replace(annotation=one.empty) for one in known.values()]
-    takes = f"it is {name}{inspect.Signature(plain)}"
-    rest = next((one.name for one in plain if one.kind is one.VAR_KEYWORD), None)
-    for option in options:
-        if option not in known and rest is None:
-            hint = nearest(option, list(known))
-            raise ConfigError(f"recipe {name!r} has no option {option!r}{hint}; {takes}")
-    try:
-        given = signature.bind(*arguments, **options).arguments
-    except TypeError as error:
-        raise ConfigError(f"recipe {name!r}: {error}; {takes}") from None
-    for option, value in given.items():
-        if known[option].annotation in (bool, "bool"):
-            flag(value, f"{name}({option})")
-    more: dict[str, Any] = given.pop(rest or "", {})
-    return given | more
 
 
 def _summary(name: str) -> RecipeSummary:

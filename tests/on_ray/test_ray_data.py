@@ -11,8 +11,8 @@ import pytest
 import ray
 
 import trainpipes as tp
-from trainpipes.integrations.ray_data import PipelineDatasource
 from trainpipes.writers.epoch_rows import EpochRows
+from trainpipes.writers.ray_dataset import PipelineDatasource
 
 pytestmark = [
     pytest.mark.usefixtures("cluster"),

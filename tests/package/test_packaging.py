@@ -130,9 +130,9 @@ def test_importing_brings_nothing_that_takes_its_time() -> None:
 
 INTEGRATIONS = {
     "accelerate": ["accelerate.py"],
-    "hf": ["datasets.py", "transformers/__init__.py"],
+    "hf": ["../writers/hf_dataset.py", "transformers/__init__.py"],
     "lightning": ["lightning/__init__.py"],
-    "ray": ["ray.py", "ray_data.py"],
+    "ray": ["ray.py", "../writers/ray_dataset.py"],
     "transformers": ["transformers/__init__.py"],
     "trl": ["trl.py", "transformers/__init__.py"],
 }

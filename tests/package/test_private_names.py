@@ -474,13 +474,13 @@ OVERRIDDEN = (
 ASKED = "_BaseExamplesIterable _ex_iterable ex_iterable _state_dict shift_rngs _sleep_on_threads_shutdown"
 
 
-@private("datasets", f"{OVERRIDDEN} {ASKED}", "datasets.py")
+@private("datasets", f"{OVERRIDDEN} {ASKED}", "hf_dataset.py")
 def test_a_source_of_datasets_has_what_is_overridden() -> None:
     """Pipe.to_hf() is a source of datasets, with a state."""
     import datasets
     from datasets.iterable_dataset import _BaseExamplesIterable
 
-    from trainpipes.integrations.datasets import pipeline_of
+    from trainpipes.writers.hf_dataset import pipeline_of
 
     for name in OVERRIDDEN.split():
         assert hasattr(_BaseExamplesIterable, name), name

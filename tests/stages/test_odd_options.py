@@ -19,7 +19,7 @@ import trainpipes as tp
 from every_stage import ENDLESS, FINITE
 from odd_values import ODD as VALUES
 from odd_values import said_well
-from trainpipes.pipeline.starts import stage_classes
+from trainpipes.interfaces.stage import stage_classes
 
 
 def rows() -> tp.Pipeline:

@@ -8,8 +8,8 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any
 
 import pyarrow as pa
 import torch
@@ -18,27 +18,11 @@ from trainpipes._internal.checks import need
 from trainpipes._internal.messages import nearest
 from trainpipes.errors import ConfigError
 from trainpipes.errors.text import shown
+from trainpipes.interfaces.yaml_values import SCALARS, STANDARD, arrow_schema, with_scalars
 from trainpipes.stages.quarantine import Quarantine
 
 #: Bytes of a document, values in it (those of aliases counted wherever they are used), and levels, at most.
 LARGEST, MOST, DEEPEST = 1 << 20, 100_000, 64
-#: How the names of YAML's own tags begin.
-STANDARD = "tag:yaml.org,2002:"
-
-#: YAML 1.2's core schema: `yes` and `12:30` are text, `1e-4` is a float, `010` is ten.
-SCALARS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "null": (r"~|null|Null|NULL|", lambda _: None),
-    "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
-    "int": (
-        r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
-        lambda text: int(text, 0 if text[:2] in ("0o", "0x") else 10),
-    ),
-    "float": (
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        lambda text: float(text.lower().replace(".inf", "inf").replace(".nan", "nan")),
-    ),
-}
 _OF_YAML = ("!!map", "!!seq", "!!str", *(f"!!{name}" for name in SCALARS))
 TAGS = ("!function", "!pipeline")
 
@@ -61,14 +45,6 @@ class Node:
         if isinstance(value, dict):
             return cls({key: cls.of(one) for key, one in value.items()})
         return cls([cls.of(one) for one in value] if isinstance(value, list | tuple) else value)
-
-
-def with_scalars(kind: Any, **members: Any) -> Any:
-    """PyYAML's loader or dumper, which takes for numbers, bools and null what ``SCALARS`` says, too."""
-    made: Any = type(kind.__name__, (kind,), members)
-    for name, (rule, _) in SCALARS.items():
-        made.add_implicit_resolver(f"{STANDARD}{name}", re.compile(rf"(?:{rule})\Z"), None)
-    return made
 
 
 @dataclass
@@ -202,20 +178,6 @@ def joined(path: str, name: Any) -> str:
 # What options are made of
 
 
-def declared_kinds(make: Any) -> dict[str, list[Any]]:
-    """The types of each option, without what these hold: ``[Sequence, NoneType]``."""
-    try:
-        types = get_type_hints(make)
-    except Exception:  # of types that are only there for type checkers
-        return {}
-    found = {}
-    for name, declared in types.items():
-        union = get_origin(declared) in (Union, UnionType)
-        parts = get_args(declared) if union else (declared,)
-        found[name] = [get_origin(one) or one for one in parts]
-    return found
-
-
 def is_name(text: str) -> bool:
     name = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
     return re.fullmatch(f"{name}:{name}", text) is not None
@@ -243,30 +205,6 @@ def _dtype(name: Any) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise ValueError(f"a dtype must be one of torch such as float32, got {shown(name)}")
     return found
-
-
-def _arrow_type(text: Any) -> pa.DataType:
-    inner = re.fullmatch(r"list<(?:item: )?(.{1,200})>", str(text))
-    if inner is not None:
-        return pa.list_(_arrow_type(inner[1]))
-    try:
-        return pa.type_for_alias(str(text))
-    except ValueError:
-        rule = "an Arrow type must be int64, string, timestamp[us], list<int32> or the like"
-        raise ValueError(f"{rule}, got {shown(text)}") from None
-
-
-def arrow_schema(value: Any) -> pa.Schema:
-    """The schema of a mapping of names to types as text; raises ValueError.
-
-    >>> arrow_schema({"x": "list<list<int32>>"})
-    x: list<item: list<item: int32>>
-      child 0, item: list<item: int32>
-          child 0, item: int32
-    """
-    if not isinstance(value, dict):
-        raise ValueError(f"a schema must be a mapping such as {{x: int64}}, got {shown(value)}")
-    return pa.schema([(str(name), _arrow_type(kind)) for name, kind in value.items()])
 
 
 #: What the value of an option of such a type is made of.

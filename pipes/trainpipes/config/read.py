@@ -14,11 +14,13 @@ from trainpipes.config import document
 from trainpipes.config.document import Document, Node, expanded, joined, path_steps, resolved
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.errors.text import shown
-from trainpipes.interfaces.stage import Stage, snake_case
+from trainpipes.interfaces.stage import Stage, snake_case, stage_classes
 from trainpipes.interfaces.stage_kinds import ReadingSource, Source
+from trainpipes.interfaces.yaml_values import declared_kinds
 from trainpipes.pipeline import starts
 from trainpipes.pipeline.chain import Pipeline
-from trainpipes.recipe_registry import recipe, recipe_function
+from trainpipes.pipeline.recipe import recipe
+from trainpipes.recipe_registry import recipe_function
 from trainpipes.stages.quarantine import Quarantine
 
 _KEYS = ("recipe", "options", "stages")
@@ -169,7 +171,7 @@ class Reader(Document):
         return name, kind, options
 
     def _stage_class(self, name: str, node: Node, path: str) -> type[Stage]:
-        known = starts.stage_classes()
+        known = stage_classes()
         if name in known:
             return known[name]
         if not document.is_name(name):
@@ -191,7 +193,7 @@ class Reader(Document):
         prefix: str,
     ) -> Pipeline:
         """What a stage or a recipe makes of its options; an error says where they stand."""
-        kinds, options = document.declared_kinds(kind), {}
+        kinds, options = declared_kinds(kind), {}
         for name, one in nodes.items():
             at = joined(prefix, name)
             way = "tp.load(path, storage_options=...), so that credentials are in no file"

@@ -13,6 +13,7 @@ import torch
 from trainpipes._internal.checks import need, require
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
+from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError
 from trainpipes.loader import Loader
 from trainpipes.loader.steps import take_steps
@@ -65,7 +66,7 @@ def loader(
     """
     good, way = isinstance(accelerator, Accelerator), "write loader(pipe, accelerator)"
     require(good, "loader(accelerator)", "an accelerate.Accelerator", accelerator, way)
-    if isinstance(pipe, Pipeline):
+    if isinstance(pipe, Record):
         pipe._need_batches("loader(pipe)")
     made = AccelerateLoader(Loader(pipe, **options), accelerator, allow_changes)
     if global_batches is not None:

@@ -13,8 +13,8 @@ import torch
 from torch.nn.functional import pad
 
 from trainpipes._internal.checks import need, require, wrong
+from trainpipes.engine.record import Record
 from trainpipes.integrations.transformers import PipelineTrainerMixin
-from trainpipes.pipeline.chain import Pipeline
 
 need("trl", "trainpipes.integrations.trl")
 need("datasets", "trainpipes.integrations.trl")
@@ -22,7 +22,7 @@ need("datasets", "trainpipes.integrations.trl")
 import trl  # noqa: E402
 from datasets import Dataset, IterableDataset  # noqa: E402
 
-from trainpipes.integrations.datasets import pipeline_of  # noqa: E402
+from trainpipes.writers.hf_dataset import pipeline_of  # noqa: E402
 
 __all__ = [
     "DPOTrainer", "GRPOTrainer", "PipelineDatasetsMixin", "PromptsMixin", "RLOOTrainer", "SFTTrainer",
@@ -38,7 +38,7 @@ CONTRADICTING = {
 }
 
 
-def _pipeline(dataset: Any) -> Pipeline | None:
+def _pipeline(dataset: Any) -> Record | None:
     """What a dataset of one row stands for."""
     return getattr(dataset, "pipeline", None) if isinstance(dataset, IterableDataset) else None
 
@@ -79,7 +79,7 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         """What TRL looks at in place of a pipeline, or of each in a dict."""
         if isinstance(dataset, dict):
             return {key: self._shown(name, one) for key, one in dataset.items()}
-        if not isinstance(dataset, Pipeline):
+        if not isinstance(dataset, Record):
             return dataset
         way = f"write {name}=tp.recipe({self.recipe!r}, pipe, tokenizer)"
         dataset._need_batches(name, way)
@@ -159,12 +159,12 @@ class PromptsMixin(PipelineTrainerMixin):
     def __init__(self, *arguments: Any, train_dataset: Any = None, **options: Any) -> None:
         held_out = options.get("eval_dataset")
         for one in held_out.values() if isinstance(held_out, dict) else [held_out]:
-            if isinstance(one, Pipeline):
+            if isinstance(one, Record):
                 raise wrong(
                     "eval_dataset", "a datasets.Dataset", one, "write Dataset.from_list(list(rows))"
                 )
         shown: Any = train_dataset
-        if isinstance(train_dataset, Pipeline):
+        if isinstance(train_dataset, Record):
             way = 'write train_dataset=tp.recipe("prompts", pipe, batch_size=..., num_generations=...)'
             train_dataset._need_batches("train_dataset", way)
             shown = Dataset.from_list([{"prompt": ""}])
@@ -175,7 +175,7 @@ class PromptsMixin(PipelineTrainerMixin):
             raise wrong("global_batches", rule, options["global_batches"], way)
         trainer: Any = super()
         trainer.__init__(*arguments, train_dataset=shown, **options)
-        if isinstance(train_dataset, Pipeline):
+        if isinstance(train_dataset, Record):
             self.train_dataset = train_dataset
 
     def _times(self) -> int:

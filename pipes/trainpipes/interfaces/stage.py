@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
@@ -65,6 +65,9 @@ def check_options(kind: Any, root: type) -> None:
             f"{kind.__name__}: free must be a frozenset of options, and there is no {name!r}"
         )
 
+
+#: The library's stages by their names in a chain, entered where their methods and functions are made.
+_classes: dict[str, type[Stage]] = {}
 
 #: One for all: what is made may ask for what else is.
 _lock = ForkLock()
@@ -304,3 +307,13 @@ def _derived(stage: Stage, name: str) -> bool:
 
 def snake_case(name: str) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+def enter(*kinds: type[Stage]) -> None:
+    """Have classes among those that chains, configs and nodes know by name."""
+    _classes.update((snake_case(kind.__name__), kind) for kind in kinds)
+
+
+def stage_classes() -> Mapping[str, type[Stage]]:
+    """The class of each stage of the library, by its name in a chain."""
+    return _classes

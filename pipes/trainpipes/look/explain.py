@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.pool import default_threads
+from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.as_columns import columns, columns_if_known, known_columns
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import AHEAD_PART
+from trainpipes.engine.record import Record
 from trainpipes.engine.shards.shard_rows import ALL_ROWS, RUN_ROWS
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import amount, cut
@@ -29,10 +31,6 @@ from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.quarantine import leaves_out
 from trainpipes.stages.tokenizing import Tokenizes
-
-if TYPE_CHECKING:
-    from trainpipes.engine.iterating.iteration_state import IterationState
-    from trainpipes.pipeline.chain import Pipeline
 
 __all__ = ["Explanation", "explain"]
 
@@ -71,7 +69,7 @@ class Explanation:
     memory_bytes: int | None
     lines: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
-    _pipeline: Pipeline
+    _pipeline: Record
     _iteration: IterationState
     _loader: Mapping[str, Any] | None
 
@@ -122,7 +120,7 @@ class Explanation:
 
 
 def explain(
-    pipeline: Pipeline,
+    pipeline: Record,
     iteration: IterationState,
     world_size: int,
     num_workers: int,

@@ -21,6 +21,7 @@ from trainpipes._internal.progress import counted
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.columns import table_of
 from trainpipes.engine.iterating.iteration_state import plan_of
+from trainpipes.engine.record import Record
 from trainpipes.errors import (
     ConfigError,
     MissingExtraError,
@@ -33,7 +34,8 @@ from trainpipes.errors.text import cut
 from trainpipes.filesystems.retry import Stopped
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.source import Place, RowSource
-from trainpipes.pipeline.chain import Pipeline
+from trainpipes.interfaces.stage import snake_case
+from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.arrow.saved_dataset import saved_files
 from trainpipes.sources.files.bad_rows import BAD, separate
 from trainpipes.sources.files.each_file import each_file, reason
@@ -42,9 +44,23 @@ from trainpipes.sources.files.file_reader import COMPRESSED, ends_of_names, read
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.memmap.from_memmap import FromMemmap
 from trainpipes.sources.memmap.manifest import is_memmap
+from trainpipes.sources.numpy.read_numpy import ReadNumpy
+from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.sources.tar.read_webdataset import ReadWebdataset
+from trainpipes.sources.text.read_csv import ReadCsv
+from trainpipes.sources.text.read_json import ReadJson
+from trainpipes.sources.text.read_text import ReadText
+from trainpipes.sources.whole_files.read_images import ReadImages
 from trainpipes.stages.decode_image import NoPicture, by_pillow
 from trainpipes.stages.quarantine import PLACES
 
+#: What reads files, by the name of its stage.
+CLASSES: dict[str, Any] = {
+    snake_case(kind.__name__): kind
+    for kind in (
+        ReadParquet, ReadJson, ReadCsv, ReadArrow, ReadText, ReadWebdataset, ReadNumpy, ReadImages,
+    )
+}  # fmt: skip
 #: Formats without a header: a file is read once to count its rows.
 SCANNED = ("read_json", "read_csv", "read_text", "read_webdataset")
 #: Those of which rows that cannot be parsed are counted.
@@ -200,19 +216,20 @@ def _wanted_files(found: Found, files: FileList) -> list[int]:
 
 
 def _opened(reader: str, files: FileList, bad_rows: str) -> RowSource:
-    read: Any = getattr(Pipeline([ListFiles.of(files, files.names)]), reader)
+    listed, kind = Record([ListFiles.of(files, files.names)]), CLASSES[reader]
     options: dict[str, Any] = {"on_error": bad_rows} if reader in TEXTS else {}
     options |= {"missing": "null"} if reader == "read_webdataset" else {}
     if reader != "read_images":
-        return _source(read(index=False, **options))
+        return _source(listed.then(kind(index=False, **options)))
     try:
-        return _source(read())
+        return _source(listed.then(kind()))
     except ConfigError:  # they are not in folders of classes
-        return _source(read(labels=None))
+        return _source(listed.then(kind(labels=None)))
 
 
-def _source(pipeline: Any) -> RowSource:
-    return plan_of(pipeline).inputs.listed
+def _source(record: Record) -> RowSource:
+    source: RowSource = plan_of(record).inputs.listed
+    return source
 
 
 def reason_of(name: str, error: Exception) -> str:

@@ -18,16 +18,15 @@ from trainpipes.columns.block import Pieces
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Run
 from trainpipes.engine.iterating.consumer import Consumer, RunOptions
-from trainpipes.engine.iterating.iteration_state import iteration_of
+from trainpipes.engine.iterating.iteration_state import PipelineOrLoader, iteration_of
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.record import Record, is_pipeline_or_loader
 from trainpipes.errors import StateError
 from trainpipes.errors.secrets import hidden
 from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stateful_stage import StatefulStage
-from trainpipes.loader import Loader
 from trainpipes.order.topology import Topology
-from trainpipes.pipeline.chain import Pipeline
 from trainpipes.state.format import Position
 
 #: Columns of a table, by what they show.
@@ -146,7 +145,7 @@ class LocatedBatch:
 
 
 def locate(
-    run: Loader | Pipeline,
+    run: PipelineOrLoader,
     at: int | Mapping[str, Any],
     *,
     after: int = 0,
@@ -186,12 +185,12 @@ def locate(
     0         1    7
     1         0    7
     """
-    require(isinstance(run, Loader | Pipeline), "locate(run)", "a pipeline or a Loader", run)
+    require(is_pipeline_or_loader(run), "locate(run)", "a pipeline or a Loader", run)
     iteration = iteration_of(run)
     plan, (own, world) = iteration.plan, iteration.ranks()
     rank, world = own if rank is None else rank, world if world_size is None else world_size
     topology = iteration_of(
-        Pipeline(plan.chain.stages).distributed(rank=rank, world_size=world)
+        Record(plan.chain.stages).distributed(rank=rank, world_size=world)
     ).topology()
     if isinstance(at, Mapping):
         require(epoch is None, "locate(epoch)", "None where a state is given", epoch)

@@ -16,11 +16,11 @@ import torch
 
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.record import Record
 from trainpipes.errors.secrets import LEFT_OUT, hidden, is_secret
 from trainpipes.interfaces.options import identify, show
 from trainpipes.interfaces.stage import Stage
 from trainpipes.look.lengths import exact_length, rows_of
-from trainpipes.pipeline.chain import Pipeline
 from trainpipes.state.format import FORMAT
 from trainpipes.version import __version__
 
@@ -37,7 +37,7 @@ ESCAPED = {ord(c): f"#{ord(c)};" for c in '#"<>&`\\'}
 
 
 def record(
-    pipeline: Pipeline, iteration: IterationState, loader: Mapping[str, Any] | None = None
+    pipeline: Record, iteration: IterationState, loader: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     plan, (_, world_size) = iteration.plan, iteration.ranks()
     chain, identity = plan.chain, json.loads(plan.identity)
@@ -125,7 +125,7 @@ def _given(value: Any) -> Any:
 # A diagram
 
 
-def mermaid(pipeline: Pipeline) -> str:
+def mermaid(pipeline: Record) -> str:
     nodes: list[str] = []
     edges: list[str] = []
     last = _draw(pipeline, nodes, edges)
@@ -143,22 +143,22 @@ def written(stage: Stage) -> str:
     return _legible(text)
 
 
-def _pipelines(stage: Stage) -> list[tuple[str, Pipeline]]:
+def _pipelines(stage: Stage) -> list[tuple[str, Record]]:
     return [one for value in stage.options.values() for one in _joined(value)]
 
 
-def _joined(value: Any) -> list[tuple[str, Pipeline]]:
+def _joined(value: Any) -> list[tuple[str, Record]]:
     named = list(value.items()) if isinstance(value, Mapping) else []
     if isinstance(value, tuple | list):
         named = [("", one) for one in value]
-    return [(str(name), one) for name, one in named if isinstance(one, Pipeline)]
+    return [(str(name), one) for name, one in named if isinstance(one, Record)]
 
 
 def _legible(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def _draw(pipeline: Pipeline, nodes: list[str], edges: list[str]) -> str:
+def _draw(pipeline: Record, nodes: list[str], edges: list[str]) -> str:
     last = ""
     for stage in pipeline.stages:
         ends = [("", last)] if last else []

@@ -17,11 +17,11 @@ from trainpipes._internal.types import IntArray
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.record import Record
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RandomAccessSource, RowSource
 from trainpipes.interfaces.stage import Stage
 from trainpipes.look.lengths import Numbered, walk
-from trainpipes.pipeline.chain import Pipeline
 from trainpipes.stages.batch import Batch
 
 #: Batches that are looked at where nothing says how large they are.
@@ -74,7 +74,7 @@ class ShuffleQuality:
 
 
 def shuffle_quality(
-    order: Pipeline | Sequence[int] | npt.NDArray[Any],
+    order: Record | Sequence[int] | npt.NDArray[Any],
     *,
     files: Sequence[int] | npt.NDArray[Any] | None = None,
     batch_size: int | None = None,
@@ -99,7 +99,7 @@ def shuffle_quality(
     neighbors kept     1.0000    random: 0.0020
     files in a batch    1.1       random: 4.0
     """
-    if isinstance(order, Pipeline):
+    if isinstance(order, Record):
         found = order_quality(order, batch_size=batch_size, epoch=epoch)
         rule = "a pipeline over rows of files or of memory, or numbers of rows"
         way = "give the numbers of its rows as they come"
@@ -118,7 +118,7 @@ def shuffle_quality(
 
 
 def order_quality(
-    pipeline: Pipeline, batches: int | None = None, batch_size: int | None = None, epoch: int = 0
+    pipeline: Record, batches: int | None = None, batch_size: int | None = None, epoch: int = 0
 ) -> ShuffleQuality | None:
     """How batches are shuffled as they are read; None where rows have no numbers. Reads no row."""
     chain, source = plan_of(pipeline).chain, plan_of(pipeline).inputs.source

@@ -22,6 +22,7 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError
 from trainpipes.filesystems.retry import made_again
 from trainpipes.interfaces import stage_kinds as kinds
@@ -31,7 +32,6 @@ from trainpipes.look.lengths import Numbered, walk
 from trainpipes.look.shuffle_quality import BATCH_SIZE, ShuffleQuality, order_quality
 from trainpipes.look.values import masks_of
 from trainpipes.order.topology import Topology
-from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.mixed.mix import Mix
 from trainpipes.sources.mixed.mixture import Gives, Mixture
 from trainpipes.stages.batch import Batch
@@ -175,14 +175,14 @@ class Stats:
 
 
 def stats(
-    pipeline: Pipeline,
+    pipeline: Record,
     batches: int | None,
     labels: str | Sequence[str] | None,
     world_size: int | None,
 ) -> Stats:
     """See ``Pipeline.stats``."""
     stages = kinds.without(pipeline._stages, kinds.DeviceStage)
-    measured = Pipeline([stage._fresh() for stage in stages], (0, 1))
+    measured = Record([stage._fresh() for stage in stages], (0, 1))
     plan = plan_of(measured)
     if world_size is not None:
         whole_number(world_size, 1, "stats(world_size)", "ranks")
@@ -237,7 +237,7 @@ def _numbered(plan: Plan) -> Iterator[tuple[int, Any]]:
             yield items.m, item
 
 
-def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
+def _mixing(pipeline: Record, batches: int) -> Mixing | None:
     chain = plan_of(pipeline).chain
     if not chain.mixes:
         return None
@@ -367,7 +367,7 @@ class CountLabels(kinds.RunStage, takes="columns"):
         return run
 
 
-def label_counts(pipeline: Pipeline, column: str) -> dict[Label, int]:
+def label_counts(pipeline: Record, column: str) -> dict[Label, int]:
     """Rows of each label of a column, in sorted order; of encoded ones, of each class."""
     stages = list(takewhile(lambda s: not isinstance(s, MAKING), pipeline._stages))
     found: Counter[Label] = Counter()

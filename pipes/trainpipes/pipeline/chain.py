@@ -1,7 +1,5 @@
-"""The chain of stages that users build and iterate.
-
-A ``Pipeline`` is an immutable tuple of stages: it prints, compares and pickles as that. Each object
-also knows where its own iteration stands.
+"""The chain of stages that users build and iterate: a ``Record`` with a method for each stage, and those
+that look at it, write its rows, or hand it to another library.
 """
 
 from __future__ import annotations
@@ -13,27 +11,12 @@ from contextlib import suppress
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, overload
 
-from torch.utils.data import IterableDataset, get_worker_info
-
-from trainpipes._internal.callers import (
-    batched_outside,
-    in_trainer,
-    reading_ranks,
-    refuse_in_an_iterable,
-    warn_without_data_module,
-)
-from trainpipes._internal.checks import one_by_one, require, whole_number
-from trainpipes._internal.data_parallel import data_parallel, in_mesh
+from trainpipes._internal.checks import one_by_one
 from trainpipes._internal.messages import renamed
-from trainpipes.engine.iterating.consumer import RunOptions
-from trainpipes.engine.iterating.epoch_iterator import EpochIterator
-from trainpipes.engine.iterating.iteration_state import IterationState
-from trainpipes.engine.planning.growing import of_files
-from trainpipes.engine.planning.plan import Plan
-from trainpipes.errors import ConfigError, TrainpipesError
+from trainpipes.engine.record import Record
+from trainpipes.errors import TrainpipesError
 from trainpipes.errors.text import shown
-from trainpipes.interfaces.options import same
-from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage import Stage, enter
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.combined.concat import Concat, Zip
 from trainpipes.sources.combined.windows import Windows
@@ -80,7 +63,6 @@ from trainpipes.writers import formats
 if TYPE_CHECKING:
     from datasets import IterableDataset as IterableRows
     from ray.data import Dataset
-    from torch.distributed.device_mesh import DeviceMesh
 
     from trainpipes.look.explain import Explanation
     from trainpipes.look.show import Preview
@@ -96,6 +78,7 @@ def written_as(
     function: Callable[..., Any], stage: Any, name: str, *own: inspect.Parameter
 ) -> Callable[..., Any]:
     """A function that makes a stage, with the parameters and the text of the stage's class."""
+    enter(stage)
     given: Any = function
     given.__name__, given.__qualname__ = name.rsplit(".", 1)[-1], name
     given.__doc__, given.__module__ = stage.__doc__, stage.__module__
@@ -127,7 +110,7 @@ class Method(Generic[P]):
         return self._add if one is None else MethodType(self._add, one)
 
 
-class Pipeline(IterableDataset[Any]):
+class Pipeline(Record):
     """A chain of stages. ``list_files`` and the ``read_...`` and ``from_...`` functions make one; each
     stage method returns a new one, which starts at the beginning.
 
@@ -147,56 +130,6 @@ class Pipeline(IterableDataset[Any]):
     [[0, 1], [2, 3], [4]]
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        ranks: tuple[int, int] | None = None,
-        members: tuple[int, ...] | None = None,
-    ) -> None:
-        require(
-            isinstance(stages, Sequence) and stages and all(isinstance(s, Stage) for s in stages),
-            "Pipeline(stages)", "a list of stages, the first a source", stages,
-        )  # fmt: skip
-        self._stages = tuple(stages)
-        self._ranks = ranks
-        self._members = members
-        self._iteration = IterationState(self._plan, self._data_parallel)
-        self._iteration.members = members
-
-    # The record
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """New copies of this chain's stages, first one first."""
-        return tuple(stage._fresh() for stage in self._stages)
-
-    def then(self, stage: Stage) -> Pipeline:
-        """Add a stage, such as one of your own.
-
-        Args:
-            stage: such as an instance of your ``TableStage``, ``RowStage`` or ``BatchStage``.
-
-        Raises:
-            ConfigError: ``stage`` is no stage, or cannot stand here.
-
-        >>> import trainpipes as tp
-        >>> class Double(tp.RowStage):
-        ...     def apply(self, row):
-        ...         return 2 * row
-        >>> list(tp.from_dataset([1, 2]).then(Double()))
-        [2, 4]
-        """
-        rule = "a stage, such as one of your own class of trainpipes.RowStage"
-        require(isinstance(stage, Stage), "then(stage)", rule, stage)
-        pipeline = Pipeline((*self._stages, stage), self._ranks, self._members)
-        pipeline._recipe = self._recipe
-        pipeline._plan()  # says now what does not fit
-        return pipeline
-
-    def __repr__(self) -> str:
-        lines = [repr(stage) for stage in self.stages]
-        return "\n".join([lines[0], *(f"  .{line}" for line in lines[1:])])
-
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from trainpipes.look.record import mermaid
 
@@ -205,66 +138,12 @@ class Pipeline(IterableDataset[Any]):
             found["text/vnd.mermaid"] = mermaid(self)
         return found
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Pipeline):
-            return NotImplemented
-        return self._ranks == other._ranks and same(self._stages, other._stages)
-
-    def __hash__(self) -> int:
-        return hash((tuple(map(type, self._stages)), self._ranks))
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker must not take itself for rank 0 of 1.
-        ranks = self._data_parallel()
-        iteration = self._iteration
-        return {
-            "stages": self._stages,
-            "ranks": None if self._ranks is None else ranks,
-            "members": self._members,
-            "seen_ranks": ranks,
-            "passes": iteration.passes,
-            "pending": iteration.pending,
-            "recipe": self._recipe,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["stages"], state["ranks"], state["members"])  # type: ignore[misc]
-        self._seen_ranks = state["seen_ranks"]
-        self._recipe = state["recipe"]
-        self._iteration.passes = state["passes"]
-        self._iteration.pending = state["pending"]
-
-    _seen_ranks: tuple[int, int] | None = None
-    #: The recipe that made the first stages, its options, and how many stages these are.
-    _recipe: tuple[str, dict[str, Any], int] | None = None
-
     if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 
         def __getattr__(self, name: str) -> Any:
             names = [known for known in dir(type(self)) if not known.startswith("_")]
             hint = "" if name.startswith("_") else renamed(name, names)
             raise AttributeError(f"a pipeline has no {name!r}{hint}", name=name)
-
-    def _data_parallel(self) -> tuple[int, int]:
-        ranks = self._ranks
-        if ranks is None and get_worker_info() is not None:
-            ranks = self._seen_ranks
-        return reading_ranks(ranks or data_parallel(), self._batching)
-
-    def _batching(self) -> Stage | None:
-        first = self._iteration.plan.chain.stages[0]
-        source = first if first.traits.makes_batches else None
-        return self._iteration.plan.chain.batch or source
-
-    def _need_batches(self, option: str, way: str = "end it with .batch(32).pad_collate()") -> None:
-        if self._batching() is None:
-            raise ConfigError(f"{option} must make batches, got single rows; {way}:\n{self}")
-
-    def _plan(self, files: Sequence[Sequence[str]] | None = None) -> Plan:
-        return Plan.of(self.stages if files is None else of_files(self.stages, files))
-
-    def __bool__(self) -> bool:
-        return True  # without len(), which reads what the files hold
 
     def __getitem__(self, index: Any) -> Any:
         raise TypeError(
@@ -376,64 +255,9 @@ class Pipeline(IterableDataset[Any]):
     drop_columns.__doc__ = DropColumns.__doc__
     zip.__doc__ = Zip.__doc__
     windows.__doc__ = Windows.__doc__
-
-    def distributed(
-        self,
-        *,
-        rank: int | None = None,
-        world_size: int | None = None,
-        mesh: DeviceMesh | None = None,
-    ) -> Pipeline:
-        """Read as one of several data-parallel ranks. You need this only if these are not all
-        processes of ``torch.distributed``, or of ``RANK`` and ``WORLD_SIZE`` in the environment.
-
-        Args:
-            rank: from 0.
-            world_size: number of ranks.
-            mesh: instead of both, the data-parallel part of a ``DeviceMesh``: one dimension, such
-                as ``mesh["dp"]``, or several that are data parallel together, such as
-                ``mesh["replicate", "shard"]`` of HSDP. Processes that differ in other dimensions
-                (tensor, pipeline parallel) get the same batches.
-
-        Raises:
-            ConfigError: ``rank`` is not below ``world_size``, or ``mesh`` has a dimension that is
-                not data parallel by its name, such as "tp", or does not hold this process.
-
-        >>> import trainpipes as tp
-        >>> pipe = tp.from_dataset(range(8)).sharding_filter(num_shards=2).batch(2)
-        >>> list(pipe.distributed(rank=1, world_size=2))
-        [[4, 5], [6, 7]]
-        """
-        if mesh is not None:
-            if rank is not None or world_size is not None:
-                raise ConfigError(
-                    "distributed(mesh) must be given without rank and world_size, got "
-                    f"rank={rank} and world_size={world_size}; leave these out"
-                )
-            return Pipeline(self._stages, *in_mesh(mesh))
-        known = rank is not None and world_size is not None
-        for name, value in (("rank", rank), ("world_size", world_size)):
-            if known:
-                whole_number(value, 0, f"distributed({name})", "0 <= rank < world_size")
-        if rank is None or world_size is None or not 0 <= rank < world_size:
-            raise ConfigError(
-                f"distributed(rank, world_size) must have 0 <= rank < world_size, got {rank} and {world_size}"
-            )
-        return Pipeline(self._stages, (rank, world_size))
+    enter(Select, DropColumns, Windows, Split)
 
     # Iteration
-
-    def __iter__(self) -> EpochIterator:
-        refuse_in_an_iterable()
-        self._data_parallel()  # says now, on all ranks, what does not fit
-        made = self._batching()
-        if made is not None and batched_outside():
-            raise ConfigError(
-                f"this pipeline makes batches itself ({made}), and the DataLoader "
-                f"would batch them again: {in_trainer() or 'pass batch_size=None to the DataLoader'}"
-            )
-        warn_without_data_module()
-        return EpochIterator(self._iteration, RunOptions(threads=None, places=True))
 
     def __len__(self) -> int:
         from trainpipes.look.lengths import length_of
@@ -579,7 +403,7 @@ class Pipeline(IterableDataset[Any]):
         - shuffle: {buffer_size: 100, seed: 3}
         <BLANKLINE>
         """
-        from trainpipes.config.write import to_yaml
+        from trainpipes.writers.config import to_yaml
 
         return to_yaml(self, path)
 
@@ -614,7 +438,7 @@ class Pipeline(IterableDataset[Any]):
             ConfigError: the pipeline makes batches, or has a ``distributed()``.
             MissingExtraError: ``datasets`` is not installed, or too old.
         """
-        from trainpipes.integrations.datasets import to_hf
+        from trainpipes.writers.hf_dataset import to_hf
 
         return to_hf(self)
 
@@ -637,7 +461,7 @@ class Pipeline(IterableDataset[Any]):
             SchemaError: rows have no columns.
             MissingExtraError: ``ray`` is not installed.
         """
-        from trainpipes.integrations.ray_data import to_ray
+        from trainpipes.writers.ray_dataset import to_ray
 
         return to_ray(self, epoch)
 
@@ -675,70 +499,6 @@ class Pipeline(IterableDataset[Any]):
             path, self, dtype=dtype, ragged=ragged, rows_per_file=rows_per_file, num_files=num_files,
             overwrite=overwrite, executor=executor, storage_options=storage_options,
         )  # fmt: skip
-
-    # State
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return the state after the last item that an iterator of this pipeline gave, or at the
-        start of the next epoch. None in a DataLoader's worker, where only the iterator has a state.
-
-        Raises:
-            StateError: a ``Loader`` or DataLoader workers iterated the pipeline, and only they know
-                where they are.
-
-        >>> import trainpipes as tp
-        >>> pipe = tp.from_dataset(range(5)).batch(2)
-        >>> first = next(iter(pipe))
-        >>> again = tp.from_dataset(range(5)).batch(2)
-        >>> again.load_state_dict(pipe.state_dict())
-        >>> list(again)
-        [[2, 3], [4]]
-        """
-        return self._iteration.state()
-
-    def load_state_dict(
-        self, state: dict[str, Any], *, allow_changes: Collection[str] = ()
-    ) -> None:
-        """Let the next ``iter()`` continue where ``state`` was taken, also in workers.
-
-        Args:
-            state: of this pipeline, from any loader.
-            allow_changes: what may differ from the pipeline that saved it; see
-                ``Loader.load_state_dict``.
-
-        Raises:
-            StateError: the state does not fit this pipeline.
-
-        >>> import trainpipes as tp
-        >>> pipe = tp.from_dataset(range(5)).batch(2)
-        >>> pipe.load_state_dict(pipe.state_at(1))
-        >>> next(iter(pipe))
-        [2, 3]
-        """
-        self._iteration.load(state, allow_changes)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next ``iter()``, also in workers, for frameworks that call this. Without it,
-        each ``iter()`` is the next epoch.
-
-        Nothing changes under an endless ``repeat``. A loaded position stays: the first number after
-        a load names the loaded epoch, and later numbers count from there.
-
-        Args:
-            epoch: from 0.
-
-        Raises:
-            ConfigError: ``epoch`` is no integer of 0 or more.
-
-        >>> import trainpipes as tp
-        >>> pipe = tp.from_dataset(range(4)).shuffle(4, seed=0)
-        >>> first, second = list(pipe), list(pipe)
-        >>> pipe.set_epoch(1)
-        >>> list(pipe) == second
-        True
-        """
-        self._data_parallel()  # refuses frameworks that would share out batches again
-        self._iteration.set_epoch(epoch)
 
     def state_at(self, batches_delivered: int, *, epoch: int = 0) -> dict[str, Any]:
         """Compute the state after each rank has had a number of batches: by arithmetic where row

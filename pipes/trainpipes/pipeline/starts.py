@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec
 
@@ -12,9 +10,9 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import one_by_one, wrong
 from trainpipes.errors import ConfigError
-from trainpipes.interfaces.stage import Stage, snake_case
+from trainpipes.interfaces.stage import Stage, enter, snake_case
 from trainpipes.interfaces.stage_kinds import Source
-from trainpipes.pipeline.chain import Method, Pipeline, written_as
+from trainpipes.pipeline.chain import Pipeline, written_as
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.arrow.from_arrow import FromArrow
 from trainpipes.sources.arrow.read_arrow import ReadArrow
@@ -173,13 +171,4 @@ def zip(*pipelines: Pipeline | Sequence[Pipeline]) -> Pipeline:
 
 
 concat.__doc__, zip.__doc__ = Concat.__doc__, Zip.__doc__
-
-
-@functools.cache
-def stage_classes() -> dict[str, type[Stage]]:
-    """The class of each stage, by its name in a chain."""
-    kinds: list[Any] = [one._stage for one in vars(Pipeline).values() if isinstance(one, Method)]
-    for module in (Pipeline.__module__, __name__):
-        kinds += filter(inspect.isclass, vars(sys.modules[module]).values())
-    found = [kind for kind in kinds if issubclass(kind, Stage) and kind not in (Stage, Source)]
-    return {snake_case(kind.__name__): kind for kind in found}
+enter(Concat, Zip, FromDataset, FromTensors)

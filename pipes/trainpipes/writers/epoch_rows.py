@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,6 +14,7 @@ from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.planning.as_columns import row_schema
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.record import Record
 from trainpipes.engine.shards.lane import Lane
 from trainpipes.engine.shards.shard_rows import ShardOpener, open_windows
 from trainpipes.errors import ConfigError
@@ -23,9 +24,6 @@ from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, is_ours
 from trainpipes.order.layout import WindowKey
 from trainpipes.writers.table_groups import TableGroups
-
-if TYPE_CHECKING:
-    from trainpipes.pipeline.chain import Pipeline
 
 
 class WrittenColumns(kinds.RunStage, takes="columns"):
@@ -61,7 +59,7 @@ class EpochRows(TableGroups):
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Record,
         caller: str,
         dealt: bool = False,
         ragged: Collection[str] | None = None,

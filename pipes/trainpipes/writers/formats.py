@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from trainpipes._internal.checks import require, whole_number
 from trainpipes.columns.arrays import holds, is_text
 from trainpipes.columns.bad_values import BadCell
+from trainpipes.engine.record import Record
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.filesystems.output_file import OutputFile
 from trainpipes.filesystems.retry import NORMAL, Retry
@@ -22,9 +23,6 @@ from trainpipes.writers.executor import Executor
 from trainpipes.writers.output_folder import Manifest
 from trainpipes.writers.table_groups import compact
 from trainpipes.writers.write import ANY, Format, Output, write
-
-if TYPE_CHECKING:
-    from trainpipes.pipeline.chain import Pipeline
 
 #: A group's rows and bytes in memory, where its rows are not counted. A row group of Parquet is small enough
 #: to be shuffled and dealt, and large enough to be worth a request.
@@ -44,7 +42,7 @@ ENCODE = json.JSONEncoder(
 
 
 def write_parquet(
-    pipeline: Pipeline,
+    pipeline: Record,
     folder: str | os.PathLike[str],
     *,
     row_group_size: int | None = None,
@@ -96,7 +94,7 @@ def write_parquet(
 
 
 def write_arrow(
-    pipeline: Pipeline,
+    pipeline: Record,
     folder: str | os.PathLike[str],
     *,
     row_group_size: int | None = None,
@@ -131,7 +129,7 @@ def write_arrow(
 
 
 def write_json(
-    pipeline: Pipeline,
+    pipeline: Record,
     folder: str | os.PathLike[str],
     *,
     rows_per_file: int | None = None,

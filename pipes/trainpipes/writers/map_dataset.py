@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 from trainpipes.cache import kept_file
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.row_types import python_rows
+from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
-from trainpipes.pipeline.chain import Pipeline
 from trainpipes.writers.epoch_rows import EpochRows
 
 CALLER = "to_map_dataset"
@@ -76,7 +76,7 @@ class MapDataset(Dataset[dict[str, Any]]):
         return f"MapDataset({self.path!r})"
 
 
-def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str]) -> MapDataset:
+def to_map_dataset(pipeline: Record, path: str | os.PathLike[str]) -> MapDataset:
     """The rows of the first epoch of a pipeline, in its order, written once and memory-mapped.
 
     Args:

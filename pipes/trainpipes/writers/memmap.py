@@ -17,10 +17,10 @@ from trainpipes.columns.arrays import is_list
 from trainpipes.columns.columns import from_columns
 from trainpipes.columns.row_types import as_array
 from trainpipes.columns.value_column import SchemaFinder, UnfitRow, table_of_rows
+from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.filesystems.places import place_at
 from trainpipes.filesystems.retry import NORMAL, Retry
-from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.memmap.dataset import MemmapDataset
 from trainpipes.sources.memmap.manifest import DTYPES, HEADER, Layout
 from trainpipes.writers.epoch_rows import EpochRows
@@ -101,7 +101,7 @@ def write_memmap(
     ragged = [ragged] if isinstance(ragged, str) else list(ragged)
     dtypes = _dtypes(dtype)
     out = Output(path, num_files, rows_per_file, overwrite, storage_options, retry)
-    if isinstance(source, Pipeline):
+    if isinstance(source, Record):
         rows = EpochRows(source, CALLER, ragged=ragged)
         write(rows, _form("dict", dtypes, ragged), out, executor)
     else:

@@ -9,13 +9,14 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.types import IntArray
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.record import Record
 from trainpipes.errors import DataChangedError
 from trainpipes.filesystems.output_file import OutputFile
 from trainpipes.filesystems.places import place_at
@@ -24,9 +25,6 @@ from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.executor import Executor, Threads, checked_executor
 from trainpipes.writers.inputs import open_output
 from trainpipes.writers.output_folder import FileInfo, Manifest, OutputFolder, run
-
-if TYPE_CHECKING:
-    from trainpipes.pipeline.chain import Pipeline
 
 
 class FileWriter(Protocol):
@@ -142,7 +140,7 @@ class Output:
 
 
 def write(
-    source: Pipeline | EpochRows, form: Format, out: Output, executor: Executor | None
+    source: Record | EpochRows, form: Format, out: Output, executor: Executor | None
 ) -> Manifest:
     workers = checked_executor(executor, form.caller, Threads(1))
     with workers:  # before anything is read: Ray starts processes

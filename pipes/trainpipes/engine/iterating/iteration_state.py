@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import get_worker_info
 
@@ -300,12 +300,17 @@ class IterationState:
         return Consumer(self.plan_of(start), self.topology(), start, after=after).state()
 
 
-def iteration_of(one: Any) -> IterationState:
+class PipelineOrLoader(Protocol):
+    """What stands somewhere in its epochs."""
+
+    _iteration: IterationState
+
+
+def iteration_of(one: PipelineOrLoader) -> IterationState:
     """Where a pipeline or a loader stands."""
-    found: IterationState = one._iteration
-    return found
+    return one._iteration
 
 
-def plan_of(one: Any) -> Plan:
+def plan_of(one: PipelineOrLoader) -> Plan:
     """The plan of a pipeline or a loader."""
     return iteration_of(one).plan

@@ -11,10 +11,10 @@ from types import MethodType
 from typing import Any
 
 from trainpipes._internal.checks import need, require, wrong
+from trainpipes.engine.record import Record
 from trainpipes.errors import StateError
 from trainpipes.errors.text import shown
 from trainpipes.loader import Loader
-from trainpipes.pipeline.chain import Pipeline
 from trainpipes.state.merge import TIMEOUT
 
 need("lightning", "trainpipes.integrations.lightning")
@@ -146,7 +146,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
             way = "resume from the last one that all ranks have saved"
             said = f"no checkpoint was saved on this exception, which not all ranks had ({error}); {way}"
             raise StateError(said) from error
-        return {"train": states[0] if isinstance(self.train, Pipeline) else states}
+        return {"train": states[0] if isinstance(self.train, Record) else states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let training go on where the state was taken. What only evaluates leaves it as it is."""
@@ -173,10 +173,10 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         rule, way = '"max_size_cycle" or "min_size" for training', "what has ended has no position"
         require(lasting, "CombinedLoader(mode)", rule, "max_size", f"in it, {way}")
         for pipeline in pipelines:
-            if not isinstance(pipeline, Pipeline):
+            if not isinstance(pipeline, Record):
                 inner = getattr(pipeline, "pipeline", getattr(pipeline, "dataset", None))
                 write = "trainpipes.from_dataset(dataset).batch(32)"
-                write = "pipe, num_workers=..." if isinstance(inner, Pipeline) else write
+                write = "pipe, num_workers=..." if isinstance(inner, Record) else write
                 rule = "a trainpipes Pipeline, or several in a list or dict"
                 raise wrong(option, rule, pipeline, f"write PipelineDataModule({stage}={write})")
             pipeline._need_batches(option)

@@ -16,6 +16,7 @@ from trainpipes._internal.checks import need, require, wrong
 from trainpipes._internal.data_parallel import data_parallel
 from trainpipes._internal.messages import warn_once
 from trainpipes.engine.iterating.iteration_state import plan_of
+from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.loader.steps import take_steps
@@ -134,7 +135,7 @@ class PipelineTrainerMixin(Base):
             multiprocessing_context=args.dataloader_multiprocessing_context if workers else None,
         )
 
-    def _check(self, pipe: Pipeline) -> None:
+    def _check(self, pipe: Record) -> None:
         args, chain, alone = self.args, plan_of(pipe).chain, pipe._ranks is not None
         world = 1 if alone else data_parallel()[1]
         if world > 1 and args.world_size == 1:
@@ -281,7 +282,7 @@ class Trainer(PipelineTrainerMixin, transformers.Trainer):
 
 
 def _makes_batches(dataset: Any) -> bool:
-    return isinstance(dataset, Pipeline) and dataset._batching() is not None
+    return isinstance(dataset, Record) and dataset._batching() is not None
 
 
 def _check_given(given: dict[str, Any]) -> None:
@@ -293,10 +294,10 @@ def _check_given(given: dict[str, Any]) -> None:
         dataset = given.get(name)
         for one in dataset.values() if isinstance(dataset, dict) else [dataset]:
             pipe: Any = one.pipeline if isinstance(one, Loader) else getattr(one, "dataset", None)
-            if isinstance(pipe, Pipeline):
+            if isinstance(pipe, Record):
                 way = f"write {name}=pipe, and dataloader_num_workers= in the arguments"
                 raise wrong(name, "the pipeline itself", one, way)
-            if isinstance(one, Pipeline) and given.get("data_collator") is None:
+            if isinstance(one, Record) and given.get("data_collator") is None:
                 way = f"end it with .batch({size}).pad_collate(), or pass a data_collator to the Trainer"
                 one._need_batches(name, way)
     # A trainer of TRL is given something to look at in place of its pipeline.

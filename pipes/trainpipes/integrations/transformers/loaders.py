@@ -17,11 +17,11 @@ from transformers.trainer_pt_utils import find_batch_size
 
 from trainpipes._internal.checks import require
 from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
+from trainpipes.engine.record import AnyRecord
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.interfaces.stage_kinds import ShardStage
 from trainpipes.loader import Loader
 from trainpipes.look.lengths import batches_left
-from trainpipes.pipeline.chain import Pipeline
 from trainpipes.stages.device import map_tensors
 from trainpipes.state.cursor import is_count
 
@@ -195,12 +195,12 @@ class NotePosition(TrainerCallback):
 # Evaluation
 
 
-def every_row(pipe: Pipeline) -> Pipeline:
+def every_row(pipe: AnyRecord) -> AnyRecord:
     """A pipeline that leaves no batch out where ranks do not divide their number."""
     good = not plan_of(pipe).chain.endless
     require(good, "eval_dataset", "a pipeline with an end", pipe, "leave .repeat() out")
     stages = [s._replaced(tail="uneven") if isinstance(s, ShardStage) else s for s in pipe.stages]
-    return Pipeline(stages, pipe._ranks, pipe._members)
+    return type(pipe)(stages, pipe._ranks, pipe._members)
 
 
 class EvaluationLoader(DataLoaderStateMixin):

@@ -10,6 +10,7 @@ import numpy as np
 
 from trainpipes._internal.pool import default_threads
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.record import Record, is_pipeline_or_loader
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import stages_within
 from trainpipes.look.profiling.measured import Facts, StageFacts
@@ -103,17 +104,13 @@ def parts_of(loader: Any) -> tuple[Any, Any, dict[str, Any]]:
     """The pipeline of a loader, the object whose waiting is counted, and how it runs. (None, None, {}) for
     others.
     """
-    from trainpipes.loader import Loader
-    from trainpipes.pipeline.chain import Pipeline
-
     seen = 0
     while loader is not None and seen < 8:
-        if isinstance(loader, Loader):
-            return loader.pipeline, loader._iteration, loader._iteration.how
-        if isinstance(loader, Pipeline):
-            return loader, loader._iteration, loader._iteration.how
+        if is_pipeline_or_loader(loader):
+            pipeline = loader if isinstance(loader, Record) else loader.pipeline
+            return pipeline, loader._iteration, loader._iteration.how
         inner = getattr(loader, "dataset", None) if hasattr(loader, "num_workers") else None
-        if isinstance(inner, Pipeline):
+        if isinstance(inner, Record):
             return inner, None, {"threads": 0, "workers": loader.num_workers, "plain": True}
         names = ("loader", "base_dataloader", "dataloader")
         loader = next(

@@ -14,11 +14,11 @@ from trainpipes._internal.checks import need, require, wrong
 from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
 from trainpipes.engine.planning.as_columns import row_schema
+from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, SchemaError, StateError, TopologyError
 from trainpipes.errors.text import shown
 from trainpipes.order.layout import divisors
 from trainpipes.order.topology import Topology
-from trainpipes.pipeline.chain import Pipeline
 from trainpipes.state.format import Position
 
 need("datasets", "pipe.to_hf()", oldest="4.8")  # in 4.5 filters fail
@@ -47,7 +47,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
     #: datasets asks; no thread of ours outlives an iterator.
     _sleep_on_threads_shutdown = False
 
-    def __init__(self, pipeline: Pipeline, features: Any) -> None:
+    def __init__(self, pipeline: Record, features: Any) -> None:
         super().__init__()
         self.pipeline = pipeline
         self._features = features
@@ -155,7 +155,7 @@ def _check_keys(state: dict[str, Any]) -> None:
         raise StateError(f"the state must be one of pipe.to_hf(), got one with keys {found}; {way}")
 
 
-def to_hf(pipeline: Pipeline) -> IterableDataset:
+def to_hf(pipeline: Record) -> IterableDataset:
     """The rows of a pipeline as a ``datasets.IterableDataset``. See ``Pipeline.to_hf``."""
     plan = plan_of(pipeline)
     plan.require_fixed("to_hf()")
@@ -171,7 +171,7 @@ def to_hf(pipeline: Pipeline) -> IterableDataset:
     return IterableDataset(PipelineExamples(pipeline, features), info=info)
 
 
-def _features(pipeline: Pipeline) -> Any:
+def _features(pipeline: Record) -> Any:
     """Features of the rows; None where rows are Python objects, or have types that datasets lacks."""
     try:
         schema = row_schema(plan_of(pipeline).inputs, "to_hf()")
@@ -181,7 +181,7 @@ def _features(pipeline: Pipeline) -> Any:
         return None
 
 
-def pipeline_of(dataset: Any) -> Pipeline | None:
+def pipeline_of(dataset: Any) -> Record | None:
     """The pipeline whose rows a dataset has, through any stages; None where that is not one."""
     source = getattr(dataset, "_ex_iterable", None)
     while source is not None and not isinstance(source, PipelineExamples):

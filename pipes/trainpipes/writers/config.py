@@ -18,15 +18,14 @@ import pyarrow.compute as pc
 import torch
 
 from trainpipes._internal.checks import need
-from trainpipes.config.document import STANDARD, arrow_schema, declared_kinds, with_scalars
+from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError
 from trainpipes.errors.secrets import is_secret, without_url_secrets
 from trainpipes.errors.text import shown
 from trainpipes.filesystems.retry import Retry, given
 from trainpipes.interfaces.options import same
-from trainpipes.interfaces.stage import Stage
-from trainpipes.pipeline.chain import Pipeline
-from trainpipes.pipeline.starts import stage_classes
+from trainpipes.interfaces.stage import Stage, stage_classes
+from trainpipes.interfaces.yaml_values import STANDARD, arrow_schema, declared_kinds, with_scalars
 from trainpipes.recipe_registry import recipe_function
 from trainpipes.stages.filter import text_of
 from trainpipes.stages.quarantine import Quarantine
@@ -52,7 +51,7 @@ _LISTED = (
 )
 
 
-def to_yaml(pipeline: Pipeline, path: str | os.PathLike[str] | None = None) -> str:
+def to_yaml(pipeline: Record, path: str | os.PathLike[str] | None = None) -> str:
     """A pipeline as YAML, which ``load`` reads as the same pipeline. See ``Pipeline.to_yaml``."""
     need("yaml", "to_yaml")
     import yaml
@@ -132,7 +131,7 @@ class _Writer:
 
     left_out: bool = False
 
-    def document(self, pipeline: Pipeline) -> _Block:
+    def document(self, pipeline: Record) -> _Block:
         if pipeline._ranks is not None:
             way = "write the pipeline before, and call distributed() on what tp.load gives"
             rule = "what all ranks share is written, and distributed(...) is of one of them"
@@ -203,7 +202,7 @@ class _Writer:
             return {_key(key): self.value(one, str(key)) for key, one in value.items()}
         if isinstance(value, list | tuple):
             return [self.value(one) for one in value]
-        if isinstance(value, Pipeline):
+        if isinstance(value, Record):
             return _Tagged("!pipeline", self.document(value))
         return _named(value, name)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import need, require, whole_number
-from trainpipes.pipeline.chain import Pipeline
+from trainpipes.engine.record import Record
 from trainpipes.writers.epoch_rows import EpochRows
 
 need("ray", "pipe.to_ray()")
@@ -110,7 +110,7 @@ def _read(
         yield pa.Table.from_batches([], schema)
 
 
-def to_ray(pipeline: Pipeline, epoch: int) -> Dataset:
+def to_ray(pipeline: Record, epoch: int) -> Dataset:
     """The rows of a pipeline as a ``ray.data.Dataset``. See ``Pipeline.to_ray``."""
     whole_number(epoch, 0, "to_ray(epoch)", "number of the epoch, from 0")
     way = "leave .distributed() out, and use dataset.streaming_split(n) or ray.train.get_dataset_shard()"

@@ -1,0 +1,283 @@
+"""A chain of stages as a value, and where its own iteration stands: what is looked at, written, and loaded.
+
+``trainpipes.Pipeline`` is one with a method for each stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from trainpipes._internal.callers import (
+    batched_outside,
+    in_trainer,
+    reading_ranks,
+    refuse_in_an_iterable,
+    warn_without_data_module,
+)
+from trainpipes._internal.checks import require, whole_number
+from trainpipes._internal.data_parallel import data_parallel, in_mesh
+from trainpipes.engine.iterating.consumer import RunOptions
+from trainpipes.engine.iterating.epoch_iterator import EpochIterator
+from trainpipes.engine.iterating.iteration_state import IterationState
+from trainpipes.engine.planning.growing import of_files
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.errors import ConfigError
+from trainpipes.interfaces.options import same
+from trainpipes.interfaces.stage import Stage
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+AnyRecord = TypeVar("AnyRecord", bound="Record")
+
+
+class Record(IterableDataset[Any]):
+    """An immutable tuple of stages: it prints, compares and pickles as that. Each object also knows where its
+    own iteration stands.
+
+    Args:
+        stages: first one first.
+        ranks: rank and world size, if they are not those of the process.
+        members: global ranks that read the pipeline together with this one, if not all do.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        ranks: tuple[int, int] | None = None,
+        members: tuple[int, ...] | None = None,
+    ) -> None:
+        require(
+            isinstance(stages, Sequence) and stages and all(isinstance(s, Stage) for s in stages),
+            "Pipeline(stages)", "a list of stages, the first a source", stages,
+        )  # fmt: skip
+        self._stages = tuple(stages)
+        self._ranks = ranks
+        self._members = members
+        self._iteration = IterationState(self._plan, self._data_parallel)
+        self._iteration.members = members
+
+    # The record
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """New copies of this chain's stages, first one first."""
+        return tuple(stage._fresh() for stage in self._stages)
+
+    def then(self, stage: Stage) -> Self:
+        """Add a stage, such as one of your own.
+
+        Args:
+            stage: such as an instance of your ``TableStage``, ``RowStage`` or ``BatchStage``.
+
+        Raises:
+            ConfigError: ``stage`` is no stage, or cannot stand here.
+
+        >>> import trainpipes as tp
+        >>> class Double(tp.RowStage):
+        ...     def apply(self, row):
+        ...         return 2 * row
+        >>> list(tp.from_dataset([1, 2]).then(Double()))
+        [2, 4]
+        """
+        rule = "a stage, such as one of your own class of trainpipes.RowStage"
+        require(isinstance(stage, Stage), "then(stage)", rule, stage)
+        record = type(self)((*self._stages, stage), self._ranks, self._members)
+        record._recipe = self._recipe
+        record._plan()  # says now what does not fit
+        return record
+
+    def __repr__(self) -> str:
+        lines = [repr(stage) for stage in self.stages]
+        return "\n".join([lines[0], *(f"  .{line}" for line in lines[1:])])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return self._ranks == other._ranks and same(self._stages, other._stages)
+
+    def __hash__(self) -> int:
+        return hash((tuple(map(type, self._stages)), self._ranks))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker must not take itself for rank 0 of 1.
+        ranks = self._data_parallel()
+        iteration = self._iteration
+        return {
+            "stages": self._stages,
+            "ranks": None if self._ranks is None else ranks,
+            "members": self._members,
+            "seen_ranks": ranks,
+            "passes": iteration.passes,
+            "pending": iteration.pending,
+            "recipe": self._recipe,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["stages"], state["ranks"], state["members"])  # type: ignore[misc]
+        self._seen_ranks = state["seen_ranks"]
+        self._recipe = state["recipe"]
+        self._iteration.passes = state["passes"]
+        self._iteration.pending = state["pending"]
+
+    _seen_ranks: tuple[int, int] | None = None
+    #: The recipe that made the first stages, its options, and how many stages these are.
+    _recipe: tuple[str, dict[str, Any], int] | None = None
+
+    def _data_parallel(self) -> tuple[int, int]:
+        ranks = self._ranks
+        if ranks is None and get_worker_info() is not None:
+            ranks = self._seen_ranks
+        return reading_ranks(ranks or data_parallel(), self._batching)
+
+    def _batching(self) -> Stage | None:
+        first = self._iteration.plan.chain.stages[0]
+        source = first if first.traits.makes_batches else None
+        return self._iteration.plan.chain.batch or source
+
+    def _need_batches(self, option: str, way: str = "end it with .batch(32).pad_collate()") -> None:
+        if self._batching() is None:
+            raise ConfigError(f"{option} must make batches, got single rows; {way}:\n{self}")
+
+    def _plan(self, files: Sequence[Sequence[str]] | None = None) -> Plan:
+        return Plan.of(self.stages if files is None else of_files(self.stages, files))
+
+    def __bool__(self) -> bool:
+        return True  # without len(), which reads what the files hold
+
+    def distributed(
+        self,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+    ) -> Self:
+        """Read as one of several data-parallel ranks. You need this only if these are not all
+        processes of ``torch.distributed``, or of ``RANK`` and ``WORLD_SIZE`` in the environment.
+
+        Args:
+            rank: from 0.
+            world_size: number of ranks.
+            mesh: instead of both, the data-parallel part of a ``DeviceMesh``: one dimension, such
+                as ``mesh["dp"]``, or several that are data parallel together, such as
+                ``mesh["replicate", "shard"]`` of HSDP. Processes that differ in other dimensions
+                (tensor, pipeline parallel) get the same batches.
+
+        Raises:
+            ConfigError: ``rank`` is not below ``world_size``, or ``mesh`` has a dimension that is
+                not data parallel by its name, such as "tp", or does not hold this process.
+
+        >>> import trainpipes as tp
+        >>> pipe = tp.from_dataset(range(8)).sharding_filter(num_shards=2).batch(2)
+        >>> list(pipe.distributed(rank=1, world_size=2))
+        [[4, 5], [6, 7]]
+        """
+        if mesh is not None:
+            if rank is not None or world_size is not None:
+                raise ConfigError(
+                    "distributed(mesh) must be given without rank and world_size, got "
+                    f"rank={rank} and world_size={world_size}; leave these out"
+                )
+            return type(self)(self._stages, *in_mesh(mesh))
+        known = rank is not None and world_size is not None
+        for name, value in (("rank", rank), ("world_size", world_size)):
+            if known:
+                whole_number(value, 0, f"distributed({name})", "0 <= rank < world_size")
+        if rank is None or world_size is None or not 0 <= rank < world_size:
+            raise ConfigError(
+                f"distributed(rank, world_size) must have 0 <= rank < world_size, got {rank} and {world_size}"
+            )
+        return type(self)(self._stages, (rank, world_size))
+
+    # Iteration
+
+    def __iter__(self) -> EpochIterator:
+        refuse_in_an_iterable()
+        self._data_parallel()  # says now, on all ranks, what does not fit
+        made = self._batching()
+        if made is not None and batched_outside():
+            raise ConfigError(
+                f"this pipeline makes batches itself ({made}), and the DataLoader "
+                f"would batch them again: {in_trainer() or 'pass batch_size=None to the DataLoader'}"
+            )
+        warn_without_data_module()
+        return EpochIterator(self._iteration, RunOptions(threads=None, places=True))
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the state after the last item that an iterator of this pipeline gave, or at the
+        start of the next epoch. None in a DataLoader's worker, where only the iterator has a state.
+
+        Raises:
+            StateError: a ``Loader`` or DataLoader workers iterated the pipeline, and only they know
+                where they are.
+
+        >>> import trainpipes as tp
+        >>> pipe = tp.from_dataset(range(5)).batch(2)
+        >>> first = next(iter(pipe))
+        >>> again = tp.from_dataset(range(5)).batch(2)
+        >>> again.load_state_dict(pipe.state_dict())
+        >>> list(again)
+        [[2, 3], [4]]
+        """
+        return self._iteration.state()
+
+    def load_state_dict(
+        self, state: dict[str, Any], *, allow_changes: Collection[str] = ()
+    ) -> None:
+        """Let the next ``iter()`` continue where ``state`` was taken, also in workers.
+
+        Args:
+            state: of this pipeline, from any loader.
+            allow_changes: what may differ from the pipeline that saved it; see
+                ``Loader.load_state_dict``.
+
+        Raises:
+            StateError: the state does not fit this pipeline.
+
+        >>> import trainpipes as tp
+        >>> pipe = tp.from_dataset(range(5)).batch(2)
+        >>> pipe.load_state_dict(pipe.state_at(1))
+        >>> next(iter(pipe))
+        [2, 3]
+        """
+        self._iteration.load(state, allow_changes)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next ``iter()``, also in workers, for frameworks that call this. Without it,
+        each ``iter()`` is the next epoch.
+
+        Nothing changes under an endless ``repeat``. A loaded position stays: the first number after
+        a load names the loaded epoch, and later numbers count from there.
+
+        Args:
+            epoch: from 0.
+
+        Raises:
+            ConfigError: ``epoch`` is no integer of 0 or more.
+
+        >>> import trainpipes as tp
+        >>> pipe = tp.from_dataset(range(4)).shuffle(4, seed=0)
+        >>> first, second = list(pipe), list(pipe)
+        >>> pipe.set_epoch(1)
+        >>> list(pipe) == second
+        True
+        """
+        self._data_parallel()  # refuses frameworks that would share out batches again
+        self._iteration.set_epoch(epoch)
+
+
+def is_pipeline_or_loader(value: Any) -> bool:
+    if isinstance(value, Record):
+        return True
+    stands = isinstance(getattr(value, "_iteration", None), IterationState)
+    return stands and isinstance(getattr(value, "pipeline", None), Record)
+
+
+def of_recipe(record: AnyRecord, name: str, options: dict[str, Any]) -> AnyRecord:
+    """A chain that a recipe made with these options, as ``to_yaml()`` writes it."""
+    made = type(record)(record._stages, record._ranks, record._members)
+    made._recipe = name, options, len(made._stages)
+    return made
