@@ -59,17 +59,17 @@ def read_states(path: str | os.PathLike[str]) -> dict[str, Mapping[str, Any]]:
     if not place.is_dir():
         return _states_of(place)
     indexed = (place / INDEX).exists()
-    found: dict[str, Mapping[str, Any]] = {}
+    states: dict[str, Mapping[str, Any]] = {}
     for file in [place / INDEX] if indexed else sorted(place.rglob("*")):
         if file.is_file() and (file.name == INDEX or file.suffix in ENDS):
             try:
-                found |= _states_of(file)
+                states |= _states_of(file)
             except (StateError, UnreadableError) as error:
                 problem = problem or error
-    if not found:
+    if not states:
         said = f"{path} holds no state of trainpipes: give the folder of one checkpoint, or a file"
         raise problem or StateError(said, path=str(path))
-    return found
+    return states
 
 
 def summarize(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def summarize(state: Mapping[str, Any]) -> dict[str, Any]:
         StateError: it is damaged, or of another format.
     """
     saved = read(state)
-    stages = [cut(str(one["stage"]), 60) for one in json.loads(saved.pipeline)["stages"]]
+    stages = [cut(str(stage["stage"]), 60) for stage in json.loads(saved.pipeline)["stages"]]
     position = saved.position
     return {
         "format": int(state["trainpipes"]), "epoch": position.pass_number, "batches": position.m,
@@ -95,8 +95,8 @@ def summarize(state: Mapping[str, Any]) -> dict[str, Any]:
 def _states_of(path: Path) -> dict[str, Mapping[str, Any]]:
     value = _dcp(path) if path.name == INDEX else _value(path)
     where = path.parent if path.name == INDEX else path
-    if found := dict(_states_in(value, where)):
-        return found
+    if states := dict(_states_in(value, where)):
+        return states
     raise _refused(path, f"has no state of trainpipes in it: {unrecognized_state_error(value)}")
 
 
@@ -105,15 +105,15 @@ def _states_in(value: Any, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]
     seen: set[int] = set()
     coming = deque([("", value)])
     while coming:
-        keys, one = coming.popleft()
-        names = one.keys() if isinstance(one, Mapping) else set()
+        keys, part = coming.popleft()
+        names = part.keys() if isinstance(part, Mapping) else set()
         if {"trainpipes", "epoch", "num_shards"} <= names:  # in all formats
-            yield f"{path} {keys}".rstrip(), one
+            yield f"{path} {keys}".rstrip(), part
         elif names & {"_snapshot", "fetcher_state"}:
-            raise _refused(path, f"{keys}: {unrecognized_state_error(one)}")
-        elif id(one) not in seen and len(keys) < MOST_KEYS:
-            seen.add(id(one))
-            for key, below in one.items() if names else enumerate(one):
+            raise _refused(path, f"{keys}: {unrecognized_state_error(part)}")
+        elif id(part) not in seen and len(keys) < MOST_KEYS:
+            seen.add(id(part))
+            for key, below in part.items() if names else enumerate(part):
                 if isinstance(below, Mapping | list | tuple):
                     name = json.dumps(key) if isinstance(key, str) else repr(key)[:80]
                     coming.append((f"{keys}[{name}]", below))
@@ -180,14 +180,14 @@ def _dcp(index: Path) -> dict[Any, Any]:
         why = cut(str(error) or type(error).__name__)
         raise _refused(index, f"is no index of torch.distributed.checkpoint: {why}") from None
     homes = {path[:-1] for path in paths.values() if path[-1] == "trainpipes"}
-    found: dict[Any, Any] = {}
+    nested: dict[Any, Any] = {}
     for name, path in paths.items():
         if name in places and any(path[: len(home)] == home for home in homes):
-            below = found
+            below = nested
             for key in path[:-1]:
                 below = below.setdefault(key, {})
             below[path[-1]] = _part(index.parent, places[name])
-    return found
+    return nested
 
 
 class _IndexReader(pickle.Unpickler):
@@ -196,9 +196,9 @@ class _IndexReader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if f"{module}.{name}" in PLAIN or is_dtype or (module == METADATA and name.isidentifier()):
-            found = super().find_class(module.removesuffix("._local"), name)
-            if module != METADATA or getattr(found, "__module__", "") == METADATA:
-                return found
+            named = super().find_class(module.removesuffix("._local"), name)
+            if module != METADATA or getattr(named, "__module__", "") == METADATA:
+                return named
         raise pickle.UnpicklingError(f"it names {cut(f'{module}.{name}')}, whose code could run")
 
 

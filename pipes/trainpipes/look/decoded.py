@@ -75,8 +75,8 @@ class KnownIds:
 
 
 def known_ids(plan: Plan) -> KnownIds:
-    found = KnownIds()
-    engines = found.engines
+    ids = KnownIds()
+    engines = ids.engines
     for stage in _stages(plan.inputs):
         if isinstance(stage, MakesIds):
             for name in stage.id_columns:
@@ -88,10 +88,10 @@ def known_ids(plan: Plan) -> KnownIds:
             engines |= {new: engines.pop(old) for old, new in names if old in engines}
         elif isinstance(stage, Pack) and stage.column in engines:
             engines["input_ids"] = engines[stage.column]
-        found.masked |= isinstance(stage, MaskTokens)
+        ids.masked |= isinstance(stage, MaskTokens)
         if isinstance(stage, MakesPictures):
-            found.pictures = stage
-    return found
+            ids.pictures = stage
+    return ids
 
 
 def _stages(inputs: Inputs) -> Iterator[Stage]:
@@ -131,24 +131,24 @@ class TokenGrid:
 def token_grids(
     values: Mapping[str, Any], known: KnownIds, of_row: bool = False
 ) -> list[TokenGrid]:
-    found: list[TokenGrid] = []
+    grids: list[TokenGrid] = []
     for name, value in values.items():
         match = IDS.fullmatch(name)
         if match or (name in known.engines and not LABELS.fullmatch(name)):
             ids = number_grid(value)
             if ids is not None:
-                found.append(_grid(name, match[1] if match else "", ids, values, known, of_row))
-    taken = {one.labels for one in found}
+                grids.append(_grid(name, match[1] if match else "", ids, values, known, of_row))
+    taken = {grid.labels for grid in grids}
     for name, value in values.items():
-        if found and name not in taken and LABELS.fullmatch(name):
+        if grids and name not in taken and LABELS.fullmatch(name):
             labels = number_grid(value)
             own = name in known.engines or (labels is not None and _stands_at_start(labels))
             if labels is not None and own and (of_row or getattr(value, "ndim", 2) > 1):
                 there, engine = labels >= 0, known.engine(name)
                 if there.all() and not of_row:
                     there = _unpadded(labels, engine)
-                found.append(TokenGrid(name, labels, there, engine, layout="own", in_loss=there))
-    return found
+                grids.append(TokenGrid(name, labels, there, engine, layout="own", in_loss=there))
+    return grids
 
 
 def _grid(
@@ -156,13 +156,13 @@ def _grid(
 ) -> TokenGrid:
     def beside(*names: str) -> Array | None:
         """The first column of these names, after the same prefix, that is as large."""
-        given = (values.get(f"{prefix}{one}") for one in names)
+        given = (values.get(f"{prefix}{part}") for part in names)
         # Of positions with several axes, the first is that of the text.
         grids = (
-            number_grid(one[0] if isinstance(one, torch.Tensor) and one.ndim == 3 else one)
-            for one in given
+            number_grid(value[0] if isinstance(value, torch.Tensor) and value.ndim == 3 else value)
+            for value in given
         )
-        return next((one for one in grids if one is not None and one.shape == ids.shape), None)
+        return next((grid for grid in grids if grid is not None and grid.shape == ids.shape), None)
 
     engine, segments, positions = known.engine(name), beside("segment_ids"), beside("position_ids")
     mask, weight, labels = beside(*MASKS), beside(*LOSS_MASKS), beside("labels")
@@ -204,9 +204,9 @@ def _stands_at_start(labels: Array) -> bool:
 
 def _starts(begins: Array, there: Array) -> Array:
     """Cells with which documents begin; padding on the left begins nothing."""
-    found = np.zeros_like(there)
-    found[:, 1:] = begins & there[:, 1:] & np.logical_or.accumulate(there, axis=1)[:, :-1]
-    return found
+    starts = np.zeros_like(there)
+    starts[:, 1:] = begins & there[:, 1:] & np.logical_or.accumulate(there, axis=1)[:, :-1]
+    return starts
 
 
 def _unpadded(ids: Array, engine: TokenizerEngine | None) -> Array:
@@ -226,10 +226,15 @@ def _unpadded(ids: Array, engine: TokenizerEngine | None) -> Array:
 def number_grid(value: Any) -> Array | None:
     """Whole numbers as ``[B, L]``, filled up with ``MISSING``; None for anything else."""
     if isinstance(value, torch.Tensor | np.ndarray) and not _is_ragged(value):
-        found = head(value)
-        if found is None or found.dtype.kind not in "biu" or not found.size or found.ndim > 2:
+        numbers = head(value)
+        if (
+            numbers is None
+            or numbers.dtype.kind not in "biu"
+            or not numbers.size
+            or numbers.ndim > 2
+        ):
             return None
-        return np.atleast_2d(found)
+        return np.atleast_2d(numbers)
     value = value.cpu().unbind() if isinstance(value, torch.Tensor) else value
     if not isinstance(value, list | tuple | np.ndarray) or not len(value):
         return None
@@ -277,21 +282,21 @@ def pieces_of(grid: TokenGrid, row: int, most: int = ROW) -> list[Piece]:
     cuts[1:] |= drawn[1:] != drawn[:-1]
     if grid.truth is not None:  # each hidden token has a label of its own
         cuts[1:] |= in_loss[1:]
-    found: list[Piece] = []
+    pieces: list[Piece] = []
     for start, stop in pairwise([*np.flatnonzero(cuts).tolist(), len(ids)]):
         if starts[start]:
-            found.append(Piece("document"))
+            pieces.append(Piece("document"))
         if not shown[start]:
-            found.append(Piece("padding", tokens=stop - start))
+            pieces.append(Piece("padding", tokens=stop - start))
             continue
         if drawn[start]:
-            found.append(Piece("picture", _text(engine, ids, start, start + 1), stop - start))
+            pieces.append(Piece("picture", _text(engine, ids, start, start + 1), stop - start))
             continue
         if most <= 0 and stop < len(ids):
             tokens = int(np.count_nonzero(there[start:]))
-            found.append(Piece("left_out", tokens=tokens))
+            pieces.append(Piece("left_out", tokens=tokens))
             if tokens < len(ids) - start:
-                found.append(Piece("padding", tokens=len(ids) - start - tokens))
+                pieces.append(Piece("padding", tokens=len(ids) - start - tokens))
             break
         share = min(PIECE, max(most, SPARED))
         share = stop - start if stop - start <= share + SPARED else share
@@ -302,9 +307,9 @@ def pieces_of(grid: TokenGrid, row: int, most: int = ROW) -> list[Piece]:
         first, last = start + share - share // 2, stop - share // 2
         for begin, end in [(start, first), (last, stop)] if first < last else [(start, stop)]:
             if begin > start:
-                found.append(Piece("left_out", tokens=last - first))
-            found.append(Piece(kind, _text(engine, ids, begin, end), end - begin, truth))
-    return found
+                pieces.append(Piece("left_out", tokens=last - first))
+            pieces.append(Piece(kind, _text(engine, ids, begin, end), end - begin, truth))
+    return pieces
 
 
 def _text(engine: TokenizerEngine | None, ids: Array, start: int, stop: int) -> str:

@@ -156,7 +156,7 @@ def explain(
         lines.append(("shards", f"{shards}, {said}"))
     if shuffled := _shuffled(plan, window):
         lines.append(("shuffle", shuffled))
-    for stage in (one for one in chain.after if isinstance(one, ShuffleStage)):
+    for stage in (stage for stage in chain.after if isinstance(stage, ShuffleStage)):
         lines.append(("" if shuffled else "shuffle", f"{stage}: so many of a shard are mixed then"))
     memory = None
     if held:
@@ -245,12 +245,12 @@ def _window_rows(plan: Plan) -> int | None:
 
 
 def _window_bytes(plan: Plan, processes: int) -> int | None:
-    found = sum(_window_bytes(source, processes) or 0 for source in plan.mixed.values())
+    nbytes = sum(_window_bytes(source, processes) or 0 for source in plan.mixed.values())
     layout, row_bytes = plan.layouts.usual, plan.layouts.window_row_bytes
     if isinstance(layout, Layout) and row_bytes and _is_mixed(plan):
         largest = [_most_rows(layout, span) for span in range(layout.num_spans)]
-        found += math.ceil(row_bytes * sum(largest) / len(largest) * _own_spans(plan, processes))
-    return found or None
+        nbytes += math.ceil(row_bytes * sum(largest) / len(largest) * _own_spans(plan, processes))
+    return nbytes or None
 
 
 def _buffers(plan: Plan, processes: int) -> Iterator[tuple[RegroupStage, int, Stage | None]]:
@@ -317,23 +317,23 @@ def _most_rows(layout: Layout, span: int) -> int:
 
 def _beside_windows(plan: Plan, processes: int, threads: int) -> int:
     """Bytes of one process beside windows: those read ahead, what servers send, decoders, runs in hand."""
-    found = sum(_beside_windows(source, processes, threads) for source in plan.mixed.values())
+    nbytes = sum(_beside_windows(source, processes, threads) for source in plan.mixed.values())
     layouts, source = plan.layouts, plan.inputs.source
     row_bytes, windows = layouts.window_row_bytes, _window_bytes(plan, processes)
     if plan.mixed or not row_bytes or not windows or not _is_mixed(plan):
-        return found
+        return nbytes
     spans, rows = _own_spans(plan, processes), plan.inputs.blocks.rows
     if isinstance(source, FileBlocks):
         block = row_bytes * int(plan.inputs.blocks.lengths.max(initial=0))
-        found += math.ceil(spans * min(DECODER_BYTES, 4 * block))
+        nbytes += math.ceil(spans * min(DECODER_BYTES, 4 * block))
         if not source.is_local:
             limit = min(source.files.prefetch_bytes, layouts.fetched_bytes)
-            found += math.ceil(min(limit, int(np.maximum(source.sizes, 0).sum())))
+            nbytes += math.ceil(min(limit, int(np.maximum(source.sizes, 0).sum())))
     if threads and not plan.reads_user_code:
         ahead = max(windows / spans, layouts.held_bytes * AHEAD_PART)
-        found += math.ceil(min(windows, ahead, max(0, layouts.held_bytes - windows)))
+        nbytes += math.ceil(min(windows, ahead, max(0, layouts.held_bytes - windows)))
     shards = -(-plan.chain.num_shards // processes)
-    return found + math.ceil(RUNS * min(rows, ALL_ROWS, shards * RUN_ROWS) * row_bytes)
+    return nbytes + math.ceil(RUNS * min(rows, ALL_ROWS, shards * RUN_ROWS) * row_bytes)
 
 
 def _notes(plan: Plan, window_rows: int | None, world_size: int) -> Iterator[str]:

@@ -90,66 +90,68 @@ def inspect_files(
     asked = [] if column is None else column_names(column, "inspect_files(column)")
     engine = None if tokenizer is None else load(tokenizer)
     given = [files] if isinstance(files, str | os.PathLike) else files
-    found = find_files([os.fspath(url) for url in given], storage_options)
-    tables = read_sample(found, sample, small=engine is not None)
+    reading = find_files([os.fspath(url) for url in given], storage_options)
+    tables = read_sample(reading, sample, small=engine is not None)
     sampled = sum(map(len, tables))
-    total = round(int(found.lengths.sum()) * found.scale)
+    total = round(int(reading.lengths.sum()) * reading.scale)
     chunks = _chunks(tables)
-    columns = _columns(found, chunks)
-    need_columns([one.name for one in columns], asked, "inspect_files(column)")
+    columns = _columns(reading, chunks)
+    need_columns([each.name for each in columns], asked, "inspect_files(column)")
     together = [asked] if asked else [[name] for name in _measured_columns(chunks)]
     having = [table for table in tables if set(asked) <= set(table.column_names)]
     measured = _chunks(having) if asked else chunks
     lengths = [_lengths(measured, names, engine) for names in together if having]
     groups = None
-    if found.reader == "read_parquet" and len(found.lengths):
-        sizes = np.quantile(found.lengths, (0, 0.5, 1)).astype(int).tolist()
+    if reading.reader == "read_parquet" and len(reading.lengths):
+        sizes = np.quantile(reading.lengths, (0, 0.5, 1)).astype(int).tolist()
         names = ("count", "least", "median", "most")
-        groups = dict(zip(names, [len(found.lengths), *sizes], strict=True))
+        groups = dict(zip(names, [len(reading.lengths), *sizes], strict=True))
     return Inspection(
-        reader=found.reader,
-        files=found.count - len(found.unreadable),
-        bytes=found.bytes,
+        reader=reading.reader,
+        files=reading.count - len(reading.unreadable),
+        bytes=reading.bytes,
         rows=total,
-        rows_counted=found.scale == 1,
+        rows_counted=reading.scale == 1,
         memory_bytes=round(sum(table.nbytes for table in tables) / max(1, sampled) * total),
         row_groups=groups,
         columns=columns,
-        sampled_rows=found.looked_at,
+        sampled_rows=reading.looked_at,
         shown=_shown(tables, np.linspace(0, sampled - 1, min(rows, sampled)).astype(int).tolist()),
         lengths=lengths,
-        findings=list(_findings(found, total)),
-        unreadable=found.unreadable,
-        bad_rows=found.bad_rows,
-        bad_places=found.bad,
+        findings=list(_findings(reading, total)),
+        unreadable=reading.unreadable,
+        bad_rows=reading.bad_rows,
+        bad_places=reading.bad,
     )
 
 
-def _findings(found: Found, rows: int) -> Iterator[Finding]:
-    if others := found.others:
+def _findings(sample: Found, rows: int) -> Iterator[Finding]:
+    if others := sample.others:
         named = " ".join(map(shlex.quote, others[:NAMED]))
-        text = f"{found.reader}() does not read files of other formats: {len(others):,} beside the data"
+        text = f"{sample.reader}() does not read files of other formats: {len(others):,} beside the data"
         yield Finding("other_formats", text, f"trainpipes inspect {named}")
-    with_rows = {name: source for name, source in found.sources if len(source.lengths)}
-    several = [(name, schema) for name, schema in found.schemas.items() if name in with_rows]
+    with_rows = {name: source for name, source in sample.sources if len(source.lengths)}
+    several = [(name, schema) for name, schema in sample.schemas.items() if name in with_rows]
     try:
         if several:
             format = getattr(with_rows[several[0][0]], "format", None)
-            one_schema(several, None, f"{found.reader}()", getattr(format, "wider", unified))
+            one_schema(several, None, f"{sample.reader}()", getattr(format, "wider", unified))
     except SchemaError as error:
-        cure = f".{found.reader}(columns=[...]) with columns that all files have, or convert files"
+        cure = f".{sample.reader}(columns=[...]) with columns that all files have, or convert files"
         yield Finding("mixed_schemas", str(error), cure)
-    if found.bad_rows:
-        text = f"{found.bad_rows:,} of {found.looked_at:,} rows that were looked at cannot be used"
-        stage = found.reader if found.reader in TEXTS else "decode_image"
+    if sample.bad_rows:
+        text = (
+            f"{sample.bad_rows:,} of {sample.looked_at:,} rows that were looked at cannot be used"
+        )
+        stage = sample.reader if sample.reader in TEXTS else "decode_image"
         cure = f".{stage}(..., on_error=tp.Quarantine(folder)), which lists them"
         yield Finding("bad_rows", text, cure)
-    filled = found.lengths > 0
-    lengths, sizes = found.lengths[filled], found.block_bytes[filled]
-    if not len(lengths) or found.reader != "read_parquet":
+    filled = sample.lengths > 0
+    lengths, sizes = sample.lengths[filled], sample.block_bytes[filled]
+    if not len(lengths) or sample.reader != "read_parquet":
         return
-    files = " ".join(shlex.quote(hidden(url)) for url in found.urls[:NAMED])
-    more = " …" if found.urls[NAMED:] else ""
+    files = " ".join(shlex.quote(hidden(url)) for url in sample.urls[:NAMED])
+    more = " …" if sample.urls[NAMED:] else ""
     cure = f"trainpipes repack {files}{more} OUT --row-group-size {GOOD_ROWS}"
     if lengths.max() > LARGE_ROWS or len(lengths) < min(NUM_SHARDS, rows // BUFFER_ROWS):
         text = (
@@ -168,11 +170,11 @@ def _findings(found: Found, rows: int) -> Iterator[Finding]:
 
 
 def _chunks(tables: Iterable[pa.Table]) -> dict[str, list[pa.Array]]:
-    found: dict[str, list[pa.Array]] = {}
+    chunks: dict[str, list[pa.Array]] = {}
     for table in tables:
         for name, column in zip(table.column_names, table.columns, strict=True):
-            found.setdefault(name, []).extend(map(_plain, column.chunks))
-    return found
+            chunks.setdefault(name, []).extend(map(_plain, column.chunks))
+    return chunks
 
 
 def _plain(array: pa.Array) -> pa.Array:
@@ -183,10 +185,10 @@ def _plain(array: pa.Array) -> pa.Array:
     return array.cast(kind[array.type]) if array.type in kind else array
 
 
-def _columns(found: Found, chunks: Columns) -> list[Column]:
+def _columns(sample: Found, chunks: Columns) -> list[Column]:
     types: dict[str, dict[str, None]] = {}
-    for one in (field for schema in found.schemas.values() for field in schema):
-        types.setdefault(one.name, {})[cut(str(one.type))] = None
+    for each in (field for schema in sample.schemas.values() for field in schema):
+        types.setdefault(each.name, {})[cut(str(each.type))] = None
     columns = []
     for name, kinds in types.items():
         own = chunks.get(name, ())
@@ -261,7 +263,7 @@ def _measured(
     chunks: Iterable[pa.Array], engine: TokenizerEngine | None
 ) -> tuple[IntArray, str] | None:
     """The length of each row and its unit; None if rows have no length."""
-    found, unit = [np.empty(0, dtype=np.int64)], "items"
+    lengths, unit = [np.empty(0, dtype=np.int64)], "items"
     for chunk in chunks:
         kind, own = chunk.type, np.zeros(len(chunk), dtype=np.int64)
         if has_text(kind):
@@ -274,8 +276,8 @@ def _measured(
             own, unit = own + to_numpy(pc.binary_length(chunk).fill_null(0)), "bytes"
         elif not pa.types.is_null(kind):
             return None
-        found.append(own)
-    return np.concatenate(found), unit
+        lengths.append(own)
+    return np.concatenate(lengths), unit
 
 
 def _texts(array: pa.Array, rows: IntArray) -> Iterator[tuple[pa.Array, IntArray]]:

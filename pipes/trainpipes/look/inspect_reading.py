@@ -111,7 +111,10 @@ class Found:
     @property
     def schemas(self) -> dict[str, pa.Schema]:
         """Of each source, what its headers say, or else the sample."""
-        own = [(name, getattr(one, "rows_schema", None), one.schema) for name, one in self.sources]
+        own = [
+            (name, getattr(source, "rows_schema", None), source.schema)
+            for name, source in self.sources
+        ]
         known = {name: schema if rows is None else rows for name, rows, schema in own}
         return {**self.sampled, **{name: one for name, one in known.items() if one is not None}}
 
@@ -124,15 +127,19 @@ class Found:
     @property
     def lengths(self) -> IntArray:
         """Rows of all blocks, int64 ``[blocks]``."""
-        return np.concatenate([np.empty(0, np.int64), *(one.lengths for _, one in self.sources)])
+        return np.concatenate(
+            [np.empty(0, np.int64), *(source.lengths for _, source in self.sources)]
+        )
 
     @property
     def block_bytes(self) -> npt.NDArray[np.float64]:
         """Bytes of all blocks before compression, float64 ``[blocks]``."""
         usual = self.bytes / max(1, self.scale * self.lengths.sum())
         sizes = [
-            (one.row_bytes or usual) * one.lengths if one.block_bytes is None else one.block_bytes
-            for _, one in self.sources
+            (source.row_bytes or usual) * source.lengths
+            if source.block_bytes is None
+            else source.block_bytes
+            for _, source in self.sources
         ]
         return np.concatenate([np.empty(0), *sizes])
 
@@ -157,57 +164,57 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
             f"inspect_files(files) must end in {', '.join(ends_of_names()[:12])}, …, got {len(files):,} "
             f"others, such as {cut(files.names[0])}; rename them"
         )
-    reader = max(known, key=lambda one: sizes[readers == one].sum())
+    reader = max(known, key=lambda kind: sizes[readers == kind].sum())
     about = ABOUT if reader == "read_arrow" else ()
     beside = zip(files.names, readers, strict=True)
-    others = [hidden(n) for n, one in beside if one not in ("", reader) and not n.endswith(about)]
+    others = [hidden(n) for n, kind in beside if kind not in ("", reader) and not n.endswith(about)]
     files = files.pick(np.flatnonzero(readers == reader).astype(np.int64))
     if reader == "read_arrow":
         files = saved_files(files, "inspect_files()")
     size, remote = int(np.maximum(files.sizes, 0).sum()), not all(map(is_local, files.systems))
-    found = Found(reader, list(urls), len(files), size, remote, others=others)
-    _open(found, files)
-    return found
+    sample = Found(reader, list(urls), len(files), size, remote, others=others)
+    _open(sample, files)
+    return sample
 
 
-def _open(found: Found, files: FileList) -> None:
-    wanted = _wanted_files(found, files)
+def _open(sample: Found, files: FileList) -> None:
+    wanted = _wanted_files(sample, files)
 
     def look(*numbers: int, bad_rows: str = "skip") -> list[tuple[str, RowSource]]:
         some = files.pick(np.array(numbers, dtype=np.int64))
         name = hidden(some.names[0])
         try:
-            return [(name, _opened(found.reader, some, bad_rows))]
+            return [(name, _opened(sample.reader, some, bad_rows))]
         except OF_ALL:
             raise
         except Exception as error:
             if len(numbers) == 1:
                 if bad_rows == "skip":
                     return look(*numbers, bad_rows="raise")  # what is wrong with the rows
-                found.unreadable[name] = reason_of(name, error)
+                sample.unreadable[name] = reason_of(name, error)
             return []
 
     # Those without a header are read to their end, once, and so each by itself.
-    found.sources = look(*wanted) if wanted and found.reader not in SCANNED else []
-    if found.reader in SCANNED or (len(wanted) > 1 and not found.sources):
+    sample.sources = look(*wanted) if wanted and sample.reader not in SCANNED else []
+    if sample.reader in SCANNED or (len(wanted) > 1 and not sample.sources):
         one_by_one = each_file(
             files, lambda n, _: look(n), "inspect_files()", "data",
             wanted=wanted, job="looking at files",
         )  # fmt: skip
-        found.sources = [one for several in one_by_one.values() for one in several]
-        if found.reader in SCANNED and len(wanted) < len(files):
+        sample.sources = [source for several in one_by_one.values() for source in several]
+        if sample.reader in SCANNED and len(wanted) < len(files):
             read = sum(int(files.sizes[n]) for n, several in one_by_one.items() if several)
-            found.scale = found.bytes / max(1, read)
+            sample.scale = sample.bytes / max(1, read)
 
 
-def _wanted_files(found: Found, files: FileList) -> list[int]:
-    if found.reader == "read_images":
+def _wanted_files(sample: Found, files: FileList) -> list[int]:
+    if sample.reader == "read_images":
         empty = np.flatnonzero(files.sizes == 0).tolist()
-        found.unreadable.update((hidden(files.names[n]), "empty: 0 bytes") for n in empty)
+        sample.unreadable.update((hidden(files.names[n]), "empty: 0 bytes") for n in empty)
         return np.flatnonzero(files.sizes != 0).tolist()
     packed = any(name.lower().endswith((*COMPRESSED, ".tgz")) for name in files.names)
-    most = SCANNED_BYTES // 4 if found.remote or packed else SCANNED_BYTES
-    if found.reader not in SCANNED or found.bytes <= most:
+    most = SCANNED_BYTES // 4 if sample.remote or packed else SCANNED_BYTES
+    if sample.reader not in SCANNED or sample.bytes <= most:
         return list(range(len(files)))
     spread = np.arange(0, len(files), -(-len(files) // SCANNED_FILES))
     spread = spread[np.argsort(files.sizes[spread], kind="stable")]
@@ -241,18 +248,18 @@ def reason_of(name: str, error: Exception) -> str:
     return line.removeprefix(name).lstrip(",: ")
 
 
-def read_sample(found: Found, rows: int, small: bool) -> list[pa.Table]:
+def read_sample(sample: Found, rows: int, small: bool) -> list[pa.Table]:
     """About ``rows`` rows in pieces; files that cannot be decoded go to ``found.unreadable``."""
-    most = REMOTE_BYTES if found.remote or small else LOCAL_BYTES
-    if size := float(found.block_bytes.sum()):
-        rows = min(rows, max(1, int(most * int(found.lengths.sum()) / size)))
-    if found.remote and found.reader == "read_images":
+    most = REMOTE_BYTES if sample.remote or small else LOCAL_BYTES
+    if size := float(sample.block_bytes.sum()):
+        rows = min(rows, max(1, int(most * int(sample.lengths.sum()) / size)))
+    if sample.remote and sample.reader == "read_images":
         rows = min(rows, REMOTE_IMAGES)
     tables: list[pa.Table] = []
-    places = _places(found, rows)
+    places = _places(sample, rows)
     pieces = counted(places, "reading some rows of files", len(places), "pieces")
     for number, of_source in groupby(pieces, itemgetter(0)):
-        name, source = found.sources[number]
+        name, source = sample.sources[number]
         with closing(source.reader()) as reader:
             for _, *place in of_source:
                 try:
@@ -261,39 +268,41 @@ def read_sample(found: Found, rows: int, small: bool) -> list[pa.Table]:
                     raise
                 except Exception as error:
                     path = hidden(getattr(error, "path", None) or name)
-                    found.unreadable[path] = reason_of(path, error)
+                    sample.unreadable[path] = reason_of(path, error)
                     continue
                 block, start, _ = place
-                found.looked_at += len(table)
+                sample.looked_at += len(table)
                 if BAD.name in table.column_names:
                     table, bad = separate(table)
                     for row, (why, _) in bad.items():
-                        found.note(source.place(block, start + row), why)
+                        sample.note(source.place(block, start + row), why)
                     table = table.take(np.setdiff1d(np.arange(len(table)), [*bad]))
-                for row, why in bad_pictures(table, found.reader == "read_images"):
-                    found.note(source.place(block, start + row), why)
+                for row, why in bad_pictures(table, sample.reader == "read_images"):
+                    sample.note(source.place(block, start + row), why)
                 tables.append(table)
-                found.sampled.setdefault(name, table.schema)
+                sample.sampled.setdefault(name, table.schema)
                 most -= tables[-1].nbytes
                 if most < 0:
                     return tables
     return tables
 
 
-def _places(found: Found, rows: int) -> list[tuple[int, int, int, int]]:
-    blocks = [(n, b) for n, (_, one) in enumerate(found.sources) for b in range(len(one.lengths))]
-    lengths, ends = found.lengths, np.cumsum(found.lengths)
+def _places(sample: Found, rows: int) -> list[tuple[int, int, int, int]]:
+    blocks = [
+        (n, b) for n, (_, source) in enumerate(sample.sources) for b in range(len(source.lengths))
+    ]
+    lengths, ends = sample.lengths, np.cumsum(sample.lengths)
     total = int(lengths.sum())
     if total <= rows:
         return [(*blocks[n], 0, int(lengths[n])) for n in np.flatnonzero(lengths).tolist()]
-    pieces = max(1, min(REMOTE_PIECES if found.remote else LOCAL_PIECES, rows // PIECE_ROWS))
+    pieces = max(1, min(REMOTE_PIECES if sample.remote else LOCAL_PIECES, rows // PIECE_ROWS))
     each = rows // pieces
     edges = np.linspace(0, total, pieces + 1)[:-1].astype(np.int64)
     owners = np.searchsorted(ends, edges, side="right")
     own = lengths[owners]
     # Only the beginning of a large row group is read: its pieces are spread over that.
     reach = (np.bincount(owners)[owners] + 1) * each
-    reach = np.maximum(reach, DEPTH_BYTES / np.maximum(1.0, found.block_bytes[owners] / own))
+    reach = np.maximum(reach, DEPTH_BYTES / np.maximum(1.0, sample.block_bytes[owners] / own))
     starts = ((edges - ends[owners] + own) * np.minimum(1.0, reach / own)).astype(np.int64)
     places = zip(
         owners.tolist(), starts.tolist(), np.minimum(own, starts + each).tolist(), strict=True
@@ -321,7 +330,7 @@ def bad_pictures(table: pa.Table, of_images: bool) -> Iterator[tuple[int, str]]:
 
 def _are_images(column: pa.ChunkedArray) -> bool:
     some: list[bytes] = pc.binary_slice(column.slice(0, LOOKED_AT).drop_null(), 0, 4).to_pylist()
-    return 2 * sum(one.startswith(BEGINS) for one in some) > len(some)
+    return 2 * sum(head.startswith(BEGINS) for head in some) > len(some)
 
 
 def _problem(content: Any) -> str:

@@ -116,13 +116,13 @@ class Inspection:
         return dataclasses.asdict(self)
 
     def __repr__(self) -> str:
-        width, found = terminal_width(), []
+        width, lines = terminal_width(), []
         for rows in self._tables():
-            found += [table([list(map(escaped, row)) for row in rows], width), ""]
+            lines += [table([list(map(escaped, row)) for row in rows], width), ""]
         for line in map(escaped, self._lines()):
             copied = line.startswith(("  ->", "cannot be read"))  # a command or a path
-            found += [line] if copied else folded(line, width)
-        return "\n".join(found)
+            lines += [line] if copied else folded(line, width)
+        return "\n".join(lines)
 
     def _tables(self) -> Iterator[Rows]:
         about = "" if self.rows_counted else "about "
@@ -138,7 +138,7 @@ class Inspection:
             summary.append(["looked at", f"a sample of {self.sampled_rows:,} rows"])
         yield summary
         if self.columns:
-            rows = [[one.name, one.type, percent(one.nulls)] for one in self.columns]
+            rows = [[column.name, column.type, percent(column.nulls)] for column in self.columns]
             yield _cut([["column", "type", "nulls"], *rows])
         if names := dict.fromkeys(name for row in self.shown for name in row):
             head = ["", *(f"row {n + 1}" for n in range(len(self.shown)))]
@@ -148,11 +148,17 @@ class Inspection:
             head = ["length of", "in", "mean", "50 / 90 / 95 / 99 %", "longest"]
             yield [head, *map(self._length, self.lengths)]
 
-    def _length(self, one: Lengths) -> list[str]:
+    def _length(self, lengths: Lengths) -> list[str]:
         chats = {c.name for c in self.columns if "list<" in c.type and "content:" in c.type}
-        names = [f"{c} (texts, without the template)" if c in chats else c for c in one.columns]
-        percentiles = " / ".join(f"{value:,}" for value in one.percentiles.values())
-        return [" + ".join(names), one.unit, f"{one.mean:,.1f}", percentiles, f"{one.most:,}"]
+        names = [f"{c} (texts, without the template)" if c in chats else c for c in lengths.columns]
+        percentiles = " / ".join(f"{value:,}" for value in lengths.percentiles.values())
+        return [
+            " + ".join(names),
+            lengths.unit,
+            f"{lengths.mean:,.1f}",
+            percentiles,
+            f"{lengths.most:,}",
+        ]
 
     def _lines(self) -> Iterator[str]:
         for path, reason in list(self.unreadable.items())[:MOST_UNREADABLE]:
@@ -161,9 +167,9 @@ class Inspection:
             yield f"cannot be read: {more:,} more files"
         for place, reason in self.bad_places.items():
             yield f"cannot be read: {place}: {reason}"
-        for one in self.findings:
-            yield f"warning: {one.text}"
-            yield f"  -> {one.cure}"
+        for finding in self.findings:
+            yield f"warning: {finding.text}"
+            yield f"  -> {finding.cure}"
 
 
 def percent(share: float | None) -> str:

@@ -70,10 +70,10 @@ def estimated_length(plan: Plan, rank: int, world_size: int) -> int:
         return exact
     if plan.chain.endless or plan.inputs.epoch_rows is None:
         raise TypeError(f"the length of this pipeline cannot be estimated: {no_length(plan)}")
-    found = _of_whole_shards(plan)
-    if found is None:
-        found = expected_items(plan, _measured(plan))
-    return round(found or 0) // world_size
+    items = _of_whole_shards(plan)
+    if items is None:
+        items = expected_items(plan, _measured(plan))
+    return round(items or 0) // world_size
 
 
 def no_length(plan: Plan) -> str:
@@ -200,8 +200,8 @@ def _of_whole_shards(plan: Plan) -> float | None:
 
 def _runs(lane: Lane) -> Iterator[tuple[int, int]]:
     """Of each run of a lane the first item that it gives, and the one after its last."""
-    while (found := lane.next_run()) is not None:
-        yield found[1:]
+    while (upcoming := lane.next_run()) is not None:
+        yield upcoming[1:]
 
 
 def _is_measured(stage: Stage) -> bool:

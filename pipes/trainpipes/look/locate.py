@@ -103,11 +103,12 @@ class Provenance(list[RowPlace]):
                     self.append(RowPlace(p.path, p.row_group, p.row, p.source, index, epochs[n]))
 
     def __repr__(self) -> str:
-        prefix = os.path.commonprefix([hidden(one.path) for one in self if one.path is not None])  # noqa: RUF071
+        paths = [hidden(place.path) for place in self if place.path is not None]
+        prefix = os.path.commonprefix(paths)  # noqa: RUF071
         folder = prefix[: prefix.rfind("/") + 1]
         columns = {}
         for name, title in TITLES.items():
-            values = (getattr(one, name) for one in self)
+            values = (getattr(place, name) for place in self)
             cells = ["" if value is None else hidden(str(value)) for value in values]
             if any(cells):
                 columns[title] = [cell.removeprefix(folder) for cell in cells]
@@ -218,15 +219,15 @@ def locate(
     try:
         for _ in counted(range(walked), "making the batches before it", walked, "batches"):
             next(items)
-        found = next(items)
+        located = next(items)
     except StopIteration:
         raise _beyond(passed, topology, start) from None
     finally:
         items.close()
     assert items.m is not None
-    places = Provenance(found, plan.inputs)
+    places = Provenance(located, plan.inputs)
     return LocatedBatch(
-        found.item,
+        located.item,
         places,
         start.pass_number,
         items.m,

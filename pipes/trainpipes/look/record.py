@@ -67,7 +67,7 @@ def _files(data: Any) -> int | None:
     if isinstance(data, Mapping) and isinstance(data.get("files"), int):
         return int(data["files"])
     inner = data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ()
-    known = [count for one in inner if (count := _files(one)) is not None]
+    known = [count for part in inner if (count := _files(part)) is not None]
     return sum(known) if known else None
 
 
@@ -79,12 +79,12 @@ def _rows(inputs: Inputs) -> int | None:
 
 
 def _versions() -> dict[str, Any]:
-    found = {"trainpipes": __version__, "state_format": FORMAT, "python": python_version()}
-    found["torch"] = str(torch.__version__)  # with its build, such as "+cpu"
+    versions = {"trainpipes": __version__, "state_format": FORMAT, "python": python_version()}
+    versions["torch"] = str(torch.__version__)  # with its build, such as "+cpu"
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
@@ -100,7 +100,7 @@ def without_secrets(value: Any, name: str = "") -> Any:
     if isinstance(value, Mapping):
         return {str(k): without_secrets(v, str(k)) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [without_secrets(one) for one in value]
+        return [without_secrets(part) for part in value]
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return hidden(str(value if isinstance(value, float | str) else identify(value)))
@@ -118,7 +118,7 @@ def _given(value: Any) -> Any:
         return {key: _given(inner) for key, inner in value.items() if inner is not None}
     if not isinstance(value, list):
         return value
-    last = max((n for n, one in enumerate(value, 1) if one is not None), default=0)
+    last = max((n for n, part in enumerate(value, 1) if part is not None), default=0)
     return [_given(inner) for inner in value[:last]]
 
 
@@ -144,14 +144,14 @@ def written(stage: Stage) -> str:
 
 
 def _pipelines(stage: Stage) -> list[tuple[str, Record]]:
-    return [one for value in stage.options.values() for one in _joined(value)]
+    return [pipeline for value in stage.options.values() for pipeline in _joined(value)]
 
 
 def _joined(value: Any) -> list[tuple[str, Record]]:
     named = list(value.items()) if isinstance(value, Mapping) else []
     if isinstance(value, tuple | list):
-        named = [("", one) for one in value]
-    return [(str(name), one) for name, one in named if isinstance(one, Record)]
+        named = [("", part) for part in value]
+    return [(str(name), part) for name, part in named if isinstance(part, Record)]
 
 
 def _legible(text: str) -> str:
@@ -162,7 +162,7 @@ def _draw(pipeline: Record, nodes: list[str], edges: list[str]) -> str:
     last = ""
     for stage in pipeline.stages:
         ends = [("", last)] if last else []
-        ends += [(name, _draw(one, nodes, edges)) for name, one in _pipelines(stage)]
+        ends += [(name, _draw(part, nodes, edges)) for name, part in _pipelines(stage)]
         lines = wrap(written(stage), MOST_WIDE, max_lines=MOST_LINES, placeholder=" …")
         last = f"stage{len(nodes) + 1}"
         nodes.append(f'    {last}["{"<br/>".join(line.translate(ESCAPED) for line in lines)}"]')

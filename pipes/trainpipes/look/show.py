@@ -116,7 +116,7 @@ def _thumbnails(views: Sequence[ItemView]) -> Iterator[str]:
     for view in views:
         for row, some in enumerate(view.pictures):
             if some:
-                images = " ".join(one.html for one in some)
+                images = " ".join(thumbnail.html for thumbnail in some)
                 yield f"<div>{html.escape(view.title)}, row {row}: {images}</div>"
 
 
@@ -163,26 +163,26 @@ def show_next(iteration: IterationState, count: int, rows: int) -> Preview:
         came = (WithRows(item, ()) for item in coming(iteration))
     else:
         came = coming(iteration, RunOptions(unroll=with_rows))
-    found = Preview(
+    preview = Preview(
         [
-            _view(one.item, known, title.format(k), is_batch, rows, one.rows)
-            for k, one in enumerate(islice(came, count))
+            _view(located.item, known, title.format(k), is_batch, rows, located.rows)
+            for k, located in enumerate(islice(came, count))
         ]
     )
-    if not len(found):
+    if not len(preview):
         raise DataError(
             "show() shows the first items of the next epoch, and that gives nothing: see explain() for what "
             "the stages make of the rows"
         )
-    return found
+    return preview
 
 
 def _is_batch(item: Any) -> bool:
     values = [item] if isinstance(item, list) else [value for _, value in leaves(item)[0]]
-    lists = (one[0] for one in values if isinstance(one, list) and one)
-    arrays = (one for one in values if isinstance(one, torch.Tensor | np.ndarray))
-    return any(isinstance(one, Mapping | tuple | list) for one in lists) or any(
-        one.ndim for one in arrays
+    lists = (part[0] for part in values if isinstance(part, list) and part)
+    arrays = (part for part in values if isinstance(part, torch.Tensor | np.ndarray))
+    return any(isinstance(part, Mapping | tuple | list) for part in lists) or any(
+        part.ndim for part in arrays
     )
 
 
@@ -200,8 +200,8 @@ def _view(
     if is_batch and isinstance(item, list) and item and as_mapping(item[0]) is not None:
         inner = (_view(row, known, f"row {k}", False, rows) for k, row in enumerate(item[:rows]))
         return ItemView(title, kind, len(item), items=tuple(inner))
-    found, more = leaves(item, of_row=not is_batch)
-    values, most = dict(found), rows if is_batch else 1
+    named, more = leaves(item, of_row=not is_batch)
+    values, most = dict(named), rows if is_batch else 1
     grids = token_grids(values, known, of_row=not is_batch)
     texts = {
         escaped(grid.name, NAME): [pieces_of(grid, k) for k in range(min(most, len(grid.ids)))]
@@ -209,7 +209,7 @@ def _view(
     }
     lines = ["…  and more values"] * more + [_share_line(grid) for grid in grids]
     lines += [f"note: {note}" for note in _notes(grids, values if is_batch else None)]
-    cells = [cells_of(name, value) for name, value in found]
+    cells = [cells_of(name, value) for name, value in named]
     pictures: list[list[Picture]] = []
     if known.pictures is not None and made_of:
         pictures = [[*map(small, some)] for some in known.pictures.pictures(made_of)[:most]]
@@ -262,19 +262,19 @@ def _share_line(grid: TokenGrid) -> str:
 
 
 def _texts(view: ItemView) -> list[list[str]]:
-    found = []
+    texts = []
     for row in range(max(map(len, view.texts.values()), default=0)):
         title = [f"row {row}"] if view.rows is not None else []
         for name, rows in view.texts.items():
             if row < len(rows):
                 named = [name] if len(view.texts) > 1 or not title else []
-                found.append([*title, *named, "".join(map(_marked, rows[row]))])
+                texts.append([*title, *named, "".join(map(_marked, rows[row]))])
                 title = [""] * len(title)
         if row < len(view.pictures) and (some := view.pictures[row]):
             named = [""] * (len(view.texts) > 1)
             said = f"{len(some):,} picture{'s' * (len(some) > 1)}: {', '.join(map(str, some))}"
-            found.append([*title, *named, f"{said} pixels"])
-    return found
+            texts.append([*title, *named, f"{said} pixels"])
+    return texts
 
 
 def _marked(piece: Piece) -> str:
@@ -282,8 +282,8 @@ def _marked(piece: Piece) -> str:
 
 
 def _legend(views: Sequence[ItemView]) -> str:
-    inner = [one for view in views for one in (view, *view.items)]
-    rows = [row for one in inner for rows in one.texts.values() for row in rows]
+    inner = [view for view in views for view in (view, *view.items)]
+    rows = [row for view in inner for rows in view.texts.values() for row in rows]
     there = {piece.kind for row in rows for piece in row}
     return "   ".join(
         f"{_marked(Piece(kind, 'text', 9, 'label')).strip()} {meaning}"

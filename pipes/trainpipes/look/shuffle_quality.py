@@ -100,12 +100,12 @@ def shuffle_quality(
     files in a batch    1.1       random: 4.0
     """
     if isinstance(order, Record):
-        found = order_quality(order, batch_size=batch_size, epoch=epoch)
+        quality = order_quality(order, batch_size=batch_size, epoch=epoch)
         rule = "a pipeline over rows of files or of memory, or numbers of rows"
         way = "give the numbers of its rows as they come"
-        require(found is not None, "shuffle_quality(order)", rule, order.stages[0], way)
-        assert found is not None
-        return found
+        require(quality is not None, "shuffle_quality(order)", rule, order.stages[0], way)
+        assert quality is not None
+        return quality
     numbers = np.asarray(order, dtype=np.int64)
     most = int(numbers.max(initial=-1)) + 1
     lengths = np.array([most] if files is None else files, dtype=np.int64)

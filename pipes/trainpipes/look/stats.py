@@ -191,9 +191,9 @@ def stats(
     batches = BATCHES if batches is None else batches
     whole_number(batches, 0, "stats(batches)", "batches to look at")
     columns = [labels] if isinstance(labels, str) else list(labels or ())
-    found = {column: label_counts(pipeline, column) for column in columns}
+    label_counts_of = {column: label_counts(pipeline, column) for column in columns}
     if not batches:
-        return Stats(0, None, None, None, None, found)
+        return Stats(0, None, None, None, None, label_counts_of)
     looked_at = islice(_numbered(plan), batches)
     cells = tokens = count = 0
     packed: list[tuple[int, int, int]] = []  # length, tokens and documents of each row
@@ -207,8 +207,8 @@ def stats(
         elif not masks and segments is None:
             break
         count += 1
-        cells += sum(one.numel() for one in masks)
-        tokens += sum(int(torch.count_nonzero(one)) for one in masks)
+        cells += sum(mask.numel() for mask in masks)
+        tokens += sum(int(torch.count_nonzero(mask)) for mask in masks)
         for row in () if segments is None else np.atleast_2d(np.asarray(segments)):
             there = row[row > 0]
             packed.append((len(row), len(there), len(np.unique(there))))
@@ -225,7 +225,7 @@ def stats(
         said[tally.stage.name] += filter(None, [str(tally)])
     counts = {name: "; ".join(each) for name, each in said.items() if each}
     steps = None if world_size is None else steps_of(works, world_size, plan.chain)
-    return Stats(count, padding, packing, mixing, shuffle, found, counts, steps)
+    return Stats(count, padding, packing, mixing, shuffle, label_counts_of, counts, steps)
 
 
 def _numbered(plan: Plan) -> Iterator[tuple[int, Any]]:
@@ -267,10 +267,10 @@ def _mixing(pipeline: Record, batches: int) -> Mixing | None:
             number, tokens = names.index(path[0]), known.tokens
             own = [*zip(known.ids[places].tolist(), known.epochs[places].tolist(), strict=True)]
             amount = (
-                sum(weighed[one] for one in own) if tokens is None else int(tokens[places].sum())
+                sum(weighed[row] for row in own) if tokens is None else int(tokens[places].sum())
             )
             if tokens is not None:
-                own = [one for one in dict.fromkeys(own) if one not in seen]
+                own = [row for row in dict.fromkeys(own) if row not in seen]
                 seen.update(own)
             rows[number] += len(own)
             amounts[number] += {"tokens": amount, "rows": len(own)}.get(mixture.unit, 1)
@@ -357,8 +357,8 @@ class CountLabels(kinds.RunStage, takes="columns"):
         block, table = row_table(run, self)
         need_columns(table.column_names, [self.column], self)
         labels = LabelColumn(table[self.column], self.column, self, block.ids)
-        for one in labels.values.value_counts().to_pylist():
-            self.found[one["values"]] += one["counts"]
+        for entry in labels.values.value_counts().to_pylist():
+            self.found[entry["values"]] += entry["counts"]
         if len(self.found) > MOST_VALUES:
             raise ConfigError(
                 f"stats(labels) must be a column of labels, got {self.column!r} with more than "
@@ -370,20 +370,20 @@ class CountLabels(kinds.RunStage, takes="columns"):
 def label_counts(pipeline: Record, column: str) -> dict[Label, int]:
     """Rows of each label of a column, in sorted order; of encoded ones, of each class."""
     stages = list(takewhile(lambda s: not isinstance(s, MAKING), pipeline._stages))
-    found: Counter[Label] = Counter()
+    counts: Counter[Label] = Counter()
     for place, stage in reversed([*enumerate(stages)]):
         if isinstance(stage, EncodeLabels) and stage.output_column == column:
             if stage.counts is not None:
                 return dict(enumerate(stage.counts))
-            found.update(dict.fromkeys(range(stage.num_classes), 0))
+            counts.update(dict.fromkeys(range(stage.num_classes), 0))
             del stages[place + 1 :]
             break
         changes = stage._calls_function or column in getattr(stage, "names", ())
         if changes or not stage.traits.keeps_rows:
             break  # it may change the labels, or leave rows out
     for part in _parts(stages):
-        found.update(_counted(_needed(part, column), column))
-    return {value: found[value] for value in sorted(found, key=lambda v: (isinstance(v, str), v))}
+        counts.update(_counted(_needed(part, column), column))
+    return {value: counts[value] for value in sorted(counts, key=lambda v: (isinstance(v, str), v))}
 
 
 def _parts(stages: Sequence[Stage]) -> list[Sequence[Stage]]:
@@ -392,7 +392,7 @@ def _parts(stages: Sequence[Stage]) -> list[Sequence[Stage]]:
     if not isinstance(first, Mix):
         return [stages]
     mixed = first.sources.values()
-    return [part for one in mixed for part in _parts([*one._stages, *above])]
+    return [part for pipeline in mixed for part in _parts([*pipeline._stages, *above])]
 
 
 def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
@@ -416,8 +416,8 @@ def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
 
 
 def _counted(stages: Sequence[Stage], column: str) -> Counter[Label]:
-    found: Counter[Label] = Counter()
-    plan = Plan.of([*stages, CountLabels(column, found), Batch(ROWS), Numbered()], quiet=True)
+    counts: Counter[Label] = Counter()
+    plan = Plan.of([*stages, CountLabels(column, counts), Batch(ROWS), Numbered()], quiet=True)
     chain = plan.chain
     if chain.endless or chain.opener.traits.read_once:
         why = "have no end" if chain.endless else "can be read only once"
@@ -428,4 +428,4 @@ def _counted(stages: Sequence[Stage], column: str) -> Counter[Label]:
     with Progress(f"counting {column!r}", plan.inputs.epoch_rows, "rows") as progress:
         for ids, _ in walk(plan):
             progress.advance(len(ids))
-    return found
+    return counts

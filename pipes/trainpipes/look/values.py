@@ -49,8 +49,8 @@ def leaves(item: Any, of_row: bool = False) -> tuple[list[tuple[str, Any]], bool
     >>> leaves(({"x": 1, "y": "a"}, 2))
     ([('0.x', 1), ('0.y', 'a'), ('1', 2)], False)
     """
-    found = list(islice(_leaves("", item, 0, of_row), MOST_VALUES + 1))
-    return found[:MOST_VALUES], len(found) > MOST_VALUES
+    named = list(islice(_leaves("", item, 0, of_row), MOST_VALUES + 1))
+    return named[:MOST_VALUES], len(named) > MOST_VALUES
 
 
 def _leaves(name: str, value: Any, depth: int, of_row: bool) -> Iterator[tuple[str, Any]]:
@@ -72,7 +72,7 @@ def _holds_several(value: Any, depth: int, of_row: bool) -> bool:
         return True
     if depth and not of_row and as_mapping(value[0]) is not None:
         return False
-    return all(hasattr(one, "shape") or as_mapping(one) for one in value[:8])
+    return all(hasattr(part, "shape") or as_mapping(part) for part in value[:8])
 
 
 def head(value: Any) -> Array | None:
@@ -103,12 +103,12 @@ def rows_of(item: Any) -> int | None:
 
 def masks_of(item: Mapping[str, Any]) -> list[torch.Tensor]:
     """The masks of a batch: the first of each prefix, such as "chosen_"."""
-    found: dict[str, torch.Tensor] = {}
+    masks: dict[str, torch.Tensor] = {}
     for end in MASKS:
         for name, value in item.items():
             if str(name).endswith(end) and isinstance(value, torch.Tensor) and value.ndim == 2:
-                found.setdefault(str(name).removesuffix(end), value)
-    return list(found.values())
+                masks.setdefault(str(name).removesuffix(end), value)
+    return list(masks.values())
 
 
 def cells_of(name: str, value: Any) -> list[str]:
@@ -133,9 +133,9 @@ def _described(value: Any) -> tuple[str, Sequence[int] | None, str]:
         return f"array {value.dtype}", value.shape, _span(value)
     if isinstance(value, list | tuple | np.ndarray):
         kind = f"array {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-        numbers = all(isinstance(one, int | float) for one in value)
+        numbers = all(isinstance(part, int | float) for part in value)
         span = _span(np.array(value)) if numbers else ""
-        few = [_quoted(one, NAME, quotes=True) for one in value[:FEW]]
+        few = [_quoted(part, NAME, quotes=True) for part in value[:FEW]]
         text = ", ".join(few + ["…"] * (len(value) > FEW))
         return kind, [len(value)], "  ".join(filter(None, [span, text]))
     if isinstance(value, str):

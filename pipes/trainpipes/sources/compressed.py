@@ -82,9 +82,9 @@ class _Gzip:
         self._full = False
 
     def decompress(self, data: bytes, most: int) -> bytes:
-        found = self._zlib.decompress(self._zlib.unconsumed_tail + data, most)
-        self._full = len(found) == most
-        return found
+        content = self._zlib.decompress(self._zlib.unconsumed_tail + data, most)
+        self._full = len(content) == most
+        return content
 
     @property
     def needs_input(self) -> bool:
@@ -123,12 +123,12 @@ def _members(
                     raise BadFileError("cut off: it ends within its compressed bytes")
             given, data = (data, b"") if member.needs_input else (b"", data)
             try:
-                found: bytes = member.decompress(given, OUTPUT_BYTES)
+                content: bytes = member.decompress(given, OUTPUT_BYTES)
             except (zlib.error, OSError, lzma.LZMAError, EOFError) as error:
                 raise BadFileError(f"damaged: {error}") from error
-            made += len(found)
-            if found:
-                yield found
+            made += len(content)
+            if content:
+                yield content
         data = member.unused_data
 
 
@@ -154,9 +154,9 @@ def _frames(read: Read, entry: Entry, entries: list[Entry]) -> Iterator[bytes]:
             frame = Forward(partial(next, _frame(source), b""))
             opened = pa.CompressedInputStream(pa.PythonFile(frame, mode="r"), "zstd")
             try:
-                while found := opened.read(OUTPUT_BYTES):
-                    made += len(found)
-                    yield found
+                while content := opened.read(OUTPUT_BYTES):
+                    made += len(content)
+                    yield content
             except OSError as error:
                 raise BadFileError(f"damaged: {error}") from error
         elif _is_skippable(head):
@@ -191,10 +191,10 @@ def _frame(source: Forward) -> Iterator[bytes]:
 
 
 def _full(source: Forward, size: int) -> bytes:
-    found = source.take(size)
-    if len(found) < size:
+    data = source.take(size)
+    if len(data) < size:
         raise BadFileError(f"cut off: it ends within a zstd frame, at byte {source.at:,}")
-    return found
+    return data
 
 
 class Forward:

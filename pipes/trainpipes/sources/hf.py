@@ -121,18 +121,18 @@ class HFTable(TableSource):
         return HFTable, (self._dataset, self._block_rows)
 
     def fingerprint(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "rows": self.rows,
             "columns": short_digest(str(self.schema).encode()),
         }
         if self.indices is not None:
-            found["indices"] = short_digest(np.ascontiguousarray(self.indices, "<i8").tobytes())
+            facts["indices"] = short_digest(np.ascontiguousarray(self.indices, "<i8").tobytes())
         if not self._dataset.cache_files:
-            found["content"] = table_digest(self.table)[:16]
+            facts["content"] = table_digest(self.table)[:16]
         elif self.rows:
             places = np.linspace(0, self.rows - 1, SAMPLED).astype(np.int64)
-            found["sample"] = table_digest(self.take(places))[:16]
-        return found
+            facts["sample"] = table_digest(self.take(places))[:16]
+        return facts
 
     def describe(self) -> list[tuple[str, str]]:
         files = self._dataset.cache_files
@@ -151,14 +151,14 @@ BATCH_ROWS = 256
 
 def shuffles(dataset: Any) -> bool:
     """Whether an ``IterableDataset`` holds rows in a buffer and draws from it."""
-    return any("BufferShuffled" in type(one).__name__ for one in _parts(dataset._ex_iterable))
+    return any("BufferShuffled" in type(part).__name__ for part in _parts(dataset._ex_iterable))
 
 
 def _parts(iterable: Any) -> Iterator[Any]:
     yield iterable
     inner = getattr(iterable, "ex_iterable", None)
-    for one in [*([] if inner is None else [inner]), *getattr(iterable, "ex_iterables", [])]:
-        yield from _parts(one)
+    for part in [*([] if inner is None else [inner]), *getattr(iterable, "ex_iterables", [])]:
+        yield from _parts(part)
 
 
 def _digest(text: str) -> str:
@@ -169,9 +169,11 @@ def _copied(dataset: Any) -> Any:
     """A copy that shares file systems, whose copies would fill fsspec's cache."""
     shared = [value for value in vars(dataset).values() if isinstance(value, dict)]
     caches = [
-        one for one in shared if any(isinstance(v, AbstractFileSystem) for v in [*one.values()])
+        cache
+        for cache in shared
+        if any(isinstance(v, AbstractFileSystem) for v in [*cache.values()])
     ]
-    return copy.deepcopy(dataset, {id(one): one for one in caches})
+    return copy.deepcopy(dataset, {id(cache): cache for cache in caches})
 
 
 class HFStream(RowStream):
@@ -196,16 +198,16 @@ class HFStream(RowStream):
 
     def fingerprint(self) -> dict[str, Any]:
         parts = list(_parts(self._dataset._ex_iterable))
-        drawn = [one.generator for one in parts if getattr(one, "generator", None) is not None]
-        found: dict[str, Any] = {
+        drawn = [part.generator for part in parts if getattr(part, "generator", None) is not None]
+        facts: dict[str, Any] = {
             "dataset": type(self._dataset).__name__,
             "shards": int(self._dataset.num_shards),
             "columns": None if self._schema is None else _digest(str(self._schema)),
-            "steps": [type(one).__name__ for one in parts],
+            "steps": [type(part).__name__ for part in parts],
         }
         if drawn:  # one without a seed draws another order in each process
-            found["shuffle"] = [_digest(repr(g.bit_generator.state)) for g in drawn]
-        return found
+            facts["shuffle"] = [_digest(repr(g.bit_generator.state)) for g in drawn]
+        return facts
 
     def describe(self) -> list[tuple[str, str]]:
         own = "goes on from its own state"

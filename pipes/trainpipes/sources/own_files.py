@@ -36,16 +36,16 @@ class FunctionFormat(Format):
     def scan(self, file: FileBytes) -> Layout:
         with closing(file.stream()) as opened:
             if self._count is None:
-                found: Any = sum(map(len, self._batches(opened)))
+                counted: Any = sum(map(len, self._batches(opened)))
             else:
-                found = self._count(opened)
-        blocks = isinstance(found, np.ndarray) or several(found)
-        counts = list(found) if blocks else [found]
+                counted = self._count(opened)
+        blocks = isinstance(counted, np.ndarray) or several(counted)
+        counts = list(counted) if blocks else [counted]
         kinds = {type(rows) for rows in counts}
         whole = all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds)
         if not whole or not all(0 <= rows < MOST_ROWS for rows in counts):
             raise BadFileError(
-                f"{show(self._count)} returns a number of rows, or a list of them, got {shown(found)}"
+                f"{show(self._count)} returns a number of rows, or a list of them, got {shown(counted)}"
             )
         rows, nowhere = np.array(counts, dtype=np.int64), np.zeros(len(counts), dtype=np.int64)
         return Layout(rows, nowhere, nowhere, pa.schema([]), b"in blocks" if blocks else b"")
@@ -57,13 +57,13 @@ class FunctionFormat(Format):
             yield from self._batches(opened, *([block] if layout.extra else []))
 
     def _batches(self, opened: BinaryIO, *block: int) -> Iterator[pa.RecordBatch]:
-        found, fn = self._fn(opened, *block), self.decoder
-        several = not isinstance(found, pa.Table | pa.RecordBatch)
-        if several and not isinstance(found, Iterator | Sequence):
+        decoded, fn = self._fn(opened, *block), self.decoder
+        several = not isinstance(decoded, pa.Table | pa.RecordBatch)
+        if several and not isinstance(decoded, Iterator | Sequence):
             raise BadFileError(
-                f"{fn} returns a pyarrow.Table or an iterator of them, got {shown(found)}"
+                f"{fn} returns a pyarrow.Table or an iterator of them, got {shown(decoded)}"
             )
-        for table in found if several else [found]:
+        for table in decoded if several else [decoded]:
             if not isinstance(table, pa.Table | pa.RecordBatch):
                 raise BadFileError(f"{fn} yields pyarrow.Tables, got {shown(table)}")
             yield from [table] if isinstance(table, pa.RecordBatch) else table.to_batches()

@@ -165,9 +165,9 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
         sizes = np.diff(np.append(first, len(segments)))
         sizes[segments[first] == 0] = 0  # padding
         row = np.searchsorted(ends, first, side="right")
-        found = np.zeros(len(lengths), dtype=np.int64)
-        np.add.at(found, row, sizes.astype(np.int64) ** 2)
-        return found
+        squares = np.zeros(len(lengths), dtype=np.int64)
+        np.add.at(squares, row, sizes.astype(np.int64) ** 2)
+        return squares
 
     def _called(self, lengths: IntArray, run: Run) -> Array:
         assert run.bounds is not None

@@ -74,10 +74,10 @@ class Budgeted(BatchingStage):
             return np.array([*range(0, full, size), full, *end], dtype=np.int64)
         max_rows = self.options["max_rows"]
         lengths = np.maximum(lengths, 1)  # of empty rows any number would fit
-        found = cut(lengths, most, max_rows)
-        last = lengths[found[-2:][0] :]
+        edges = cut(lengths, most, max_rows)
+        last = lengths[edges[-2:][0] :]
         room = len(last) != max_rows and int(last.max(initial=0)) * (len(last) + 1) <= most
-        return found[:-1] if len(last) and room and not open_too else found
+        return edges[:-1] if len(last) and room and not open_too else edges
 
 
 class Batch(Budgeted):

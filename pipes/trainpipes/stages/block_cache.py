@@ -47,12 +47,12 @@ class DropHoles(RunStage, keeps_rows=False):
 
 
 def with_holes(table: pa.Table, places: IntArray, rows: int) -> pa.Table:
-    found = np.full(rows, -1, dtype=np.int64)
-    found[places] = np.arange(len(places))
-    there = to_arrow(found >= 0)
+    place_of = np.full(rows, -1, dtype=np.int64)
+    place_of[places] = np.arange(len(places))
+    there = to_arrow(place_of >= 0)
     if not table.num_columns:
         return pa.table({THERE: there})
-    return table.take(to_arrow(found, found < 0)).append_column(THERE, there)
+    return table.take(to_arrow(place_of, place_of < 0)).append_column(THERE, there)
 
 
 #: Most rows of a block in one file, and most bytes of them as they are read.
@@ -113,14 +113,14 @@ class BlockCache:
         )
 
     def describe(self) -> str:
-        found = total = size = 0
+        kept = total = size = 0
         for block, length in enumerate(self._source.lengths.tolist()):
             for file in self._files(block, 0, length):
                 total += 1
                 with suppress(OSError):
                     size += self._store.path(file.digest).stat().st_size
-                    found += 1
-        return f"{self._store.root}: {found:,} of {total:,} blocks kept, {size / 1e6:,.1f} MB"
+                    kept += 1
+        return f"{self._store.root}: {kept:,} of {total:,} blocks kept, {size / 1e6:,.1f} MB"
 
     def schema(self, key: str, find: Callable[[], pa.Schema]) -> pa.Schema:
         """A schema that is found from the first rows, and kept."""
@@ -136,17 +136,19 @@ class BlockCache:
 
     def read(self, wanted: Iterable[tuple[int, int, int]], reader: Reader) -> Block:
         files = [file for stretch in wanted for file in self._files(*stretch)]
-        found = {file: self._find(file) for file in files}
-        missing = [file for file in files if found[file] is None]
+        blocks_of = {file: self._find(file) for file in files}
+        missing = [file for file in files if blocks_of[file] is None]
         count("cached", len(files))
         count("cache hits", len(files) - len(missing))
         if missing and isinstance(reader, LooksAhead):
             reader.expect(list(dict.fromkeys(file.block for file in missing)))
         for wait in (False, True):
             for file in missing:
-                if found[file] is None:
-                    found[file] = self._obtain(file, reader, wait)
-        blocks = [self._wanted(file, block) for file, block in found.items() if block is not None]
+                if blocks_of[file] is None:
+                    blocks_of[file] = self._obtain(file, reader, wait)
+        blocks = [
+            self._wanted(file, block) for file, block in blocks_of.items() if block is not None
+        ]
         tables = [block.data for block in blocks]
         return Block(join_payloads(tables), np.concatenate([block.ids for block in blocks]))
 
@@ -196,8 +198,8 @@ class BlockCache:
         """At least the wanted rows of a file, made if it is not there; None if another makes it and not to
         ``wait``.
         """
-        if (found := self._find(file)) is not None:
-            return found
+        if (block := self._find(file)) is not None:
+            return block
         path = self._store.path(file.digest)
         if self._store.is_off(path):
             return self._make(file, file.start, file.stop, reader)
@@ -208,8 +210,8 @@ class BlockCache:
             except OSError as error:
                 self._store.failed(error)
                 return self._make(file, file.start, file.stop, reader)
-            if (found := self._find(file)) is not None or not (alone or wait):
-                return found
+            if (block := self._find(file)) is not None or not (alone or wait):
+                return block
             made = self._make(file, file.begin, file.end, reader)
             assert isinstance(made.data, pa.Table)
             table = made.data.combine_chunks()
@@ -218,8 +220,8 @@ class BlockCache:
                 table = table.append_column(NUMBER, to_arrow(numbers.astype(np.int32)))
             fill = partial(kept_file.fill, {"rows": file.digest}, [table], table.schema)
             self._store.make(path, fill)
-            found = self._find(file)  # in the file it takes no memory of ours
-            return made if found is None else found
+            block = self._find(file)  # in the file it takes no memory of ours
+            return made if block is None else block
 
     def _make(self, file: _File, start: int, stop: int, reader: Reader) -> Block:
         data = read_rows(self._source, reader, file.block, start, stop)

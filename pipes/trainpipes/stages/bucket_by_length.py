@@ -187,8 +187,8 @@ class BucketByLength(Budgeted, keeps_rows=False):
         order = np.argsort(np.where(is_longer, later + 1, longest - later), kind="stable")
         if self.max_tokens is not None:
             order = order[: np.count_nonzero(~is_longer)]
-        found = begun + np.sort(order[:room])
-        return np.concatenate([np.arange(begun), found]).astype(np.int64)
+        shortest = begun + np.sort(order[:room])
+        return np.concatenate([np.arange(begun), shortest]).astype(np.int64)
 
     def _buckets(self, lengths: IntArray) -> IntArray:
         if self.boundaries is not None:

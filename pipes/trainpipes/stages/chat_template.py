@@ -81,14 +81,14 @@ class ChatTemplate(Tokenizes, takes="columns"):
         return f"{self.maker}: its chat template, by transformers"
 
     def identity(self) -> dict[str, Any]:
-        found = {
+        identity = {
             "stage": self.name, "tokenizer": self.maker.fingerprint(),
             "template": self._chat.fingerprint(), "column": self.column, "labels": self.labels,
             "max_length": self.max_length, "prompt": self.prompt, "tools": self.tools,
             "parse_arguments": None if self.parse_arguments else False,
             "on_error": None if self.traits.keeps_rows else "skip",
         }  # fmt: skip
-        return {k: v for k, v in found.items() if v is not None}
+        return {k: v for k, v in identity.items() if v is not None}
 
     def process(self, run: Run) -> Run:
         self.refuse_batches(run)

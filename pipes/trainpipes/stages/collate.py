@@ -67,8 +67,8 @@ def _stacked_values(values: Sequence[Any]) -> Any:
     if all_arrays and len({len(value) for value in values}) == 1:
         alike = {(type(item), item.dtype, tuple(item.shape)) for item in arrays}
         if len(alike) == 1:
-            found: torch.Tensor = stacked(arrays)
-            return found.reshape(len(values), -1, *found.shape[1:])
+            flat: torch.Tensor = stacked(arrays)
+            return flat.reshape(len(values), -1, *flat.shape[1:])
     return stacked(values)
 
 
@@ -107,8 +107,8 @@ def _values(column: pa.ChunkedArray) -> Array | None:
         return None if fixed_shape(array.type) is None else array_of(array)
     if array.null_count or array.type in (pa.uint64(), pa.float16()):
         return None
-    found = to_numpy(array)
-    return found.astype(WIDE[found.dtype.kind], copy=False)
+    numbers = to_numpy(array)
+    return numbers.astype(WIDE[numbers.dtype.kind], copy=False)
 
 
 class Collate(CollatingStage, versioned="fn"):

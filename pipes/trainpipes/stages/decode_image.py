@@ -55,17 +55,17 @@ def picture_of(content: bytes, mode: Mode, least: int | None = None) -> Any:
             image.load()
             with suppress(Exception):  # of damaged EXIF, anything
                 ImageOps.exif_transpose(image, in_place=True)
-            found: Any = eight_bits(image)
-            if found.mode == "P" and "transparency" in found.info:
-                found = found.convert("RGBA")
-            if found.mode != mode:
-                found = found.convert(mode)
+            picture: Any = eight_bits(image)
+            if picture.mode == "P" and "transparency" in picture.info:
+                picture = picture.convert("RGBA")
+            if picture.mode != mode:
+                picture = picture.convert(mode)
     except NoPicture:
         raise
     except Exception as error:  # of damaged files, plugins raise what they come across
         said = " ".join(str(error).split()).replace(" <_io.BytesIO object", "").split(" at 0x")[0]
         raise NoPicture(f"{said or type(error).__name__} ({len(content):,} bytes)") from error
-    return found
+    return picture
 
 
 def eight_bits(image: Any) -> Any:
@@ -81,8 +81,8 @@ def eight_bits(image: Any) -> Any:
 
 def planes(array: Any) -> Pixels:
     array = array[:, :, None] if array.ndim == 2 else array
-    found: Pixels = np.array(array.transpose(2, 0, 1), order="C")
-    return found
+    pixels: Pixels = np.array(array.transpose(2, 0, 1), order="C")
+    return pixels
 
 
 def resized(
@@ -182,15 +182,17 @@ class DecodeImage(RowFunction, asks_inputs=True):
             raise UnreadableError(f"{self}: {said}; {way}", stage=str(self)) from None
 
     def _with(self, run: Run, answer: Answer) -> Run:
-        (found, error), ids = answer, run.block.ids
+        (pictures, error), ids = answer, run.block.ids
         if error is not None:
-            blame(error, self, int(ids[len(found)]))
+            blame(error, self, int(ids[len(pictures)]))
             raise error
-        given, run = run.block, run.with_block(run.block.with_data(found))
+        given, run = run.block, run.with_block(run.block.with_data(pictures))
         if self.traits.keeps_rows:
             return run
-        kept = np.array([not isinstance(one, NoPicture) for one in found], dtype=np.bool_)
-        self._left_out.drop(given, (~kept).astype(np.int64), lambda row: found[row])
+        kept = np.array(
+            [not isinstance(picture, NoPicture) for picture in pictures], dtype=np.bool_
+        )
+        self._left_out.drop(given, (~kept).astype(np.int64), lambda row: pictures[row])
         return run if kept.all() else run.pick(np.flatnonzero(kept))
 
     def _decoded(self, row: Any) -> dict[str, Any]:

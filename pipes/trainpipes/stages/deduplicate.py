@@ -68,14 +68,14 @@ class Deduplicate(PackingStage):
 
     def _read(self, text: Any) -> bytes:
         try:
-            found = base64.b64decode(text, validate=True)
+            hashes = base64.b64decode(text, validate=True)
         except (binascii.Error, TypeError, ValueError) as error:
             raise StateError(f"{self}: its state is damaged: {error}") from error
-        if len(found) % DIGEST:
+        if len(hashes) % DIGEST:
             raise StateError(
-                f"{self}: its state is damaged: {len(found)} bytes are no whole hashes"
+                f"{self}: its state is damaged: {len(hashes)} bytes are no whole hashes"
             )
-        return found
+        return hashes
 
 
 class _Seen:

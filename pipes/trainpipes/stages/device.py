@@ -27,9 +27,9 @@ def map_tensors(item: Any, change: Callable[[Any], Any]) -> Any:
     """
     if item is None or isinstance(item, (str, bytes, int, float)):
         return item
-    found = change(item)
-    if found is not None:
-        return found
+    changed = change(item)
+    if changed is not None:
+        return changed
     before = _parts(item)
     parts = {key: map_tensors(value, change) for key, value in before.items()}
     if all(value is before[key] for key, value in parts.items()):
@@ -98,11 +98,11 @@ class Pin(DeviceStage):
         return map_tensors(item, _pinned)
 
 
-def _pinned(one: Any) -> Any:
-    if isinstance(one, torch.Tensor):
-        dense = one.layout in (torch.strided, torch.jagged)
-        return one.pin_memory() if dense and one.device.type == "cpu" else one
-    return one.pin_memory() if can(one, "pin_memory") else None
+def _pinned(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        dense = value.layout in (torch.strided, torch.jagged)
+        return value.pin_memory() if dense and value.device.type == "cpu" else value
+    return value.pin_memory() if can(value, "pin_memory") else None
 
 
 class SideStream:
@@ -131,8 +131,8 @@ class SideStream:
                     self._given[-1][1] = self._event(current)
                 self._given.append([copied, None])
             current.wait_event(copied)
-            for one in recorded(batch):
-                one.record_stream(current)
+            for tensor in recorded(batch):
+                tensor.record_stream(current)
             return batch
 
         return give
@@ -233,8 +233,8 @@ class To(DeviceStage):
     def begun(self, item: Any) -> Callable[[], Any]:
         copies = self._copies
         if copies is None:
-            found = _moved(item, self._device, False)
-            return lambda: found
+            moved = _moved(item, self._device, False)
+            return lambda: moved
         return copies.begin(lambda: _moved(item, copies.device, self.non_blocking))
 
     def _missing(self) -> ConfigError:
@@ -246,7 +246,7 @@ class To(DeviceStage):
 
 
 def _moved(item: Any, device: torch.device, non_blocking: bool) -> Any:
-    def moved(one: Any) -> Any:
-        return one.to(device, non_blocking=non_blocking) if can(one, "to") else None
+    def moved(value: Any) -> Any:
+        return value.to(device, non_blocking=non_blocking) if can(value, "to") else None
 
     return map_tensors(item, moved)

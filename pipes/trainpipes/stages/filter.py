@@ -53,8 +53,10 @@ def as_expression(filter: Any, caller: str) -> pc.Expression:
         _check_count(1 + text.count(" and ") + text.count(" or "), caller)
         return filter
     if several(filter):
-        options = (one for one in filter if several(one))
-        _check_count(sum(len(one) if one and several(one[0]) else 1 for one in options), caller)
+        options = (clause for clause in filter if several(clause))
+        _check_count(
+            sum(len(clause) if clause and several(clause[0]) else 1 for clause in options), caller
+        )
     try:
         import pyarrow.parquet as pq
 
@@ -145,11 +147,11 @@ class Filter(CallsFunction, RunStage, keeps_rows=False):
     def process(self, run: Run) -> Run:
         if callable(self.predicate):
             self.refuse_batches(run)
-            found = each(self, self.guarded(self.predicate), run)
-            kept = np.fromiter(map(bool, found), dtype=np.bool_, count=len(run))
+            answers = each(self, self.guarded(self.predicate), run)
+            kept = np.fromiter(map(bool, answers), dtype=np.bool_, count=len(run))
             if self.leaves_out:
                 there = np.zeros(len(run), dtype=np.bool_)
-                there[self.without_failed(run, found)] = True
+                there[self.without_failed(run, answers)] = True
                 kept &= there
             return keep(run, kept)
         return keep(run, self._holds(run))

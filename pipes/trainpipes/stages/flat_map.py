@@ -87,17 +87,17 @@ class FlatMap(CallsFunction, PackingStage, per_row=True, gives="objects", versio
 
     def _made_of(self, block: Block, place: int, row: Any, skip: int) -> Iterator[Any]:
         """The rows made of one, after those that a state says are used up."""
-        found = self.guarded(self.fn)(row)
-        if not isinstance(found, Failed):
-            found = rows_in(found, self, "the function")
+        rows = self.guarded(self.fn)(row)
+        if not isinstance(rows, Failed):
+            rows = rows_in(rows, self, "the function")
         if self.leaves_out:
-            found = self._whole(block, place, found)
+            rows = self._whole(block, place, rows)
         number = 0
-        for number, one in enumerate(found, 1):
-            if one is None:
+        for number, made in enumerate(rows, 1):
+            if made is None:
                 raise DataError(f"{self}: a row is None; leave it out instead")
             if number > skip:
-                yield one
+                yield made
         if number < skip:
             said = f"the state was saved after {skip} rows made of one row, of which the function now makes"
             way = "use the function as it was, or load the state as it was saved"

@@ -29,8 +29,8 @@ CursorsOf = Callable[[int, int], Cursors]
 
 
 def _epoch(run: Run, item: int = 0) -> int:
-    found: int = run.cursors.place(item).get("epoch", 0)
-    return found
+    epoch: int = run.cursors.place(item).get("epoch", 0)
+    return epoch
 
 
 def _at_joint(run: Run) -> tuple[Run, Run | None]:
@@ -79,9 +79,9 @@ def in_epochs(run: Run, order: IntArray, stage: object) -> IntArray:
                 "pack()"
             )
     places = np.argsort(group[order], kind="stable")
-    found = np.empty_like(order)
-    found[places] = order[np.lexsort((age[order], group[order]))]
-    return found
+    ordered = np.empty_like(order)
+    ordered[places] = order[np.lexsort((age[order], group[order]))]
+    return ordered
 
 
 class _Joints:
@@ -104,16 +104,16 @@ class _Joints:
     def saw(self, block: Block) -> None:
         sources = block.ids >> SOURCE_BIT
         epochs = np.broadcast_to(np.asarray(block.epoch, dtype=np.int64), len(block))
-        found: list[tuple[int, int]] = []
+        joints: list[tuple[int, int]] = []
         for source in np.unique(sources).tolist():
             places = np.flatnonzero(sources == source)
             own, places = epochs[places], places + self._rows
             place, epoch = self._seen.get(source, (-1, own[0]))
             later = np.flatnonzero(np.diff(own, prepend=epoch) > 0)
             before, after = np.append(place, places)[later], places[later]
-            found += zip(before.tolist(), after.tolist(), strict=True)
+            joints += zip(before.tolist(), after.tolist(), strict=True)
             self._seen[source] = int(places[-1]), int(own[-1])
-        self._found += sorted((one for one in found if one[0] >= 0), key=itemgetter(1))
+        self._found += sorted((joint for joint in joints if joint[0] >= 0), key=itemgetter(1))
         self._rows += len(block)
 
     def drop(self, rows: int) -> None:
@@ -199,9 +199,9 @@ class Held:
 
     def take(self, bounds: IntArray) -> Run:
         """The first rows, as items cut at ``bounds`` int64 ``[items + 1]``, which starts with 0."""
-        found = self.waiting().grouped(bounds)
+        batches = self.waiting().grouped(bounds)
         self.drop(int(bounds[-1]))
-        return found
+        return batches
 
     def window(
         self,

@@ -52,17 +52,17 @@ class ImageStage(RunStage, per_row=True, gives="objects"):
         column = self.options["column"]
         rows = block.rows()
         drawn = self._drawn(block)
-        found: list[dict[str, Any]] = []
+        changed_rows: list[dict[str, Any]] = []
         try:
             for row, numbers in zip(rows, drawn, strict=True):
                 changed = self._changed(row, column, numbers)
-                found.append({**row, column: changed})
+                changed_rows.append({**row, column: changed})
         except Exception as error:
             if isinstance(error, NoPicture):
                 error = refused(self, f": the image {error}", DataError)
-            blame(error, self, int(block.ids[len(found)]))
+            blame(error, self, int(block.ids[len(changed_rows)]))
             raise error from None
-        return run.with_block(block.with_data(found))
+        return run.with_block(block.with_data(changed_rows))
 
     def _changed(self, row: Any, column: str, drawn: Sequence[float]) -> Any:
         images = cell(row, column, self)
@@ -97,8 +97,8 @@ class RandomImageStage(ImageStage, depends_on={"row", "epoch"}):
         words = row_words(block).tolist()
         raw = [self._key.generator(w).bit_generator.random_raw(self.draws) for w in words]
         drawn = unit(np.concatenate([*raw, np.empty(0, dtype=np.uint64)]).astype(np.uint64))
-        found: list[list[float]] = drawn.reshape(-1, self.draws).tolist()
-        return found
+        numbers: list[list[float]] = drawn.reshape(-1, self.draws).tolist()
+        return numbers
 
 
 def frames_of(video: Any, column: str, caller: object) -> Sequence[Pixels]:
@@ -136,7 +136,7 @@ def cropped(image: Pixels, size: tuple[int, int], drawn: Sequence[float] = ()) -
         raise NoPicture(f"has {sizes} are cut out of it: put resize() before")
     top, left = room[0] // 2, room[1] // 2
     if drawn:
-        top, left = (int(one * (free + 1)) for one, free in zip(drawn, room, strict=True))
+        top, left = (int(part * (free + 1)) for part, free in zip(drawn, room, strict=True))
     return np.array(image[:, top : top + height, left : left + width], order="C")
 
 
@@ -414,12 +414,12 @@ class Normalize(ImageStage):
                 ):  # [H, W, C], which stages on rows turn to [C, H, W]
                     got += ", or put normalize() before batch() for arrays [T, H, W, C]"
                 raise refused(self, f": an image has {got}", DataError)
-        found: Pixels = image.astype(np.float32)
+        pixels: Pixels = image.astype(np.float32)
         if image.dtype.kind in "iu":
-            found /= np.float32(np.iinfo(image.dtype).max)
-        found -= mean
-        found /= std
-        return found
+            pixels /= np.float32(np.iinfo(image.dtype).max)
+        pixels -= mean
+        pixels /= std
+        return pixels
 
     def _of_batch(self, batch: Any) -> Any:
         if not isinstance(batch, Mapping):
@@ -494,9 +494,9 @@ class ImageTransform(
         # Not torch.manual_seed, which seeds the devices' generators, too.
         generator.manual_seed(int(rng.bit_generator.random_raw()) >> 1)
         try:
-            found = self.transform(image)
+            transformed = self.transform(image)
         finally:
             generator.set_state(before)
-        if isinstance(found, torch.Tensor):
-            found = found.as_subclass(torch.Tensor)
-        return {**row, self.column: found}
+        if isinstance(transformed, torch.Tensor):
+            transformed = transformed.as_subclass(torch.Tensor)
+        return {**row, self.column: transformed}

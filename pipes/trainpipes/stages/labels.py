@@ -66,13 +66,13 @@ class LabelColumn:
 
     def _whole(self, values: Any) -> IntArray:
         with np.errstate(invalid="ignore"):
-            found: IntArray = values.astype(np.int64)
-        bad = np.flatnonzero((found != values) | ((found < 0) != (values < 0)))
+            numbers: IntArray = values.astype(np.int64)
+        bad = np.flatnonzero((numbers != values) | ((numbers < 0) != (values < 0)))
         if len(bad):
             place, rule = int(bad[0]), "a label is a text or a whole number"
             way = "for numbers to predict leave encode_labels() out"
             raise self.fail(place, f"holds {values[place]}, and {rule}: {way}")
-        return found
+        return numbers
 
 
 class EncodeLabels(RunStage, takes="columns"):
@@ -205,10 +205,10 @@ class EncodeLabels(RunStage, takes="columns"):
 def near_label(label: Label, labels: Sequence[Label]) -> str:
     """`` (did you mean 'x'?)`` for a label like another one in ``labels``."""
     text = str(label)
-    for one in labels:
-        if str(one).strip().casefold() == text.strip().casefold():
-            return f" (did you mean {one!r}?)"
-    return nearest(text, [one for one in labels if isinstance(one, str)])
+    for known in labels:
+        if str(known).strip().casefold() == text.strip().casefold():
+            return f" (did you mean {known!r}?)"
+    return nearest(text, [known for known in labels if isinstance(known, str)])
 
 
 def _label(value: Any, rule: str) -> Label:

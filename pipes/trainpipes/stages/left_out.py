@@ -62,25 +62,25 @@ class LeftOut(Tally):
         if is_aside():
             return
         lost = np.flatnonzero(dropped)
-        found = self.add((len(dropped), len(lost), int(dropped.sum())))
+        totals = self.add((len(dropped), len(lost), int(dropped.sum())))
         if not len(lost):
             return
         if self._quarantine is not None:
             why = error_of or (lambda _: self._why)
             value = value_of or (lambda row: given.slice(row, row + 1).rows()[0])
             lines_of(self._quarantine).add(self.stage, self._places(given, lost), why, value)
-        if self._quarantine is not None or found[0] - len(dropped) < FIRST_ROWS:
+        if self._quarantine is not None or totals[0] - len(dropped) < FIRST_ROWS:
             first = int(lost[0])
             said = error_of(first) if error_of else self._why
-            self._stop_at_share(found, f"{self._place(int(given.ids[first]))}: {said}")
-        before = found[1] - len(lost)
-        if before and len(str(before)) == len(str(found[1])):
+            self._stop_at_share(totals, f"{self._place(int(given.ids[first]))}: {said}")
+        before = totals[1] - len(lost)
+        if before and len(str(before)) == len(str(totals[1])):
             return
         last = int(lost[-1])
         where = "" if self.stage._inputs is None else f" at {self._place(int(given.ids[last]))}"
         size = f" has {dropped[last]:,}" if self._unit else ""
         stage = str(self.stage)  # log records, which are kept, hold no workers of it
-        log.warning("%s: %s; the last one%s%s", stage, self._said(found), size, where)
+        log.warning("%s: %s; the last one%s%s", stage, self._said(totals), size, where)
 
     def _place(self, row: int) -> Place:
         inputs = self.stage._inputs
@@ -94,8 +94,8 @@ class LeftOut(Tally):
             for number, epoch in zip(pieces.ids[own], pieces.epochs[own], strict=True):
                 yield row, self._place(int(number)), int(epoch)
 
-    def _stop_at_share(self, found: Numbers, last: str) -> None:
-        seen, lost, _ = found
+    def _stop_at_share(self, totals: Numbers, last: str) -> None:
+        seen, lost, _ = totals
         if lost / max(seen, LEAST_ROWS) > self._max_share:
             raise self._too_many(seen, lost, last)
 
@@ -176,10 +176,10 @@ class LeavesOut(Stage):
         return leaves_out(self.options["on_error"])
 
     def identity(self) -> dict[str, Any]:
-        found = super().identity()
+        identity = super().identity()
         if not self.leaves_out:  # nothing else shapes the rows
-            found.pop("on_error", None)
-        return found
+            identity.pop("on_error", None)
+        return identity
 
     def refuse_batches(self, run: Run) -> None:
         if self.leaves_out and (run.bounds is not None or run.items is not None):

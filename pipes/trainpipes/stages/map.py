@@ -229,10 +229,10 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
         return {**super()._traits(), **({"depends_on": {"row", "epoch"}} if self.rng else {})}
 
     def identity(self) -> dict[str, Any]:
-        found = super().identity()
+        identity = super().identity()
         if not self.rng:  # a seed that nothing is drawn with
-            del found["rng"], found["seed"]
-        return found
+            del identity["rng"], identity["seed"]
+        return identity
 
     @property
     def function(self) -> tuple[Callable[..., Any], Any]:
@@ -255,8 +255,8 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
 def joined(waits: list[Callable[[], Answer]]) -> Answer:
     results: list[Any] = []
     for wait in waits:
-        found, error = wait()
-        results += found
+        made, error = wait()
+        results += made
         if error is not None:
             return results, error
     return results, None
@@ -317,12 +317,12 @@ class ColumnFunction(
         """Of rows of which the function ``failed``: of each, why it fails by itself, if so."""
         if len(run) == 1:
             return [failed]
-        found: list[Failed | None] = []
+        failures: list[Failed | None] = []
         for half in (run.part(0, len(run) // 2), run.part(len(run) // 2, len(run))):
             result = self.guarded(self.fn)(columns_as(half.block, self.format, self))
             fails = isinstance(result, Failed)
-            found += self._failures(half, result) if fails else [None] * len(half)
-        return found
+            failures += self._failures(half, result) if fails else [None] * len(half)
+        return failures
 
     def _type(self, name: str) -> pa.DataType | None:
         """The type of a column that the function returns as a list: that of the first rows."""
@@ -375,8 +375,8 @@ class MapBatches(ColumnFunction):
     """
 
     def process(self, run: Run) -> Run:
-        run, found = self.returned(run)
-        return run if found is None else run.with_block(run.block.with_data(found))
+        run, table = self.returned(run)
+        return run if table is None else run.with_block(run.block.with_data(table))
 
 
 class WithColumns(ColumnFunction):
@@ -404,10 +404,10 @@ class WithColumns(ColumnFunction):
     """
 
     def process(self, run: Run) -> Run:
-        run, found = self.returned(run)
-        if found is None:
+        run, made = self.returned(run)
+        if made is None:
             return run
         table = table_of(run.block.data, self)
-        for field, column in zip(found.schema, found.columns, strict=True):
+        for field, column in zip(made.schema, made.columns, strict=True):
             table = with_column(table, field, column)
         return run.with_block(run.block.with_data(table))

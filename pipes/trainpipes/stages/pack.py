@@ -146,10 +146,10 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
         return self.pad_token_id or 0
 
     def identity(self) -> dict[str, Any]:
-        found = {**super().identity(), "pad_token_id": self.fill_id}
+        identity = {**super().identity(), "pad_token_id": self.fill_id}
         if not self.keep:
-            del found["keep"]
-        return found
+            del identity["keep"]
+        return identity
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         at, used = opened(at)
@@ -177,10 +177,10 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
                     rows.made_of = placing.pieces(first, stop, block)
                 run = Run(rows, cursors(first, stop))
                 if "labels" in documents.columns and self.on_error != "keep":
-                    found = have_target(*numbers_of(rows, "labels", self))
+                    trains = have_target(*numbers_of(rows, "labels", self))
                     given = rows.of_epoch(rows.epoch)
                     given.made_of = placing.pieces(first, stop, block)
-                    run = self.check_targets(run, found, given=given)
+                    run = self.check_targets(run, trains, given=given)
                 yield run
                 del run, rows, table  # their memory is free for the next one
 
@@ -200,14 +200,14 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
             lengths = documents.lengths[:end]
             fit = pack_fit.best_fit if self.method == "best_fit" else pack_fit.first_fit
             if end is not None:
-                count, found = joint_window(lengths, self.max_length, most, fit, begun)
+                count, placing = joint_window(lengths, self.max_length, most, fit, begun)
             elif self.method == "best_fit" and count == size:
-                count, found = best_window(lengths, self.max_length, most, begun)
+                count, placing = best_window(lengths, self.max_length, most, begun)
             else:
-                found = pack_fit.placed(lengths, self.max_length, most, fit, begun)
+                placing = pack_fit.placed(lengths, self.max_length, most, fit, begun)
             self._count_dropped(documents, block, count)
-            order, cursors = held.window(len(found), count, used, "pack", self._reorders)
-            yield _Window(block, documents, found.take(order), cursors, used)
+            order, cursors = held.window(len(placing), count, used, "pack", self._reorders)
+            yield _Window(block, documents, placing.take(order), cursors, used)
             used = 0
 
     def _joined(self, held: Held, used: int) -> Iterator[_Window]:
@@ -218,22 +218,22 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
             lengths = documents.lengths
             held.check_used(used, lengths[0])
             limits = self.max_length, self.max_documents
-            found, edges = pack_fit.concat(lengths, used, *limits, held.ended)
+            placing, edges = pack_fit.concat(lengths, used, *limits, held.ended)
             spent = held.rows
             needed = spent + 1 + spent // 2  # a row may be of very many documents
-            if len(found):
+            if len(placing):
                 ends = np.cumsum(lengths)
                 document = np.searchsorted(ends, edges, side="right")
                 tokens = edges - np.append(ends - lengths, ends[-1])[document]
                 spent, used = int(document[-1]), int(tokens[-1])
-                yield _Window(run.block, documents, found, _after(run, document, tokens), 0)
+                yield _Window(run.block, documents, placing, _after(run, document, tokens), 0)
             elif not held.ended and lengths.any():
                 continue
             else:  # no token waits
                 used = 0
             needed = 1
             self._count_dropped(documents, run.block, spent)
-            held.drop(spent, len(found) > 0)
+            held.drop(spent, len(placing) > 0)
 
     def _documents(self, block: Block) -> pack_fit.Documents:
         ids, lengths = ids_of(block, self.column, self, np.int32)
@@ -311,12 +311,12 @@ def _after(run: Run, document: IntArray, tokens: IntArray) -> CursorsOf:
 
 def kept_columns(stages: Sequence[Stage]) -> set[str]:
     """Columns of lists that packed rows keep, by the names that they have after these stages."""
-    found: set[str] = set()
+    names: set[str] = set()
     for stage in stages:
         if isinstance(stage, CombiningSource):
-            found.update(*map(kept_columns, stage.chains))
+            names.update(*map(kept_columns, stage.chains))
         elif isinstance(stage, Pack):
-            found.update(stage.keep)
+            names.update(stage.keep)
         elif isinstance(stage, Rename):
-            found = {stage.names.get(name, name) for name in found}
-    return found
+            names = {stage.names.get(name, name) for name in names}
+    return names

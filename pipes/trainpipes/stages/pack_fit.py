@@ -205,8 +205,10 @@ class Documents:
 def lists_of(values: pa.ChunkedArray, placing: Placing, first: int, stop: int) -> pa.Array:
     """Of each row, the values of the documents that its pieces are of."""
     bounds = placing.bounds[first : stop + 1]
-    found = values.take(to_arrow(placing.document[bounds[0] : bounds[-1]])).combine_chunks()
-    return pa.LargeListArray.from_arrays(to_arrow(bounds - bounds[0]), found)
+    values_of_rows = values.take(
+        to_arrow(placing.document[bounds[0] : bounds[-1]])
+    ).combine_chunks()
+    return pa.LargeListArray.from_arrays(to_arrow(bounds - bounds[0]), values_of_rows)
 
 
 def rows_of(
@@ -239,9 +241,9 @@ def rows_of(
     cells[padding] = 0
 
     def column(values: Array, fill: int) -> Array:
-        found: Array = values.take(index, mode="clip")
-        found[padding] = fill
-        return found
+        filled: Array = values.take(index, mode="clip")
+        filled[padding] = fill
+        return filled
 
     ids = column(documents.columns["input_ids"], pad_id)
     given = documents.columns.get("labels")

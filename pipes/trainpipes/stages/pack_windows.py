@@ -20,8 +20,8 @@ FEWEST_TRIED, TRIED = 8, 1 << 12
 def fit_a_row(lengths: IntArray, ends: IntArray, capacity: int, max_documents: int | None) -> Array:
     """Whether one row holds so many of the first documents, some of which have tokens."""
     tokens, documents = np.cumsum(lengths)[ends - 1], np.cumsum(lengths > 0)[ends - 1]
-    found: Array = (tokens > 0) & (tokens <= capacity) & (documents <= (max_documents or capacity))
-    return found
+    fits: Array = (tokens > 0) & (tokens <= capacity) & (documents <= (max_documents or capacity))
+    return fits
 
 
 def best_window(
@@ -73,13 +73,13 @@ def _fullest(
     for k in np.argsort(-hoped, kind="stable").tolist():
         if hoped[k] > best[0]:
             number = int(numbers[k])
-            found = placed(lengths[:number], capacity, max_documents, fit, begun)
-            share = float(_shares(tokens[k], np.array(len(found))))
+            placing = placed(lengths[:number], capacity, max_documents, fit, begun)
+            share = float(_shares(tokens[k], np.array(len(placing))))
             if share > best[0]:
-                best = share, number, found
+                best = share, number, placing
     return best[1], best[2]
 
 
 def _shares(tokens: Array, rows: Array) -> Array:
-    found: Array = tokens / np.maximum(rows, 1)
-    return found
+    shares: Array = tokens / np.maximum(rows, 1)
+    return shares

@@ -150,13 +150,13 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         return "right" if self._tokenize is None else self._tokenize.padding_side
 
     def identity(self) -> dict[str, Any]:
-        found = super().identity()
+        identity = super().identity()
         if self._tokenize is not None:  # what it says of padding shapes batches too
             if self.value is None:
-                found["value"] = self._tokenize.pad_id
+                identity["value"] = self._tokenize.pad_id
             if self.padding_side is None:
-                found["padding_side"] = self._side_below
-        return found
+                identity["padding_side"] = self._side_below
+        return identity
 
     def process(self, run: Run) -> Run:
         self._refuse_collated(run)
@@ -191,13 +191,13 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         bad.
         """
         key, kept = id(table), self._by_table
-        found = kept.get(key)
-        if found is None or found[0]() is not table:
+        entry = kept.get(key)
+        if entry is None or entry[0]() is not table:
             writers = None
             with suppress(TrainpipesError):
                 writers = self._writers(_columns(table), np.zeros(len(table), dtype=np.int64))
-            found = kept[key] = ref(table, lambda _: kept.pop(key, None)), writers
-        return found[1]
+            entry = kept[key] = ref(table, lambda _: kept.pop(key, None)), writers
+        return entry[1]
 
     def _of_tensors(
         self, run: Run, bounds: IntArray, names: tuple[str, ...]
@@ -302,13 +302,13 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         own, asked = self._rule_of(name).dtype, pad_rules.numpy_dtype(self.dtype, "")
         if own is not None:
             return pad_rules.numpy_dtype(own, "")
-        padded, found = ragged or (self._pack is not None and values.ndim == 2), values.dtype
-        if found.kind == asked.kind == "f":
+        padded, dtype = ragged or (self._pack is not None and values.ndim == 2), values.dtype
+        if dtype.kind == asked.kind == "f":
             return asked
-        if found.kind in "iu" and (padded or values.ndim == 1):
+        if dtype.kind in "iu" and (padded or values.ndim == 1):
             return np.dtype(np.int64) if asked.kind == "f" or not padded else asked
-        wide = padded and found.kind == "f" and found.itemsize > 2
-        return np.dtype(np.float32) if wide else found
+        wide = padded and dtype.kind == "f" and dtype.itemsize > 2
+        return np.dtype(np.float32) if wide else dtype
 
     def _pad_value(self, name: str, dtype: np.dtype[Any]) -> float:
         own = self._rules[name].value if name in self._rules else None
@@ -341,10 +341,10 @@ def _ragged_writer(name: str, rows: RaggedRows, mask: str | None) -> Writer:
 
         def batch(k: int) -> dict[str, Any]:
             cells, real = rectangles[k]
-            found = {name: torch.from_numpy(cells)}
+            tensors = {name: torch.from_numpy(cells)}
             if mask is not None and real is not None:
-                found[mask] = torch.from_numpy(real)
-            return found
+                tensors[mask] = torch.from_numpy(real)
+            return tensors
 
         return batch
 
@@ -357,8 +357,8 @@ def _even_writer(name: str, values: Array, dtype: np.dtype[Any]) -> Writer:
 
         def batch(k: int) -> dict[str, Any]:
             part = slice(edges[k], edges[k + 1])
-            found = values[part] if index is None else values[index[part]]
-            return {name: torch.from_numpy(found.astype(dtype, order="C", copy=index is None))}
+            picked = values[part] if index is None else values[index[part]]
+            return {name: torch.from_numpy(picked.astype(dtype, order="C", copy=index is None))}
 
         return batch
 
@@ -367,10 +367,10 @@ def _even_writer(name: str, values: Array, dtype: np.dtype[Any]) -> Writer:
 
 def _object_writer(name: str, values: list[Any] | pa.Array) -> Writer:
     def cut(index: IntArray | None, bounds: IntArray) -> Cut:
-        edges, found = bounds.tolist(), values
+        edges, objects = bounds.tolist(), values
         if isinstance(values, pa.Array):
-            found = python_values(values if index is None else values.take(to_arrow(index)))
-        return lambda k: {name: list(found[edges[k] : edges[k + 1]])}
+            objects = python_values(values if index is None else values.take(to_arrow(index)))
+        return lambda k: {name: list(objects[edges[k] : edges[k + 1]])}
 
     return Writer(float("inf"), cut)
 

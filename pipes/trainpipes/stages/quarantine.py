@@ -87,8 +87,8 @@ class Quarantine:
 
     def given(self) -> dict[str, Any]:
         """The arguments that are not left out, but for ``storage_options``."""
-        found = {name: getattr(self, name) for name in IN_CONFIGS}
-        return {n: one for n, one in found.items() if one != getattr(Quarantine, n, None)}
+        options = {name: getattr(self, name) for name in IN_CONFIGS}
+        return {n: value for n, value in options.items() if value != getattr(Quarantine, n, None)}
 
     @staticmethod
     def of(value: Any) -> Any:
@@ -156,13 +156,13 @@ class Lines:
                 if not self._has_room(str(stage), error, place):
                     continue
                 path, value = place.path, value_of(row)
-                found = {
+                fields = {
                     "epoch": epoch, "file": None if path is None else hidden(path),
                     "block": place.row_group, "row": place.row, "source": place.source,
                     "stage": stage.name, "error": error,
                     "value": hidden(cut(value, VALUE)) if type(value) is str else shown(value, VALUE),
                 }  # fmt: skip
-                lines.append(json.dumps(found).encode() + b"\n")
+                lines.append(json.dumps(fields).encode() + b"\n")
             if lines:
                 self._write(b"".join(lines))
 

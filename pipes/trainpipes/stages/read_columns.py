@@ -200,14 +200,14 @@ def cells(block: Block, name: str, caller: Stage) -> Any:
     """A column as it is: of Arrow, a tensor, or a list."""
     data = block.data
     if isinstance(data, list):
-        found: list[Any] = []
+        values: list[Any] = []
         try:
             for row in data:
-                found.append(cell(row, name, caller))
+                values.append(cell(row, name, caller))
         except DataError as error:
-            blame(error, caller, int(block.ids[len(found)]))
+            blame(error, caller, int(block.ids[len(values)]))
             raise
-        return found
+        return values
     need_columns(names := names_of(block, caller), [name], caller)
     return data.tensors[names.index(name)] if isinstance(data, TensorRows) else data.column(name)
 
@@ -220,8 +220,8 @@ def names_of(block: Block, caller: Stage) -> list[str]:
         raise no_columns("tuple of tensors", caller)
     if isinstance(data, list) and data and not isinstance(data[0], Mapping):
         raise no_columns(type(data[0]).__name__, caller)
-    found: Any = data.names if isinstance(data, TensorRows) else data[0] if data else []
-    return list(found)
+    names: Any = data.names if isinstance(data, TensorRows) else data[0] if data else []
+    return list(names)
 
 
 def read(column: Any, name: str, caller: Stage, ids: IntArray) -> Column:
@@ -235,23 +235,23 @@ def read(column: Any, name: str, caller: Stage, ids: IntArray) -> Column:
 
 def lengths_of(block: Block, name: str, caller: Stage) -> IntArray:
     """Each row's length, int64 ``[rows]``, by a column of lists or of lengths."""
-    column, found = cells(block, name, caller), None
+    column, lengths = cells(block, name, caller), None
     of_arrow = isinstance(column, pa.ChunkedArray)
     if isinstance(column, list):  # each row by itself
-        found = np.array([_length(value) for value in column], dtype=np.int64)
+        lengths = np.array([_length(value) for value in column], dtype=np.int64)
     elif of_arrow and arrays.is_list(column.type) and not column.null_count:
-        found = arrays.to_numpy(pc.list_value_length(column)).astype(np.int64)
+        lengths = arrays.to_numpy(pc.list_value_length(column)).astype(np.int64)
     elif isinstance(numbers := read(column, name, caller, block.ids), Ragged):
-        found = numbers.lengths
+        lengths = numbers.lengths
     elif isinstance(numbers, Even) and numbers.values.ndim > 1:
-        found = np.full(len(block), numbers.values.shape[1], dtype=np.int64)
+        lengths = np.full(len(block), numbers.values.shape[1], dtype=np.int64)
     elif isinstance(numbers, Even) and numbers.values.dtype.kind in "iu":
-        found = numbers.values.astype(np.int64)
-    if found is not None and not (found < 0).any():
-        return found
+        lengths = numbers.values.astype(np.int64)
+    if lengths is not None and not (lengths < 0).any():
+        return lengths
     row, got = None, _said(column)
-    if found is not None:
-        row = int(np.argmax(found < 0))
+    if lengths is not None:
+        row = int(np.argmax(lengths < 0))
         got = shown(column[row].as_py() if of_arrow else column[row], 60)
     rule = "must tell how long a row is, as a list of numbers or as an integer of 0 or more"
     bad = BadCell(row, f"{rule}, got {got}; name another by column=...")
@@ -262,21 +262,21 @@ def _length(value: Any) -> int:
     if isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0:
         return len(value)
     try:
-        found = -1 if isinstance(value, bool | np.bool_) else index(value)
+        length = -1 if isinstance(value, bool | np.bool_) else index(value)
     except TypeError:
         return -1
-    return found if found < 1 << 63 else -1
+    return length if length < 1 << 63 else -1
 
 
 def numbers_of(block: Block, name: str, caller: Stage) -> tuple[Array, IntArray]:
     """A column of lists of numbers: all values, and each row's length."""
     column = cells(block, name, caller)
-    found = lists_of(read(column, name, caller, block.ids))
-    if found is None:
+    lists = lists_of(read(column, name, caller, block.ids))
+    if lists is None:
         rule = "must hold a list of numbers a row"
         bad = BadCell(None, f"{rule}, got {_said(column)}; tokenize() makes such columns")
         raise in_column(bad, name, caller, block.ids)
-    return found
+    return lists
 
 
 def lists_of(column: Column) -> tuple[Array, IntArray] | None:

@@ -47,8 +47,8 @@ def mix(values: HashArray) -> HashArray:
 
 def unit(hashes: HashArray) -> npt.NDArray[np.float64]:
     """Each as a number from 0 up to 1, by its upper 53 bits."""
-    found: npt.NDArray[np.float64] = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return found
+    numbers: npt.NDArray[np.float64] = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers
 
 
 class RowNames:
@@ -90,7 +90,7 @@ def hash_keys(block: Block, names: Sequence[str], caller: Stage, salt: int = 0) 
         with naming(name, caller, block.ids):
             hash_of = _hash_values if isinstance(values, list) else hash_column
             hashes.append(hash_of(values, np.uint64(salt)))
-    return reduce(lambda found, own: mix(found * _GOLDEN + own), hashes)
+    return reduce(lambda mixed, own: mix(mixed * _GOLDEN + own), hashes)
 
 
 def _null(row: int) -> BadCell:
@@ -102,16 +102,16 @@ def _hash_values(values: list[Any], salt: np.uint64) -> HashArray:
     """The hash of each Python value."""
     if any(value is None for value in values):
         raise _null(next(k for k, value in enumerate(values) if value is None))
-    found = np.empty(len(values), dtype=np.uint64)
+    hashes = np.empty(len(values), dtype=np.uint64)
     try:
         values = [value.item() if isinstance(value, ONE) else value for value in values]
         types = np.array([hash(type(value)) for value in values])
         for kind in np.unique(types):
             same = np.flatnonzero(types == kind)
-            found[same] = hash_column(pa.array([values[k] for k in same.tolist()]), salt)
+            hashes[same] = hash_column(pa.array([values[k] for k in same.tolist()]), salt)
     except (pa.ArrowException, RuntimeError, TypeError, ValueError, OverflowError) as error:
         raise BadCell(None, f"has no hash: {error}") from error
-    return found
+    return hashes
 
 
 def hash_column(column: Any, salt: np.uint64 = _NO_SALT) -> HashArray:
@@ -148,9 +148,9 @@ def _hash_bytes(array: Any, salt: np.uint64) -> HashArray:
     words = -(-lengths // 8)
     before = np.concatenate([[0], np.cumsum(words)])
     place = np.arange(int(before[-1])) - np.repeat(before[:-1], words)
-    found = at[np.repeat(offsets[:-1], words) + place * 8]
-    found = found & _MASKS[np.minimum(np.repeat(lengths, words) - place * 8, 8)]
-    mixed = mix(found ^ mix((place.astype(np.uint64) + np.uint64(1)) * _GOLDEN + salt))
+    word = at[np.repeat(offsets[:-1], words) + place * 8]
+    word = word & _MASKS[np.minimum(np.repeat(lengths, words) - place * 8, 8)]
+    mixed = mix(word ^ mix((place.astype(np.uint64) + np.uint64(1)) * _GOLDEN + salt))
     sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(mixed, dtype=np.uint64)])
     total = sums[before[1:]] - sums[before[:-1]]
     return mix(total ^ mix(lengths.astype(np.uint64) * _GOLDEN))

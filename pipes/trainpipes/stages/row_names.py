@@ -40,15 +40,15 @@ class _MixedNames(RowNames):
         self._names: dict[tuple[str, ...], RowNames] = {}
 
     def hashes(self, ids: IntArray) -> HashArray:
-        found = np.empty(len(ids), dtype=np.uint64)
+        hashes = np.empty(len(ids), dtype=np.uint64)
         for path, places, rows in self._source.ids.split(ids):
             if path not in self._names:
                 inputs = self._inputs
                 for name in path:
                     inputs = inputs.mixed[name]
                 self._names[path] = row_names(inputs)
-            found[places] = self._names[path].hashes(rows)
-        return found
+            hashes[places] = self._names[path].hashes(rows)
+        return hashes
 
 
 def file_names(inputs: Inputs) -> list[str]:

@@ -94,12 +94,12 @@ def have_target(labels: npt.NDArray[Any], lengths: IntArray) -> Flags:
     >>> have_target(np.array([-100, 5, -100, -100]), np.array([2, 0, 2])).tolist()
     [True, False, False]
     """
-    found = np.zeros(len(lengths), dtype=np.bool_)
+    trains = np.zeros(len(lengths), dtype=np.bool_)
     some = lengths > 0
     if some.any():
         starts = (np.cumsum(lengths) - lengths)[some]
-        found[some] = np.logical_or.reduceat(labels != IGNORED, starts)
-    return found
+        trains[some] = np.logical_or.reduceat(labels != IGNORED, starts)
+    return trains
 
 
 class TargetStage(LeavesOut, asks_inputs=True):
@@ -122,7 +122,7 @@ class TargetStage(LeavesOut, asks_inputs=True):
     def check_targets(
         self,
         run: Run,
-        found: Flags,
+        trains: Flags,
         cut: Flags | None = None,
         bad: Mapping[int, str] | None = None,
         given: Block | None = None,
@@ -133,16 +133,16 @@ class TargetStage(LeavesOut, asks_inputs=True):
         """
         asked, ids, bad = self.options["on_error"], run.block.ids, bad or {}
         if leaves_out(asked):
-            found[[*bad]] = False
+            trains[[*bad]] = False
 
             def error_of(row: int) -> str:
                 was_cut = cut is not None and bool(cut[row])
                 return bad.get(row) or f"no target for the loss{why_none(1, int(was_cut))}"
 
             block = run.block if given is None else given
-            self.without_target.drop(block, (~found).astype(np.int64), error_of)
-            return run if found.all() else run.pick(np.flatnonzero(found).astype(np.int64))
-        lacking = np.flatnonzero(~found)
+            self.without_target.drop(block, (~trains).astype(np.int64), error_of)
+            return run if trains.all() else run.pick(np.flatnonzero(trains).astype(np.int64))
+        lacking = np.flatnonzero(~trains)
         if asked == "raise" and len(lacking):
             why = why_none(1, 0 if cut is None else int(cut[lacking[0]]))
             way = f'{raising(self.options.get("max_length"))}choose on_error="skip" or "keep"'
@@ -150,6 +150,6 @@ class TargetStage(LeavesOut, asks_inputs=True):
             raise at_row(said, self, ids[lacking[0]])
         if asked is None:
             were_cut = 0 if cut is None else int(np.count_nonzero(cut[lacking]))
-            self.kept_without.add((len(found), len(lacking), were_cut))
+            self.kept_without.add((len(trains), len(lacking), were_cut))
             self.kept_without.warn(WithoutTarget.FEWEST)
         return run

@@ -97,13 +97,15 @@ def without_nulls(
     texts: dict[str, Texts], caller: Stage, ids: IntArray, skip: bool
 ) -> npt.NDArray[np.bool_] | None:
     """Which rows have no null, bool ``[rows]``; None for all. Raises at the first unless ``skip``."""
-    found = [name for name, column in texts.items() if column.null_count]
-    if found and not skip:
-        way = f"drop such rows with .filter(pc.field({found[0]!r}).is_valid()) before"
+    with_nulls = [name for name, column in texts.items() if column.null_count]
+    if with_nulls and not skip:
+        way = f"drop such rows with .filter(pc.field({with_nulls[0]!r}).is_valid()) before"
         way += ", or by on_error='skip'" * bool(caller.options.get("labels"))
         problem = f"is null, and there is no text to tokenize; {way}"
-        raise in_column(BadCell(first_null(texts[found[0]]), problem), found[0], caller, ids)
-    there = [to_numpy(texts[name].is_valid()) for name in found]
+        raise in_column(
+            BadCell(first_null(texts[with_nulls[0]]), problem), with_nulls[0], caller, ids
+        )
+    there = [to_numpy(texts[name].is_valid()) for name in with_nulls]
     return np.logical_and.reduce(there) if there else None
 
 

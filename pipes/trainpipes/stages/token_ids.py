@@ -140,8 +140,8 @@ class AddLabels(RunStage, takes="columns"):
             labels[flags == 0] = IGNORED
         if self.ignore:
             labels[np.isin(values, self.ignore)] = IGNORED
-        found = table.append_column("labels", list_array(labels, lengths))
-        return run.with_block(block.with_data(found))
+        labelled = table.append_column("labels", list_array(labels, lengths))
+        return run.with_block(block.with_data(labelled))
 
 
 class Known(NamedTuple):
@@ -213,30 +213,30 @@ class MaskTokens(TakesTokenizer, RunStage, takes="columns", depends_on={"row", "
     _below: ClassVar[Tokenizes | None] = None
 
     def _resolve(self, below: Sequence[Stage]) -> Self:
-        found, names = self.tokenizes(below), ("mask_token_id", "special_ids", "vocab_size")
+        tokenizer, names = self.tokenizes(below), ("mask_token_id", "special_ids", "vocab_size")
         lacking = [name for name in names if self.options[name] is None]
         lacking += ["whole_words"] if self.whole_words else []
-        if found is None and lacking:
+        if tokenizer is None and lacking:
             why = f"a tokenizer to tell {', '.join(lacking)}, and there is no tokenize() before it"
             raise ConfigError(f"{self} needs {why}: pass tokenizer=..., or give these options")
-        return self._resolved(_below=found)
+        return self._resolved(_below=tokenizer)
 
     @property
     def _engine(self) -> Any:
-        found = self._own or self._below
-        return None if found is None else found.maker
+        tokenizer = self._own or self._below
+        return None if tokenizer is None else tokenizer.maker
 
     @cached_property
     def _salt(self) -> HashArray:
         return random_key(self.seed, "mask_tokens")[:1]
 
     def identity(self) -> dict[str, Any]:
-        found = super().identity()
-        found.pop("special_ids", None)
+        identity = super().identity()
+        identity.pop("special_ids", None)
         mask, size, special, begins = self._known
         shaping = special.tobytes() + (b"" if begins is None else np.packbits(begins).tobytes())
         tokens = hashlib.sha256(shaping).hexdigest()[:16]
-        return {**found, "mask_token_id": mask, "vocab_size": size, "tokens": tokens}
+        return {**identity, "mask_token_id": mask, "vocab_size": size, "tokens": tokens}
 
     @cached_property
     def _known(self) -> Known:
@@ -293,12 +293,12 @@ class MaskTokens(TakesTokenizer, RunStage, takes="columns", depends_on={"row", "
         kind = unit(hashes)
         # As wide as the mask and every token of the vocabulary need, not as the column was.
         largest = np.min_scalar_type(max(mask, size - 1))
-        found = values.astype(np.promote_types(values.dtype, largest))
-        found[chosen[kind >= 1 - self.mask_replace_prob]] = mask
+        masked = values.astype(np.promote_types(values.dtype, largest))
+        masked[chosen[kind >= 1 - self.mask_replace_prob]] = mask
         other = kind < self.random_replace_prob
         drawn = unit(mix(hashes[other] ^ _THIRD)) * size
-        found[chosen[other]] = drawn.astype(found.dtype)
-        return found, labels
+        masked[chosen[other]] = drawn.astype(masked.dtype)
+        return masked, labels
 
     def _keys(self, block: Block) -> HashArray:
         rows = block.ids.astype(np.uint64) * _GOLDEN
@@ -314,5 +314,5 @@ def word_of(new: Any, special: Any, starts: IntArray) -> IntArray:
     new = new | special
     new[1:] |= special[:-1]
     new[starts] = True
-    found: IntArray = np.flatnonzero(new)[np.cumsum(new) - 1]
-    return found
+    firsts: IntArray = np.flatnonzero(new)[np.cumsum(new) - 1]
+    return firsts

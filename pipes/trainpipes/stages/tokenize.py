@@ -177,10 +177,12 @@ class Tokenize(Tokenizes):
         if not isinstance(asked, bool | str):
             return int(asked)
         if isinstance(asked, str):
-            found = engine.token_id(asked)
+            token_id = engine.token_id(asked)
             rule = f"a token that the tokenizer {engine} has"
-            require(found is not None, "tokenize(add_eos)", rule, asked, "give another, or its id")
-            return found
+            require(
+                token_id is not None, "tokenize(add_eos)", rule, asked, "give another, or its id"
+            )
+            return token_id
         ends = engine.special.ends
         if len(ends) == 1:
             return next(iter(ends.values()))
@@ -239,8 +241,8 @@ class Tokenize(Tokenizes):
 
     def _encode(self, texts: Mapping[str, Any], numbers: IntArray) -> dict[str, Ragged]:
         if self.pair:
-            one, other = (texts[name] for name in self._texts)
-            return self._encode_pairs((one, other), numbers)
+            first, second = (texts[name] for name in self._texts)
+            return self._encode_pairs((first, second), numbers)
         if self._template is not None:
             texts = {"": self._template.fill(texts)}
             outputs: Mapping[str, Sequence[str]] = {"input_ids": [""]}
@@ -326,7 +328,7 @@ class Tokenize(Tokenizes):
         if isinstance(data, list):
             made = zip(*(ragged.to_rows() for ragged in columns.values()), strict=True)
             kept = ({k: v for k, v in row.items() if k not in gone} for row in data)
-            ids = (dict(zip(columns, one, strict=True)) for one in made)
+            ids = (dict(zip(columns, values, strict=True)) for values in made)
             return [row | own for row, own in zip(kept, ids, strict=True)]
         data = data.drop_columns(list(gone))
         for name, ragged in columns.items():

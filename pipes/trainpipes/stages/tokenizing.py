@@ -56,13 +56,13 @@ class Tokenizes(TargetStage, RunStage):
         """The run without ``bad`` rows and those without a target, if these are left out."""
         labels, most = columns.get("labels"), self.options["max_length"]
         if labels is None:
-            found = np.ones(len(run), dtype=np.bool_)
-            return self.check_targets(run, found, bad=bad, given=given)
+            trains = np.ones(len(run), dtype=np.bool_)
+            return self.check_targets(run, trains, bad=bad, given=given)
         if self.options["on_error"] == "keep":
             return run
         cut = None if most is None else labels.lengths >= most
-        found = have_target(labels.values, labels.lengths)
-        return self.check_targets(run, found, cut, bad, given)
+        trains = have_target(labels.values, labels.lengths)
+        return self.check_targets(run, trains, cut, bad, given)
 
     @property
     def pad_id(self) -> int:
@@ -91,9 +91,9 @@ class Tokenizes(TargetStage, RunStage):
         return {**super().__getstate__(), **self._snapshot()}
 
     def _fresh(self) -> Self:
-        found = super()._fresh()
-        vars(found).update(self._snapshot())
-        return found
+        fresh = super()._fresh()
+        vars(fresh).update(self._snapshot())
+        return fresh
 
     def _snapshot(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._snapshots}
@@ -151,14 +151,14 @@ class TokenizedBy(Tokenizes):
         self.refuse_batches(run)
         if not self._looks(run):
             return run
-        block, found = run.block, np.ones(len(run), dtype=np.bool_)
+        block, trains = run.block, np.ones(len(run), dtype=np.bool_)
         ends = [name for name in self.columns if name.endswith("input_ids")]
         names = {name.removesuffix("input_ids") + "labels" for name in ends}
         for name in sorted(names.intersection(names_of(block, self))):
             labels = lists_of(read(cells(block, name, self), name, self, block.ids))
             if labels is not None:
-                found &= have_target(*labels)
-        return self.check_targets(run, found)
+                trains &= have_target(*labels)
+        return self.check_targets(run, trains)
 
     #: Rows that were looked at in this process.
     _seen: ClassVar[int] = 0
@@ -174,14 +174,14 @@ class TokenizedBy(Tokenizes):
 
 def makers_of_columns(stages: Sequence[Stage]) -> dict[str, Tokenizes]:
     """What made the ids in each column, by the column's last name."""
-    found: dict[str, Tokenizes] = {}
+    makers: dict[str, Tokenizes] = {}
     for stage in stages:
         if isinstance(stage, Tokenizes):
-            found |= dict.fromkeys(stage.id_columns, stage)
+            makers |= dict.fromkeys(stage.id_columns, stage)
         elif stage.name == "rename":
             names = stage.options["names"]
-            found = {names.get(name, name): maker for name, maker in found.items()}
-    return found
+            makers = {names.get(name, name): maker for name, maker in makers.items()}
+    return makers
 
 
 def lengths_by(stages: Sequence[Stage]) -> tuple[str, bool]:

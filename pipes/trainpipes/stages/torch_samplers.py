@@ -46,16 +46,16 @@ class TorchOrder:
 
     def _numbers(self, epoch: int, rows: int) -> IntArray:
         keys = list(keys_of(self._sampler, epoch))
-        found = np.asarray(keys)
+        numbers = np.asarray(keys)
         gives = f"shuffle(sampler={type(self._sampler).__name__}): the sampler gives"
-        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
             way = "from_dataset(dataset, sampler=...) takes any key that the dataset knows"
             raise DataError(f"{gives} {keys[0]!r}, which is no row number; {way}")
-        outside = (found < 0) | (found >= rows)
+        outside = (numbers < 0) | (numbers >= rows)
         if outside.any():
             there = f"and there are {rows:,} rows: make it for this dataset"
-            raise DataError(f"{gives} row {found[outside][0]}, {there}")
-        return found.astype(np.int64)
+            raise DataError(f"{gives} row {numbers[outside][0]}, {there}")
+        return numbers.astype(np.int64)
 
     def fingerprint(self) -> dict[str, Any]:
         return {"sampler": type(self._sampler).__qualname__, "indices": self.length(0)}
@@ -89,11 +89,11 @@ def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
     if isinstance(sampler, data.DistributedSampler):
         return _of_replicas(sampler, epoch)
     globally = draws_globally(sampler) or not hasattr(sampler, "__len__")
-    found = _drawn(sampler, seed) if globally else iter(_seeded(sampler, seed))
+    drawn = _drawn(sampler, seed) if globally else iter(_seeded(sampler, seed))
     if not hasattr(sampler, "__len__"):
-        return found
+        return drawn
     count, name = len(sampler), type(sampler).__name__
-    keys = list(islice(found, count + 1))
+    keys = list(islice(drawn, count + 1))
     if len(keys) != count:
         gave = f"{len(keys):,}" if len(keys) < count else "more"
         said = f"{name}: its length is {count:,}, and it gave {gave} in epoch {epoch}"

@@ -23,10 +23,10 @@ def layers_of(series: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
             sums[name] = sums.get(name, 0.0) + value
     names = sorted(sums, key=lambda name: -sums[name])
     shown = names if len(names) <= COLORS else names[: COLORS - 1]
-    found = {name: [point.get(name, 0.0) for point in series] for name in shown}
+    layers = {name: [point.get(name, 0.0) for point in series] for name in shown}
     if rest := set(names) - set(shown):
-        found["all others"] = [sum(point.get(name, 0.0) for name in rest) for point in series]
-    return found
+        layers["all others"] = [sum(point.get(name, 0.0) for name in rest) for point in series]
+    return layers
 
 
 def area(

@@ -66,20 +66,20 @@ def _of_stage(stage: Stage) -> StageFacts:
 
 def free_memory() -> int:
     """Bytes of memory that this process has or can still get; 0 if unknown."""
-    found = []
+    free = []
     with suppress(OSError, ValueError, IndexError):
         with open("/proc/meminfo") as lines:
             about = dict(line.split(":", 1) for line in lines)
-        found.append(int(about["MemAvailable"].split()[0]) * 1024)
+        free.append(int(about["MemAvailable"].split()[0]) * 1024)
     with (
         suppress(OSError, ValueError),
         open("/sys/fs/cgroup/memory.max") as most,
         open("/sys/fs/cgroup/memory.current") as now,
     ):
-        found.append(int(most.read()) - int(now.read()))
+        free.append(int(most.read()) - int(now.read()))
     with suppress(OSError, AttributeError), open("/proc/self/statm") as pages:
         own = int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return own + min(found) if found else 0
+        return own + min(free) if free else 0
     return 0
 
 

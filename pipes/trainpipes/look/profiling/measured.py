@@ -102,16 +102,16 @@ class Measured:
         """Seconds, and seconds of CPU, of a group of threads in some of what they do; all work if none are
         named. In the processes that make batches: workers, if there are any."""
         times = (self.workers if self.workers.times else self.counts).times.get(group, {})
-        found = [v for k, v in times.items() if (k in whats if whats else k not in WAITING)]
-        return sum(v[0] for v in found), sum(v[1] for v in found)
+        chosen = [v for k, v in times.items() if (k in whats if whats else k not in WAITING)]
+        return sum(v[0] for v in chosen), sum(v[1] for v in chosen)
 
     @property
     def totals(self) -> dict[str, int]:
         """What all processes counted of requests and caches."""
-        found = dict(self.counts.totals)
+        totals = dict(self.counts.totals)
         for name, number in self.workers.totals.items():
-            found[name] = found.get(name, 0) + number
-        return found
+            totals[name] = totals.get(name, 0) + number
+        return totals
 
     @property
     def late(self) -> float:

@@ -90,11 +90,11 @@ def _over_time(series: Sequence[Mapping[str, Any]], called: Mapping[str, str]) -
     yield "<h2>Part of the time that the loop waited for data</h2>"
     yield area("Part of the time that the loop waited for data", ends, waited, "%")
     for group in called:
-        found = [point["busy"].get(group, {}) for point in series]
-        if any(found):
+        busy = [point["busy"].get(group, {}) for point in series]
+        if any(busy):
             title = f"What {called[group]} did: threads at work"
             yield f"<h2>{escape(title)}</h2>"
-            yield area(title, ends, layers_of(found), "")
+            yield area(title, ends, layers_of(busy), "")
 
 
 def _binned(lengths: Counter[int]) -> list[tuple[str, float]]:

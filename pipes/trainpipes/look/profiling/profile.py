@@ -131,8 +131,8 @@ class Profile:
         self._main = threading.get_ident()
         self._began = self._drawn = self._looked = self._asked = perf_counter()
         if self._iteration is not None:
-            found = {self._iteration, *self._iteration.derived}
-            self._states = {one: one.wait_seconds for one in found}
+            iterations = {self._iteration, *self._iteration.derived}
+            self._states = {iteration: iteration.wait_seconds for iteration in iterations}
         self._machine, self._cpu = busy_seconds(), sum(os.times()[:2])
         pids = [child.pid or 0 for child in multiprocessing.active_children()]
         self._children = {pid: (cpu_of(pid), cpu_of(pid)) for pid in pids}
@@ -181,9 +181,13 @@ class Profile:
         """Seconds by the clocks of the iterators, also of loaders that a trainer has made meanwhile."""
         if self._iteration is None:
             return 0.0
-        found = {self._iteration, *self._iteration.derived}
-        self._states.update({one: 0.0 for one in found if one not in self._states})
-        return float(sum(one.wait_seconds - start for one, start in self._states.items()))
+        iterations = {self._iteration, *self._iteration.derived}
+        self._states.update(
+            {iteration: 0.0 for iteration in iterations if iteration not in self._states}
+        )
+        return float(
+            sum(iteration.wait_seconds - start for iteration, start in self._states.items())
+        )
 
     def _tick(self, now: float) -> None:
         """After each sample, in the sampler's thread."""
@@ -237,8 +241,8 @@ class Profile:
             workers = Counts()
             while activity.from_workers:
                 workers.add(activity.from_workers.pop())
-            for found in () if self._folder is None else reported(self._folder):
-                workers.add(found)
+            for worker in () if self._folder is None else reported(self._folder):
+                workers.add(worker)
             self._workers.add(workers)
             if workers.times:
                 counts.times["workers"] = workers.times.get(ITERATES, {})
@@ -287,7 +291,7 @@ class Profile:
     def _facts(self) -> Facts:
         iteration = self._iteration or self._pipeline._iteration
         ranks = iteration.ranks()[1]
-        made = [] if self._iteration is None else [one.how for one in self._iteration.derived]
+        made = [] if self._iteration is None else [state.how for state in self._iteration.derived]
         how = made[-1] if made else self._how
         return facts_of(iteration.plan, ranks, self._window_bytes, **how)
 
@@ -310,25 +314,25 @@ class Profile:
 
     @property
     def series(self) -> list[dict[str, Any]]:
-        found, before = [], 0.0
+        points, before = [], 0.0
         for end, waited, counts in self._points:
             step = max(end - before, 1e-9)
             busy = {
                 group: {what: sums[0] / step for what, sums in times.items()}
                 for group, times in counts.times.items()
             }
-            found.append({"seconds": end, "waited": min(1.0, waited / step), "busy": busy})
+            points.append({"seconds": end, "waited": min(1.0, waited / step), "busy": busy})
             before = end
-        return found
+        return points
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain JSON types, for a log: seconds, counts, facts, verdict."""
-        m, found = self.measured, self.verdict
+        m, decided = self.measured, self.verdict
         return {
             "seconds": m.seconds, "waited": m.waited, "first_batch": m.first, "others": m.others,
             "children": m.children, "cells": m.cells, "padding": m.padding,
             "threads": m.counts.to_dict(), "workers": m.workers.to_dict(),
-            "facts": asdict(self._facts), "verdict": asdict(found),
+            "facts": asdict(self._facts), "verdict": asdict(decided),
         }  # fmt: skip
 
     def lines(self) -> list[tuple[str, str]]:

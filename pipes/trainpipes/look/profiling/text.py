@@ -21,8 +21,8 @@ CALLED = {
 
 def lines(facts: Facts, m: Measured) -> Iterator[tuple[str, str]]:
     """The text of a profile: labels, and what they say."""
-    found = verdict(facts, m)
-    whose = "the trainer" if found.bound in ("trainer", "padding") else "the pipeline"
+    decided = verdict(facts, m)
+    whose = "the trainer" if decided.bound in ("trainer", "padding") else "the pipeline"
     says = f"{whose} bounds this run"
     if whose == "the trainer" and m.first > 0.5 * m.seconds:
         says = "most of it before the first batch, so that a longer run says more"
@@ -56,8 +56,8 @@ def lines(facts: Facts, m: Measured) -> Iterator[tuple[str, str]]:
         )
     if m.cells:
         yield "padding", f"{m.padded:.1%} of the cells"
-    yield "verdict", found.text
-    for label, change in zip(("change", "or"), found.changes, strict=False):
+    yield "verdict", decided.text
+    for label, change in zip(("change", "or"), decided.changes, strict=False):
         yield label, str(change)
 
 

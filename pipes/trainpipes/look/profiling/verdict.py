@@ -70,15 +70,15 @@ def verdict(facts: Facts, measured: Measured) -> Verdict:
     m = measured
     if m.seconds <= 0:
         return Verdict("nothing", "nothing was counted")
-    found = sorted(causes(facts, m), key=lambda c: max(c.seconds, m.seconds / MOST_GAIN))
-    if m.steady < LITTLE_WAITING and not any(cause.bound == "start" for cause in found):
+    by_gain = sorted(causes(facts, m), key=lambda c: max(c.seconds, m.seconds / MOST_GAIN))
+    if m.steady < LITTLE_WAITING and not any(cause.bound == "start" for cause in by_gain):
         if m.padded >= MUCH_PADDING and (line := _less_padding(facts)):
             text = f"the trainer: {m.padded:.0%} of the cells it computes are padding"
             return Verdict("padding", text, (Change(line, (1 - LEFT_PADDING) / (1 - m.padded)),))
         text = "the trainer: data is there when it asks"
         late = f", but for the first batch after {m.first:.1f} s" * (m.waiting >= LITTLE_WAITING)
         return Verdict("trainer", text + late)
-    best = [c for c in found if m.seconds >= LEAST_GAIN * c.seconds]
+    best = [c for c in by_gain if m.seconds >= LEAST_GAIN * c.seconds]
     if not best:
         text = "no single cause: the waiting is spread over what the table shows"
         return Verdict("unknown", text)

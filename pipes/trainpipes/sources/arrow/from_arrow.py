@@ -72,8 +72,8 @@ class TableSource(NumberedRowsSource):
 
     @cached_property
     def _chunks(self) -> tuple[list[pa.RecordBatch], IntArray]:
-        found = self.table.to_batches()
-        return found, np.cumsum([0, *map(len, found)], dtype=np.int64)
+        batches = self.table.to_batches()
+        return batches, np.cumsum([0, *map(len, batches)], dtype=np.int64)
 
     def slice(self, start: int, stop: int) -> pa.Table:
         if self.indices is not None:

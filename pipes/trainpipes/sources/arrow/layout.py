@@ -43,11 +43,14 @@ def spans_before(about: dict[str, Any], batch: int) -> list[tuple[int, int]]:
     """Where the schema and the dictionaries of a record batch lie; none in a file without dictionaries."""
     if about["dictionaries"] is None:
         return []
-    found: dict[int, list[tuple[int, int]]] = {}
+    messages: dict[int, list[tuple[int, int]]] = {}
     for before, start, stop, number, delta in about["dictionaries"]:
         if before <= batch:
-            found[number] = [*(found.get(number, ()) if delta else ()), (start, stop)]
-    return [tuple(about["schema"]), *sorted(one for each in found.values() for one in each)]
+            messages[number] = [*(messages.get(number, ()) if delta else ()), (start, stop)]
+    return [
+        tuple(about["schema"]),
+        *sorted(message for each in messages.values() for message in each),
+    ]
 
 
 def read_layout(fetch: Fetch, size: int) -> Layout:
@@ -145,7 +148,7 @@ def _messages(
     fetch: Fetch, at: int, end: int, footer: bytes
 ) -> tuple[list[tuple[int, int, Table]], int]:
     """Where messages begin and end, which lie side by side, and their headers; a CRC-32 of what was read."""
-    found: list[tuple[int, int, Table]] = []
+    spans: list[tuple[int, int, Table]] = []
     (heads, content), stop = _heads(fetch, footer, end), at
     while at < end:
         head = heads.get(at, b"")
@@ -176,9 +179,9 @@ def _messages(
             raise BadFileError(
                 f"cut short: {end:,} bytes, and the message at byte {start:,} goes to {stop:,}"
             )
-        found.append((start, stop, header))
-    for one in sorted(heads.keys() - {start for start, *_ in found}):
-        raise BadFileError(f"damaged: its footer has a message at byte {one:,}, where none begins")
+        spans.append((start, stop, header))
+    for lost in sorted(heads.keys() - {start for start, *_ in spans}):
+        raise BadFileError(f"damaged: its footer has a message at byte {lost:,}, where none begins")
     if footer and end - at > PADDING:
         raise BadFileError(f"damaged: no message from byte {at:,} to {end:,}")
     if not footer and any(fetch([(at, min(end, at + 8))])[0]):
@@ -186,7 +189,7 @@ def _messages(
             f"it goes on behind its end, at byte {at:,}, as streams do that were put together by cat: read "
             "them one by one"
         )
-    return found, content
+    return spans, content
 
 
 def _parts(

@@ -81,10 +81,10 @@ class ReadArrow(FileReader, has_blocks=True, random_access=True):
             edges = [cut_evenly(int(layout.rows.sum()), rows) for layout in layouts]
         different = different_schemas(listed.names, [layout.schema for layout in layouts])
         schema = one_schema(different, self.columns, str(self))
-        found = NumberedFiles(store, format, edges=edges, columns=self.columns, schema=schema)
-        found.leave_out(self.on_error)
-        found.row_bytes = found.sampled(SAMPLED)
-        return found
+        source = NumberedFiles(store, format, edges=edges, columns=self.columns, schema=schema)
+        source.leave_out(self.on_error)
+        source.row_bytes = source.sampled(SAMPLED)
+        return source
 
 
 class ArrowFormat(Format):
@@ -143,9 +143,9 @@ class ArrowFormat(Format):
             return gathered(_batch(data, [message], layout, number, columns), own)
 
         firsts = np.append(0, np.cumsum(layout.rows))
-        found: list[pa.RecordBatch] = take_rows(of_batch, firsts, rows).to_batches()
+        taken: list[pa.RecordBatch] = take_rows(of_batch, firsts, rows).to_batches()
         data.check()
-        return found
+        return taken
 
     def content(self, layout: Layout) -> str:
         return str(_about(layout.extra)["content"])
@@ -176,16 +176,16 @@ def _batch(
     if len(parts) > 1:
         options = pa.ipc.IpcReadOptions(use_threads=False)
         whole = pa.BufferReader(b"".join(parts))
-        found = pa.ipc.open_stream(whole, options=options).read_next_batch()
+        batch = pa.ipc.open_stream(whole, options=options).read_next_batch()
     else:
-        found = pa.ipc.read_record_batch(pa.py_buffer(parts[0]), layout.schema)
-        found = found.select(_places(layout.schema, columns))
-    check = partial(_check, found, int(layout.rows[block]))
+        batch = pa.ipc.read_record_batch(pa.py_buffer(parts[0]), layout.schema)
+        batch = batch.select(_places(layout.schema, columns))
+    check = partial(_check, batch, int(layout.rows[block]))
     if data.local:
         data.once(block, check)  # the bytes are the same each time
     else:
         check()
-    return found
+    return batch
 
 
 def _check(batch: pa.RecordBatch, rows: int) -> None:

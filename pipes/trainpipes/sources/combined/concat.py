@@ -25,7 +25,7 @@ class JoiningSource(kinds.CombiningSource):
         several = isinstance(self.pipelines, list | tuple)
         require(several, f"{self.name}(...)", "one pipeline or more", self.pipelines)
         self._set(pipelines=tuple(self.pipelines))
-        others = [one for one in self.pipelines if not is_pipeline(one)]
+        others = [part for part in self.pipelines if not is_pipeline(part)]
         way, good = instead(others[0]) if others else "", self.pipelines and not others
         require(good, f"{self.name}(...)", "one pipeline or more", self.pipelines, way)
         for number, pipeline in enumerate(self.pipelines):
@@ -114,9 +114,9 @@ class Zip(JoiningSource):
 
 
 def opener_of(chain: Sequence[Stage]) -> kinds.Source:
-    found = next((stage for stage in chain if isinstance(stage, kinds.ReadingSource)), chain[0])
-    assert isinstance(found, kinds.Source)
-    return found
+    opener = next((stage for stage in chain if isinstance(stage, kinds.ReadingSource)), chain[0])
+    assert isinstance(opener, kinds.Source)
+    return opener
 
 
 def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:

@@ -128,15 +128,15 @@ class Lane:
         """The blocks that rows ``start`` to ``stop`` lie in: of which part, number, first row, and stop."""
         first = max(0, int(np.searchsorted(self.edges, start, side="right")) - 1)
         last = int(np.searchsorted(self.edges, stop, side="left"))
-        found = []
+        stretches = []
         for block in range(min(first, len(self.lengths) - 1), max(first + 1, last)):
             begin, end = self.edges[block : block + 2].tolist()
             low, high = max(start, begin) - begin, min(stop, end) - begin
             if low < high or start == stop:
                 number = int(np.searchsorted(self._blocks, block, side="right")) - 1
                 own = block - int(self._blocks[number])
-                found.append((self.parts[number], own, low, max(low, high)))
-        return found
+                stretches.append((self.parts[number], own, low, max(low, high)))
+        return stretches
 
     def split(self, index: IntArray) -> tuple[list[tuple[Part, IntArray]], IntArray | None]:
         """Rows by part, numbered there; and where each then stands, unless they are in order."""
@@ -147,10 +147,10 @@ class Lane:
 
     def take(self, takers: Mapping[Part, Taker], index: IntArray) -> Payload:
         parts, back = self.split(index)
-        found = [part.take(takers[part], rows) for part, rows in parts]
+        payloads = [part.take(takers[part], rows) for part, rows in parts]
         if back is None:
-            return found[0]
-        return take_payload(join_payloads(found), back) if found else []
+            return payloads[0]
+        return take_payload(join_payloads(payloads), back) if payloads else []
 
     def inputs_of(self, row: int) -> tuple[Inputs, int]:
         """The pipeline that a row is of, and its number in the source there."""
@@ -207,13 +207,13 @@ class JoinedRows(RowSource):
         return inputs.place_of(own)
 
     def places(self, block: int, row: int) -> list[Place]:
-        found = []
+        places = []
         for number, lane in enumerate(self.lanes):
             inputs, own = lane.inputs_of(int(self.edges[block]) + row)
             for place in inputs.places_of(own):
                 source = f"{number}" + (f"/{place.source}" if place.source else "")
-                found.append(replace(place, source=source) if self.stage.beside else place)
-        return found
+                places.append(replace(place, source=source) if self.stage.beside else place)
+        return places
 
     def block_key(self, block: int) -> Any:
         start, stop = self.edges[block : block + 2].tolist()
@@ -234,19 +234,19 @@ class JoinedRows(RowSource):
     def joined(self, columns: Sequence[Any]) -> Payload:
         if len(columns) == 1:
             return columns[0]
-        if all(isinstance(one, pa.Table) for one in columns):
-            self._check_names([one.column_names for one in columns])
-            fields = [field for one in columns for field in one.schema]
-            whole = [column for one in columns for column in one.columns]
+        if all(isinstance(payload, pa.Table) for payload in columns):
+            self._check_names([payload.column_names for payload in columns])
+            fields = [field for payload in columns for field in payload.schema]
+            whole = [column for payload in columns for column in payload.columns]
             return pa.table(whole, schema=pa.schema(fields))
-        if all(isinstance(one, TensorRows) for one in columns):
-            tensors = tuple(tensor for one in columns for tensor in one.tensors)
-            names = [one.names for one in columns if one.names is not None]
+        if all(isinstance(payload, TensorRows) for payload in columns):
+            tensors = tuple(tensor for payload in columns for tensor in payload.tensors)
+            names = [payload.names for payload in columns if payload.names is not None]
             if 0 < len(names) < len(columns):
                 raise self._unlike("tensors with names beside tensors without")
             self._check_names(names)
             return TensorRows(tensors, tuple(n for own in names for n in own) if names else None)
-        if all(isinstance(one, list) for one in columns):
+        if all(isinstance(payload, list) for payload in columns):
             return [self._row(row) for row in zip(*columns, strict=True)]
         raise self._unlike("rows of different kinds")
 
@@ -256,22 +256,22 @@ class JoinedRows(RowSource):
         odd = next((row for row in rows if not isinstance(row, Mapping)), None)
         if odd is not None:
             raise self._unlike(f"a row that is no dict, but a {type(odd).__name__}")
-        found = {name: value for row in rows for name, value in row.items()}
-        if len(found) < sum(map(len, rows)):
+        joined = {name: value for row in rows for name, value in row.items()}
+        if len(joined) < sum(map(len, rows)):
             self._check_names([list(row) for row in rows])
-        return found
+        return joined
 
     def _block_bytes(self) -> Any:
         if len(self.lanes) == 1 or all(lane.block_bytes is None for lane in self.lanes):
             return self.lanes[0].block_bytes
-        found = np.zeros(len(self.lengths))
+        nbytes = np.zeros(len(self.lengths))
         for lane in self.lanes:
             if lane.block_bytes is None:
-                found += self.lengths * (lane.row_bytes or 0.0)
+                nbytes += self.lengths * (lane.row_bytes or 0.0)
             else:
                 before = np.append(0.0, np.cumsum(lane.block_bytes))
-                found += np.diff(np.interp(self.edges, lane.edges, before))
-        return found
+                nbytes += np.diff(np.interp(self.edges, lane.edges, before))
+        return nbytes
 
     # What is refused
 
@@ -299,10 +299,10 @@ class JoinedRows(RowSource):
                         stage=str(self.stage),
                     )
 
-    def _unlike(self, found: str) -> SchemaError:
+    def _unlike(self, kinds: str) -> SchemaError:
         return SchemaError(
             "zip(...) puts columns side by side, so that rows are dicts in all sources, or tuples in "
-            f"all, got {found}: make dicts with map() first",
+            f"all, got {kinds}: make dicts with map() first",
             stage=str(self.stage),
         )
 

@@ -110,9 +110,9 @@ class Windows(JoiningSource):
         if "columns" not in opener.options or not all(isinstance(s, CountingStage) for s in later):
             return None
         narrow = opener._replaced(columns=self.names)
-        found = self.of_chains([[*chain[:first], narrow, *later]])
-        assert isinstance(found, Windows)
-        return found
+        narrowed = self.of_chains([[*chain[:first], narrow, *later]])
+        assert isinstance(narrowed, Windows)
+        return narrowed
 
     def __repr__(self) -> str:
         options = [f"stride={self.stride}"] if self.stride is not None else []
@@ -157,14 +157,14 @@ class WindowRows(RowSource):
             np.searchsorted(self.starts, rows, side="right") - 1, 0, len(self.starts) - 2
         )
         within = -(-(rows - self.starts[series]) // self.stage.step)
-        found: IntArray = self._before[series] + np.minimum(within, self._counts[series])
-        return found
+        before: IntArray = self._before[series] + np.minimum(within, self._counts[series])
+        return before
 
     def _starts_of(self, windows: IntArray) -> IntArray:
         """The first row of each window."""
         series = np.searchsorted(self._before, windows, side="right") - 1
-        found: IntArray = self.starts[series] + (windows - self._before[series]) * self.stage.step
-        return found
+        starts: IntArray = self.starts[series] + (windows - self._before[series]) * self.stage.step
+        return starts
 
     def _warn_of_short(self, sizes: IntArray) -> None:
         short = int(np.count_nonzero(sizes < self.stage.length))
@@ -268,8 +268,8 @@ class WindowsByNumber(WindowRows, RandomAccessSource):
     def take(self, index: IntArray) -> pa.Table:
         rows: Any = self.rows
         firsts, length = self._starts_of(index), self.stage.length
-        found = rows.take((firsts[:, None] + np.arange(length)).reshape(-1))
-        return self.made_of(found, np.arange(len(index), dtype=np.int64) * length)
+        taken = rows.take((firsts[:, None] + np.arange(length)).reshape(-1))
+        return self.made_of(taken, np.arange(len(index), dtype=np.int64) * length)
 
 
 class _WindowReader:
@@ -315,8 +315,8 @@ def _series(stage: Windows, rows: JoinedRows) -> IntArray:
         telling = stage.telling()
         narrow = rows if telling is None else JoiningSource.opened(telling, [None])
         starts += _changes(stage, narrow)
-    found = np.unique(np.concatenate(starts)).astype(np.int64)
-    return np.append(found[found < total], total)
+    firsts = np.unique(np.concatenate(starts)).astype(np.int64)
+    return np.append(firsts[firsts < total], total)
 
 
 def _changes(stage: Windows, rows: Any) -> Iterator[IntArray]:

@@ -48,8 +48,8 @@ class _Readers:
         the first batch waits for it.
         """
         readers = list(self._all)
-        coming = [one for one in readers if one.upcoming]
-        held = sum(one.held for one in readers)
+        coming = [reader for reader in readers if reader.upcoming]
+        held = sum(reader.held for reader in readers)
         if is_cold is not None or not (self._busy or held):
             self._is_cold = is_cold is None
         while coming and self._busy < (1 if self._is_cold else MAX_THREADS):
@@ -59,7 +59,7 @@ class _Readers:
                 return
             held += size
             self._busy += 1
-            coming = [one for one in coming if one.upcoming]
+            coming = [reader for reader in coming if reader.upcoming]
 
     def is_done(self) -> None:
         with self.lock:

@@ -54,13 +54,13 @@ class BlockReader:
         weakref.finalize(self, requests.stop)
 
         # This does not refer to the reader: it goes, with what it has open, when nobody else does.
-        def fetch(one: _Fetch) -> Any:
-            data, layout = source.data(one.file, requests), source.layouts[one.file]
-            return source.format.fetch(data, layout, one.numbers, source.columns)
+        def fetch(blocks: _Fetch) -> Any:
+            data, layout = source.data(blocks.file, requests), source.layouts[blocks.file]
+            return source.format.fetch(data, layout, blocks.numbers, source.columns)
 
         most = source.files.prefetch_bytes
         self._largest = max(FETCHED, most // 4)
-        self._ahead = Ahead(fetch, lambda one: one.size, most)
+        self._ahead = Ahead(fetch, lambda blocks: blocks.size, most)
         self._fetches: dict[int, _Fetch] = {}  # for each block that is fetched ahead
         self._block = self._file = -1
         self._opened: Any = None  # the file, as the format has it
@@ -78,7 +78,7 @@ class BlockReader:
         source, form = self._source, self._source.format
         if source.is_local:
             return
-        known = {b: one for b, one in self._fetches.items() if one in self._ahead}
+        known = {b: fetch for b, fetch in self._fetches.items() if fetch in self._ahead}
         self._fetches = {}
         file, last, before = -1, -1, -2
         for block in dict.fromkeys(blocks):
@@ -96,21 +96,23 @@ class BlockReader:
             large = size > self._largest and not form.fetches_parts
             if block == self._block or not size or large:
                 continue
-            one = self._fetches[before] if block - 1 == before else None
-            if one is not None and size < SMALL and one.size + size <= TOGETHER:
-                one.numbers, one.size = [*one.numbers, *numbers], one.size + size
+            fetch = self._fetches[before] if block - 1 == before else None
+            if fetch is not None and size < SMALL and fetch.size + size <= TOGETHER:
+                fetch.numbers, fetch.size = [*fetch.numbers, *numbers], fetch.size + size
             else:
-                one = _Fetch(own, numbers, size)
-            self._fetches[block], before = one, block
+                fetch = _Fetch(own, numbers, size)
+            self._fetches[block], before = fetch, block
         turn = dict(zip(blocks, turns or repeat(0.0), strict=False))
         due: dict[_Fetch, float] = {}
-        for block, one in self._fetches.items():
-            due[one] = min(turn[block], due.get(one, math.inf))
+        for block, fetch in self._fetches.items():
+            due[fetch] = min(turn[block], due.get(fetch, math.inf))
         fetches = list(due)
-        if form.fetches_parts and [len(one.numbers) for one in fetches] == [1]:
+        if form.fetches_parts and [len(fetch.numbers) for fetch in fetches] == [1]:
             # Nothing is read meanwhile, and less is held of a large one as it is read.
-            fetches = [one for one in fetches if one in self._ahead or one.size <= self._largest]
-        self._ahead.expect(fetches, turns=[due[one] for one in fetches], most=most)
+            fetches = [
+                fetch for fetch in fetches if fetch in self._ahead or fetch.size <= self._largest
+            ]
+        self._ahead.expect(fetches, turns=[due[fetch] for fetch in fetches], most=most)
 
     def read(self, block: int, start: int, stop: int) -> Payload:
         source = self._source
@@ -289,10 +291,10 @@ def explained(place: Place, *how: Any, **more: Any) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        found = explanation(error, place, *how, **more)
-        if found is error:
+        told = explanation(error, place, *how, **more)
+        if told is error:
             raise
-        raise found from error
+        raise told from error
 
 
 class _OtherRowsError(Exception):

@@ -52,13 +52,13 @@ def each_file(
 ) -> dict[int, T]:
     """What ``look`` finds in each file, by the file's number; several files at a time."""
     numbers = range(len(files)) if wanted is None else wanted
-    found: dict[int, T] = {}
+    results: dict[int, T] = {}
     failures: dict[int, Exception] = {}
     requests = Requests(files.retry)
 
     def work(file: int) -> None:
         try:
-            found[file] = look(file, requests)
+            results[file] = look(file, requests)
         except Stopped:
             pass
         except (MemoryError, ConfigError):
@@ -78,9 +78,11 @@ def each_file(
             most = 1  # what it notes of its files is not made for several threads
         requests.map(work, _after_quick_ones(work, numbers) if here else numbers, most)
     if failures:
-        plain = (one for _, one in sorted(failures.items()) if isinstance(one, DataError))
+        plain = (
+            failure for _, failure in sorted(failures.items()) if isinstance(failure, DataError)
+        )
         raise next(plain, None) or failed(files, failures, caller, kind)
-    return dict(sorted(found.items()))
+    return dict(sorted(results.items()))
 
 
 def _after_quick_ones(work: Callable[[int], None], numbers: Sequence[int]) -> Sequence[int]:
@@ -117,7 +119,7 @@ def failed(files: FileList, failures: dict[int, Exception], caller: str, what: s
     failed = kind(text, path=files.names[first], stage=caller)
     if len(failures) < len(files) and all(map(is_of_content, failures.values())):
         # What ``without_bad_files`` may go on without.
-        vars(failed)["bad_files"] = {files.names[n]: reason(one) for n, one in failures.items()}
+        vars(failed)["bad_files"] = {files.names[n]: reason(cause) for n, cause in failures.items()}
     failed.__cause__ = failures[first]
     return failed
 

@@ -49,13 +49,13 @@ class KeptFiles:
 
     def mapped(self, file: int, path: str) -> pa.Buffer:
         with self._lock:
-            found = self._buffers.get(file)
-            if found is None:
+            buffer = self._buffers.get(file)
+            if buffer is None:
                 with pa.memory_map(path) as opened:
-                    found = self._buffers[file] = opened.read_buffer()
+                    buffer = self._buffers[file] = opened.read_buffer()
                 while len(self._buffers) > MAPPED:
                     del self._buffers[next(iter(self._buffers))]
-            return found
+            return buffer
 
     def keep(self, file: int, content: bytes) -> None:
         with self._lock:
@@ -65,12 +65,12 @@ class KeptFiles:
 
     def once(self, file: int, key: Any, make: Callable[[], T]) -> T:
         """What ``make`` found of a file; one thread at a time calls it, once."""
-        found = self._found
-        if (file, key) not in found:
+        made = self._found
+        if (file, key) not in made:
             with self._locks.setdefault(file, threading.Lock()):
-                if (file, key) not in found:
-                    found[file, key] = make()
-        result: T = found[file, key]
+                if (file, key) not in made:
+                    made[file, key] = make()
+        result: T = made[file, key]
         return result
 
 
@@ -139,20 +139,20 @@ class LocalBytes(FileBytes):
         def read(handle: int) -> list[memoryview]:
             return [memoryview(_read_at(handle, start, stop)) for start, stop in ranges]
 
-        found = self._opened(read)
-        if any(len(part) < b - a for part, (a, b) in zip(found, ranges, strict=True)):
+        parts = self._opened(read)
+        if any(len(part) < b - a for part, (a, b) in zip(parts, ranges, strict=True)):
             raise changed(Place(self.name), "it has become shorter")
-        return found
+        return parts
 
     def reading(self, work: Callable[[Callable[[int, int], pa.Buffer]], T]) -> T:
         """What ``work`` makes of the file, given what reads a range into Arrow's memory."""
 
         def opened(handle: int) -> T:
             def read(start: int, stop: int) -> pa.Buffer:
-                found = pa.allocate_buffer(stop - start)
-                if _read_into(handle, start, memoryview(found)) < stop - start:
+                buffer = pa.allocate_buffer(stop - start)
+                if _read_into(handle, start, memoryview(buffer)) < stop - start:
                     raise changed(Place(self.name), "it has become shorter")
-                return found
+                return buffer
 
             return work(read)
 
@@ -161,7 +161,7 @@ class LocalBytes(FileBytes):
     def _opened(self, work: Callable[[int], T]) -> T:
         handle = os.open(self.name, FLAGS)  # half the time of open()
         try:
-            found = work(handle)
+            result = work(handle)
             about = os.fstat(handle)
         except Exception:
             self.check()  # a pipe in place of the file, or other bytes
@@ -169,7 +169,7 @@ class LocalBytes(FileBytes):
         finally:
             os.close(handle)
         self._compare(about)
-        return found
+        return result
 
     def mapped(self) -> pa.Buffer | None:
         self.check()
@@ -193,13 +193,13 @@ class LocalBytes(FileBytes):
 
 
 def _read_at(handle: int, start: int, stop: int) -> bytes:
-    found = os.pread(handle, stop - start, start)
-    while len(found) < stop - start:  # more than a single read gives
-        more = os.pread(handle, stop - start - len(found), start + len(found))
+    data = os.pread(handle, stop - start, start)
+    while len(data) < stop - start:  # more than a single read gives
+        more = os.pread(handle, stop - start - len(data), start + len(data))
         if not more:
             break
-        found += more
-    return found
+        data += more
+    return data
 
 
 def _read_into(handle: int, start: int, place: memoryview) -> int:
@@ -220,23 +220,23 @@ def merged(ranges: Ranges, gap: int = 0) -> list[tuple[int, int]]:
     >>> merged([(5, 9), (0, 3), (3, 4)]), merged([(5, 9), (0, 3)], gap=2)
     ([(0, 4), (5, 9)], [(0, 9)])
     """
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
-        if found and start - found[-1][1] <= gap:
-            start, stop = found[-1][0], max(stop, found.pop()[1])
-        found.append((start, stop))
-    return found
+        if spans and start - spans[-1][1] <= gap:
+            start, stop = spans[-1][0], max(stop, spans.pop()[1])
+        spans.append((start, stop))
+    return spans
 
 
 def cut(
     parts: Sequence[memoryview | bytes], starts: Sequence[int], start: int, stop: int
 ) -> memoryview:
     """A range of parts that begin at ``starts``; copied only if it lies in several."""
-    n, found = bisect_right(starts, start) - 1, []
+    n, views = bisect_right(starts, start) - 1, []
     while start < stop:
-        found.append(memoryview(parts[n])[start - starts[n] : stop - starts[n]])
-        start, n = start + len(found[-1]), n + 1
-    return found[0] if len(found) == 1 else memoryview(b"".join(found))
+        views.append(memoryview(parts[n])[start - starts[n] : stop - starts[n]])
+        start, n = start + len(views[-1]), n + 1
+    return views[0] if len(views) == 1 else memoryview(b"".join(views))
 
 
 class FetchedBytes(FileBytes):
@@ -251,11 +251,11 @@ class FetchedBytes(FileBytes):
         self._parts = data.read(self._ranges)
 
     def read(self, ranges: Ranges) -> list[memoryview]:
-        found = [self.here(*one) for one in ranges]
-        lacks = [len(part) < b - a for part, (a, b) in zip(found, ranges, strict=True)]
-        missing = [one for one, lack in zip(ranges, lacks, strict=True) if lack]
+        parts = [self.here(*span) for span in ranges]
+        lacks = [len(part) < b - a for part, (a, b) in zip(parts, ranges, strict=True)]
+        missing = [span for span, lack in zip(ranges, lacks, strict=True) if lack]
         more = iter(self._source.read(missing) if missing else ())
-        return [next(more) if lack else part for part, lack in zip(found, lacks, strict=True)]
+        return [next(more) if lack else part for part, lack in zip(parts, lacks, strict=True)]
 
     def here(self, start: int, stop: int) -> memoryview:
         n = bisect_right(self._ranges, (start, self.size)) - 1

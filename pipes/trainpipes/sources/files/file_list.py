@@ -75,16 +75,19 @@ class FileList:
     def system(self, file: int) -> Any:
         """A forked child makes its own file system: connections do not survive a fork."""
         if self._process != os.getpid():
-            again = [type(one)(*one.storage_args, **one.storage_options) for one in self.systems]
+            again = [
+                type(system)(*system.storage_args, **system.storage_options)
+                for system in self.systems
+            ]
             self.systems = tuple(again)
             self._process = os.getpid()
         return self.systems[int(self.system_of[file])]
 
     def known_names(self) -> list[str]:
         """The names for a state: URLs without users and signatures."""
-        found = list(map(known_name, self.names))
-        if len(set(found)) == len(found):
-            return found
+        names = list(map(known_name, self.names))
+        if len(set(names)) == len(names):
+            return names
         return self.kept_names()  # only what may be a secret tells them apart
 
     def kept_names(self) -> list[str]:

@@ -57,20 +57,20 @@ class FileReader(ReadingSource, asks_inputs=True):
     def listed(self, stages: Sequence[Stage], suffixes: Sequence[str] | None = None) -> FileList:
         if not stages or not isinstance(stages[0], ListFiles):
             raise ConfigError(f"{self} needs the files to read: put it after list_files(...)")
-        found = stages[0].files(self.options["storage_options"], suffixes or suffixes_of(self.name))
+        files = stages[0].files(self.options["storage_options"], suffixes or suffixes_of(self.name))
         for stage in stages[1:]:
             if hasattr(stage, "predicate"):
-                found = self._kept(found, stage)
-        self._check_names(found)
-        lists = [*filter(LISTS.search, found.names)]
-        if 0 < len(lists) < len(found) and not self.bad_files.keys() >= {*lists}:
+                files = self._kept(files, stage)
+        self._check_names(files)
+        lists = [*filter(LISTS.search, files.names)]
+        if 0 < len(lists) < len(files) and not self.bad_files.keys() >= {*lists}:
             said = "%s: %d files beside the data list rows of a Quarantine, and are left out, such as %s"
             log.warning(said, self.name, len(lists), hidden(lists[0]))
             self.bad_files.update(dict.fromkeys(lists, "a Quarantine wrote it"))
         if not self.bad_files:
-            return found
-        good = [n for n, name in enumerate(found.names) if name not in self.bad_files]
-        return found.pick(np.array(good, dtype=np.int64))
+            return files
+        good = [n for n, name in enumerate(files.names) if name not in self.bad_files]
+        return files.pick(np.array(good, dtype=np.int64))
 
     @made_once
     def bad_files(self) -> dict[str, str]:
@@ -78,9 +78,9 @@ class FileReader(ReadingSource, asks_inputs=True):
         return {}
 
     def identity(self) -> dict[str, Any]:
-        found = super().identity()
-        found.pop("on_error", None)  # ``BadRows`` above has it
-        return found
+        identity = super().identity()
+        identity.pop("on_error", None)  # ``BadRows`` above has it
+        return identity
 
     def _check_names(self, files: FileList) -> None:
         """Raise for names that are no text, which neither Arrow nor the index can hold."""
@@ -255,14 +255,14 @@ def one_reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, 
             names = below(ends_of_names())
         except MissingFilesError:  # notes alone are text
             names = below([*ends_of_names(), *suffixes_of("read_text")])
-    found = Counter(map(reader_by_name, names))
-    usual = next((reader for reader, _ in found.most_common() if reader), "read_json")
-    if {*found} == {usual}:
+    counts = Counter(map(reader_by_name, names))
+    usual = next((reader for reader, _ in counts.most_common() if reader), "read_json")
+    if {*counts} == {usual}:
         return usual
     known = ", ".join(ends[0] for ends in READERS.values())
-    kinds = ", ".join(reader or "no reader that is known" for reader in sorted(found))
+    kinds = ", ".join(reader or "no reader that is known" for reader in sorted(counts))
     way = f"trainpipes.{usual}(...)"
-    if (several := sorted(reader for reader in found if reader))[1:]:
+    if (several := sorted(reader for reader in counts if reader))[1:]:
         calls = ", ".join(f"trainpipes.{reader}(...)" for reader in several)
         way += f", or of all of them, trainpipes.concat({calls})"
     raise ConfigError(

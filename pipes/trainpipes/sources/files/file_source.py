@@ -192,8 +192,8 @@ def _spread(blocks: IntArray, layout: Layout) -> npt.NDArray[np.float64]:
     if blocks is layout.rows:
         return sizes.astype(np.float64)
     ends, rows, total = (np.append(0, np.cumsum(each)) for each in (blocks, layout.rows, sizes))
-    found: npt.NDArray[np.float64] = np.diff(np.interp(ends, rows, total))
-    return found
+    nbytes: npt.NDArray[np.float64] = np.diff(np.interp(ends, rows, total))
+    return nbytes
 
 
 class NumberedFiles(FileSource, RandomAccessSource):
@@ -229,9 +229,9 @@ class NumberedFiles(FileSource, RandomAccessSource):
             return self._taken(0, index)
         files = np.searchsorted(self.first_row, index, side="right") - 1
         order = np.argsort(files, kind="stable")
-        found, firsts = np.unique(files[order], return_index=True)
+        numbers, firsts = np.unique(files[order], return_index=True)
         parts: list[Payload] = []
-        for file, places in zip(found.tolist(), np.split(order, firsts[1:]), strict=True):
+        for file, places in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True):
             parts.append(self._taken(file, index[places] - self.first_row[file]))
         if len(parts) == 1:  # the sort was stable, so that rows stand as they were asked for
             return parts[0]
@@ -243,17 +243,17 @@ class NumberedFiles(FileSource, RandomAccessSource):
         with explained(place, self.failed, self.kept_in):
             data, layout = self.data(file), self.layouts[file]
             try:
-                found = self.format.take(data, layout, rows, self.columns)
+                payload = self.format.take(data, layout, rows, self.columns)
             except Exception as error:
                 if isinstance(rows, slice) or len(rows) < 2 or not is_of_content(error):
-                    found = self.bad_rows(1, error)
+                    payload = self.bad_rows(1, error)
                 else:  # which of them
                     half = len(rows) // 2
                     some = (rows[:half], rows[half:])
                     return join_payloads([self._taken(file, each) for each in some])
-            if isinstance(found, TensorRows):
-                return found
-            batches = found if isinstance(found, list) else [found]
+            if isinstance(payload, TensorRows):
+                return payload
+            batches = payload if isinstance(payload, list) else [payload]
             taken = [self.conform(batch, lambda: place) for batch in batches]
             return pa.Table.from_batches(taken, self.schema)
 
@@ -277,7 +277,7 @@ def scanned(
     if schema is not None:
         source.said_of_schema = "schema= has"
     different = different_schemas(files.names, [each.schema for each in source.layouts])
-    if schema is None and any(len(one) for _, one in different):
+    if schema is None and any(len(other) for _, other in different):
         source.schema = one_schema(different, columns, caller)
     filled = [file for file, layout in enumerate(source.layouts) if layout.rows.any()]
     if filled:

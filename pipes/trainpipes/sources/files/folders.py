@@ -94,14 +94,14 @@ class Wanted:
         return self._without_folders({0})
 
     def after(self, reached: frozenset[int], name: str) -> frozenset[int]:
-        found: set[int] = set()
+        steps: set[int] = set()
         for n in reached:
             part = self.parts[n] if 0 <= n < len(self.parts) else None
             if part is not None and part != "**":
-                found |= {n + 1} if _fits(name, part) else set()
+                steps |= {n + 1} if _fits(name, part) else set()
             elif not hidden(name):
-                found |= {BELOW} if part is None else {n, n + 1}
-        return self._without_folders(found)
+                steps |= {BELOW} if part is None else {n, n + 1}
+        return self._without_folders(steps)
 
     def _without_folders(self, reached: set[int]) -> frozenset[int]:
         """Also what follows a ``**``, which may stand for no folder."""
@@ -179,8 +179,10 @@ class LocalFolders:
         return Entry(path, os.path.isdir(path)) if there else None
 
     def entries(self, folder: str, all_below: bool = False) -> list[Entry]:
-        with os.scandir(folder) as found:
-            return [Entry(one.path, _is_folder(one)) for one in found if not _leads_back(one)]
+        with os.scandir(folder) as entries:
+            return [
+                Entry(entry.path, _is_folder(entry)) for entry in entries if not _leads_back(entry)
+            ]
 
     def reported(self, file: Entry) -> Reported:
         try:
@@ -231,17 +233,19 @@ class StoreFolders:
         if all_below and self._finds:
             infos = self._requests.call(self._system, "find", folder, detail=True).values()
             above = folder and f"{folder}/"
-            found = [_entry(info) for info in infos if info["name"].startswith(above)]
-            return [one for one in found if not one.is_folder]
-        found = [*map(_entry, self._requests.call(self._system, "ls", folder, detail=True))]
-        return [one for one in found if not one.is_folder or one.path != folder.rstrip("/")]
+            entries = [_entry(info) for info in infos if info["name"].startswith(above)]
+            return [entry for entry in entries if not entry.is_folder]
+        entries = [*map(_entry, self._requests.call(self._system, "ls", folder, detail=True))]
+        return [
+            entry for entry in entries if not entry.is_folder or entry.path != folder.rstrip("/")
+        ]
 
     def reported(self, file: Entry) -> Reported:
         return reported(file.info)
 
     def content(self, file: str) -> bytes:
-        found: bytes = self._requests.call(self._system, "cat_file", file)
-        return found
+        content: bytes = self._requests.call(self._system, "cat_file", file)
+        return content
 
 
 def reported(info: Mapping[str, Any]) -> Reported:

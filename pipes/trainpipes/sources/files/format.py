@@ -58,16 +58,16 @@ def checked_layout(
     rows: IntArray, start: IntArray, stop: IntArray, schema: pa.Schema, extra: bytes
 ) -> Layout:
     """A layout of numbers that were checked when it was kept."""
-    found = object.__new__(Layout)
-    vars(found).update(rows=rows, start=start, stop=stop, schema=schema, extra=extra)
-    return found
+    layout = object.__new__(Layout)
+    vars(layout).update(rows=rows, start=start, stop=stop, schema=schema, extra=extra)
+    return layout
 
 
 def _counts(name: str, values: npt.ArrayLike) -> IntArray:
-    found = np.asarray(values)
-    if found.ndim != 1 or (len(found) and (found.dtype.kind not in "iu" or found.min() < 0)):
+    counts = np.asarray(values)
+    if counts.ndim != 1 or (len(counts) and (counts.dtype.kind not in "iu" or counts.min() < 0)):
         raise ValueError(f"Layout({name}) is a list of integers of 0 or more, got {values!r:.80}")
-    return found.astype(np.int64, copy=False)
+    return counts.astype(np.int64, copy=False)
 
 
 class Format(ABC):
@@ -161,12 +161,12 @@ class Format(ABC):
         self, data: FileBytes, layout: Layout, blocks: Sequence[int], columns: Columns
     ) -> Any:
         """``open`` of a remote file, with the bytes of some blocks. Any thread calls it ahead."""
-        ranges = [one for block in blocks for one in self.ranges(layout, block, columns)]
+        ranges = [span for block in blocks for span in self.ranges(layout, block, columns)]
         return self.open(FetchedBytes(data, ranges), layout)
 
     def fetched_bytes(self, layout: Layout, blocks: Sequence[int], columns: Columns) -> float:
         """About how many bytes ``fetch`` gets; 0 to never call it."""
-        ranges = [one for block in blocks for one in self.ranges(layout, block, columns)]
+        ranges = [span for block in blocks for span in self.ranges(layout, block, columns)]
         return float(sum(stop - start for start, stop in merged(ranges)))
 
     def take(self, data: FileBytes, layout: Layout, rows: Any, columns: Columns) -> Any:
@@ -224,5 +224,5 @@ def unpacked(data: bytes) -> dict[str, Any]:
     for name, kind, count in arrays:
         values[name] = np.frombuffer(data, kind, count, at)
         at += values[name].nbytes
-    found: dict[str, Any] = values
-    return found
+    named: dict[str, Any] = values
+    return named

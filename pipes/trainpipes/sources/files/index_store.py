@@ -121,11 +121,11 @@ class IndexStore:
         progress: Callable[[list[int]], Progress] | None = None,
         **how: Any,
     ) -> None:
-        numbers, found = range(len(self.files)) if wanted is None else wanted, self._found
+        numbers, known = range(len(self.files)) if wanted is None else wanted, self._found
 
         def lacking() -> list[int]:
             good = enough or (lambda *_: True)
-            return [n for n in numbers if n not in found or not good(n, found[n])]
+            return [n for n in numbers if n not in known or not good(n, known[n])]
 
         self._find()
         with self._alone(alone and any(map(self._can_be_kept, lacking()))):
@@ -138,7 +138,7 @@ class IndexStore:
 
                     def look(file: int, requests: Requests) -> None:
                         data = open_bytes(self.files, file, requests, self.kept)
-                        found[file] = scan(Scan(file, data, found.get(file), requests, bar))
+                        known[file] = scan(Scan(file, data, known.get(file), requests, bar))
                         self.sizes[file] = data.size
 
                     if self.files.cache is None:
@@ -157,10 +157,10 @@ class IndexStore:
         if (table := self._load()) is None:
             return
         columns = (table.column(name).to_pylist() for name in ("path", "stamp", "size"))
-        known = {one: row for row, one in enumerate(zip(*columns, strict=True))}
+        known = {key: row for row, key in enumerate(zip(*columns, strict=True))}
         files = self.files
         listed = zip(files.kept_names(), files.stamps, files.sizes.tolist(), strict=True)
-        rows = {n: known[one] for n, one in enumerate(listed) if one[1] and one in known}
+        rows = {n: known[key] for n, key in enumerate(listed) if key[1] and key in known}
         self._found |= _layouts(table, rows)
 
     def _load(self) -> pa.Table | None:
@@ -235,17 +235,17 @@ def _table_of(files: FileList, which: Sequence[int], layouts: Sequence[Layout]) 
         if id(layout.schema) not in numbers:
             content = layout.schema.serialize().to_pybytes()
             numbers[id(layout.schema)] = written.setdefault(content, len(written))
-    blocks = [np.concatenate([one.rows, one.start, one.stop]).tobytes() for one in layouts]
+    blocks = [np.concatenate([each.rows, each.start, each.stop]).tobytes() for each in layouts]
     columns = {
         "path": python_to_arrow([names[n] for n in which], pa.string()),
         "stamp": python_to_arrow([files.stamps[n] for n in which], pa.string()),
         "size": to_arrow(files.sizes[list(which)]),
         "schema": pa.DictionaryArray.from_arrays(
-            python_to_arrow([numbers[id(one.schema)] for one in layouts], pa.int32()),
+            python_to_arrow([numbers[id(each.schema)] for each in layouts], pa.int32()),
             python_to_arrow(list(written), pa.binary()),
         ),
         "blocks": python_to_arrow(blocks, pa.large_binary()),
-        "extra": python_to_arrow([one.extra for one in layouts], pa.large_binary()),
+        "extra": python_to_arrow([each.extra for each in layouts], pa.large_binary()),
     }
     return pa.table(columns, schema=COLUMNS)
 
@@ -255,8 +255,8 @@ def _layouts(table: pa.Table, rows: dict[int, int]) -> dict[int, Layout]:
     schemas = [pa.ipc.read_schema(each.as_buffer()) for each in schema.dictionary]
     schema_of = to_numpy(schema.indices).tolist()
     blocks, extra = (table.column(name).to_pylist() for name in ("blocks", "extra"))
-    found = {}
+    layouts = {}
     for file, row in rows.items():
         counts, start, stop = np.frombuffer(blocks[row], np.int64).reshape(3, -1)
-        found[file] = checked_layout(counts, start, stop, schemas[schema_of[row]], extra[row])
-    return found
+        layouts[file] = checked_layout(counts, start, stop, schemas[schema_of[row]], extra[row])
+    return layouts

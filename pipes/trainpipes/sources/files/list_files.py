@@ -148,17 +148,17 @@ class ListFiles(ListingSource):
         def find(which: int) -> tuple[Found, Wanted | None]:
             return expand(urls[which], opened[which], suffixes, requests)
 
-        found = requests.map(find, range(len(urls)), 16)
+        listings = requests.map(find, range(len(urls)), 16)
         systems: list[Any] = []
         rows: dict[str, tuple[str, str, int, Reported]] = {}
         below: dict[str, str] = {}
         listed = []
         for which, (url, (system, _), (files, wanted)) in enumerate(
-            zip(urls, opened, found, strict=True)
+            zip(urls, opened, listings, strict=True)
         ):
-            if not any(system is one for one in systems):
+            if not any(system is known for known in systems):
                 systems.append(system)
-            number = next(n for n, one in enumerate(systems) if one is system)
+            number = next(n for n, known in enumerate(systems) if known is system)
             listed += [Listed(url, system, wanted)] if wanted is not None else []
             for path, about in files.items():
                 name = path if is_local(system) else str(system.unstrip_protocol(path))
@@ -180,11 +180,13 @@ class ListFiles(ListingSource):
         return FileList(
             list(rows),
             list(paths),
-            np.array([-1 if one.size is None else one.size for one in reported], dtype=np.int64),
+            np.array(
+                [-1 if report.size is None else report.size for report in reported], dtype=np.int64
+            ),
             np.array(system_of, dtype=np.int64),
             tuple(systems),
-            [one.stamp for one in reported],
-            np.array([one.inode for one in reported], dtype=np.int64),
+            [report.stamp for report in reported],
+            np.array([report.inode for report in reported], dtype=np.int64),
             retry,
             self._cache(),
             byte_count(self.prefetch_bytes, "list_files(prefetch_bytes)"),
@@ -267,10 +269,10 @@ def _checked_urls(given: Any) -> str | list[str]:
     if isinstance(urls, list | tuple) and not urls:
         raise MissingFilesError("list_files(urls) must name at least one file, got an empty list")
     good = isinstance(urls, list | tuple)
-    found = [
+    paths = [
         os.fspath(url) if isinstance(url, os.PathLike) else url for url in (urls if good else ())
     ]
-    good = good and all(isinstance(url, str) and url.strip() for url in found)
+    good = good and all(isinstance(url, str) and url.strip() for url in paths)
     rule = "a path, folder, glob or URL as text or Path, or a list of them"
     require(good, "list_files(urls)", rule, given)
-    return found if urls is given else found[0]
+    return paths if urls is given else paths[0]

@@ -58,12 +58,12 @@ def expand(
     """A path's, folder's, glob's or URL's files in natural order, and the rule that found them, if any."""
     system, path = opened
     folders = LocalFolders() if is_local(system) else StoreFolders(system, requests)
-    found: Found = {}
+    files: Found = {}
     wanted = None
 
     def ask(name: str) -> None:
         with suppress(FileNotFoundError):  # whoever reads it says so
-            found[name] = reported(requests.call(system, "info", name))
+            files[name] = reported(requests.call(system, "info", name))
 
     try:
         there, known = folders.look_up(path), dict[str, list[Entry]]()
@@ -77,19 +77,19 @@ def expand(
         elif there.is_folder:
             wanted = Wanted(path, (), suffixes)
         else:
-            found = {there.path: folders.reported(there)}
-        found = found if wanted is None else _walk(folders, wanted, requests, known)
-        unknown = [name for name, one in found.items() if one.size is None]  # of index pages
+            files = {there.path: folders.reported(there)}
+        files = files if wanted is None else _walk(folders, wanted, requests, known)
+        unknown = [name for name, report in files.items() if report.size is None]  # of index pages
         requests.map(ask, unknown, folders.many)
     except TrainpipesError:
         raise
     except FileNotFoundError:
-        found = {}
+        files = {}
     except Exception as error:
         raise _unlistable(url, error) from error
-    if not found:
+    if not files:
         raise _nothing(url, system, path, suffixes, folders)
-    return {name: found[name] for name in sorted(found, key=natural)}, wanted
+    return {name: files[name] for name in sorted(files, key=natural)}, wanted
 
 
 def _by_exact_name(folders: Folders, path: str) -> tuple[Entry | None, dict[str, list[Entry]]]:
@@ -103,14 +103,14 @@ def _by_exact_name(folders: Folders, path: str) -> tuple[Entry | None, dict[str,
         inside = folders.entries(folder)
     except (FileNotFoundError, NotADirectoryError):
         return None, {}
-    there = next((one for one in inside if one.path == path), None)
+    there = next((entry for entry in inside if entry.path == path), None)
     return there, {} if there is not None else {folder: inside}
 
 
 def _walk(
     folders: Folders, wanted: Wanted, requests: Requests, known: dict[str, list[Entry]]
 ) -> Found:
-    found: Found = {}
+    reported: Found = {}
     marks: set[str] = set()
     in_whole: dict[str, list[str]] = {}  # files by the folder that was named or matched
     level: list[tuple[str, frozenset[int], str | None]] = [(wanted.root, wanted.start(), None)]
@@ -128,7 +128,7 @@ def _walk(
 
     with Progress("listing", None, "files") as progress:
         while level:
-            below, so_far = [], len(found)
+            below, so_far = [], len(reported)
             for step, inside in zip(level, requests.map(entries, level, folders.many), strict=True):
                 above = len(names_in(step[0]))
                 for entry in inside:
@@ -147,27 +147,27 @@ def _walk(
                     if entry.is_folder and reached and names:
                         below.append((entry.path, reached, whole))
                     elif not entry.is_folder and names and wanted.holds(reached, entry.path):
-                        found[entry.path] = folders.reported(entry)
+                        reported[entry.path] = folders.reported(entry)
                         if whole is not None:
                             in_whole.setdefault(whole, []).append(entry.path)
-            progress.advance(len(found) - so_far)
+            progress.advance(len(reported) - so_far)
             level = below
     for folder, files in in_whole.items():
         check_outputs(folder, files, marks)
     _check_manifests(
-        folders, wanted, found, [mark for mark in marks if mark.endswith(f"/{MANIFEST}")]
+        folders, wanted, reported, [mark for mark in marks if mark.endswith(f"/{MANIFEST}")]
     )
-    return found
+    return reported
 
 
 def _check_manifests(
-    folders: Folders, wanted: Wanted, found: Found, manifests: Sequence[str]
+    folders: Folders, wanted: Wanted, files: Found, manifests: Sequence[str]
 ) -> None:
     """Raise MissingFilesError if a writer's manifest names files that are wanted, and not there."""
     for manifest in sorted(manifests):
         folder = manifest.rpartition("/")[0]
         named = [f"{folder}/{name}" for name in _named_in(folders, manifest)]
-        gone = [path for path in named if path not in found and wanted.stands_for(path)]
+        gone = [path for path in named if path not in files and wanted.stands_for(path)]
         if gone:
             names = ", ".join(path.rpartition("/")[2] for path in gone[:SHOWN])
             more = f" and {len(gone) - SHOWN:,} more" if len(gone) > SHOWN else ""
@@ -211,7 +211,7 @@ def _nothing(
     if folder == path:
         # Those of compressed files need no mention of their own.
         suffixes = tuple(dict.fromkeys(suffixes))
-        packed = tuple(f"{one}." for one in suffixes)
+        packed = tuple(f"{suffix}." for suffix in suffixes)
         plain = [end for end in suffixes if not end.startswith(packed)]
         ends = (
             f" that ends in {' or '.join(', '.join(plain).rsplit(', ', 1))}" if any(plain) else ""
@@ -242,7 +242,7 @@ def _nearest_folder(folders: Folders, path: str) -> tuple[str | None, list[str]]
         if not has_magic(folder):
             try:
                 inside = folders.entries(folder)
-                names = [names_in(one.path)[-1] + "/" * one.is_folder for one in inside]
+                names = [names_in(entry.path)[-1] + "/" * entry.is_folder for entry in inside]
                 return folder, sorted(names, key=natural)
             except UnreachableError:
                 break

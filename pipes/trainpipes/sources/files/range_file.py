@@ -57,7 +57,7 @@ class RangeFile(io.RawIOBase):
         total = sum(stop - start for start, stop in ranges)
         share = 1.0 if total <= self._held else self._held / 2 / total
         steps = [max(LEAST_BYTES, int((stop - start) * share)) for start, stop in ranges]
-        self._parts = [_Part(*one, n, n) for one, n in zip(ranges, steps, strict=True)]
+        self._parts = [_Part(*span, n, n) for span, n in zip(ranges, steps, strict=True)]
 
     def follow(self, start: int) -> RangeFile:
         """Go to a place, from which most will be read: more is fetched each time."""
@@ -86,9 +86,9 @@ class RangeFile(io.RawIOBase):
         return bytes(self._next(size))
 
     def readinto(self, buffer: Any) -> int:
-        found = self._next(len(buffer))
-        buffer[: len(found)] = memoryview(found).cast("B")  # as it is in all buffers but Arrow's
-        return len(found)
+        data = self._next(len(buffer))
+        buffer[: len(data)] = memoryview(data).cast("B")  # as it is in all buffers but Arrow's
+        return len(data)
 
     def _next(self, size: int | None) -> bytes | memoryview:
         start, stop = self._position, self._source.size
@@ -100,7 +100,9 @@ class RangeFile(io.RawIOBase):
             self._position += len(here)
             return here
         self._position = stop
-        part = next((one for one in self._parts if one.start <= start and stop <= one.stop), None)
+        part = next(
+            (part for part in self._parts if part.start <= start and stop <= part.stop), None
+        )
         if part is None:
             return self._source.read([(start, stop)])[0]
         if start < part.first or stop > part.end:
@@ -111,15 +113,17 @@ class RangeFile(io.RawIOBase):
     def _fetch(self, caller: _Part, start: int, stop: int) -> None:
         """Fetch what is asked for, and the next part of ranges that run low."""
         caller.seek(start)
-        low = [one for one in self._parts if one is not caller and one.end - one.at < one.step]
-        ends = [max(stop, caller.end + caller.step), *(one.end + one.step for one in low)]
-        jobs = [
-            (one, min(end, one.stop, self._source.size))
-            for one, end in zip([caller, *low], ends, strict=True)
+        low = [
+            part for part in self._parts if part is not caller and part.end - part.at < part.step
         ]
-        jobs = [(one, end) for one, end in jobs if one.end < end]
-        found = self._source.read([(one.end, end) for one, end in jobs])
-        for (one, _), more in zip(jobs, found, strict=True):
-            one.seek(one.at)
-            one.data = b"".join((one.data, more)) if one.data else more
-            one.step = min(2 * one.step, one.most)
+        ends = [max(stop, caller.end + caller.step), *(part.end + part.step for part in low)]
+        jobs = [
+            (part, min(end, part.stop, self._source.size))
+            for part, end in zip([caller, *low], ends, strict=True)
+        ]
+        jobs = [(part, end) for part, end in jobs if part.end < end]
+        contents = self._source.read([(part.end, end) for part, end in jobs])
+        for (part, _), more in zip(jobs, contents, strict=True):
+            part.seek(part.at)
+            part.data = b"".join((part.data, more)) if part.data else more
+            part.step = min(2 * part.step, part.most)

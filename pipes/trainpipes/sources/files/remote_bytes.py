@@ -66,7 +66,7 @@ class RemoteBytes(FileBytes):
         whole = self._kept.whole.get(self._file)
         if whole is not None:
             return [whole[start:stop] for start, stop in ranges]
-        spans = merged([one for one in ranges if one[0] < one[1]], GAP)
+        spans = merged([span for span in ranges if span[0] < span[1]], GAP)
         asked = [
             (start, min(start + PART_BYTES, stop))
             for first, stop in spans
@@ -121,25 +121,25 @@ class CachedBytes(RemoteBytes):
         return [cut(parts, starts, start, stop) for start, stop in ranges]
 
     def _chunks(self, numbers: Sequence[int]) -> dict[int, memoryview]:
-        found = {n: self._last[n] for n in numbers if n in self._last}
-        paths = {n: self._cache.path(f"{self._digest}-{n}") for n in numbers if n not in found}
+        chunks = {n: self._last[n] for n in numbers if n in self._last}
+        paths = {n: self._cache.path(f"{self._digest}-{n}") for n in numbers if n not in chunks}
         with ExitStack() as stack:
             for at in sorted({(os.getpid(), hash(path) % LOCKS) for path in paths.values()}):
                 stack.enter_context(_locks.setdefault(at, InterruptibleLock()))
             for n, path in paths.items():
                 if (data := read_content(path, partial(_belonging, self._mark(n)))) is not None:
-                    found[n] = data
-            missing = [n for n in paths if n not in found]
+                    chunks[n] = data
+            missing = [n for n in paths if n not in chunks]
             count("chunks", len(paths))
             count("chunk hits", len(paths) - len(missing))
             if missing:
                 spans = [(n * CHUNK, min((n + 1) * CHUNK, self.size)) for n in missing]
-                found |= zip(missing, super().read(spans), strict=True)
+                chunks |= zip(missing, super().read(spans), strict=True)
                 self._confirm()
                 for n in missing:
                     if not self._cache.is_off(paths[n]):
-                        self._cache.make(paths[n], partial(_fill, found[n], self._mark(n)))
-        return found
+                        self._cache.make(paths[n], partial(_fill, chunks[n], self._mark(n)))
+        return chunks
 
     def _mark(self, number: int) -> bytes:
         return hashlib.sha256(f"{self._digest}-{number}".encode()).digest()
@@ -175,7 +175,7 @@ def fetch_small(
                     (files.paths[n], (0, size), files.stamps[n], size)
                     for n, size in zip(which, sizes, strict=True)
                 ]
-                found = requests.small_files(files.system(which[0]), wanted, most)
-                for n, size, content in zip(which, sizes, found, strict=True):
+                contents = requests.small_files(files.system(which[0]), wanted, most)
+                for n, size, content in zip(which, sizes, contents, strict=True):
                     if isinstance(content, bytes) and len(content) == size:
                         kept.keep(n, content)

@@ -45,12 +45,12 @@ def chosen(
     missing, known = [], frozenset(names)
     for top, inner in inner_paths(columns, names).items():
         whole = plain(schema.field(top)) if top in known else None
-        found = None if whole is None else _narrow(whole, inner)
-        if found is not None:
-            fields[top] = found
+        field = None if whole is None else _narrow(whole, inner)
+        if field is not None:
+            fields[top] = field
         else:
-            lost = [one for one in inner if whole is None or _narrow(whole, [one]) is None]
-            missing += [f"{top}.{one}" if one else top for one in lost]
+            lost = [part for part in inner if whole is None or _narrow(whole, [part]) is None]
+            missing += [f"{top}.{part}" if part else top for part in lost]
     need_columns(_also_inner(schema, missing), missing, caller, path)
     return fields
 
@@ -117,21 +117,21 @@ def _paths(field: pa.Field, path: str) -> list[str]:
     if not pa.types.is_struct(kind):
         return []
     parts = [(kind.field(n), f"{path}.{kind.field(n).name}") for n in range(kind.num_fields)]
-    return [one for part, its in parts for one in (its, *_paths(part, its))]
+    return [inner for part, its in parts for inner in (its, *_paths(part, its))]
 
 
 def different_schemas(
     names: Sequence[str], schemas: Iterable[pa.Schema]
 ) -> list[tuple[str, pa.Schema]]:
-    found: list[tuple[str, pa.Schema]] = []
+    different: list[tuple[str, pa.Schema]] = []
     seen: set[int] = set()
     for name, schema in zip(names, schemas, strict=True):
         if id(schema) in seen:  # files share what an index has read once
             continue
         seen.add(id(schema))
-        if not any(schema.equals(other) for _, other in found):
-            found.append((name, schema))
-    return found
+        if not any(schema.equals(other) for _, other in different):
+            different.append((name, schema))
+    return different
 
 
 def cast_to(column: pa.Array, field: pa.Field, place: Callable[[], Place]) -> pa.Array:
@@ -163,7 +163,7 @@ def same_names(
         (path, first_path, set(names) - set(first), first),
     ):
         if odd:
-            name = next(one for one in (*first, *names) if one in odd)
+            name = next(name for name in (*first, *names) if name in odd)
             said = (
                 f"{has} has a column {name!r}{nearest(name, list(others))}, and {lacks} has not; "
             )

@@ -76,23 +76,23 @@ class IterableStream(RowStream):
         return {**vars(self), "_items": None}
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
-        found: Any = self.factory
-        if callable(found) and not isinstance(found, IterableDataset):
-            found = found()
-            if not isinstance(found, Iterable):
+        iterable: Any = self.factory
+        if callable(iterable) and not isinstance(iterable, IterableDataset):
+            iterable = iterable()
+            if not isinstance(iterable, Iterable):
                 raise ConfigError(
                     "from_iterable(factory) must be a function that returns an iterable, and "
-                    f"{show(self.factory)} returned {shown(found)}"
+                    f"{show(self.factory)} returned {shown(iterable)}"
                 )
-            way = instead(found)
+            way = instead(iterable)
             require(
                 not way,
                 "from_iterable(factory)",
                 "a function that returns a fresh iterable",
-                found,
+                iterable,
                 way,
             )
-        items = iter(found)
+        items = iter(iterable)
         if items is self._items:
             raise ConfigError(
                 f"from_iterable(factory) must give a fresh iterator each time, and {show(self.factory)} "

@@ -68,8 +68,8 @@ def restored(value: Any) -> Any:
         array = np.frombuffer(data, dtype=np.dtype(dtype)).reshape(shape)
         return array if shape else array[()]
     element = getattr(torch, dtype)
-    found = torch.frombuffer(data, dtype=element) if data else torch.empty(0, dtype=element)
-    return found.reshape(shape)
+    flat = torch.frombuffer(data, dtype=element) if data else torch.empty(0, dtype=element)
+    return flat.reshape(shape)
 
 
 def is_wrapped(value: Any) -> bool:
@@ -191,16 +191,16 @@ class NodePlace:
             self._reader = weakref.ref(reader)
 
     def state(self) -> dict[str, Any]:
-        found = plain(self.node.state_dict())
+        state = plain(self.node.state_dict())
         try:
-            json.dumps(found)
+            json.dumps(state)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"from_torchdata(node): the state of {type(self.node).__name__} holds what cannot be kept as "
                 f"JSON ({error}); get_state() may return numbers, texts, lists, dicts, tuples, bytes, arrays "
                 "and tensors"
             ) from error
-        return dict(found)
+        return dict(state)
 
 
 def go_to(node: BaseNode[Any], state: dict[str, Any]) -> None:
@@ -232,22 +232,22 @@ class NodeReader(StreamReader):
         self.has_read = self._ended = False
 
     def read(self, rows: int) -> Payload | None:
-        found: list[Any] = []
+        items: list[Any] = []
         with self._place.lock:
             if not self._ended:
                 self._place.turn(self)
                 self.has_read, self._kept = True, None
-            while len(found) < rows and not self._ended:
+            while len(items) < rows and not self._ended:
                 try:
-                    found.append(next(self._node))
+                    items.append(next(self._node))
                 except StopIteration:
                     self._ended = True
-        return found or None
+        return items or None
 
     def state(self) -> dict[str, Any]:
         with self._place.lock:
-            found: dict[str, Any] = self._place.state() if self._kept is None else self._kept
-            return found
+            state: dict[str, Any] = self._place.state() if self._kept is None else self._kept
+            return state
 
     def leave(self) -> dict[str, Any]:
         """Where it stands, kept until its next turn."""

@@ -40,13 +40,13 @@ def whole_weights(weights: Sequence[Fraction | int], total: int) -> tuple[int, .
     """``weights`` as whole numbers with the sum ``total``, by largest remainders; only 0 becomes 0."""
     amount = sum(weights)
     exact = [Fraction(weight) * total / amount for weight in weights]
-    found = [max(math.floor(e), int(e > 0)) for e in exact]
-    order = sorted(range(len(exact)), key=lambda i: (found[i] - exact[i], i))
-    for i in range(total - sum(found)):
-        found[order[i % len(order)]] += 1
-    while sum(found) > total:
-        found[max(range(len(found)), key=lambda i: (found[i], i))] -= 1
-    return tuple(found)
+    parts = [max(math.floor(e), int(e > 0)) for e in exact]
+    order = sorted(range(len(exact)), key=lambda i: (parts[i] - exact[i], i))
+    for i in range(total - sum(parts)):
+        parts[order[i % len(order)]] += 1
+    while sum(parts) > total:
+        parts[max(range(len(parts)), key=lambda i: (parts[i], i))] -= 1
+    return tuple(parts)
 
 
 def common_total(steps: Sequence[Sequence[Fraction | int]], leaves: bool) -> int:
@@ -96,17 +96,17 @@ class RowOrder:
             more, self._now = _rows(self._weights, self._now, self._phases, lacking)
             self._known = np.append(self._known, np.array(more, dtype=np.int64))
             self._repeats = len(self._known) == self._period and self._now == self._start
-        found = self._known[self._at : self._at + rows]
+        sources = self._known[self._at : self._at + rows]
         if self._repeats:
-            found = self._known[np.arange(self._at, self._at + rows) % self._period]
+            sources = self._known[np.arange(self._at, self._at + rows) % self._period]
         for source, ready in enumerate(left):
-            taken = np.flatnonzero(found == source)
+            taken = np.flatnonzero(sources == source)
             if len(taken) >= ready and self._weights[source]:
-                found = found[: taken[ready - 1] + 1]
-        self._at += len(found)
+                sources = sources[: taken[ready - 1] + 1]
+        self._at += len(sources)
         if not self._repeats and (not kept or self._at == self._period):
             self._known, self._at, self._start = self._known[self._at :], 0, self._now
-        return found
+        return sources
 
 
 def _rows(weights: Ints, ahead: Ints, phases: Ints, rows: int) -> tuple[list[int], tuple[int, ...]]:
@@ -118,7 +118,7 @@ def _rows(weights: Ints, ahead: Ints, phases: Ints, rows: int) -> tuple[list[int
         release[i] = now[i] // weights[i]
         deadline[i] = -((-now[i] - total) // weights[i])
         place[i] = ((now[i] + total) * PLACES - phases[i] * total) // weights[i]
-    found: list[int] = []
+    order: list[int] = []
     tight = 0  # up to which every row is spoken for
     for t in range(rows):
         first = chosen = -1
@@ -140,13 +140,13 @@ def _rows(weights: Ints, ahead: Ints, phases: Ints, rows: int) -> tuple[list[int
                 missed = _tight(weights, now, total, deadline, t, soonest, late)
                 if missed < late:
                     chosen, tight = first, missed
-        found.append(chosen)
+        order.append(chosen)
         weight = weights[chosen]
         given = now[chosen] = now[chosen] + total
         release[chosen] = given // weight
         deadline[chosen] = -((-given - total) // weight)
         place[chosen] = ((given + total) * PLACES - phases[chosen] * total) // weight
-    return found, tuple(a - w * rows for a, w in zip(now, weights, strict=True))
+    return order, tuple(a - w * rows for a, w in zip(now, weights, strict=True))
 
 
 def _tight(
@@ -195,7 +195,7 @@ def by_tokens(
         length = lengths[i][0]
         release[i] = now[i] // weights[i] - length + 1
         deadline[i] = -((-now[i] - total * length) // weights[i])
-    found: list[int] = []
+    order: list[int] = []
     t = 0
     for _ in range(rows):
         chosen = -1
@@ -207,7 +207,7 @@ def by_tokens(
             chosen, first = first, None
         elif chosen < 0:
             chosen = min(sources, key=deadline.__getitem__)
-        found.append(chosen)
+        order.append(chosen)
         own = lengths[chosen]
         k = used[chosen]
         t += own[k]
@@ -218,4 +218,4 @@ def by_tokens(
         weight = weights[chosen]
         release[chosen] = given // weight - own[k] + 1
         deadline[chosen] = -((-given - total * own[k]) // weight)
-    return np.array(found, dtype=np.int64)
+    return np.array(order, dtype=np.int64)

@@ -162,8 +162,8 @@ class Mix(MixingSource):
     @cached_property
     def gives(self) -> Gives:
         """What is mixed. Raises ConfigError where it is not the same of all sources."""
-        found = {name: _gives(pipeline.stages) for name, pipeline in self.sources.items()}
-        (first, gives), *others = found.items()
+        kinds = {name: _gives(pipeline.stages) for name, pipeline in self.sources.items()}
+        (first, gives), *others = kinds.items()
         for name, other in others:
             if other is not gives:
                 raise ConfigError(
@@ -202,7 +202,7 @@ class Mix(MixingSource):
         above: list[Stage] = [] if shard is None else [shard._replaced(tail="even")]
         mixture = mixed.source
         assert isinstance(mixture, Mixture)
-        found: dict[str, Inputs] = {}
+        parts: dict[str, Inputs] = {}
         columns = CommonColumns(self)
         for name, pipeline in sorted(self.sources.items()):
             alike = [] if self.gives is Gives.FINISHED else [Alike(columns, name)]
@@ -210,7 +210,7 @@ class Mix(MixingSource):
                 stages = [*pipeline.stages, *alike, *above, Repeat()]
                 stages = [stage._fresh() for stage in stages]
                 source, path = mixture.plans[name].inputs.source, mixed.name_of(name)
-                found[name] = part = Inputs(arrange(stages), source, name=path)
+                parts[name] = part = Inputs(arrange(stages), source, name=path)
             if alike:
                 steps = part.chain.steps
                 below = next(n for n, stage in enumerate(steps) if isinstance(stage, Alike))
@@ -221,14 +221,17 @@ class Mix(MixingSource):
                     f"{self}: source {name!r} has {size} {self.gives.unit}, so that some of {shards} shards "
                     'have none: lower num_shards in sharding_filter(), or take mix(stop="all_exhausted")'
                 )
-        return found
+        return parts
 
     def migrate(self, saved: dict[str, Any], now: dict[str, Any], position: Position) -> None:
         before, after = saved["stages"][0], now["stages"][0]
         if before["stage"] != "mix" or before == after:
             return
         for name in sorted(before["sources"].keys() & after["sources"].keys()):
-            _same(f"data/sources/{name}", *(one["data"]["sources"][name] for one in (saved, now)))
+            _same(
+                f"data/sources/{name}",
+                *(identity["data"]["sources"][name] for identity in (saved, now)),
+            )
             _same(f"stages/mix/sources/{name}", *(m["sources"][name] for m in (before, after)))
         # Under "repeat", epochs are numbered otherwise.
         stop = ["stop"] if "repeat" in (before.get("stop"), after["stop"]) else []
@@ -282,12 +285,12 @@ class Mix(MixingSource):
     # The record
 
     def identity(self) -> dict[str, Any]:
-        found = super().identity()
+        identity = super().identity()
         if self.weight_by == "tokens":
-            found["weight_by"] = f"tokens of {self.column}"
+            identity["weight_by"] = f"tokens of {self.column}"
         plans = self._inputs.source.plans.items()
         sources = {name: json.loads(plan.identity)["stages"] for name, plan in plans}
-        return {**found, "sources": sources}
+        return {**identity, "sources": sources}
 
     def __repr__(self) -> str:
         shown = []
@@ -315,14 +318,14 @@ def _limits(max_epochs: Any, names: Sequence[str]) -> dict[str, int | None]:
 
 def _gives(stages: Sequence[Stage]) -> Gives:
     opener, *later = stages
-    found = opener.gives if isinstance(opener, Mix) else Gives.ROWS
+    gives = opener.gives if isinstance(opener, Mix) else Gives.ROWS
     for stage in later:
         batches = isinstance(stage, kinds.BatchingStage)
-        if found is Gives.ROWS:
-            found = Gives.BATCHES if batches else found
+        if gives is Gives.ROWS:
+            gives = Gives.BATCHES if batches else gives
         elif batches or isinstance(stage, kinds.FinishingStage) or stage.traits.per_row:
-            found = Gives.FINISHED
-    return found
+            gives = Gives.FINISHED
+    return gives
 
 
 def _check_source(name: str, pipeline: Any, stop: str) -> None:
@@ -349,9 +352,9 @@ def _check_source(name: str, pipeline: Any, stop: str) -> None:
 
 
 def _same(path: str, saved: Any, now: Any) -> None:
-    found = first_difference(saved, now, path)
-    if found is not None:
-        where, old, new = found
+    difference = first_difference(saved, now, path)
+    if difference is not None:
+        where, old, new = difference
         raise StateError(
             f"{cut(where)}: saved {said(old)}, now {said(new)}; allow_changes=['mix'] covers sources that "
             "come and go, weights, schedule and max_epochs, and not this: give a changed source a new name, "

@@ -59,9 +59,9 @@ class SourceRows:
         assert self._lane is not None
         self._put_by()
         try:
-            found = self._lane.next_run()
-            assert found is not None
-            run, first, last = found
+            upcoming = self._lane.next_run()
+            assert upcoming is not None
+            run, first, last = upcoming
             drawn, lengths = self._mixture.drawn_from(
                 self._name, run.part(first, last), self._above
             )
@@ -148,8 +148,8 @@ class Stretch:
             state["tokens"] = self.tokens + sum(units)
         state["ahead"] = list(moved_on(self.ahead, self.weights, units))
         each = zip(self.names, self.cursors, counts, strict=True)
-        found = ((name, after(count)) for name, after, count in each)
-        state["sources"] = {name: cursor for name, cursor in found if cursor is not None}
+        cursors = ((name, after(count)) for name, after, count in each)
+        state["sources"] = {name: cursor for name, cursor in cursors if cursor is not None}
         return state
 
     place = at
@@ -162,8 +162,8 @@ def moved_on(ahead: tuple[int, ...], weights: tuple[int, ...], units: list[int])
 
 def amounts(order: IntArray, lengths: IntArray | None, sources: int) -> list[int]:
     """Rows of each source, or the sums of their lengths."""
-    found: list[int] = np.bincount(order, lengths, sources).astype(np.int64).tolist()
-    return found
+    totals: list[int] = np.bincount(order, lengths, sources).astype(np.int64).tolist()
+    return totals
 
 
 #: Passes over one source after which another one that has not ended is warned of.

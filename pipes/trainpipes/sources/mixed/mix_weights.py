@@ -22,14 +22,14 @@ def checked_weights(weights: Any, names: Sequence[str], option: str) -> dict[str
     rule = f"a dict with a number for each source ({', '.join(names)})"
     good = isinstance(weights, Mapping) and set(weights) == set(names)
     require(good, option, rule, weights, "0 leaves a source out")
-    found = {}
+    exact = {}
     for name in names:
         value = weights[name]
         good = is_number(value) and value >= 0
         require(good, f"{option}: {name!r}", "a number of 0 or more", value)
-        found[name] = Fraction(value if isinstance(value, Rational) else repr(float(value)))
-    require(any(found.values()), option, "more than 0 for one source at least", weights)
-    return found
+        exact[name] = Fraction(value if isinstance(value, Rational) else repr(float(value)))
+    require(any(exact.values()), option, "more than 0 for one source at least", weights)
+    return exact
 
 
 def is_number(value: Any) -> bool:
@@ -45,29 +45,31 @@ def checked_schedule(schedule: Any, names: Sequence[str]) -> Schedule:
         require(good, "mix(schedule)", rule, value)
 
     check(several(schedule) and len(schedule), schedule)
-    found: Schedule = []
+    checked: Schedule = []
     for step in schedule:
         check(several(step) and len(step) == 2, step)
         start, weights = step
         whole = isinstance(start, Integral) and not isinstance(start, bool)
-        check(whole and start > (found[-1][0] if found else -1), [one[0] for one in schedule])
-        found.append((int(start), checked_weights(weights, names, f"mix(schedule) at {start}")))
-    return found
+        check(
+            whole and start > (checked[-1][0] if checked else -1), [point[0] for point in schedule]
+        )
+        checked.append((int(start), checked_weights(weights, names, f"mix(schedule) at {start}")))
+    return checked
 
 
 def steps_of(points: Schedule, linear: bool) -> Schedule:
     """Steps of constant weights; a linear stretch becomes several, with the weights of their middles."""
     if not linear:
         return points
-    found: Schedule = []
+    spread: Schedule = []
     for (start, before), (stop, after) in pairwise(points):
         before, after = _shares(before), _shares(after)
         steps = min(LINEAR_STEPS, stop - start)
         for k in range(steps):
             part = Fraction(2 * k + 1, 2 * steps)
             weights = {n: w + (after[n] - w) * part for n, w in before.items()}
-            found.append((start + (stop - start) * k // steps, weights))
-    return [*found, points[-1]]
+            spread.append((start + (stop - start) * k // steps, weights))
+    return [*spread, points[-1]]
 
 
 def _shares(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:

@@ -80,8 +80,10 @@ class Mixture(RowMixture):
         self.max_epochs: list[int | None] = [mix.limits[name] for name in self.names]
         streams = [plans[name].inputs.source for name in self.names]
         self.may_be_endless = [
-            isinstance(one, RowStream) and not isinstance(one, RowMixture) and one.length is None
-            for one in streams
+            isinstance(stream, RowStream)
+            and not isinstance(stream, RowMixture)
+            and stream.length is None
+            for stream in streams
         ]
         sources = {name: plan.inputs.source for name, plan in plans.items()}
         self.ids: MixedIds = MixedIds(
@@ -199,8 +201,8 @@ class Mixture(RowMixture):
     def naming(self, name: str) -> RunStage:
         return _Named(self, name)
 
-    def united(self, found: Mapping[str, pa.Schema], caller: str) -> pa.Schema:
-        fields = united(found, caller, caller, shaped=False)
+    def united(self, schemas: Mapping[str, pa.Schema], caller: str) -> pa.Schema:
+        fields = united(schemas, caller, caller, shaped=False)
         return pa.schema([(field.name, field.type) for field in fields])
 
     def where(self, inputs: Inputs, row: int) -> tuple[Inputs, int]:
@@ -299,10 +301,10 @@ class MixedIds:
         below = self._below[name]
         if below is None:
             return rows | (self._tags[name,] << SOURCE_BIT)
-        found = np.empty_like(rows)
+        tagged = np.empty_like(rows)
         for path, places, own in below.split(rows):
-            found[places] = own | (self._tags[name, *path] << SOURCE_BIT)
-        return found
+            tagged[places] = own | (self._tags[name, *path] << SOURCE_BIT)
+        return tagged
 
     def split(self, rows: IntArray) -> Iterator[tuple[Path, IntArray, IntArray]]:
         """By source: its path, the places of its rows, and their own numbers."""

@@ -112,12 +112,12 @@ def kept(size: int, arrays: Mapping[str, StoredArray]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def arrays_of(content: bytes) -> tuple[int, dict[str, StoredArray]]:
-    found = unpacked(content)
+    layout = unpacked(content)
     each = {
         name: StoredArray(dtype, tuple(shape), tuple(strides), *rest)
-        for name, (dtype, shape, strides, *rest) in found["arrays"].items()
+        for name, (dtype, shape, strides, *rest) in layout["arrays"].items()
     }
-    return found["size"], each
+    return layout["size"], each
 
 
 def read_arrays(
@@ -148,7 +148,7 @@ def read_arrays(
 def _of_zip(
     file: BinaryIO, size: int, wanted: Callable[[Sequence[str]], Sequence[str]]
 ) -> dict[str, StoredArray]:
-    found = {}
+    arrays = {}
     try:
         with zipfile.ZipFile(file) as archive:
             named = {}
@@ -163,17 +163,17 @@ def _of_zip(
                 member = named[name]
                 with archive.open(member) as inner:
                     array = _Header(inner, member.file_size, f"array {name!r}: ").array(name)
-                found[name] = replace(array, member=name, crc32=member.CRC)
+                arrays[name] = replace(array, member=name, crc32=member.CRC)
                 if member.compress_type == zipfile.ZIP_STORED:
                     file.seek(member.header_offset + 26)
                     start = file.tell() + 4 + sum(struct.unpack("<HH", file.read(4)))  # name, more
                     stored = start, start + member.file_size, member.CRC
                     if stored[1] > size:
                         raise BadFileError("damaged: an array would lie behind the file's end")
-                    found[name] = replace(found[name], start=start + array.start, stored=stored)
+                    arrays[name] = replace(arrays[name], start=start + array.start, stored=stored)
     except (zipfile.BadZipFile, struct.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise BadFileError(f"damaged, or no .npz: {error}") from error
-    return found
+    return arrays
 
 
 class _Header:

@@ -134,8 +134,8 @@ class NumpyFormat(Format):
             yield self.take(data, layout, slice(start, stop), columns)
         else:
             parts = data.read(self.ranges(layout, block, columns))
-            found = [a.view(part, stop - start) for a, part in zip(arrays, parts, strict=True)]
-            yield _as_tensors(found, arrays, columns)
+            views = [a.view(part, stop - start) for a, part in zip(arrays, parts, strict=True)]
+            yield _as_tensors(views, arrays, columns)
 
     def take(
         self, data: FileBytes, layout: Layout, rows: IntArray | slice, columns: Sequence[str] | None
@@ -177,11 +177,11 @@ def _mapped(data: FileBytes, arrays: Sequence[StoredArray]) -> list[Any]:
 
 
 def _as_tensors(
-    found: Sequence[Any], arrays: Sequence[StoredArray], columns: Sequence[str] | None
+    views: Sequence[Any], arrays: Sequence[StoredArray], columns: Sequence[str] | None
 ) -> TensorRows:
     assert columns is not None
     tensors = []
-    for rows, array in zip(found, arrays, strict=True):
+    for rows, array in zip(views, arrays, strict=True):
         kind = array.row_dtype
         own = rows.flags.writeable and rows.flags.c_contiguous and rows.dtype == kind
         tensors.append(torch.from_numpy(rows if own else np.array(rows, kind, order="C")))
@@ -196,19 +196,19 @@ def _check_alike(
 ) -> None:
     first, first_path = arrays[0], files.names[0]
     names = list(columns or first)
-    for path, found in zip(files.names, arrays, strict=True):
+    for path, stored in zip(files.names, arrays, strict=True):
         if columns is None:
-            same_names(first_path, names, path, list(found), caller)
-        lengths, said = {name: found[name].rows for name in names}, ""
+            same_names(first_path, names, path, list(stored), caller)
+        lengths, said = {name: stored[name].rows for name in names}, ""
         if len(set(lengths.values())) > 1:
             said = (
                 f"arrays of a file have as many rows as each other, and {path} has {lengths}; choose some by "
                 "columns=[...]"
             )
         for name in names:
-            if first[name].kind != found[name].kind:
+            if first[name].kind != stored[name].kind:
                 said = (
-                    f"rows of {name!r} are {first[name].kind} in {first_path} and {found[name].kind} in "
+                    f"rows of {name!r} are {first[name].kind} in {first_path} and {stored[name].kind} in "
                     f"{path}; save them alike, leave the array out by columns=[...], or read the files in "
                     "pipelines of their own"
                 )

@@ -55,10 +55,12 @@ FileBounds = list[dict[tuple[str, ...], Bounds]]
 def checked_filter(filter: Any, caller: str) -> pc.Expression | None:
     if filter is None:
         return None
-    found = as_expression(filter, f"{caller}(filter)")
-    if "FieldPath(" in text_of(found):
-        raise ConfigError(f"{caller}(filter) names columns, not their numbers, got {shown(found)}")
-    return found
+    expression = as_expression(filter, f"{caller}(filter)")
+    if "FieldPath(" in text_of(expression):
+        raise ConfigError(
+            f"{caller}(filter) names columns, not their numbers, got {shown(expression)}"
+        )
+    return expression
 
 
 def needed_columns(filter: pc.Expression, schema: pa.Schema, caller: str) -> list[str]:
@@ -111,11 +113,11 @@ def _missing(problem: Exception | None) -> list[str]:
 def bounds_of(metadata: Any, data: FileBytes, filter: pc.Expression) -> FileBounds:
     said, every = text_of(filter), list(_leaves(metadata.schema.to_arrow_schema()))
     leaves = {n: path for n, (path, _) in enumerate(every) if path and all(p in said for p in path)}
-    found: FileBounds = [{} for _ in range(metadata.num_row_groups)]
+    of_groups: FileBounds = [{} for _ in range(metadata.num_row_groups)]
     if not leaves or len(every) != metadata.num_columns:
-        return found
+        return of_groups
     probe = Probe.of(metadata, data)
-    for number, own in enumerate(found):
+    for number, own in enumerate(of_groups):
         group = metadata.row_group(number)
         # Of a column that cannot be read nothing may be asked; it is found when it is read.
         if group.num_rows and probe.passes(number, list(leaves)):
@@ -124,7 +126,7 @@ def bounds_of(metadata: Any, data: FileBytes, filter: pc.Expression) -> FileBoun
                 bounds = _bounds(group.column(leaf), column, kind, group.num_rows)
                 if bounds is not None:
                     own[path] = bounds
-    return found
+    return of_groups
 
 
 def _leaves(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterable[Any]:

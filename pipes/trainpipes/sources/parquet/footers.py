@@ -77,12 +77,12 @@ class ParsedFooters:
     def of(self, name: str, read: Callable[[], bytes]) -> Any:
         """The parsed footer of a file; ``read`` raises if the file has changed."""
         with self._reading.setdefault(name, threading.Lock()):
-            found = self.known(name)
-            if found is None:
+            metadata = self.known(name)
+            if metadata is None:
                 footer = read()
-                found = parse_footer(footer)
-                self.add(name, found, len(footer))
-            return found
+                metadata = parse_footer(footer)
+                self.add(name, metadata, len(footer))
+            return metadata
 
     def add(self, name: str, metadata: Any, size: int) -> None:
         with self._lock:
@@ -120,15 +120,15 @@ def read_footers(
     parsed = ParsedFooters()
 
     def scan(job: Scan) -> Layout:
-        metadata, found = footer_of(job.data, columns)
-        parsed.add(job.data.name, metadata, int(footer_numbers(found)[0]))
+        metadata, layout = footer_of(job.data, columns)
+        parsed.add(job.data.name, metadata, int(footer_numbers(layout)[0]))
         if look is not None:
             look(job.file, metadata, job.data)
             looked_at.add(job.file)
         samples = {} if job.known is None else _samples(job.known)
         if job.file % step == 0:
-            samples[key] = _sample(metadata, job.data, found.rows, columns)
-        return replace(found, extra=found.extra + packed(**samples)) if samples else found
+            samples[key] = _sample(metadata, job.data, layout.rows, columns)
+        return replace(layout, extra=layout.extra + packed(**samples)) if samples else layout
 
     def enough(file: int, layout: Layout) -> bool:
         if look is not None and file not in looked_at:
@@ -141,20 +141,25 @@ def read_footers(
     folders = _beside(folders, different, both, caller)
     different = [(name, pa.schema([*schema, *folders.schema])) for name, schema in different]
     schema = one_schema(different, columns, caller)
-    found = [
+    footers = [
         RowGroupLayout(
-            one.rows, one.start, one.start, one.schema, footer_numbers(one).tobytes(), size=size
+            layout.rows,
+            layout.start,
+            layout.start,
+            layout.schema,
+            footer_numbers(layout).tobytes(),
+            size=size,
         )
-        for one, size in zip(layouts, store.sizes.tolist(), strict=True)
+        for layout, size in zip(layouts, store.sizes.tolist(), strict=True)
     ]
     samples = [_samples(layout)[key] for layout in layouts[::step]]
     rows, nbytes = sum(count for count, _ in samples), sum((size for _, size in samples), 0.0)
     if not rows:  # no row group could be asked
-        rows = sum(int(one.rows.sum()) for one in layouts)
-        nbytes = sum(float(one.group_bytes.sum()) for one in found)
+        rows = sum(int(layout.rows.sum()) for layout in layouts)
+        nbytes = sum(float(layout.group_bytes.sum()) for layout in footers)
     chosen = [name for name in folders.column_names if name in schema.names]
     row_bytes = nbytes / rows if rows else None
-    return Footers(store, found, schema, row_bytes, folders.select(chosen), parsed)
+    return Footers(store, footers, schema, row_bytes, folders.select(chosen), parsed)
 
 
 def footer_numbers(layout: Layout) -> IntArray:

@@ -106,39 +106,41 @@ class ReadParquet(FileReader, has_blocks=True):
             assert filter is not None
             bounds[file] = bounds_of(metadata, data, filter)
 
-        found = read_footers(
+        footers = read_footers(
             listed, columns, caller, self.options["index"], folders=wanted.folders, both=hive,
             look=look if wanted.by_footers else None,
         )  # fmt: skip
         unread, besides, described = None, {}, []
         if filter is not None:
-            check_fits(filter, found.schema, caller)
-            facts = facts_of(found.folders) or [[] for _ in listed.names]
-            known = [facts[n] for n, each in enumerate(found.layouts) for _ in each.rows]
+            check_fits(filter, footers.schema, caller)
+            facts = facts_of(footers.folders) or [[] for _ in listed.names]
+            known = [facts[n] for n, each in enumerate(footers.layouts) for _ in each.rows]
             own = [group for file in sorted(bounds) for group in bounds[file]]
             unread = np.ones(len(known), dtype=np.bool_)
-            unread[may_hold(filter, found.schema, known, own or None, text=not replaces)] = False
+            unread[may_hold(filter, footers.schema, known, own or None, text=not replaces)] = False
             if wanted.by_folders:
                 unread = ~np.repeat(
-                    _holds(filter, found.folders), [len(f.rows) for f in found.layouts]
+                    _holds(filter, footers.folders), [len(f.rows) for f in footers.layouts]
                 )
-            rows = np.concatenate([each.rows for each in found.layouts])
+            rows = np.concatenate([each.rows for each in footers.layouts])
             besides = {"filter": text_of(filter), "unread": int(rows[unread].sum())}
             said = f"{int((~unread).sum()):,} of {len(known):,} row groups may have rows that match"
             if wanted.left_out:
                 said += f"; {wanted.left_out:,} more files are left out by their folders"
             described = [("filter", said)]
         format = RowGroups(
-            columns, found.schema, replaces, listed.prefetch_bytes // 2, described, found.parsed
+            columns, footers.schema, replaces, listed.prefetch_bytes // 2, described, footers.parsed
         )
         source = FileSource(
-            found.store,
+            footers.store,
             format,
-            layouts=_noted(found.layouts, found.folders, unread),
+            layouts=_noted(footers.layouts, footers.folders, unread),
             columns=columns,
-            schema=found.schema,
-            row_bytes=found.row_bytes,
-            block_bytes=np.concatenate([each.group_bytes for each in found.layouts]).astype(float),
+            schema=footers.schema,
+            row_bytes=footers.row_bytes,
+            block_bytes=np.concatenate([each.group_bytes for each in footers.layouts]).astype(
+                float
+            ),
             besides=besides,
         )
         source.unread, source.is_filtered = unread, wanted.by_folders
@@ -157,20 +159,20 @@ class ReaderFilter(Filter, PushedStage):
 def _holds(filter: pc.Expression, folders: pa.Table) -> npt.NDArray[np.bool_]:
     """Whether the rows of each file pass, by what its folders say."""
     numbered = folders.append_column("", to_arrow(np.arange(len(folders))))
-    found = np.zeros(len(folders), dtype=np.bool_)
-    found[to_numpy(numbered.filter(filter).column(folders.num_columns))] = True
-    return found
+    holds = np.zeros(len(folders), dtype=np.bool_)
+    holds[to_numpy(numbered.filter(filter).column(folders.num_columns))] = True
+    return holds
 
 
 def _noted(layouts: list[RowGroupLayout], folders: pa.Table, unread: Any) -> list[RowGroupLayout]:
     if not folders.num_columns and unread is None:
         return layouts
-    found, first = [], 0
+    noted, first = [], 0
     for file, layout in enumerate(layouts):
         values = {name: folders.column(name)[file] for name in folders.column_names}
-        note = f"\0{ {name: one.as_py() for name, one in values.items()} }" if values else ""
+        note = f"\0{ {name: value.as_py() for name, value in values.items()} }" if values else ""
         if unread is not None and (own := unread[first : first + len(layout.rows)]).any():
             note += f"\0unread {np.flatnonzero(own).tolist()}"
-        found.append(replace(layout, folder=values, note=note))
+        noted.append(replace(layout, folder=values, note=note))
         first += len(layout.rows)
-    return found
+    return noted

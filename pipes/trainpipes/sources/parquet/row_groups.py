@@ -77,19 +77,19 @@ class RowGroups(Format):
             yield batch if as_it_is else self._with_folders(batch, layout, data.name)
 
     def _with_folders(self, batch: pa.RecordBatch, layout: Any, name: str) -> pa.RecordBatch:
-        found = []
-        for one in self.schema:
-            place = batch.schema.get_field_index(one.name)
-            if one.name in layout.folder:
-                found.append(pa.repeat(layout.folder[one.name], len(batch)))
+        columns = []
+        for wanted in self.schema:
+            place = batch.schema.get_field_index(wanted.name)
+            if wanted.name in layout.folder:
+                columns.append(pa.repeat(layout.folder[wanted.name], len(batch)))
             elif place < 0:
                 raise OtherBytesError(CHANGED)
             else:
                 column = batch.column(place)
                 if self.replace:
-                    column = replaced(cast_to(column, one, lambda: Place(name)))
-                found.append(column)
-        return pa.RecordBatch.from_arrays(found, names=self.schema.names)
+                    column = replaced(cast_to(column, wanted, lambda: Place(name)))
+                columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, names=self.schema.names)
 
     def change(self, data: FileBytes, layout: Any) -> str:
         try:
@@ -172,7 +172,7 @@ class ParquetFile:
         for number in row_groups:
             self._probe.check(number, self._leaves)
         metadata, self._expected = self._parquet.metadata, row_groups
-        ranges = [one for n in row_groups for one in _ranges(metadata, n, self._leaves)]
+        ranges = [span for n in row_groups for span in _ranges(metadata, n, self._leaves)]
         if not self._data.checked:
             ranges.append(self._layout.footer_range)
         self._remote.expect(ranges)

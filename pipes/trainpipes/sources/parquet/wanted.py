@@ -53,8 +53,8 @@ def wanted_files(
     folders = pa.table({})
     if hive or columns is not None or filter is not None:
         folders = folder_columns(files.names, caller, hive)
-    found = None if columns is None else list(columns)
-    everything = WantedFiles(files, found, folders)
+    chosen = None if columns is None else list(columns)
+    everything = WantedFiles(files, chosen, folders)
     if filter is None or not len(files):
         return everything
     said = text_of(filter)
@@ -76,8 +76,8 @@ def wanted_files(
         if named.num_columns:
             check_fits(filter, schema, caller)
             kept = may_hold(filter, schema, facts_of(named))
-    if found is not None:
-        found += [name for name in needed if name not in inner_paths(found, schema.names)]
+    if chosen is not None:
+        chosen += [name for name in needed if name not in inner_paths(chosen, schema.names)]
     elif not hive:
         folders = folders.select([name for name in folders.column_names if name in needed])
     by_folders = {*needed} <= {field.name for field in beside}
@@ -85,7 +85,7 @@ def wanted_files(
     kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
     files = files.pick(kept) if left_out else files
     folders = folders.take(to_arrow(kept))
-    return WantedFiles(files, found, folders, left_out, not by_folders, by_folders)
+    return WantedFiles(files, chosen, folders, left_out, not by_folders, by_folders)
 
 
 def folder_columns(names: Sequence[str], caller: str, needed: bool) -> pa.Table:
@@ -115,12 +115,12 @@ def folder_columns(names: Sequence[str], caller: str, needed: bool) -> pa.Table:
 
 
 def _pairs(name: str) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    pairs: dict[str, str | None] = {}
     for folder in name.split("/")[:-1]:
         key, is_pair, value = folder.partition("=")
         if key and is_pair:
-            found[unquote(key)] = None if value == NULL else unquote(value)
-    return found
+            pairs[unquote(key)] = None if value == NULL else unquote(value)
+    return pairs
 
 
 def _column(texts: list[str | None]) -> pa.Array:

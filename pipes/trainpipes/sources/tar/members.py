@@ -59,7 +59,7 @@ def samples_of(members: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
     counts: list[int] = []
     kinds: dict[str, int] = {}
     last: dict[str, str] = {}  # names of the sample at hand by their extensions
-    found: list[tuple[int, int, int]] = []
+    placed: list[tuple[int, int, int]] = []
     for name, start, size in members:
         match = KEY.match(name)
         base = name.rpartition("/")[2]
@@ -77,8 +77,8 @@ def samples_of(members: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
             )
         last[kind] = name
         counts[-1] += 1
-        found.append((kinds.setdefault(kind, len(kinds)), start, size))
-    columns = np.array(found, dtype=np.int64).reshape(-1, 3).T
+        placed.append((kinds.setdefault(kind, len(kinds)), start, size))
+    columns = np.array(placed, dtype=np.int64).reshape(-1, 3).T
     numbers = zip(("kind_of", "starts", "sizes"), np.ascontiguousarray(columns), strict=True)
     return {
         "keys": keys,
@@ -144,15 +144,15 @@ def members_of_index(text: str, size: int) -> list[tuple[str, int, int]] | None:
     words = " ".join(lines).split(" ")
     try:
         rows = zip(*[iter(words)] * 4, strict=True)
-        found = [(kind, name, int(start), int(length)) for kind, start, length, name in rows]
+        members = [(kind, name, int(start), int(length)) for kind, start, length, name in rows]
     except ValueError:  # a name has spaces
         return None
-    for kind, name, start, length in found:
+    for kind, name, start, length in members:
         inside = start >= BLOCK and 0 <= length <= size - start
         # A longer name has a header of its own, which some programs take for the member's.
         if not inside or not name.endswith(f".{kind}") or len(name.encode()) > LONG_NAME:
             return None
-    return [(name, start, length) for _, name, start, length in found]
+    return [(name, start, length) for _, name, start, length in members]
 
 
 def is_header(header: bytes, size: int) -> bool:
@@ -186,6 +186,10 @@ def beside(files: FileList, job: Scan) -> dict[str, Any] | None:
     if data.size - end > MOST_PADDING:
         return None
     parts = [(first - BLOCK, first), (last - BLOCK, last), (min(end, data.size), data.size)]
-    one, other, rest = map(bytes, data.read(parts))
-    fits = is_header(one, first_size) and is_header(other, last_size) and not rest.strip(b"\0")
+    header, next_header, rest = map(bytes, data.read(parts))
+    fits = (
+        is_header(header, first_size)
+        and is_header(next_header, last_size)
+        and not rest.strip(b"\0")
+    )
     return samples_of(members) if fits else None

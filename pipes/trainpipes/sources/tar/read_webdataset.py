@@ -104,9 +104,9 @@ class ReadWebdataset(FileReader, has_blocks=True, random_access=True):
             job="reading headers of tar archives",
         )
         how = "null" if self.missing == "null" else "bad" if leaves_out(self.on_error) else "raise"
-        found = members_in(store, self.columns, how, caller)
+        members = members_in(store, self.columns, how, caller)
         edges, layouts = [], []
-        for each in found:
+        for each in members:
             own = each.row_bytes(np.arange(len(each.keys)))
             pieces = blocks = cut_by_bytes(own, BLOCK_BYTES)
             if self.block_rows is not None:
@@ -117,8 +117,8 @@ class ReadWebdataset(FileReader, has_blocks=True, random_access=True):
             start, stop = ends[pieces[:-1]], ends[pieces[1:]]  # in the bytes of all members
             edges.append(blocks)
             layouts.append(replace(each, rows=np.diff(pieces), start=start, stop=stop))
-        names = [KEY, *found[0].places] if self.columns is None else self.columns
-        schema = pa.schema([(name, self._type(name, found)) for name in names])
+        names = [KEY, *members[0].places] if self.columns is None else self.columns
+        schema = pa.schema([(name, self._type(name, members)) for name in names])
         rows = sum(int(layout.rows.sum()) for layout in layouts)
         total = sum(int((layout.stop - layout.start).sum()) for layout in layouts)
         row_bytes = total / rows if rows else None
@@ -133,9 +133,11 @@ class ReadWebdataset(FileReader, has_blocks=True, random_access=True):
         source.leave_out(self.on_error)
         return source
 
-    def _type(self, name: str, found: Sequence[Members]) -> pa.DataType:
+    def _type(self, name: str, members: Sequence[Members]) -> pa.DataType:
         is_text = name in (*self.text, KEY)
-        if name != KEY and any(each.places[name][1].max(initial=0) > MOST_MEMBER for each in found):
+        if name != KEY and any(
+            each.places[name][1].max(initial=0) > MOST_MEMBER for each in members
+        ):
             return pa.large_string() if is_text else pa.large_binary()
         return pa.string() if is_text else pa.binary()
 
@@ -158,12 +160,12 @@ class Members(Layout):
 
     def ranges(self, rows: IntArray) -> list[tuple[int, int]]:
         """Where members of some rows lie with their headers, extension by extension."""
-        found: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         for starts, sizes in self.places.values():
             there = rows[sizes[rows] >= 0]
             begins, ends = starts[there] - BLOCK, starts[there] + sizes[there]
-            found += zip(begins.tolist(), ends.tolist(), strict=True)
-        return found
+            spans += zip(begins.tolist(), ends.tolist(), strict=True)
+        return spans
 
 
 class TarSamples(Format):
@@ -271,8 +273,8 @@ def _rows_of(layout: Layout, block: int) -> IntArray:
 def _parts(data: Any, ranges: Sequence[tuple[int, int]]) -> Sequence[memoryview]:
     whole = data.mapped()
     if whole is None:
-        found: list[memoryview] = data.read(ranges)
-        return found
+        views: list[memoryview] = data.read(ranges)
+        return views
     view = memoryview(whole)
     return [view[start:stop] for start, stop in ranges]
 

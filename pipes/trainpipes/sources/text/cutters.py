@@ -64,8 +64,8 @@ class FilledLineCutter(Cutter):
     def ends(self, data: bytes, feeds: IntArray) -> IntArray:
         filled = _filled(data, feeds)
         self.before = b"x" if filled[-1] else b""
-        found: IntArray = feeds[filled[:-1]]
-        return found
+        line_ends: IntArray = feeds[filled[:-1]]
+        return line_ends
 
 
 class ParagraphCutter(Cutter):
@@ -75,8 +75,8 @@ class ParagraphCutter(Cutter):
         filled = _filled(data, feeds)
         follows = np.append(False, filled[:-1])  # lines that are filled
         self.before = b"x" if filled[-1] else b"x\n" if follows[-1] else b""
-        found: IntArray = feeds[~filled[:-1] & follows[:-1]]
-        return found
+        paragraph_ends: IntArray = feeds[~filled[:-1] & follows[:-1]]
+        return paragraph_ends
 
 
 class DocumentCutter(Cutter):
@@ -113,8 +113,8 @@ class RecordCutter(Cutter):
             self.before = self._quote * 2
         else:
             self.before = self._delimiter if data.endswith(self._delimiter) else b"\xff"
-        found: IntArray = ends[filled[:-1]]
-        return found
+        record_ends: IntArray = ends[filled[:-1]]
+        return record_ends
 
     def _edges(self, data: bytes, view: npt.NDArray[np.uint8]) -> IntArray:
         """Quotes that begin and end cells, in turns; others are within unquoted cells."""
@@ -197,10 +197,10 @@ class ArrayCutter(Cutter):
 
 
 def _places(data: bytes, byte: int) -> IntArray:
-    text, found = np.frombuffer(data, np.uint8), [NONE]
+    text, places = np.frombuffer(data, np.uint8), [NONE]
     for at in range(0, len(data), SLICE_BYTES):
-        found.append((text[at : at + SLICE_BYTES] == byte).nonzero()[0] + at)
-    return np.concatenate(found)
+        places.append((text[at : at + SLICE_BYTES] == byte).nonzero()[0] + at)
+    return np.concatenate(places)
 
 
 def _filled(data: bytes, feeds: IntArray) -> Any:

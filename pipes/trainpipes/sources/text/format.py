@@ -38,10 +38,10 @@ BOM = b"\xef\xbb\xbf"
 
 
 def row_bytes(value: Any, option: str) -> int:
-    found = byte_count(value, option)
+    most = byte_count(value, option)
     rule = f"a number of bytes up to {MOST_ROW_BYTES:,}, which Arrow holds in a text"
-    require(found <= MOST_ROW_BYTES, option, rule, value)
-    return found
+    require(most <= MOST_ROW_BYTES, option, rule, value)
+    return most
 
 
 class TextFormat(Format):
@@ -134,15 +134,15 @@ class TextFormat(Format):
     ) -> Iterator[pa.RecordBatch]:
 
         def parse(text: bytes, start: Start, rows: int) -> pa.Table | None:
-            found = self.parse(text, start, self.schema, self.strict)
-            return found if len(found) == rows else None
+            table = self.parse(text, start, self.schema, self.strict)
+            return table if len(table) == rows else None
 
-        for rows, found in self.parsed(data, layout, block, parse):
-            if isinstance(found, str):
+        for rows, table in self.parsed(data, layout, block, parse):
+            if isinstance(table, str):
                 assert self.schema is not None
-                yield bad_rows(self.schema, rows, found)
+                yield bad_rows(self.schema, rows, table)
             else:
-                yield from found.to_batches()
+                yield from table.to_batches()
 
     def parsed(
         self, data: Any, layout: Layout, block: int, parse: Callable[[bytes, Start, int], Any]
@@ -168,13 +168,13 @@ class TextFormat(Format):
                 raise bad_utf8(self, data.name, layout, block, text)
             text = text.decode("utf-8", "replace").encode()
         try:
-            found = parse(text, layout.head, rows)
+            parsed = parse(text, layout.head, rows)
         except (pa.ArrowException, UnicodeDecodeError) as error:
-            found, problem = None, error
-        if found is None:
+            parsed, problem = None, error
+        if parsed is None:
             said = bad_row(self, data.name, layout, block, text)
             raise said or OtherBytesError("its rows are others than before") from problem
-        yield rows, found
+        yield rows, parsed
 
     def block_key(self, layout: Layout, blocks: range) -> list[Any]:
         assert isinstance(layout, TextLayout)
@@ -201,9 +201,9 @@ def _content(data: Any, layout: TextLayout, piece: int) -> bytes:
     ranges, member = [(int(layout.start[piece]), int(layout.stop[piece]))], []
     if layout.compression:
         member = [(int(layout.entries[piece]), int(layout.places[piece]))]
-    found = as_bytes(data.read(ranges, *member)[0])
+    content = as_bytes(data.read(ranges, *member)[0])
     if member and piece == len(layout.rows) - 1:
         data.finish()
-    if check_of(found) != int(layout.checks[piece]):
+    if check_of(content) != int(layout.checks[piece]):
         raise OtherBytesError("it has as many bytes as before, and others")
-    return found
+    return content

@@ -47,20 +47,20 @@ def check_of(data: bytes | memoryview) -> int:
 def scan(stream: Stream, compression: str, form: TextFormat, path: str, size: int) -> Layout:
     head, start = _head(stream, form, path)
     cutter, content = form.cutter(start), zlib.crc32(head)
-    found = _Pieces(form, stream.entries, start.at, head.count(b"\n", 0, start.at))
+    pieces = _Pieces(form, stream.entries, start.at, head.count(b"\n", 0, start.at))
     if part := head[start.at :]:
-        found.add(part, *cutter.stops(part))
+        pieces.add(part, *cutter.stops(part))
     while part := stream.read():
         content = zlib.crc32(part, content)
-        found.add(part, *cutter.stops(part))
+        pieces.add(part, *cutter.stops(part))
     try:
-        found.end(cutter.finish())
+        pieces.end(cutter.finish())
     except BadFileError as error:
         if not (form.leaves_out and cutter.inside):
-            raise BadFileError(f"line {found.line:,}: {error}") from error
-        found.end(True, good=False)
+            raise BadFileError(f"line {pieces.line:,}: {error}") from error
+        pieces.end(True, good=False)
     names = ("start", "stop", "rows", "lines", "checks", "entries", "places", "opens")
-    noted = np.array(found.noted, dtype=np.int64).reshape(-1, len(names)).T
+    noted = np.array(pieces.noted, dtype=np.int64).reshape(-1, len(names)).T
     columns = dict(zip(names, np.ascontiguousarray(noted), strict=True))
     begins, stops, rows = (columns.pop(name) for name in names[:3])
     extra = packed(compression=compression, head=start, size=size, content=content, **columns)
@@ -236,8 +236,8 @@ class TextLayout(Layout):
 
     @property
     def edges(self) -> IntArray:
-        found: IntArray = np.append(0, np.cumsum(self.rows))[self._firsts]
-        return found
+        edges: IntArray = np.append(0, np.cumsum(self.rows))[self._firsts]
+        return edges
 
     @property
     def largest_block(self) -> int:

@@ -170,16 +170,16 @@ class Csv(TextFormat):
             return self._parsed(data, start, _texts(columns), columns, whole)
 
         try:
-            found = self._parsed(data, start, schema, names, PARSED_BYTES)
+            table = self._parsed(data, start, schema, names, PARSED_BYTES)
         except pa.ArrowInvalid:  # a row may be longer; what else is wrong is said once more
             if schema is None:
                 # Arrow would try all types on long cells, in a time that grows with their length's square.
                 texts = as_text(list(start.names))
                 schema = _texts(n for n in texts.column_names if _longest(texts[n]) > LONG_CELL)
-            found = self._parsed(data, start, schema, names, whole)
+            table = self._parsed(data, start, schema, names, whole)
         if self.inferred:
-            refuse_rounded(found, data, lambda names, rows: _written(as_text(names), rows))
-        return found
+            refuse_rounded(table, data, lambda names, rows: _written(as_text(names), rows))
+        return table
 
     def _parsed(
         self,

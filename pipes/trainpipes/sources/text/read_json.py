@@ -132,15 +132,15 @@ class Json(TextFormat):
             data = BOM + data
         kinds = None if schema is None else pa.schema([_mapped(f, _readable) for f in schema])
         unexpected = "infer" if schema is None else "error" if strict else "ignore"
-        found = pj.read_json(
+        table = pj.read_json(
             pa.BufferReader(data),
             pj.ReadOptions(use_threads=False, block_size=max(64, len(data) + 1)),
             pj.ParseOptions(explicit_schema=kinds, unexpected_field_behavior=unexpected),
         )
-        check_types(found.schema.types, data)
+        check_types(table.schema.types, data)
         if self.inferred:
-            refuse_rounded(found, data, lambda _, rows: _written(data, len(found), rows))
-        return found if kinds is None or kinds.equals(schema) else found.cast(schema)
+            refuse_rounded(table, data, lambda _, rows: _written(data, len(table), rows))
+        return table if kinds is None or kinds.equals(schema) else table.cast(schema)
 
     def infer(self, data: bytes, start: Start) -> tuple[pa.Schema, list[float]]:
         self._refuse_sparse(data, start)
@@ -199,11 +199,11 @@ def _cells(values: Iterable[Any], length: int) -> int:
     items: list[Any] = []
     for value in values:
         if isinstance(value, dict):
-            for name, one in value.items():
-                fields.setdefault(name, []).append(one)
+            for name, field in value.items():
+                fields.setdefault(name, []).append(field)
         elif isinstance(value, list):
             items += value
-    inner = sum(_cells(found, length) for found in fields.values())
+    inner = sum(_cells(cells_of, length) for cells_of in fields.values())
     return length * len(fields) + inner + (_cells(items, len(items)) if items else 0)
 
 

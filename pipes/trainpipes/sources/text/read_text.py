@@ -116,5 +116,5 @@ def _lines(data: bytes) -> pa.Array:
 
 
 def _paragraphs(data: bytes) -> pa.Array:
-    found = [part.rstrip(b"\n") for part in PARAGRAPH.findall(data)]
-    return _texts(b"".join(found), np.cumsum([0, *map(len, found)]))
+    paragraphs = [part.rstrip(b"\n") for part in PARAGRAPH.findall(data)]
+    return _texts(b"".join(paragraphs), np.cumsum([0, *map(len, paragraphs)]))

@@ -27,15 +27,15 @@ Written = Callable[[list[str], IntArray], Iterable[Any]]
 
 
 def refuse_rounded(table: pa.Table, data: bytes, written: Written) -> None:
-    found = {name: _large_floats(table.column(name)) for name in table.column_names}
-    names = [name for name, rows in found.items() if len(rows)]
+    large = {name: _large_floats(table.column(name)) for name in table.column_names}
+    names = [name for name, rows in large.items() if len(rows)]
     if not names or not INTEGER.search(data):
         return
-    rows = np.unique(np.concatenate([found[name] for name in names]))
+    rows = np.unique(np.concatenate([large[name] for name in names]))
     read = table.select(names).take(to_arrow(rows)).to_pylist()
-    for one, other in zip(written(names, rows), read, strict=False):
+    for text, other in zip(written(names, rows), read, strict=False):
         for name in names:
-            odd = _rounded(one.get(name), other[name])
+            odd = _rounded(text.get(name), other[name])
             if odd is not None:
                 raise pa.ArrowInvalid(
                     f"column {name!r} has the integer {odd}, which a column of floats would round; say its "
@@ -54,8 +54,8 @@ def _large_floats(column: Any) -> IntArray:
     if types.is_struct(kind):
         return np.concatenate([NONE, *map(_large_floats, column.flatten())])
     if types.is_list(kind):
-        found = _large_floats(pc.list_flatten(column))
-        return to_numpy(one_chunk(pc.list_parent_indices(column)))[found] if len(found) else NONE
+        inner = _large_floats(pc.list_flatten(column))
+        return to_numpy(one_chunk(pc.list_parent_indices(column)))[inner] if len(inner) else NONE
     return NONE
 
 
@@ -67,8 +67,8 @@ def _rounded(value: Any, read: Any) -> int | None:
         pairs = [(value[name], read[name]) for name in value.keys() & read.keys()]
     elif isinstance(value, list) and isinstance(read, list):
         pairs = zip(value, read, strict=False)
-    found = (_rounded(*pair) for pair in pairs)
-    return next((odd for odd in found if odd is not None), None)
+    rounded = (_rounded(*pair) for pair in pairs)
+    return next((odd for odd in rounded if odd is not None), None)
 
 
 # Depth, and rows of null

@@ -62,10 +62,10 @@ def bad_row(
     stops = _stops(form, data, start)
 
     def problem(count: int) -> str:
-        found = _tried(form.parse, data[: stops[count - 1]], start, schema, form.strict)
-        if isinstance(found, Exception):
-            return one_line(found)
-        more = len(found) - count + 1
+        rows = _tried(form.parse, data[: stops[count - 1]], start, schema, form.strict)
+        if isinstance(rows, Exception):
+            return one_line(rows)
+        more = len(rows) - count + 1
         return "" if more == 1 else f"the line has {more} rows"
 
     good = bisect_left(range(1, len(stops) + 1), True, key=lambda count: problem(count) != "")
@@ -100,28 +100,28 @@ def separated(
             if not form.replace:
                 return "it is not UTF-8"
             text = text.decode("utf-8", "replace").encode()
-        found = _tried(parse, text, start, count)
-        if isinstance(found, Exception):
-            return ARROW.sub("", one_line(found)).rstrip(".")
-        return "it holds more rows than one, or none" if found is None else found
+        problem = _tried(parse, text, start, count)
+        if isinstance(problem, Exception):
+            return ARROW.sub("", one_line(problem)).rstrip(".")
+        return "it holds more rows than one, or none" if problem is None else problem
 
     def parts(first: int, last: int) -> Iterator[tuple[int, Any]]:
-        text, found = data[edges[first] : edges[last]], f"it has more than max_row_bytes={most:,}"
+        text, parsed = data[edges[first] : edges[last]], f"it has more than max_row_bytes={most:,}"
         if not long[first:last].any():
-            found = tried(text, last - first)
-        if not isinstance(found, str):
-            yield last - first, found
+            parsed = tried(text, last - first)
+        if not isinstance(parsed, str):
+            yield last - first, parsed
         elif last - first == 1:
             shown = text[:SHOWN_BYTES].strip(form.between).decode("utf-8", "replace")
-            yield 1, f"{found}{END}{shown}"
+            yield 1, f"{parsed}{END}{shown}"
         else:
             middle = (first + last) // 2
             yield from parts(first, middle)
             yield from parts(middle, last)
 
     most = form.max_row_bytes
-    if len(data) <= most and not isinstance(found := tried(data, rows), str):
-        yield rows, found
+    if len(data) <= most and not isinstance(parsed := tried(data, rows), str):
+        yield rows, parsed
         return
     edges = [0, *_stops(form, data, start)]
     if len(edges) != rows + 1:
@@ -178,10 +178,10 @@ def _fits(form: TextFormat, *kinds: pa.DataType) -> bool:
 
 
 def _drift(form: TextFormat, row: bytes, start: Start, schema: pa.Schema) -> _Drift | None:
-    found = _tried(form.infer, row, start)
-    if isinstance(found, Exception):
+    inferred = _tried(form.infer, row, start)
+    if isinstance(inferred, Exception):
         return None
-    for field in found[0]:
+    for field in inferred[0]:
         if field.name in schema.names:
             wanted = schema.field(field.name)
             if isinstance(_tried(form.parse, row, start, pa.schema([wanted])), Exception):

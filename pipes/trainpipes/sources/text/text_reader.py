@@ -175,31 +175,35 @@ class _Types:
 
         def scan(job: Scan) -> Layout:
             layout, sizes = self.layouts[job.file], Counter[str]()
-            found: list[pa.Schema] = []
+            schemas: list[pa.Schema] = []
             most = 1 if self.infer == "first" else len(layout.rows)
             opened: Any = self.form.open(job.data, layout)
             with closing(opened) if layout.compression else nullcontext():
                 for piece, length in enumerate((layout.stop - layout.start).tolist()):
-                    if piece == most and found:
+                    if piece == most and schemas:
                         break
                     if piece == most:  # all rows so far are bad
                         most += 1
                     parts = self.form.parsed(opened, layout, piece, infer)
-                    good = [(rows, *one) for rows, one in parts if not isinstance(one, str)]
+                    good = [
+                        (rows, *types_of)
+                        for rows, types_of in parts
+                        if not isinstance(types_of, str)
+                    ]
                     for _, schema, each in sorted(good, key=lambda part: -part[0]):
-                        found.append(schema)
+                        schemas.append(schema)
                         if self.form.leaves_out:
                             try:
-                                found = [self._merged([job.data.name] * len(found), found)]
+                                schemas = [self._merged([job.data.name] * len(schemas), schemas)]
                             except SchemaError:  # these rows are bad
-                                found.pop()
+                                schemas.pop()
                                 continue
                         sizes.update(dict(zip(schema.names, each, strict=True)))
                     if job.progress is not None:
                         job.progress.advance(length)
             nothing = pa.schema([(name, pa.null()) for name in layout.head.names])
-            found = found or [nothing]  # without rows
-            schema = self._merged([job.data.name] * len(found), found)
+            schemas = schemas or [nothing]  # without rows
+            schema = self._merged([job.data.name] * len(schemas), schemas)
             in_memory = [float(sizes[name]) for name in schema.names]
             return layout.with_types(schema, int(layout.rows[:most].sum()), in_memory)
 
@@ -225,6 +229,6 @@ class _Types:
             for field in schema:
                 known, where = fields.get(field.name, (field, path))
                 unify, way = self.form.wider, "or give the other columns by schema="
-                found = wider(known, field, where, path, self.caller, unify, way)
-                fields[field.name] = found, where
+                united = wider(known, field, where, path, self.caller, unify, way)
+                fields[field.name] = united, where
         return pa.schema([field for field, _ in fields.values()])

@@ -107,8 +107,8 @@ class WholeFiles(FileBlocks, RandomAccessSource):
         return Place(self.files.names[self.rows(block)[row]])
 
     def fingerprint(self) -> dict[str, Any]:
-        found = self.fingerprint_of(["1"] * len(self.files), [""] * len(self.files))
-        return found if self.more is None else found | {"labels": table_digest(self.more)[:16]}
+        digests = self.fingerprint_of(["1"] * len(self.files), [""] * len(self.files))
+        return digests if self.more is None else digests | {"labels": table_digest(self.more)[:16]}
 
     def block_key(self, block: int) -> Any:
         rows, digest = self.rows(block), hashlib.sha256()
@@ -175,8 +175,8 @@ class WholeFilesReader:
 
     def _taken(self, file: int) -> memoryview:
         with explained(Place(self._files.names[file]), kinds=()):
-            found = None if self._source.is_local else self._ahead.take(file)
-            return self._content(file) if found is None else found
+            content = None if self._source.is_local else self._ahead.take(file)
+            return self._content(file) if content is None else content
 
     def close(self) -> None:
         """Nothing is open."""

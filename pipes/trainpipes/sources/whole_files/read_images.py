@@ -100,16 +100,16 @@ class ReadImages(FileReader, has_blocks=True, random_access=True):
             raise unfit(f"has two rows for {twice[0]!r}: leave one out")
         rows = {name: row for row, name in enumerate(names)}
         folder = posixpath.dirname(path if "://" in path else os.path.abspath(path))
-        found = []
+        rows_of_files = []
         for name, short in zip(files.names, below, strict=True):
             beside = name.removeprefix(f"{folder}/")
-            found.append(rows.get(beside, rows.get(short, rows.get(name, -1))))
-            if found[-1] < 0:
+            rows_of_files.append(rows.get(beside, rows.get(short, rows.get(name, -1))))
+            if rows_of_files[-1] < 0:
                 raise unfit(
                     f"has no row for {name}{nearest(short, names)}: add one, or leave the image out with "
                     f"{without(name)}"
                 )
-        return table.drop_columns([column]).take(to_arrow(np.array(found, dtype=np.int64)))
+        return table.drop_columns([column]).take(to_arrow(np.array(rows_of_files, dtype=np.int64)))
 
 
 def _below(stage: Stage, files: FileList) -> list[str]:
