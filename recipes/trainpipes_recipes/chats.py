@@ -116,16 +116,16 @@ class CheckedRows(tp.RowStage, asks_inputs=True):
         return {**row, self.column: None}
 
     def process(self, run: Run) -> Run:
-        found = super().process(run)
+        checked = super().process(run)
         if leaves_out(self.on_error):
-            rows, given = found.block.rows(), run.block
+            rows, given = checked.block.rows(), run.block
             gone = np.array([row[self.column] is None for row in rows], dtype=np.int64)
 
             def error_of(n: int) -> str | None:
                 return self._looked_at(given.slice(n, n + 1).rows()[0])[1]
 
             self._left_out.drop(given, gone, error_of)
-        return found
+        return checked
 
     def _looked_at(self, row: Any) -> tuple[Any, str | None]:
         """A row in one layout, and what is wrong with it."""
@@ -163,11 +163,11 @@ class SplitPrompt(tp.RowStage):
     prompt: str
 
     def apply(self, row: Any) -> Any:
-        one, other = (list(row[name] or []) for name in (self.chosen, self.rejected))
-        most = max(min(len(one), len(other)) - 1, 0)
-        shared = next((n for n in range(most) if one[n] != other[n]), most)
-        responses = {self.chosen: one[shared:], self.rejected: other[shared:]}
-        return {**row, self.prompt: one[:shared], **responses}
+        chosen, rejected = (list(row[name] or []) for name in (self.chosen, self.rejected))
+        most = max(min(len(chosen), len(rejected)) - 1, 0)
+        shared = next((n for n in range(most) if chosen[n] != rejected[n]), most)
+        responses = {self.chosen: chosen[shared:], self.rejected: rejected[shared:]}
+        return {**row, self.prompt: chosen[:shared], **responses}
 
 
 def to_messages(
@@ -178,18 +178,20 @@ def to_messages(
         way = ": make lists of it with map(), as by json.loads" if isinstance(messages, str) else ""
         got = f"{type(messages).__name__}{way}"
         raise tp.SchemaError(f"column {column!r} holds lists of messages, got {got}")
-    return [_message({} if one is None else one, roles, column) for one in messages or ()]
+    return [
+        _message({} if message is None else message, roles, column) for message in messages or ()
+    ]
 
 
-def _message(one: Any, roles: Mapping[str, str], column: str) -> dict[str, Any]:
-    if not isinstance(one, Mapping) or (one and not {"role", "from"} & set(one)):
+def _message(message: Any, roles: Mapping[str, str], column: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or (message and not {"role", "from"} & set(message)):
         rule = 'lists of messages, dicts with "role" and "content" or with "from" and "value"'
-        raise tp.SchemaError(f"column {column!r} holds {rule}, got {one!r:.80}")
+        raise tp.SchemaError(f"column {column!r} holds {rule}, got {message!r:.80}")
     role, content = (
-        next((one[key] for key in keys if one.get(key) is not None), None)
+        next((message[key] for key in keys if message.get(key) is not None), None)
         for keys in (("role", "from"), ("content", "value"))
     )
-    more = {k: v for k, v in one.items() if k not in ("role", "from", "content", "value")}
+    more = {k: v for k, v in message.items() if k not in ("role", "from", "content", "value")}
     if not isinstance(role, str | None):
         raise tp.SchemaError(f"column {column!r}: a role is text, got {role!r:.80}")
     if more.get("weight") == 0:

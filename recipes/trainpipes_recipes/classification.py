@@ -128,18 +128,18 @@ def classes_of(rows: Pipeline, label: str, first: Any = None) -> tuple[int | lis
 
     classes: Any = _class_names(rows, label) or max(numbers) + 1
     number = classes if isinstance(classes, int) else len(classes)
-    found = f"list(rows.stats(0, labels={label!r}).labels[{label!r}])"
+    listed = f"list(rows.stats(0, labels={label!r}).labels[{label!r}])"
     if min(numbers) < 0 or max(numbers) >= number:
-        found = str(sorted(numbers)) if len(numbers) < 10 else found
+        listed = str(sorted(numbers)) if len(numbers) < 10 else listed
         try:
             rows.encode_labels(label, classes=classes).stats(0, labels="labels")  # says which row
         except DataError as error:
             rule = "integers are classes as they are, from 0 on"
-            way = f"to number others, pass classes={found}"
+            way = f"to number others, pass classes={listed}"
             raise DataError(f"classification: {error}; {rule}: {way}") from None
     if number > max(1000, 10 * len(numbers)):
         got = f"integers up to {max(numbers):,}, and only {len(numbers):,} different ones"
-        way = f"pass classes={found} to number them, or name another column"
+        way = f"pass classes={listed} to number them, or name another column"
         raise DataError(f"{of} {got}; integers are classes as they are: {way}")
     if isinstance(first, list) and classes == 2 and len(set(first)) < len(first):
         rule = "must hold the numbers or names of a row's classes: make these by map(), or say classes="

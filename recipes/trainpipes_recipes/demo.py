@@ -46,12 +46,12 @@ class Step(NamedTuple):
 
 def read_log(path: Path) -> list[Step]:
     """The steps of a log; of one that came again after a kill, the last."""
-    found = {}
+    steps = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         with suppress(ValueError):  # a kill may have cut it
             step = Step(*json.loads(line))
-            found[step.number] = step
-    return list(found.values())
+            steps[step.number] = step
+    return list(steps.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,10 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     right = len(reference) == steps
     for workers, part in KILLS:
         until = None if part is None else round(part * steps)
-        found = train(output / "interrupted", options, workers, until)
-        wrong = differences(reference if until is None else reference[: len(found)], found)
+        interrupted = train(output / "interrupted", options, workers, until)
+        wrong = differences(
+            reference if until is None else reference[: len(interrupted)], interrupted
+        )
         where = f" (first at {wrong[0]})" if wrong else ""
-        print(f"  {len(found)} batches, {len(wrong)} lost, repeated or changed{where}")
+        print(f"  {len(interrupted)} batches, {len(wrong)} lost, repeated or changed{where}")
         right = right and not wrong
     if not right:
         print("FAILED: the resumed run is not the run that was left alone")

@@ -137,17 +137,17 @@ def generate(
         while True:
             waits = False
             try:
-                work, found = answers.get(timeout=0.2)
+                work, generated = answers.get(timeout=0.2)
             except queues.Empty:
                 waits = True
             else:
-                if isinstance(found, Exception):
+                if isinstance(generated, Exception):
                     failed[work.key] += 1
                     if failed[work.key] >= tries:
-                        raise found
+                        raise generated
                     queue.again(work.key)
                     continue
-                held[work.key] = {**work.item, column: found}
+                held[work.key] = {**work.item, column: generated}
                 if not ordered:
                     ready.append(work.key)
                 while ordered and (0, count + len(ready)) in held:

@@ -129,7 +129,7 @@ class Input:
             if "list_files" in names and not any(name.startswith("read_") for name in names):
                 way = "add its reader, such as .read_parquet()"
                 raise tp.ConfigError(f"{recipe} takes a pipeline of rows, got one of paths: {way}")
-        elif not many or not all(isinstance(one, str | os.PathLike) for one in many):
+        elif not many or not all(isinstance(path, str | os.PathLike) for path in many):
             rule = "files (a path, folder, glob, URL, or a list of them) or a pipeline of rows"
             way = (
                 "trainpipes.from_hf, from_dataset and from_arrow make a pipeline of data in memory"
@@ -227,8 +227,8 @@ class Input:
         for names in sorted(known, key=lambda names: not {*given} & {*names}):  # theirs first
             taken = {option: names[n] for n, option in enumerate(options) if given[n] is None}
             if set(taken.values()) <= set(self.columns):
-                found = [f"{option} from column {name!r}" for option, name in taken.items()]
-                log.info("%s takes %s", self.recipe, ", ".join(found))
+                choices = [f"{option} from column {name!r}" for option, name in taken.items()]
+                log.info("%s takes %s", self.recipe, ", ".join(choices))
                 return tuple(taken.get(option) or str(own) for option, own in options.items())
         raise self._not_found(options, known)
 

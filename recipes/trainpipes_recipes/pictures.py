@@ -55,7 +55,7 @@ def pictures_of(
     if value is None:
         return []
     if isinstance(value, list | tuple):
-        return [_picture(one, folder, options) for one in value]
+        return [_picture(picture, folder, options) for picture in value]
     return [_picture(value, folder, options)]
 
 

@@ -44,22 +44,22 @@ class PromptRows(CheckedRows):
     template: str | None = None
 
     def identity(self) -> dict[str, Any]:
-        found = super().identity()
+        identity = super().identity()
         if self.tokenizer is not None:
-            found |= {"tokenizer": None, "template": self._chat.fingerprint()}
-        return found
+            identity |= {"tokenizer": None, "template": self._chat.fingerprint()}
+        return identity
 
     @made_once
     def _chat(self) -> Chat:
         return Chat(self.tokenizer, self.template)
 
     def _looked_at(self, row: Any) -> tuple[Any, str | None]:
-        found = row[self.column]
-        if isinstance(found, str | None):
+        prompt = row[self.column]
+        if isinstance(prompt, str | None):
             return row, None if (
-                found or ""
+                prompt or ""
             ).strip() else f"column {self.column!r}: an empty prompt"
-        messages = to_messages(found, {**ROLES, **(self.roles or {})}, self.column)
+        messages = to_messages(prompt, {**ROLES, **(self.roles or {})}, self.column)
         if not messages or messages[-1]["content"] in (None, "", []):
             return (
                 row,
@@ -97,6 +97,8 @@ class Groups(tp.BatchStage):
             return rows
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         ids = columns.pop("input_ids")
-        found = {"input_ids": ids, "attention_mask": [[1] * len(one) for one in ids]}
-        padded = {k: torch.from_numpy(tp.pad_sequences(v, dtype="int64")) for k, v in found.items()}
+        ragged = {"input_ids": ids, "attention_mask": [[1] * len(row_ids) for row_ids in ids]}
+        padded = {
+            k: torch.from_numpy(tp.pad_sequences(v, dtype="int64")) for k, v in ragged.items()
+        }
         return {**padded, **columns}

@@ -109,8 +109,8 @@ def main(
             step += 1
             with weights:
                 for work, ids, rewards in chosen:
-                    found = loss(model, ids, rewards, len(work.item["input_ids"]))
-                    (found / len(chosen)).backward()
+                    total = loss(model, ids, rewards, len(work.item["input_ids"]))
+                    (total / len(chosen)).backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
                 optimizer.step()
                 optimizer.zero_grad()

@@ -61,12 +61,12 @@ def loss_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 def evaluate(model: Any, held_out: tp.Pipeline) -> float:
     """The part of all pictures of all ranks whose class is found."""
     model.eval()
-    found = torch.zeros(2, device=training.DEVICE)
+    counts = torch.zeros(2, device=training.DEVICE)
     for batch in tp.Loader(held_out):
-        found[0] += (model(batch["images"]).logits.argmax(1) == batch["labels"]).sum()
-        found[1] += len(batch["labels"])
+        counts[0] += (model(batch["images"]).logits.argmax(1) == batch["labels"]).sum()
+        counts[1] += len(batch["labels"])
     model.train()
-    right, pictures = training.over_ranks(found).tolist()
+    right, pictures = training.over_ranks(counts).tolist()
     return float(right / max(1, pictures))
 
 

@@ -64,8 +64,8 @@ def loss_of(model: Any, batch: dict[str, Any]) -> Tensor:
             batch["input_ids"], position_ids=batch["position_ids"], use_cache=False,
             cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=longest, max_length_k=longest,
         ).logits  # fmt: skip
-    found, wanted = logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten()
-    loss: Tensor = F.cross_entropy(found, wanted, reduction="sum")
+    scores, wanted = logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten()
+    loss: Tensor = F.cross_entropy(scores, wanted, reduction="sum")
     loss /= (wanted >= 0).sum().clamp(min=1)
     return loss
 

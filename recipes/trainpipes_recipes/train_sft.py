@@ -43,8 +43,8 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
         if run.saves:
             if args.eval_files:
                 held_out = tp.recipe("sft", args.eval_files, tokenizer, train=False, **shape)
-                found = evaluate(model, held_out.to(training.DEVICE))
-                training.report(f"step {run.step}: evaluation loss {found:.4f}")
+                evaluated = evaluate(model, held_out.to(training.DEVICE))
+                training.report(f"step {run.step}: evaluation loss {evaluated:.4f}")
             run.save()
     run.end()
 
@@ -53,11 +53,11 @@ def main(arguments: Any = None, on_step: Callable[..., Any] = lambda *_: None) -
 def evaluate(model: Any, held_out: tp.Pipeline) -> float:
     """The mean loss over all targets of all ranks."""
     model.eval()
-    found = torch.zeros(2, device=training.DEVICE)
+    sums = torch.zeros(2, device=training.DEVICE)
     for batch in tp.Loader(held_out):
-        found += torch.stack([training.loss_sum(model, batch), training.targets_of(batch)])
+        sums += torch.stack([training.loss_sum(model, batch), training.targets_of(batch)])
     model.train()
-    total, targets = training.over_ranks(found).tolist()
+    total, targets = training.over_ranks(sums).tolist()
     return float(total / max(1, targets))
 
 

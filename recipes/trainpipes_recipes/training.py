@@ -142,8 +142,8 @@ def loss_sum(model: Any, batch: dict[str, Any]) -> Tensor:
     with torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16):
         # With a cache transformers would let packed rows see each other.
         logits = model(**given, use_cache=False).logits
-    found, wanted = logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten()
-    return F.cross_entropy(found, wanted, reduction="sum")
+    scores, wanted = logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten()
+    return F.cross_entropy(scores, wanted, reduction="sum")
 
 
 def over_ranks(tensor: Tensor) -> Tensor:

@@ -76,25 +76,27 @@ class Processor(Loaded):
         return repr(given) if isinstance(given, str) else f"{type(given).__name__}()"
 
     def _load(self) -> _Parts:
-        found = self._kept
-        if isinstance(found, str):
-            found = _by_name(found)
-        own = getattr(found, "chat_template", None) or getattr(
-            getattr(found, "tokenizer", None), "chat_template", None
+        processor = self._kept
+        if isinstance(processor, str):
+            processor = _by_name(processor)
+        own = getattr(processor, "chat_template", None) or getattr(
+            getattr(processor, "tokenizer", None), "chat_template", None
         )
         if isinstance(own, Mapping):
             own = own.get("default")
         template = self._template or own
-        with_suffix = template is None and "suffix" in inspect.signature(found.__call__).parameters
-        if with_suffix and getattr(found, "image_processor", None) is not None:
-            return _Parts(found, None)
-        if getattr(found, "image_processor", None) is None or template is None:
+        with_suffix = (
+            template is None and "suffix" in inspect.signature(processor.__call__).parameters
+        )
+        if with_suffix and getattr(processor, "image_processor", None) is not None:
+            return _Parts(processor, None)
+        if getattr(processor, "image_processor", None) is None or template is None:
             lacks = "a chat template" if template is None else "an image processor"
             way = "give template=..." if template is None else "take one of a vision-language model"
             raise ConfigError(
-                f"vision_chat(processor): {type(found).__name__} lacks {lacks}: {way}"
+                f"vision_chat(processor): {type(processor).__name__} lacks {lacks}: {way}"
             )
-        return _Parts(found, Chat(found.tokenizer, template))
+        return _Parts(processor, Chat(processor.tokenizer, template))
 
     @property
     def family(self) -> str:
@@ -104,15 +106,15 @@ class Processor(Loaded):
     @property
     def families(self) -> list[str]:
         """The processor's class, and those that it is derived from."""
-        return [one.__name__ for one in type(self.loaded.processor).__mro__]
+        return [kind.__name__ for kind in type(self.loaded.processor).__mro__]
 
     @property
     def image_token(self) -> str | None:
         return getattr(self.loaded.processor, "image_token", None)
 
     def token_id(self, token: str) -> int | None:
-        found = self.loaded.processor.tokenizer.convert_tokens_to_ids(token)
-        return found if type(found) is int else None
+        number = self.loaded.processor.tokenizer.convert_tokens_to_ids(token)
+        return number if type(number) is int else None
 
     @property
     def engine(self) -> TokenizerEngine:
@@ -120,9 +122,9 @@ class Processor(Loaded):
 
     @property
     def pad_id(self) -> int:
-        found = self.loaded.processor.tokenizer.pad_token_id
-        require(found is not None, "vision_chat(processor)", "one with a pad token", self.family)
-        return int(found)
+        number = self.loaded.processor.tokenizer.pad_token_id
+        require(number is not None, "vision_chat(processor)", "one with a pad token", self.family)
+        return int(number)
 
     def fingerprint(self) -> dict[str, Any]:
         """What shapes batches: class, backend and content, and the version of transformers."""
@@ -145,12 +147,12 @@ class Processor(Loaded):
     @property
     def _own(self) -> Any:
         """A copy for this thread: calls set options of the tokenizer."""
-        found = getattr(self._copies, "found", None)
-        if found is None or found[0] != os.getpid():
+        entry = getattr(self._copies, "found", None)
+        if entry is None or entry[0] != os.getpid():
             parts = self.loaded
             with self.turn:
-                found = self._copies.found = os.getpid(), copy.deepcopy(parts.processor)
-        return found[1]
+                entry = self._copies.found = os.getpid(), copy.deepcopy(parts.processor)
+        return entry[1]
 
     def write(self, messages: Sequence[Mapping[str, Any]]) -> Written:
         """A conversation's text, with a placeholder for each picture, and the assistant's spans."""
@@ -190,8 +192,8 @@ class Processor(Loaded):
         own = self._ids(written)
         if not sizes:
             return own
-        found = self._own._get_num_multimodal_tokens(image_sizes=[list(size) for size in sizes])
-        return own - len(sizes) + int(sum(found.num_image_tokens))
+        numbers = self._own._get_num_multimodal_tokens(image_sizes=[list(size) for size in sizes])
+        return own - len(sizes) + int(sum(numbers.num_image_tokens))
 
     def batch(
         self, written: Sequence[Written], pictures: Sequence[Sequence[Any]]
@@ -201,20 +203,20 @@ class Processor(Loaded):
             return self._batch_of_suffixes(written, pictures)
         made = self._own(
             images=[list(some) for some in pictures] if any(pictures) else None,
-            text=[one.text for one in written],
+            text=[talk.text for talk in written],
             padding=True, padding_side="right", add_special_tokens=False,
             return_offsets_mapping=True, return_text_replacement_offsets=True,
         )  # fmt: skip
         offsets = made.pop("offset_mapping")
         moved = made.pop("text_replacement_offsets", None) or [[]] * len(written)
         made.convert_to_tensors("pt")
-        found = dict(made)
-        labels = torch.full_like(found["input_ids"], IGNORED)
-        for row, one in enumerate(written):
+        batch = dict(made)
+        labels = torch.full_like(batch["input_ids"], IGNORED)
+        for row, talk in enumerate(written):
             edges = np.asarray(offsets[row], dtype=np.int64)
-            mask = torch.from_numpy(_said(edges, one.spans, moved[row]))
-            labels[row, mask] = found["input_ids"][row, mask]
-        return {**found, "labels": labels}
+            mask = torch.from_numpy(_said(edges, talk.spans, moved[row]))
+            labels[row, mask] = batch["input_ids"][row, mask]
+        return {**batch, "labels": labels}
 
     def _batch_of_suffixes(
         self, written: Sequence[Written], pictures: Sequence[Sequence[Any]]
@@ -236,19 +238,19 @@ def _cut(written: Written) -> tuple[str, str]:
 
 def _said(edges: Any, spans: Sequence[tuple[int, int]], moved: Sequence[Mapping[str, Any]]) -> Any:
     """Which tokens are the assistant's, bool ``[L]``, where pictures were put into the text."""
-    ends = [one["span"][1] for one in moved]
-    gained = [0, *(one["new_span"][1] - one["span"][1] for one in moved)]
+    ends = [move["span"][1] for move in moved]
+    gained = [0, *(move["new_span"][1] - move["span"][1] for move in moved)]
 
     def held(first: int, stop: int) -> Any:
         return (edges[:, 0] < stop) & (edges[:, 1] > first)
 
-    found = np.zeros(len(edges), dtype=np.bool_)
+    said = np.zeros(len(edges), dtype=np.bool_)
     for span in spans:
         first, stop = (place + gained[bisect_right(ends, place)] for place in span)
-        found |= held(first, stop)
-    for one in moved:
-        found &= ~held(*one["new_span"])
-    return found
+        said |= held(first, stop)
+    for move in moved:
+        said &= ~held(*move["new_span"])
+    return said
 
 
 def _by_name(name: str) -> Any:

@@ -91,13 +91,13 @@ class PackBatches(BatchingStage, keeps_rows=False):
                 least = 2 * count  # one row holds conversations of many epochs
                 continue
             least = 0
-            count, found = self._placed(lengths[:end], end, begun, count == size)
-            order = permutation(len(found), self.seed, "rows", int(block.ids[0]))
-            found = found.take(order)
-            bounds = found.bounds[np.append(np.arange(0, len(found), self.rows), len(found))]
+            count, placing = self._placed(lengths[:end], end, begun, count == size)
+            order = permutation(len(placing), self.seed, "rows", int(block.ids[0]))
+            placing = placing.take(order)
+            bounds = placing.bounds[np.append(np.arange(0, len(placing), self.rows), len(placing))]
             mixed, cursors = held.window(len(bounds) - 1, count, used, "pack", self._reorders)
             sizes = np.diff(bounds)[mixed]
-            places = found.document[stretches(bounds[:-1][mixed], sizes)]
+            places = placing.document[stretches(bounds[:-1][mixed], sizes)]
             cuts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
             for number in range(used, len(mixed)):
                 rows = block.take(places[cuts[number] : cuts[number + 1]])
@@ -131,13 +131,13 @@ def rows_of(lengths: Sequence[int], max_length: int) -> list[int]:
     >>> rows_of([3, 7, 6, 4, 5], 10)
     [0, 0, 1, 1, 2]
     """
-    found, row, used = [], 0, 0
+    numbers, row, used = [], 0, 0
     for length in lengths:
         if used + length > max_length:
             row, used = row + 1, 0
         used += length
-        found.append(row)
-    return found
+        numbers.append(row)
+    return numbers
 
 
 def check_packs(processor: Processor) -> None:
@@ -179,19 +179,19 @@ def packed(
     labels = batch["labels"].clone()
     labels[:, 0] = IGNORED  # which the last token before would be compared with
     fills = {"input_ids": processor.pad_id, "labels": IGNORED}
-    found = {
+    columns = {
         name: spread(value, fills.get(name, 0)) if _is_of_tokens(value, mask) else value
         for name, value in {**batch, "labels": labels}.items()
         if name != "attention_mask"
     }
     positions = _positions(batch, processor, mask)
-    found["position_ids"] = spread(positions, 0)
+    columns["position_ids"] = spread(positions, 0)
     if positions.ndim == 2:  # else the model's part for pictures would take them for its own
         ends = begins + lengths
         edges = np.unique(np.concatenate([begins, ends, np.arange(shape[0] + 1) * max_length]))
-        found["cu_seqlens"] = torch.from_numpy(edges.astype(np.int32))
-        found["max_seqlen"] = max(b - a for a, b in pairwise(edges.tolist()))
-    return found
+        columns["cu_seqlens"] = torch.from_numpy(edges.astype(np.int32))
+        columns["max_seqlen"] = max(b - a for a, b in pairwise(edges.tolist()))
+    return columns
 
 
 def _is_of_tokens(value: Any, mask: Tensor) -> bool:

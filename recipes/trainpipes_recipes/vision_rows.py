@@ -98,22 +98,22 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
     def process(self, run: Run) -> Run:
         self._check_rows(run, single=True)
         block = run.block
-        found: list[Any] = []
+        made: list[Any] = []
         bad: dict[int, Exception] = {}
         for number, row in enumerate(block.rows()):
             try:
-                found.append(self._made(row, int(block.ids[number])))
+                made.append(self._made(row, int(block.ids[number])))
             except (NoPicture, tp.DataError) as error:
                 if isinstance(error, tp.SchemaError):
                     raise
                 if self.traits.keeps_rows:
                     raise self._refused(error, int(block.ids[number])) from error
                 bad[number] = error
-                found.append(None)
-        run = run.with_block(block.with_data(found))
+                made.append(None)
+        run = run.with_block(block.with_data(made))
         if self.traits.keeps_rows:
             return run
-        gone = np.array([number in bad for number in range(len(found))], dtype=np.bool_)
+        gone = np.array([number in bad for number in range(len(made))], dtype=np.bool_)
         self._left_out.drop(block, gone.astype(np.int64), lambda number: bad[number])
         return run.pick(np.flatnonzero(~gone)) if bad else run
 
@@ -135,12 +135,12 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
         if token is not None and written.text.count(token) != len(pictures):
             got = f"{written.text.count(token)} times {token} and {len(pictures)} pictures"
             raise tp.DataError(f"the text has one place for each picture, got {got}")
-        found = {"text": written.text, "spans": written.spans, "images": pictures}
-        length = found["length"] = self._length(written, pictures)
+        made = {"text": written.text, "spans": written.spans, "images": pictures}
+        length = made["length"] = self._length(written, pictures)
         if self.max_length is not None and length > self.max_length:
             rule = f"a row has at most max_length={self.max_length:,} tokens"
             raise tp.DataError(f"{rule}, got {length:,} with those of {len(pictures)} pictures")
-        return found
+        return made
 
     def _length(self, written: Written, pictures: Sequence[Any]) -> int:
         sizes = []
@@ -150,8 +150,8 @@ class VisionRows(OfPictures, per_row=True, gives="objects", asks_inputs=True):
             except NoPicture as error:
                 raise NoPicture(f"picture {place} of column {self.images!r}: {error}") from None
         if self.processor.counts or not pictures:
-            found: int = self.processor.length(written, sizes)
-            return found
+            length: int = self.processor.length(written, sizes)
+            return length
         batch = self.processor.batch([written], [[*map(decoded, pictures)]])
         return int(batch["attention_mask"].sum())
 
@@ -190,8 +190,8 @@ class VisionBatches(OfPictures, CollatingStage, per_row=True):
     @property
     def maker(self) -> TokenizerEngine:
         """The tokenizer, for ``show()``."""
-        found: TokenizerEngine = self.processor.engine
-        return found
+        engine: TokenizerEngine = self.processor.engine
+        return engine
 
     @property
     def id_columns(self) -> list[str]:
@@ -205,15 +205,15 @@ class VisionBatches(OfPictures, CollatingStage, per_row=True):
 
     def pictures(self, rows: Sequence[Any]) -> list[list[Any]]:
         """The pictures of each row of a batch, for ``show()``."""
-        kept, found = [], []
+        kept, pictures = [], []
         for row in rows:
             with suppress(NoPicture):  # the row is left out, or process() has raised
-                found.append([*map(decoded, row["images"])])
+                pictures.append([*map(decoded, row["images"])])
                 kept.append(row["length"])
         if self.max_length is None:
-            return found
-        packed: list[list[Any]] = [[] for _ in found]
-        for place, some in zip(rows_of(kept, self.max_length), found, strict=True):
+            return pictures
+        packed: list[list[Any]] = [[] for _ in pictures]
+        for place, some in zip(rows_of(kept, self.max_length), pictures, strict=True):
             packed[place] += some
         return packed
 
@@ -244,14 +244,14 @@ class VisionBatches(OfPictures, CollatingStage, per_row=True):
 
     def _batch(self, rows: Sequence[Any], pictures: Sequence[Sequence[Any]]) -> dict[str, Any]:
         written = [Written(row["text"], [*map(tuple, row["spans"])]) for row in rows]
-        found: dict[str, Any] = self.processor.batch(written, pictures)
+        batch: dict[str, Any] = self.processor.batch(written, pictures)
         if self.max_length is None:
-            return found
+            return batch
         lengths = [row["length"] for row in rows]
-        made = found["attention_mask"].sum(1).tolist()
+        made = batch["attention_mask"].sum(1).tolist()
         if lengths != made:
             said = (
                 f"{self.processor.family} counts {lengths} tokens of rows, and makes {made} of them"
             )
             raise tp.DataError(f"{self}: {said}: leave packed out")
-        return packed(found, self.processor, rows_of(lengths, self.max_length), self.max_length)
+        return packed(batch, self.processor, rows_of(lengths, self.max_length), self.max_length)

@@ -47,8 +47,8 @@ def conversation(
             parts[first] = [{"type": "image"}] * pictures + parts[first]
     read = to_messages(
         [
-            {**one, "content": _text(some)} if isinstance(one, Mapping) else one
-            for one, some in zip(talk, parts, strict=True)
+            {**turn, "content": _text(some)} if isinstance(turn, Mapping) else turn
+            for turn, some in zip(talk, parts, strict=True)
         ],
         roles, column,
     )  # fmt: skip
@@ -58,7 +58,7 @@ def conversation(
     if held != pictures:
         rule = "a conversation has a place for each picture"
         raise tp.DataError(f"column {column!r}: {rule}, got {held} places and {pictures} pictures")
-    read = [{**one, "content": some} for one, some in zip(read, parts, strict=True)]
+    read = [{**turn, "content": some} for turn, some in zip(read, parts, strict=True)]
     return messages_of(read)
 
 
@@ -82,19 +82,19 @@ def _parts(content: Any) -> list[dict[str, Any]]:
         return []
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
-    found = []
+    parts = []
     for part in content if isinstance(content, list | tuple) else [content]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "image":
-            found.append({"type": "image"})
+            parts.append({"type": "image"})
         elif kind == "text" and isinstance(part.get("text"), str):
-            found.append({"type": "text", "text": part["text"]})
+            parts.append({"type": "text", "text": part["text"]})
         else:
             rule = (
                 'a content is text or a list of {"type": "image"} and {"type": "text", "text": ...}'
             )
             raise tp.DataError(f"{rule}, got {part!r:.80}")
-    return found
+    return parts
 
 
 def _split(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

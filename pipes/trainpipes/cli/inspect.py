@@ -34,19 +34,19 @@ def command(
     """
     from trainpipes.look import inspect_files
 
-    found = inspect_files(list(files), column=column or None, **options)
+    report = inspect_files(list(files), column=column or None, **options)
     if as_json:
-        print_json(found.to_dict())
+        print_json(report.to_dict())
     else:
-        out(str(found))
-    if found.unreadable:
-        more = len(found.unreadable) - 1
+        out(str(report))
+    if report.unreadable:
+        more = len(report.unreadable) - 1
         others = f" and {more:,} more" if more else ""
-        raise click.ClickException(f"cannot be read: {next(iter(found.unreadable))}{others}")
-    if found.bad_rows:
-        many = "rows" if found.bad_rows > 1 else "row"
-        raise click.ClickException(f"{found.bad_rows:,} {many} of the sample cannot be used")
-    if not found.readable:
+        raise click.ClickException(f"cannot be read: {next(iter(report.unreadable))}{others}")
+    if report.bad_rows:
+        many = "rows" if report.bad_rows > 1 else "row"
+        raise click.ClickException(f"{report.bad_rows:,} {many} of the sample cannot be used")
+    if not report.readable:
         raise click.ClickException("there are no rows in these files")
-    if strict and found.findings:
-        raise click.ClickException(f"--strict: there are warnings ({len(found.findings):,})")
+    if strict and report.findings:
+        raise click.ClickException(f"--strict: there are warnings ({len(report.findings):,})")

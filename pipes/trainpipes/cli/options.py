@@ -24,17 +24,17 @@ def _storage_options(_: click.Context, __: click.Parameter, given: str | None) -
         return None
     try:
         text = Path(given[1:]).read_text("utf-8") if given.startswith("@") else given
-        found = json.loads(text)
+        options = json.loads(text)
     except OSError as error:
         raise click.UsageError(f"--storage-options: {given[1:]}: {error.strerror}") from None
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        options = None
+    if not isinstance(options, dict):
         raise click.UsageError(
             "--storage-options must be a JSON object, such as '{\"anon\": true}', or @FILE with one; what "
             "was given is not shown, since it may hold a secret"
         )
-    return found
+    return options
 
 
 AS_JSON = option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -32,11 +32,14 @@ def command(context: click.Context, as_json: bool) -> None:
         return
     from trainpipes import recipes
 
-    found = recipes()
+    known = recipes()
     if as_json:
-        print_json([_as_json(one) for one in found])
+        print_json([_as_json(recipe) for recipe in known])
         return
-    rows = [(one.name, one.summary, ", ".join(one.needs), ", ".join(one.columns)) for one in found]
+    rows = [
+        (recipe.name, recipe.summary, ", ".join(recipe.needs), ", ".join(recipe.columns))
+        for recipe in known
+    ]
     print_table([("recipe", "what it makes", "needs", "columns"), *rows])
     note("trainpipes recipes show NAME tells the options of one")
 
@@ -53,10 +56,13 @@ def show(name: str) -> None:
     from trainpipes import recipes
 
     file, _ = _file(name)  # first, since it says which names there are
-    (found,) = (one for one in recipes() if one.name == name)
-    print_table([("recipe", f"{name}: {found.summary}"), ("file", file)])
-    options = _as_json(found)["options"].items()
-    rows = [(k, "needed" if one["needed"] else one["default"], one["text"]) for k, one in options]
+    (recipe,) = (known for known in recipes() if known.name == name)
+    print_table([("recipe", f"{name}: {recipe.summary}"), ("file", file)])
+    options = _as_json(recipe)["options"].items()
+    rows = [
+        (k, "needed" if option["needed"] else option["default"], option["text"])
+        for k, option in options
+    ]
     out()
     print_table([("option", "default", "what it is"), *rows])
 
@@ -89,11 +95,16 @@ def _file(name: str) -> tuple[str, str]:
     return inspect.getfile(function), function.__name__
 
 
-def _as_json(one: RecipeSummary) -> dict[str, Any]:
+def _as_json(recipe: RecipeSummary) -> dict[str, Any]:
     options = {}
-    for option in one.options:
+    for option in recipe.options:
         text, _, default = option.partition("=")
         name = text.lstrip("*")
-        said = {"default": default or None, "needed": option in one.needs}
-        options[name] = {**said, "text": one.texts.get(name, "")}
-    return {"name": one.name, "summary": one.summary, "columns": one.columns, "options": options}
+        said = {"default": default or None, "needed": option in recipe.needs}
+        options[name] = {**said, "text": recipe.texts.get(name, "")}
+    return {
+        "name": recipe.name,
+        "summary": recipe.summary,
+        "columns": recipe.columns,
+        "options": options,
+    }

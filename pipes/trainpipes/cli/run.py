@@ -86,11 +86,11 @@ def command(
         watched.save(html)
     advised = advice(report, pipe)
     if as_json:
-        found = None if watched is None else watched.to_dict()
-        print_json({**report, "advice": advised or None, "profile": found})
+        profiled = None if watched is None else watched.to_dict()
+        print_json({**report, "advice": advised or None, "profile": profiled})
     else:
         more = watched.lines() if watched is not None else []
-        print_table([*_lines(report, pipe), *(one for one in more if one[0] != "padding")])
+        print_table([*_lines(report, pipe), *(line for line in more if line[0] != "padding")])
         if advised:
             note(f"! {advised}")
     return 130 if report["interrupted"] else 0

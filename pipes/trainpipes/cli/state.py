@@ -34,13 +34,13 @@ def command(checkpoint: str, as_json: bool) -> int:
             reported.append({"where": where, "problem": str(error)})
     if as_json:
         print_json(reported)
-    for one in reported:
-        if one["problem"]:
-            error_line(f"{one['where']}: {one['problem']}")
+    for report in reported:
+        if report["problem"]:
+            error_line(f"{report['where']}: {report['problem']}")
         elif not as_json:
-            out(one["where"])
-            print_table(_lines(one))
-    return int(all(one["problem"] for one in reported))
+            out(report["where"])
+            print_table(_lines(report))
+    return int(all(report["problem"] for report in reported))
 
 
 def _lines(said: dict[str, Any]) -> list[tuple[str, str]]:

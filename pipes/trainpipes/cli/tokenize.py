@@ -87,7 +87,7 @@ def _train(done: Tokenized, folder: str, recipe: str | None, given: Mapping[str,
         from trainpipes import recipe as built
 
         # Options that name columns of texts have nothing to name there.
-        columns = next(one.columns for one in recipes() if one.name == recipe)
+        columns = next(known.columns for known in recipes() if known.name == recipe)
         kept = {k: v for k, v in given.items() if k not in columns or v in done.columns}
         kept.pop("cache", None)
         with suppress(TrainpipesError):

@@ -43,8 +43,8 @@ class Node:
     @classmethod
     def of(cls, value: Any) -> Node:
         if isinstance(value, dict):
-            return cls({key: cls.of(one) for key, one in value.items()})
-        return cls([cls.of(one) for one in value] if isinstance(value, list | tuple) else value)
+            return cls({key: cls.of(inner) for key, inner in value.items()})
+        return cls([cls.of(inner) for inner in value] if isinstance(value, list | tuple) else value)
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Document:
             hint = f"{nearest(tag, known)}; there are {', '.join(known)}"
             raise self.error(node, "", f"there is no tag {shown(tag)}{hint}")
         if given.id == "sequence":
-            node.value = [self._node(one, depth + 1) for one in given.value]
+            node.value = [self._node(inner, depth + 1) for inner in given.value]
         elif given.id == "mapping":
             node.value = {}
             for name, value in given.value:
@@ -143,10 +143,10 @@ def expanded(text: str) -> str:
         if name is None:
             rule = "a variable is ${NAME} or ${NAME:-default}, and $${ stands for ${"
             raise ValueError(f"{rule}; got {shown(text)}")
-        if (found := os.environ.get(name, default)) is None:
+        if (value := os.environ.get(name, default)) is None:
             way = f"set it, or write ${{{name}:-default}}"
             raise ValueError(f"the environment variable {name} is not set: {way}")
-        return found or default or ""
+        return value or default or ""
 
     variable = r"\$\$(?=\{)|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})?"
     return re.sub(variable, put, text)
@@ -201,10 +201,10 @@ def imported(name: Any, allowed: bool) -> Any:
 
 
 def _dtype(name: Any) -> torch.dtype:
-    found = vars(torch).get(str(name).removeprefix("torch."))  # getattr would import what is named
-    if not isinstance(found, torch.dtype):
+    dtype = vars(torch).get(str(name).removeprefix("torch."))  # getattr would import what is named
+    if not isinstance(dtype, torch.dtype):
         raise ValueError(f"a dtype must be one of torch such as float32, got {shown(name)}")
-    return found
+    return dtype
 
 
 #: What the value of an option of such a type is made of.

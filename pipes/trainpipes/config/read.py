@@ -63,9 +63,9 @@ class Reader(Document):
             return self.pipeline(Node(node.value, node.line), path)
         value = node.value
         if isinstance(value, dict):
-            value = {key: self.value(one, joined(path, key)) for key, one in value.items()}
+            value = {key: self.value(inner, joined(path, key)) for key, inner in value.items()}
         elif isinstance(value, list):
-            value = [self.value(one, f"{path}[{n}]") for n, one in enumerate(value)]
+            value = [self.value(inner, f"{path}[{n}]") for n, inner in enumerate(value)]
         elif isinstance(value, str) and "${" in value and node.line is not None:
             value = self._asked(node, path, expanded, value)
             value = value if node.quoted else self._asked(node, path, resolved, value)
@@ -99,11 +99,11 @@ class Reader(Document):
         has = isinstance(given, dict) and not node.tag and given.keys() & {"recipe", "stages"}
         rule = "a config must be a mapping with recipe: or stages:"
         self.need(has, node, path, f"{rule}, got {node}")
-        for key, one in given.items():
+        for key, value in given.items():
             if key not in _KEYS:
                 said = f"there is no {shown(key)} in a config{nearest(str(key), _KEYS)}; there are "
                 hint = f"; an option of the recipe is options.{key}" if "recipe" in given else ""
-                raise self.error(one, joined(path, key), f"{said}{', '.join(_KEYS)}{hint}")
+                raise self.error(value, joined(path, key), f"{said}{', '.join(_KEYS)}{hint}")
         options, stages = (given.get(key, Node(None)) for key in ("options", "stages"))
         if "recipe" in given:
             pipeline = self._recipe(given["recipe"], options, path)
@@ -112,8 +112,8 @@ class Reader(Document):
             raise self.error(options, joined(path, "options"), said)
         at, good = joined(path, "stages"), isinstance(stages.value or [], list) and not stages.tag
         self.need(good, stages, at, f"stages must be a list, got {stages}")
-        for number, one in enumerate(stages.value or []):
-            pipeline = self._stage(one, f"{at}[{number}]", pipeline)
+        for number, stage in enumerate(stages.value or []):
+            pipeline = self._stage(stage, f"{at}[{number}]", pipeline)
         if pipeline is None:
             said = "a config must have a recipe or some stages, got none"
             raise self.error(node, path, said)
@@ -178,10 +178,10 @@ class Reader(Document):
             hint = nearest(name, list(known))
             own = "one of your own is package.module:Class"
             raise self.error(node, path, f"there is no stage {shown(name)}{hint}; {own}")
-        found = self._imported(name, node, path)
-        good = inspect.isclass(found) and issubclass(found, Stage)
-        self.need(good, node, path, f"{name} must be a class of stages, got {shown(found)}")
-        return found  # type: ignore[no-any-return]
+        kind = self._imported(name, node, path)
+        good = inspect.isclass(kind) and issubclass(kind, Stage)
+        self.need(good, node, path, f"{name} must be a class of stages, got {shown(kind)}")
+        return kind  # type: ignore[no-any-return]
 
     def _made(
         self,

@@ -82,8 +82,8 @@ def without_url_secrets(text: str) -> str:
     if "://" not in text:
         return text
     users: set[str] = set()
-    text = _IN_QUOTES.sub(lambda found: _quoted(found, users), text)
-    text = _IN_TEXT.sub(lambda found: _bare(found, users), text)
+    text = _IN_QUOTES.sub(lambda match: _quoted(match, users), text)
+    text = _IN_TEXT.sub(lambda match: _bare(match, users), text)
     for user in sorted(users, key=len, reverse=True):  # also where it stands without its URL
         text = text.replace(user, f"{MARK}@")
     return text
@@ -98,7 +98,11 @@ def known_name(url: str) -> str:
     'https://host/a.csv?7e75e2b65898ec36'
     """
     bare, _, query = _split(url)
-    own = [one for one in query.split("&") if one and not _signs(one.partition("=")[0])]
+    own = [
+        parameter
+        for parameter in query.split("&")
+        if parameter and not _signs(parameter.partition("=")[0])
+    ]
     return _with_digest(bare, "&".join(own))
 
 
@@ -150,18 +154,18 @@ def _signs(name: str) -> bool:
 
 def _user(scheme: str, rest: str) -> str:
     """What stands before the host, with its @; names and containers are none."""
-    found = _USER.match(rest)
-    return found[0] if found and (":" in found[0] or scheme.startswith("http")) else ""
+    match = _USER.match(rest)
+    return match[0] if match and (":" in match[0] or scheme.startswith("http")) else ""
 
 
-def _quoted(found: re.Match[str], users: set[str]) -> str:
-    quote = found["q"]
-    return f"{quote}{found['chain']}{_url(found['scheme'], found['rest'], users)}{quote}"
+def _quoted(match: re.Match[str], users: set[str]) -> str:
+    quote = match["q"]
+    return f"{quote}{match['chain']}{_url(match['scheme'], match['rest'], users)}{quote}"
 
 
-def _bare(found: re.Match[str], users: set[str]) -> str:
-    rest = found["rest"].rstrip(ENDS)
-    return _url(found["scheme"], rest, users) + found["rest"][len(rest) :]
+def _bare(match: re.Match[str], users: set[str]) -> str:
+    rest = match["rest"].rstrip(ENDS)
+    return _url(match["scheme"], rest, users) + match["rest"][len(rest) :]
 
 
 def _url(scheme: str, rest: str, users: set[str]) -> str:
@@ -180,9 +184,9 @@ def _query_start(scheme: str, rest: str) -> int:
     return len(rest) if start is None else start.start()
 
 
-def _loose(found: re.Match[str]) -> str:
-    text = found[0].rstrip(ENDS)
-    return _names_only(text) + found[0][len(text) :]
+def _loose(match: re.Match[str]) -> str:
+    text = match[0].rstrip(ENDS)
+    return _names_only(text) + match[0][len(text) :]
 
 
 def _names_only(text: str) -> str:
@@ -200,5 +204,5 @@ def _parameter(text: str) -> str:
     return f"{name}={MARK}" if equals and _NAME.fullmatch(name) else MARK
 
 
-def _assigned(found: re.Match[str]) -> str:
-    return found[0] if _PLAIN.fullmatch(found[3]) else f"{found[1]}'{MARK}'"
+def _assigned(match: re.Match[str]) -> str:
+    return match[0] if _PLAIN.fullmatch(match[3]) else f"{match[1]}'{MARK}'"

@@ -156,7 +156,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         most, total = max(rows), sum(rows)
         if any(lacking for _, lacking in everyone):  # fewer batches than ranks
             shown = None if batch is None else send_to_device(batch, "cpu")
-            before = next(found for found in gather_object([shown]) if found is not None)
+            before = next(batch_of for batch_of in gather_object([shown]) if batch_of is not None)
         good = rows == [max(0, min(most, total - most * rank)) for rank in range(len(rows))]
         rule = "of full batches on the first ranks (rows of each)"
         way = "resume an evaluation on as many processes, or start it anew"
@@ -199,19 +199,19 @@ class AccelerateLoader(DataLoaderStateMixin):
 
 def _rows_in(batch: Any) -> int:
     """Rows of a batch, by its first tensor, array or list."""
-    found: list[int] = []
+    counts: list[int] = []
 
     def note(part: Any) -> Any:
         if not _is_rows(part):
             return None
-        found.append(len(part))
+        counts.append(len(part))
         return part
 
     map_tensors(batch, note)
     rule = "of tensors, arrays or lists of rows"
     way = "end the pipeline with pad_collate() or collate()"
-    require(found, "a batch that is filled up", rule, batch, way)
-    return found[0]
+    require(counts, "a batch that is filled up", rule, batch, way)
+    return counts[0]
 
 
 def _filled(batch: Any, rows: int) -> Any:
@@ -240,5 +240,5 @@ def _is_rows(part: Any) -> bool:
     """Whether this has an item for each row, unlike ``default_collate``'s list of columns."""
     if not isinstance(part, list):
         return isinstance(part, torch.Tensor | np.ndarray) and part.ndim > 0
-    firsts = {one.shape[:1] if isinstance(one, torch.Tensor) else None for one in part}
+    firsts = {value.shape[:1] if isinstance(value, torch.Tensor) else None for value in part}
     return None in firsts or len(firsts) != 1

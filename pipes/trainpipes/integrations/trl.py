@@ -78,7 +78,7 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
     def _shown(self, name: str, dataset: Any) -> Any:
         """What TRL looks at in place of a pipeline, or of each in a dict."""
         if isinstance(dataset, dict):
-            return {key: self._shown(name, one) for key, one in dataset.items()}
+            return {key: self._shown(name, part) for key, part in dataset.items()}
         if not isinstance(dataset, Record):
             return dataset
         way = f"write {name}=tp.recipe({self.recipe!r}, pipe, tokenizer)"
@@ -100,10 +100,10 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         return pipeline
 
     def _need(self, names: tuple[str, ...], batch: Any) -> None:
-        found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
-        lacking = [name for name in names if name not in found]
+        present = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+        lacking = [name for name in names if name not in present]
         rule = f"one with {', '.join(lacking)}, as the recipe {self.recipe} makes it"
-        require(not lacking, f"a batch of {type(self).__name__}", rule, found)
+        require(not lacking, f"a batch of {type(self).__name__}", rule, present)
 
 
 class SFTTrainer(PipelineDatasetsMixin, trl.SFTTrainer):
@@ -158,10 +158,13 @@ class PromptsMixin(PipelineTrainerMixin):
 
     def __init__(self, *arguments: Any, train_dataset: Any = None, **options: Any) -> None:
         held_out = options.get("eval_dataset")
-        for one in held_out.values() if isinstance(held_out, dict) else [held_out]:
-            if isinstance(one, Record):
+        for part in held_out.values() if isinstance(held_out, dict) else [held_out]:
+            if isinstance(part, Record):
                 raise wrong(
-                    "eval_dataset", "a datasets.Dataset", one, "write Dataset.from_list(list(rows))"
+                    "eval_dataset",
+                    "a datasets.Dataset",
+                    part,
+                    "write Dataset.from_list(list(rows))",
                 )
         shown: Any = train_dataset
         if isinstance(train_dataset, Record):
@@ -192,9 +195,9 @@ class PromptsMixin(PipelineTrainerMixin):
         good = isinstance(batch, list) and all(
             isinstance(r, Mapping) and "prompt" in r for r in batch
         )
-        found = list(batch) if isinstance(batch, Mapping) else batch
+        got = list(batch) if isinstance(batch, Mapping) else batch
         rule = 'a list of rows with a "prompt"'
-        require(good, "a batch", rule, found, f"{way}, without a tokenizer")
+        require(good, "a batch", rule, got, f"{way}, without a tokenizer")
         groups = [batch[n : n + count] for n in range(0, len(batch), count)]
         whole = all(
             len(g) == count and all(r["prompt"] == g[0]["prompt"] for r in g) for g in groups

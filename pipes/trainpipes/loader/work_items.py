@@ -102,7 +102,7 @@ class WorkItems:
             self._starts.append((WorkKey(state["epoch"], state["batches"]), state))
             self._since_start = 0
             if len(self._starts) > MOST_STARTS:
-                self._starts = deque(one for n, one in enumerate(self._starts) if n % 2 == 0)
+                self._starts = deque(start for n, start in enumerate(self._starts) if n % 2 == 0)
         if not is_item:
             return False
         self._lives = self._lives or not retired
@@ -200,16 +200,16 @@ class WorkItems:
         plan, (rank, world) = plan_of(self._loader), iteration_of(self._loader).ranks()
         classes = loaded.of_rank(rank, world)
         firsts = [
-            min([*one.open, WorkKey(one.read[0], one.read[1] + 1)]) for one in classes.values()
+            min([*work.open, WorkKey(work.read[0], work.read[1] + 1)]) for work in classes.values()
         ]
-        first, places = min(firsts), {one.at for one in classes.values()}
-        if changes and (min(places) < max(firsts) or any(one.open for one in classes.values())):
+        first, places = min(firsts), {work.at for work in classes.values()}
+        if changes and (min(places) < max(firsts) or any(work.open for work in classes.values())):
             raise StateError(
                 "load_state_dict(allow_changes) takes a state in which nothing is in flight, got one with "
-                f"{sum(len(one.open) for one in classes.values())} items; finish them before you save"
+                f"{sum(len(work.open) for work in classes.values())} items; finish them before you save"
             )
         shards = loaded.num_shards
-        cursors = {n % shards: c for n, one in classes.items() if (c := one.cursor) is not None}
+        cursors = {n % shards: c for n, work in classes.items() if (c := work.cursor) is not None}
         position = Position(first.epoch, first.place, shards)
         if not plan.counted:
             # Ranks stand at different places: cursors fit together only where they stood at one.

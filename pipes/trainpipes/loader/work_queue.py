@@ -253,8 +253,8 @@ class WorkQueue:
         """
         with self._lock:
             rests = not self._flight and not self._reading
-            found = self._items.state(self._flight, rests)
-        return render_work(found)
+            work = self._items.state(self._flight, rests)
+        return render_work(work)
 
     def load_state_dict(
         self, state: dict[str, Any], *, allow_changes: Collection[str] = ()

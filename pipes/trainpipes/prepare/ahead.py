@@ -58,7 +58,9 @@ def cut(pipeline: Pipeline) -> Parts:
             is_ahead = not any(isinstance(s, kinds.Source) for s in ahead[1:]) and first_lists
         elif below and isinstance(stage, kinds.RepeatStage | EncodeLabels):
             later = stages[number + 1 : last + 1]
-            is_ahead = isinstance(stage, EncodeLabels) and any(one._calls_function for one in later)
+            is_ahead = isinstance(stage, EncodeLabels) and any(
+                later_stage._calls_function for later_stage in later
+            )
         elif isinstance(stage, kinds.CountingStage) and not is_shuffled:
             is_ahead = not closed
         elif below:
@@ -80,13 +82,13 @@ def _check(stage: Stage, last: Stage) -> None:
 
 
 def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
-    found = makers_of_columns(ahead)
+    makers = makers_of_columns(ahead)
     groups: dict[str, list[str]] = {}
-    for column, maker in found.items():
+    for column, maker in makers.items():
         groups.setdefault(json.dumps(maker.maker.fingerprint()), []).append(column)
     return tuple(
         TokenizedBy(
-            (options := found[columns[0]].options)["tokenizer"],
+            (options := makers[columns[0]].options)["tokenizer"],
             columns,
             # Rows without a target are dealt with ahead, unless they are only warned of.
             on_error=None if options["on_error"] is None else "keep",

@@ -56,9 +56,9 @@ def scatter(
     sizes, count, size = [], 0, 0
     for tables, places in rows:
         order = np.argsort(places, kind="stable")
-        found = places[order]
-        table = _taken(tables, order).append_column(PLACE, to_arrow(found))
-        cuts = pairwise(np.searchsorted(found, edges).tolist())
+        sorted_places = places[order]
+        table = _taken(tables, order).append_column(PLACE, to_arrow(sorted_places))
+        cuts = pairwise(np.searchsorted(sorted_places, edges).tolist())
         sizes.append([_write(table.slice(a, b - a), file) for a, b in cuts])
         count, size = count + len(table), size + table.nbytes
         file.advance(len(places))
@@ -79,12 +79,12 @@ def _write(piece: pa.Table, file: Any) -> int:
 
 def pieces_of(files: Iterable[tuple[int, FileInfo]]) -> list[Pieces]:
     """The pieces of each bucket in some of the files, which come with their numbers."""
-    found = []
+    parts = []
     for number, info in files:
         sizes = np.array(info.notes["pieces"], dtype=np.int64)
         ends = np.cumsum(sizes).reshape(sizes.shape)
-        found.append(np.stack([np.full_like(ends, number), ends - sizes, ends], axis=2))
-    buckets = np.concatenate(found).swapaxes(0, 1)
+        parts.append(np.stack([np.full_like(ends, number), ends - sizes, ends], axis=2))
+    buckets = np.concatenate(parts).swapaxes(0, 1)
     return [some[some[:, 1] < some[:, 2]] for some in buckets]
 
 

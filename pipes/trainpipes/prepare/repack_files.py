@@ -146,8 +146,8 @@ def _kept_metadata(pipeline: Pipeline, source: Any) -> dict[bytes, bytes] | None
         for form in forms:
             file.seek(0)
             with suppress(pa.ArrowInvalid):
-                found = form(file)
-                schema = getattr(found, "schema_arrow", None) or found.schema
+                metadata = form(file)
+                schema = getattr(metadata, "schema_arrow", None) or metadata.schema
                 value = (schema.metadata or {}).get(KEPT_METADATA)
                 return None if value is None else {KEPT_METADATA: value}
     return None

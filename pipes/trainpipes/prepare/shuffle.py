@@ -121,11 +121,11 @@ def gather_file(
 ) -> FileInfo:
     rows, done = _Gathered(task.given), 0
     with closing(form.open(file, schema)) as writer:
-        while found := rows.group(group, ANY):
-            writer.write(found[0], done)
-            done += len(found[0])
-            file.advance(len(found[0]))
-            del found
+        while part := rows.group(group, ANY):
+            writer.write(part[0], done)
+            done += len(part[0])
+            file.advance(len(part[0]))
+            del part
     return FileInfo(done, writer.columns)
 
 
@@ -242,14 +242,14 @@ def taken_apart(
     """All buckets, once groups of more than one, or of more bytes than expected, are taken apart."""
     tasks: list[Task] = []
     apart: list[tuple[IntArray, slice]] = []
-    found: list[Bucket] = []
+    buckets_of: list[Bucket] = []
     whole = pieces_of(enumerate(made.entries))
     for (first, stop), pieces in zip(pairwise(groups.tolist()), whole, strict=True):
         units = np.cumsum(pieces[:, 2] - pieces[:, 1]) * (size / made.bytes / unit)
         most = stop - first if units[-1] < 1.5 else int((stop - first) / units[-1]) + 1
         edges = cut(np.unique(np.clip(starts, first, stop)), most)
         if len(edges) == 2:
-            found.append((first, stop, place, pieces))
+            buckets_of.append((first, stop, place, pieces))
             continue
         some = np.split(pieces, np.flatnonzero(np.diff(units.astype(np.int64))) + 1)
         apart.append((edges, slice(len(tasks), len(tasks) + len(some))))
@@ -262,8 +262,8 @@ def taken_apart(
         )
         for edges, numbers in apart:
             buckets = zip(pairwise(edges.tolist()), pieces_of(again[numbers]), strict=True)
-            found += [(*edge, folder.place, pieces) for edge, pieces in buckets]
-    return sorted(found, key=itemgetter(0))
+            buckets_of += [(*edge, folder.place, pieces) for edge, pieces in buckets]
+    return sorted(buckets_of, key=itemgetter(0))
 
 
 def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
@@ -272,10 +272,10 @@ def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
     rows = copy.copy(rows)
     rows.open()
     with closing(rows):
-        found = rows.group(FIRST_ROWS, FIRST_BYTES)
-    if found is None:
+        first = rows.group(FIRST_ROWS, FIRST_BYTES)
+    if first is None:
         raise ConfigError(
             f"{CALLER}(): the pipeline has no rows, and nothing was written: check what filters it"
         )
     known = getattr(rows.plan.inputs.source, "row_bytes", None) or 0.0
-    return found[0], max(1.0, known, found[0].nbytes / len(found[0]))
+    return first[0], max(1.0, known, first[0].nbytes / len(first[0]))

@@ -79,14 +79,14 @@ class BareFile:
 
     def write(self, group: pa.Table, first_row: int) -> None:
         ids = to_numpy(one_chunk(group.column("input_ids")).flatten())
-        found = ids.astype(self._dtype)
-        odd = ids[found != ids]
+        narrow = ids.astype(self._dtype)
+        odd = ids[narrow != ids]
         if len(odd):
             raise DataError(
                 f'tokenize(format="bin", dtype="{self._dtype}"): there is a token {odd[0]}, which that type '
                 "cannot hold; give a dtype that does"
             )
-        self._file.write(found.data)
+        self._file.write(narrow.data)
 
     def close(self) -> None:
         """Nothing follows the last id."""

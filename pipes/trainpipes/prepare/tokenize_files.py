@@ -157,13 +157,13 @@ def tokenize(
             missing = [task for task in tasks if task.name not in out.files]
             workers = _worthwhile(plan, missing) if executor is None else given
             read = sum(task.rows for task in tasks)
-            found = make_files(
+            made = make_files(
                 tasks, partial(make, open_file, schema, ids), out, workers,
                 open_state=opened, total=read, job="tokenizing",
             )  # fmt: skip
-    tokens = sum(entry.notes["tokens"] for entry in found.entries)
+    tokens = sum(entry.notes["tokens"] for entry in made.entries)
     return Tokenized(
-        **vars(found), tokens=tokens, read=read, format=format, dtype=dtype,
+        **vars(made), tokens=tokens, read=read, format=format, dtype=dtype,
         _parts=parts, _storage_options=storage_options,
     )  # fmt: skip
 

@@ -42,8 +42,8 @@ def tokenized_rows(
     if about is None:
         return None
     stages = about["pipeline"]["stages"]
-    for folder, found in folders.items():
-        if found is None or found["pipeline"]["stages"] != stages:
+    for folder, manifest in folders.items():
+        if manifest is None or manifest["pipeline"]["stages"] != stages:
             raise ConfigError(
                 f"{caller}: {folder} and {next(iter(folders))} were not tokenized by the same pipeline: "
                 "give files of one",
@@ -89,21 +89,21 @@ def _check(
 
 def _folders(source: FileBlocks) -> dict[str, dict[str, Any] | None]:
     """What is said of the files in each folder; None of those that ``tokenize`` has not written."""
-    found: dict[str, dict[str, Any] | None] = {}
+    abouts: dict[str, dict[str, Any] | None] = {}
     files = source.files
     for number, (name, path) in enumerate(zip(files.names, files.paths, strict=True)):
         folder = str(name).rpartition("/")[0]
-        if folder in found:
+        if folder in abouts:
             continue
         place = Place(folder, "tokenize", files.system(number), str(path).rpartition("/")[0])
-        found[folder] = _about(place, MANIFEST)
-        if found[folder] is None and _about(place, ABOUT):
+        abouts[folder] = _about(place, MANIFEST)
+        if abouts[folder] is None and _about(place, ABOUT):
             raise ConfigError(
                 f"{folder} is not finished: some of its files are still to be made; tokenize again, which "
                 "goes on where it was",
                 path=folder,
             )
-    return found
+    return abouts
 
 
 def _about(place: Place, name: str) -> dict[str, Any] | None:

@@ -119,11 +119,11 @@ class SubsetRandomSampler(RowSampler):
 
     def __init__(self, indices: Sequence[int] | Any, *, seed: int = 0) -> None:
         super().__init__()
-        found = np.asarray(indices)
-        good = found.ndim == 1 and (not found.size or found.dtype.kind in "iu")
+        rows = np.asarray(indices)
+        good = rows.ndim == 1 and (not rows.size or rows.dtype.kind in "iu")
         rule = "row numbers [n], integers of 0 or more"
         require(good, "SubsetRandomSampler(indices)", rule, indices)
-        self.indices: IntArray = found.astype(np.int64)
+        self.indices: IntArray = rows.astype(np.int64)
         least = int(self.indices.min(initial=0))
         require(least >= 0, "SubsetRandomSampler(indices)", rule, least)
         self._order = RandomSampler(seed=seed)
@@ -228,30 +228,32 @@ class WeightedRandomSampler(RowSampler):
     def __init__(
         self, weights: Sequence[float] | Any, num_samples: int, replacement: bool = True, *, seed: int = 0
     ) -> None:  # fmt: skip
-        found = np.asarray(as_array(weights))
-        good = found.ndim == 1 and found.dtype.kind in "biuf"
+        numbers = np.asarray(as_array(weights))
+        good = numbers.ndim == 1 and numbers.dtype.kind in "biuf"
         require(good, "WeightedRandomSampler(weights)", "a number for each row, [rows]", weights)
-        found = found.astype(np.float64)
-        for row in np.flatnonzero(~(np.isfinite(found) & (found >= 0)))[:1]:
-            given = f"got {found[row]} for row {row:,}"
+        numbers = numbers.astype(np.float64)
+        for row in np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))[:1]:
+            given = f"got {numbers[row]} for row {row:,}"
             raise ConfigError(
                 f"WeightedRandomSampler(weights) must be finite and 0 or more, {given}"
             )
-        require(found.sum() > 0, "WeightedRandomSampler(weights)", "above 0 for some row", weights)
-        super().__init__(len(found))
-        self.weights = found
+        require(
+            numbers.sum() > 0, "WeightedRandomSampler(weights)", "above 0 for some row", weights
+        )
+        super().__init__(len(numbers))
+        self.weights = numbers
         option = "WeightedRandomSampler(num_samples)"
         self.num_samples = whole_number(num_samples, 1, option, "indices in an epoch")
         self.replacement = flag(replacement, "WeightedRandomSampler(replacement)")
         self.seed = whole_number(seed, None, "WeightedRandomSampler(seed)", "a seed")
-        possible = int(np.count_nonzero(found))
+        possible = int(np.count_nonzero(numbers))
         if not self.replacement and num_samples > possible:
             raise ConfigError(
                 f"WeightedRandomSampler(num_samples={num_samples:,}, replacement=False): only "
                 f"{possible:,} rows have a weight above 0"
             )
-        self._ends = np.cumsum(found)
-        self._last = int(np.flatnonzero(found)[-1])
+        self._ends = np.cumsum(numbers)
+        self._last = int(np.flatnonzero(numbers)[-1])
         self._order: tuple[int, IntArray] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -264,10 +266,10 @@ class WeightedRandomSampler(RowSampler):
         if not self.replacement:
             return self._without(epoch)[start:stop]
         draws = uniform(start, stop, self.seed, "weighted", epoch) * self._ends[-1]
-        order, found = np.argsort(draws), np.empty(len(draws), dtype=np.int64)
+        order, rows_drawn = np.argsort(draws), np.empty(len(draws), dtype=np.int64)
         # In order, which is several times as fast.
-        found[order] = np.searchsorted(self._ends, draws[order], side="right")
-        return np.minimum(found, self._last)
+        rows_drawn[order] = np.searchsorted(self._ends, draws[order], side="right")
+        return np.minimum(rows_drawn, self._last)
 
     def _without(self, epoch: int) -> IntArray:
         """By exponential keys: Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006."""

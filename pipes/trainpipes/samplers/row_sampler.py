@@ -67,8 +67,8 @@ class RowSampler(Sampler[int]):
 
     def _named(self, what: str, values: np.ndarray[Any, Any]) -> dict[str, Any]:
         """The same with how many numbers it was given, and their digest."""
-        found = {"sampler": "", what: len(values), "digest": short_digest(values.tobytes())}
-        return found | RowSampler.fingerprint(self)
+        named = {"sampler": "", what: len(values), "digest": short_digest(values.tobytes())}
+        return named | RowSampler.fingerprint(self)
 
     def check(self, rows: int) -> None:
         """Raise unless it can sample from ``rows`` rows.
@@ -137,8 +137,8 @@ class Draws(Iterator[int]):
             stop = min(self._length, first + AHEAD * self._step)
             if first >= stop:
                 raise StopIteration
-            found = self._sampler.index(self._epoch, first, stop, self._rows)[:: self._step]
-            self._held, self._next = found.tolist(), 0
+            drawn = self._sampler.index(self._epoch, first, stop, self._rows)[:: self._step]
+            self._held, self._next = drawn.tolist(), 0
         self._next += 1
         self._at += self._step
         return self._held[self._next - 1]

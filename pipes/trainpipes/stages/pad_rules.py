@@ -62,9 +62,9 @@ class Rule:
     def of_column(self, name: str, own: Mapping[str, Any]) -> Rule:
         option, known = "pad_collate(columns)", [field.name for field in fields(Rule)]
         require(isinstance(own, Mapping), option, OPTIONS, {name: own})
-        for wrong in set(own) - set(known):
-            there = f"{nearest(str(wrong), known)} for {name!r}; there are {', '.join(known)}"
-            raise ConfigError(f"{option} has no option {wrong!r}{there}")
+        for unknown in set(own) - set(known):
+            there = f"{nearest(str(unknown), known)} for {name!r}; there are {', '.join(known)}"
+            raise ConfigError(f"{option} has no option {unknown!r}{there}")
         rule = replace(self, **{"value": None, **own})
         for option, check in declared_checks(Rule).items():
             check(getattr(rule, option), f"pad_collate(columns[{name!r}])({option})")

@@ -50,8 +50,8 @@ def unsealed(text: str) -> tuple[str, str | None]:
     >>> unsealed('{"row":3,"check":"908d03b8"}')
     ('{"row":3}', '908d03b8')
     """
-    found = _END.fullmatch(text)
-    return (text, None) if found is None else (found[1] + "}", found[2])
+    match = _END.fullmatch(text)
+    return (text, None) if match is None else (match[1] + "}", match[2])
 
 
 #: All that a state counts is less than this.
@@ -116,9 +116,9 @@ class KnownRow(dict[str, Any]):
 
     @staticmethod
     def of(row: dict[str, Any], whose: tuple[int, int, int]) -> KnownRow:
-        found = KnownRow(row)
-        found.whose = whose
-        return found
+        known = KnownRow(row)
+        known.whose = whose
+        return known
 
 
 #: The key that tells a value that JSON lacks from a dict of a user.
@@ -143,7 +143,7 @@ def encoded(value: Any, path: str = "state") -> Any:
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
         return {OF: kind, "dtype": value.dtype.str, "shape": [*value.shape], "data": data}
     if type(value) in {list, tuple}:
-        items = [encoded(one, f"{path}[{number}]") for number, one in enumerate(value)]
+        items = [encoded(inner, f"{path}[{number}]") for number, inner in enumerate(value)]
         return items if isinstance(value, list) else {OF: "tuple", "items": items}
     if type(value) is KnownRow and hasattr(value, "whose"):
         return {OF: "row", "whose": [*value.whose], "row": encoded(dict(value), path)}
@@ -151,7 +151,7 @@ def encoded(value: Any, path: str = "state") -> Any:
         for key in value:
             if type(key) is not str or key == OF:
                 raise TypeError(f"{path} has the key {key!r}; keys are texts, and not {OF!r}")
-        return {key: encoded(one, f"{path}[{key!r}]") for key, one in value.items()}
+        return {key: encoded(inner, f"{path}[{key!r}]") for key, inner in value.items()}
     way = "; sorted(...) makes a list of a set" if isinstance(value, set | frozenset) else ""
     raise TypeError(f"{path} is a {type(value).__name__}{way}")
 
@@ -159,8 +159,8 @@ def encoded(value: Any, path: str = "state") -> Any:
 def known_rows(value: Any) -> Iterator[tuple[int, ...]]:
     """Which rows are in what ``encoded`` returned."""
     if isinstance(value, list | dict):
-        for one in value if isinstance(value, list) else value.values():
-            yield from known_rows(one)
+        for inner in value if isinstance(value, list) else value.values():
+            yield from known_rows(inner)
     if isinstance(value, dict) and value.get(OF) == "row":
         yield tuple(value["whose"])
 
@@ -168,12 +168,12 @@ def known_rows(value: Any) -> Iterator[tuple[int, ...]]:
 def decoded(value: Any) -> Any:
     """What ``encoded`` made JSON of."""
     if isinstance(value, list):
-        return [decoded(one) for one in value]
+        return [decoded(inner) for inner in value]
     if not isinstance(value, dict):
         return value
     kind = value.get(OF)
     if kind is None:
-        return {key: decoded(one) for key, one in value.items()}
+        return {key: decoded(inner) for key, inner in value.items()}
     if kind == "float":
         return float(value["text"])
     if kind == "tuple":

@@ -70,13 +70,13 @@ class BatchSizes:
         """What ``render`` wrote, of a state whose checksum fits."""
         if not text:
             return None
-        found = json.loads(text)
-        sizes = tuple((number, size) for number, size in found["sizes"])
-        return BatchSizes(found["epoch"], found["start"], sizes)
+        fields = json.loads(text)
+        sizes = tuple((number, size) for number, size in fields["sizes"])
+        return BatchSizes(fields["epoch"], fields["start"], sizes)
 
     def render(self) -> str:
-        found = {"epoch": self.epoch, "start": self.start, "sizes": self.sizes}
-        return json.dumps(found, separators=(",", ":"))
+        fields = {"epoch": self.epoch, "start": self.start, "sizes": self.sizes}
+        return json.dumps(fields, separators=(",", ":"))
 
 
 @dataclass
@@ -201,10 +201,10 @@ def unrecognized_state_error(state: Any) -> StateError:
         cure = "load it into the torchdata.nodes.Loader that saved it"
     else:
         key = "batches" if "trainpipes" in state else "trainpipes"
-        found = ", ".join(map(shown, list(state)[:4])) or "empty"
-        what = f"a dict without the key {key!r} ({found})"
+        keys = ", ".join(map(shown, list(state)[:4])) or "empty"
+        what = f"a dict without the key {key!r} ({keys})"
         inside = [
-            key for key, one in state.items() if isinstance(one, Mapping) and "batches" in one
+            key for key, inner in state.items() if isinstance(inner, Mapping) and "batches" in inner
         ]
         cure = (
             f"load state[{shown(inside[0])}], which is in it"

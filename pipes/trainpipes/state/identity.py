@@ -40,10 +40,10 @@ def check_identity(saved: str, present: str, file_name: FileName = lambda *_: ""
             f"stages: saved {chains[0]}, now {chains[1]}; a state belongs to the pipeline that "
             f"saved it: {_CURES['stages']}"
         )
-    found = named_difference(before, now)
-    if found is None:  # the same in another spelling
+    difference = named_difference(before, now)
+    if difference is None:  # the same in another spelling
         return
-    path, old, new = found
+    path, old, new = difference
     which, same_order = other_file(before, now, path, file_name)
     cure = _CURES.get(path.split("/")[0], _CURES["stages"]) + same_order * _CURES["order"]
     if path.endswith("/engine") and old == "gigatoken":
@@ -68,7 +68,9 @@ def other_file(before: Any, now: Any, path: str, file_name: FileName) -> tuple[s
             key, *keys = keys
             at: Any = int(key) if isinstance(before, list) else key
             before, now = before[at], now[at]
-        parts = [one["content"]["of"] if "of" in keys else one["digests"] for one in (before, now)]
+        parts = [
+            part["content"]["of"] if "of" in keys else part["digests"] for part in (before, now)
+        ]
         count, pairs = before["files"], list(zip(*parts, strict=True))
         group = next(n for n, (old, new) in enumerate(pairs) if old != new)
     except (KeyError, IndexError, TypeError, ValueError, StopIteration):
@@ -84,13 +86,13 @@ def other_file(before: Any, now: Any, path: str, file_name: FileName) -> tuple[s
 
 def named_difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
     """``first_difference`` of two identities, with the stage's name in the path."""
-    found = first_difference(before, now)
-    if found is None:
+    difference = first_difference(before, now)
+    if difference is None:
         return None
-    parts = found[0].split("/")
+    parts = difference[0].split("/")
     if parts[0] == "stages" and len(parts) > 1 and int(parts[1]) < len(before["stages"]):
         parts[1] = before["stages"][int(parts[1])]["stage"]
-    return "/".join(parts), found[1], found[2]
+    return "/".join(parts), difference[1], difference[2]
 
 
 def first_difference(saved: Any, present: Any, path: str = "") -> tuple[str, Any, Any] | None:
@@ -103,23 +105,27 @@ def first_difference(saved: Any, present: Any, path: str = "") -> tuple[str, Any
         for key in [*saved, *(k for k in present if k not in saved)]:
             below = f"{path}/{key}" if path else str(key)
             old, new = saved.get(key), present.get(key)
-            found = None if _known_otherwise(old, new) else first_difference(old, new, below)
-            if found:
-                return found
+            difference = None if _known_otherwise(old, new) else first_difference(old, new, below)
+            if difference:
+                return difference
         return None
     if isinstance(saved, list) and isinstance(present, list):
         for number in range(max(len(saved), len(present))):
             old, new = (v[number] if number < len(v) else None for v in (saved, present))
-            found = first_difference(old, new, f"{path}/{number}")
-            if found:
-                return found
+            difference = first_difference(old, new, f"{path}/{number}")
+            if difference:
+                return difference
         return None
     return None if saved == present and type(saved) is type(present) else (path, saved, present)
 
 
 def _known_otherwise(saved: Any, present: Any) -> bool:
     """Whether these are digests of files' content by other means, as of another URL: none to compare."""
-    by = [one["by"] for one in (saved, present) if isinstance(one, dict) and {*one} == {"by", "of"}]
+    by = [
+        side["by"]
+        for side in (saved, present)
+        if isinstance(side, dict) and {*side} == {"by", "of"}
+    ]
     return len({*by}) == 2 or (len(by) == 1 and None in (saved, present))
 
 

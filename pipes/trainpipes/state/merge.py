@@ -78,7 +78,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             if cursor != other.cursors[shard]:
                 # Ranks that share a shard are at the same place in it, until they pass the turns of one
                 # that has ended.
-                ended = any(one.get("ended") for part in positions for one in part.cursors.values())
+                ended = any(its.get("ended") for part in positions for its in part.cursors.values())
                 way = "merge states that one run saved after the same step"
                 if ended:
                     way += (
@@ -103,20 +103,20 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _files(positions: list[Position]) -> dict[str, Any]:
     """The names of the files of an epoch, where folders grow: all ranks have the same."""
-    found = [position.extra.get("files") for position in positions]
-    if found.count(found[0]) < len(found):
-        other = next(number for number, one in enumerate(found) if one != found[0])
+    files = [position.extra.get("files") for position in positions]
+    if files.count(files[0]) < len(files):
+        other = next(number for number, own in enumerate(files) if own != files[0])
         raise StateError(f"files: state 0 and state {other} differ; merge states of one run")
-    return {} if found[0] is None else {"files": found[0]}
+    return {} if files[0] is None else {"files": files[0]}
 
 
 def _same(positions: list[Position], name: str, key: str | None = None) -> None:
     first = getattr(positions[0], name)
     for number, position in enumerate(positions):
-        found = getattr(position, name)
-        if found != first:
+        value = getattr(position, name)
+        if value != first:
             raise StateError(
-                f"{key or name}: state 0 has {first}, state {number} has {found}; merge states that one run "
+                f"{key or name}: state 0 has {first}, state {number} has {value}; merge states that one run "
                 "saved after the same step"
             )
 
@@ -130,9 +130,9 @@ def _same_pipeline(parts: list[Saved]) -> None:
             )
         if part.pipeline == first.pipeline:
             continue
-        found = named_difference(json.loads(first.pipeline), json.loads(part.pipeline))
-        if found is not None:
-            path, old, new = found
+        difference = named_difference(json.loads(first.pipeline), json.loads(part.pipeline))
+        if difference is not None:
+            path, old, new = difference
             raise StateError(
                 f"{cut(path)}: state 0 has {shown(old)}, state {number} has {shown(new)}; merge states of "
                 "one run"
@@ -141,13 +141,15 @@ def _same_pipeline(parts: list[Saved]) -> None:
 
 def _once_each(positions: list[Position], owner: Mapping[int, int]) -> None:
     """Raise if a rank comes twice: each shard is read by as many ranks as any other."""
-    readers = {s: [n for n, one in enumerate(positions) if s in one.cursors] for s in owner}
+    readers = {
+        s: [n for n, position in enumerate(positions) if s in position.cursors] for s in owner
+    }
     least = min(map(len, readers.values()))
-    for shard, found in readers.items():
-        if len(found) > least:
+    for shard, numbers in readers.items():
+        if len(numbers) > least:
             raise StateError(
-                f"{shard_key(shard)}: is in states {shown(found)}, others are in {least}; merge one state of "
-                "each rank"
+                f"{shard_key(shard)}: is in states {shown(numbers)}, others are in {least}; merge one "
+                "state of each rank"
             )
 
 
@@ -234,5 +236,5 @@ def _decision(store: Any, place: str, ranks: int, timeout: float) -> bytes:
         came = store.add(f"{place}/came", -GIVEN_UP) + GIVEN_UP
         if came > 0:  # no other one gave up before
             store.set(f"{place}/decision", (ALL_CAME if came == ranks else FAILED).decode())
-    found: bytes = store.get(f"{place}/decision")  # it is there, or comes at once
-    return found
+    decision: bytes = store.get(f"{place}/decision")  # it is there, or comes at once
+    return decision

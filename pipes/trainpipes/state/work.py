@@ -78,27 +78,27 @@ class WorkState:
 
     def __contains__(self, key: WorkKey) -> bool:
         """Whether an item is done."""
-        one = self.classes[key[1] % self.num_classes]
-        return key <= one.read and key not in self._open
+        work = self.classes[key[1] % self.num_classes]
+        return key <= work.read and key not in self._open
 
     @cached_property
     def _open(self) -> set[WorkKey]:
-        return {key for one in self.classes.values() for key in one.open}
+        return {key for work in self.classes.values() for key in work.open}
 
     @cached_property
     def newest(self) -> WorkKey:
         """All after it is not done."""
-        return max(one.read for one in self.classes.values())
+        return max(work.read for work in self.classes.values())
 
     def in_classes(self, step: int) -> dict[int, ClassWork]:
         """The same by a multiple of ``num_classes``."""
-        found = {}
+        classes = {}
         for number in range(step):
-            one = self.classes.get(number % self.num_classes)
-            if one is not None:
-                keys = tuple(key for key in one.open if key.place % step == number)
-                found[number] = one._replace(open=keys)
-        return found
+            work = self.classes.get(number % self.num_classes)
+            if work is not None:
+                keys = tuple(key for key in work.open if key.place % step == number)
+                classes[number] = work._replace(open=keys)
+        return classes
 
     def of_rank(self, rank: int, world_size: int) -> dict[int, ClassWork]:
         """The classes of a rank; raises StateError if one is missing."""
@@ -124,8 +124,8 @@ def packed(numbers: Iterable[int]) -> str:
     >>> unpacked(packed([5, 3, 2**64 - 1]))
     [3, 5, 18446744073709551615]
     """
-    found = np.array(sorted(numbers), dtype=np.uint64)
-    return _text(np.diff(found, prepend=np.uint64(0)).tobytes()) if len(found) else ""
+    ordered = np.array(sorted(numbers), dtype=np.uint64)
+    return _text(np.diff(ordered, prepend=np.uint64(0)).tobytes()) if len(ordered) else ""
 
 
 def unpacked(text: str) -> list[int]:
@@ -142,19 +142,19 @@ def _data(text: str) -> bytes:
 
 def _bits(keys: Sequence[WorkKey], step: int) -> list[list[Any]]:
     """Keys of one class: of each epoch the first place, and a bit for each that may follow."""
-    found = []
+    runs = []
     for epoch in sorted({key.epoch for key in keys}):
         places = np.array([key.place for key in keys if key.epoch == epoch], dtype=np.int64)
         first = int(places.min())
         flags = np.zeros((int(places.max()) - first) // step + 1, dtype=bool)
         flags[(places - first) // step] = True
-        found.append([epoch, first, _text(np.packbits(flags).tobytes())])
-    return found
+        runs.append([epoch, first, _text(np.packbits(flags).tobytes())])
+    return runs
 
 
-def _keys(found: Any, step: int) -> tuple[WorkKey, ...]:
+def _keys(runs: Any, step: int) -> tuple[WorkKey, ...]:
     keys = []
-    for epoch, first, text in found:
+    for epoch, first, text in runs:
         flags = np.unpackbits(np.frombuffer(_data(text), dtype=np.uint8))
         keys += [WorkKey(epoch, first + step * int(n)) for n in np.flatnonzero(flags)]
     return tuple(keys)
@@ -172,12 +172,12 @@ def render_work(work: WorkState) -> dict[str, Any]:
     tag = checksum(work.identity, *common.values())
     retired = packed(work.retired)
     state = {**common, "pipeline": sealed(work.identity, tag), "retired": retired}
-    for number, one in sorted(work.classes.items()):
+    for number, own in sorted(work.classes.items()):
         entry: dict[str, Any] = {
-            "read": one.read, "open": _bits(one.open, work.num_classes), "at": one.at,
+            "read": own.read, "open": _bits(own.open, work.num_classes), "at": own.at,
         }  # fmt: skip
-        if one.cursor is not None:
-            entry["cursor"] = one.cursor
+        if own.cursor is not None:
+            entry["cursor"] = own.cursor
         text, key = json.dumps(entry, separators=(",", ":")), class_key(number)
         state[key] = sealed(text, checksum(text, key, tag))
     return state
@@ -201,7 +201,7 @@ def read_work(state: Any) -> WorkState:
     identity, check = unsealed(pipeline) if isinstance(pipeline, str) else ("", None)
     if check is None or check != checksum(identity, *common) or not isinstance(retired, str):
         raise StateError(f"pipeline: its checksum does not fit {', '.join(names)}; {_EDITED}")
-    _, first, shards, step = (int(one) for one in common if one is not None)
+    _, first, shards, step = (int(field) for field in common if field is not None)
     classes = {}
     for key, value in state.items():
         if not key.startswith("work-"):
@@ -213,8 +213,8 @@ def read_work(state: Any) -> WorkState:
             )
         entry = json.loads(text)
         read, at = WorkKey(*entry["read"]), WorkKey(*entry["at"])
-        one = ClassWork(read, _keys(entry["open"], step), at, entry.get("cursor"))
-        classes[int(key.removeprefix("work-"))] = one
+        own = ClassWork(read, _keys(entry["open"], step), at, entry.get("cursor"))
+        classes[int(key.removeprefix("work-"))] = own
     try:
         rows = frozenset(unpacked(retired))
     except (ValueError, zlib.error):
@@ -233,9 +233,9 @@ def merge_work(states: Collection[Any]) -> dict[str, Any]:
     first, step = parts[0], lcm(*(part.num_classes for part in parts))
     classes: dict[int, ClassWork] = {}
     for number, part in enumerate(parts):
-        found = named_difference(json.loads(first.identity), json.loads(part.identity))
-        if found is not None:
-            path, old, new = found
+        difference = named_difference(json.loads(first.identity), json.loads(part.identity))
+        if difference is not None:
+            path, old, new = difference
             raise StateError(
                 f"{path}: state 0 has {shown(old)}, state {number} has {shown(new)}; merge states of one run"
             )

@@ -118,8 +118,8 @@ def check_resume(
         state = reference[epoch].states[k]
         before = json.dumps(state)
         largest = max(largest, len(before))
-        found = _walk(make(), epochs - epoch, limit, state, k)
-        _compare(reference, epoch, k, found, hint)
+        walked = _walk(make(), epochs - epoch, limit, state, k)
+        _compare(reference, epoch, k, walked, hint)
         if json.dumps(state) != before:
             raise ResumeError(f"loading the state of epoch {epoch}, item {k} changed it")
         again = _walk(make(), 1, k + 3, state, k)  # the same state a second time
@@ -129,8 +129,8 @@ def check_resume(
     for epoch, k in alone:
         state = reference[epoch].states[k]
         given = epochs - epoch, limit, state, k
-        found = _in_process(make, given, start_method)
-        _compare(reference, epoch, k, found, hint, where=" in a fresh process")
+        walked = _in_process(make, given, start_method)
+        _compare(reference, epoch, k, walked, hint, where=" in a fresh process")
     items = tuple(len(e.items) for e in reference)
     return ResumeReport(items, len(chosen), len(alone), largest, len(possible))
 
@@ -145,11 +145,11 @@ class _Epoch:
 
     def add(self, item: Any, left: int) -> int:
         """Add an item, kept if it has ``left`` bytes at most; gives how many are left."""
-        found, size = digest_and_size(item)
+        digest_of, size = digest_and_size(item)
         if size <= left:
             self.kept[len(self.items)] = item
             left -= size
-        self.items.append(found)
+        self.items.append(digest_of)
         return left
 
     def item(self, number: int) -> Any:
@@ -179,7 +179,7 @@ def _walk(
 def _walked(
     subject: Subject, epochs: int, limit: int | None, state: Any, begun: int
 ) -> list[_Epoch]:
-    found: list[_Epoch] = []
+    walked: list[_Epoch] = []
     left, saves = KEPT_BYTES, state is None
     for number in range(epochs):
         if isinstance(subject, BaseNode):
@@ -197,8 +197,8 @@ def _walked(
             except StopIteration:
                 own.states[-1:] = [copy.deepcopy(subject.state_dict())] if saves else []
                 break
-        found.append(own)
-    return found
+        walked.append(own)
+    return walked
 
 
 def _points(
@@ -230,9 +230,9 @@ def _cut(reference: Sequence[_Epoch], limit: int | None) -> list[tuple[int, int]
     """Where epochs were left at ``limit``: a state there is within the epoch, and what follows in it was not
     looked at. It stays the state until the next epoch gives an item.
     """
-    found = [number for number, epoch in enumerate(reference) if len(epoch.items) == limit]
-    return [(number, len(reference[number].items)) for number in found] + [
-        (n + 1, 0) for n in found
+    ended = [number for number, epoch in enumerate(reference) if len(epoch.items) == limit]
+    return [(number, len(reference[number].items)) for number in ended] + [
+        (n + 1, 0) for n in ended
     ]
 
 
@@ -240,7 +240,7 @@ def _compare(
     reference: list[_Epoch],
     epoch: int,
     k: int,
-    found: list[_Epoch],
+    walked: list[_Epoch],
     hint: Callable[[], str],
     part: bool = False,
     where: str = "",
@@ -251,12 +251,12 @@ def _compare(
     """
     expected = [(epoch, k), *((number, 0) for number in range(epoch + 1, len(reference)))]
     rest = reference[epoch].items[k:]
-    if not rest and (not found or found[0].items):
+    if not rest and (not walked or walked[0].items):
         expected = expected[1:]
-        found = found[: len(expected)]
-    elif k == 0 and epoch and not reference[epoch - 1].items and rest and not found[0].items:
-        found = found[1:]
-    for (number, start), own in zip(expected, found, strict=False):
+        walked = walked[: len(expected)]
+    elif k == 0 and epoch and not reference[epoch - 1].items and rest and not walked[0].items:
+        walked = walked[1:]
+    for (number, start), own in zip(expected, walked, strict=False):
         right, given = reference[number].items[start:], own.items
         if right == given or (part and right[: len(given)] == given):
             continue
@@ -319,22 +319,22 @@ def _in_process(make: Callable[[], Subject], given: Any, start_method: str) -> l
     process.start()
     send.close()
     try:
-        found: list[list[str]] | str = receive.recv()
+        answer: list[list[str]] | str = receive.recv()
     except EOFError:
-        found = f"ended with exit code {process.exitcode} and no answer"
+        answer = f"ended with exit code {process.exitcode} and no answer"
     process.join()
-    if isinstance(found, str):
+    if isinstance(answer, str):
         raise ResumeError(
-            f"after resuming in a fresh process at item {given[-1]}, the run failed: {found}"
+            f"after resuming in a fresh process at item {given[-1]}, the run failed: {answer}"
         )
-    return [_Epoch(own) for own in found]
+    return [_Epoch(own) for own in answer]
 
 
 def _answer(send: Any, make: Any, given: Any) -> None:
     epochs, limit, state, k = given
     try:
         subject = make if not callable(make) else make()
-        found = _walk(subject, epochs, limit, json.loads(json.dumps(state)), k)
-        send.send([own.items for own in found])
+        walked = _walk(subject, epochs, limit, json.loads(json.dumps(state)), k)
+        send.send([own.items for own in walked])
     except Exception as error:
         send.send(f"{type(error).__name__}: {error}")

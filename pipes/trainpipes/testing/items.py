@@ -96,18 +96,20 @@ def _difference(item: Any, other: Any, where: str) -> str:
     if isinstance(item, list | tuple | np.ndarray):
         if len(item) != len(other):
             return f"{here} has the length {len(item)} instead of {len(other)}"
-        place = next(n for n, one in enumerate(item) if digest(one) != digest(other[n]))
+        place = next(n for n, part in enumerate(item) if digest(part) != digest(other[n]))
         where = f"{where} at [{place}]" if where else f"row {place}"
         return _difference(item[place], other[place], where)
     return f"{here} is {shown(item, QUOTED)} instead of {shown(other, QUOTED)}"
 
 
 def _of_arrays(item: Any, other: Any, where: str) -> str:
-    kinds = [f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for one in (item, other)]
+    kinds = [
+        f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}" for array in (item, other)
+    ]
     if kinds[0] != kinds[1]:
         what = "a tensor" if isinstance(item, torch.Tensor) else "an array"
         return f"{where} is {what} {kinds[0]} instead of {kinds[1]}"
-    ours, theirs = (np.array(one.tolist(), dtype=object).reshape(-1) for one in (item, other))
+    ours, theirs = (np.array(array.tolist(), dtype=object).reshape(-1) for array in (item, other))
     same = [repr(a) == repr(b) for a, b in zip(ours.tolist(), theirs.tolist(), strict=True)]
     if all(same):  # in bits that are not shown
         return f"{where} has other bits"

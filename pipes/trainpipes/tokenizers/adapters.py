@@ -206,8 +206,8 @@ class SentencePiece(TokenizerEngine):
         return () if bos is None else (bos,), () if eos is None else (eos,)
 
     def _id(self, name: str) -> int | None:
-        found = int(getattr(self.loaded, f"{name}_id")())
-        return None if found < 0 else found
+        token_id = int(getattr(self.loaded, f"{name}_id")())
+        return None if token_id < 0 else token_id
 
     @cached_property
     def special(self) -> Special:
@@ -216,8 +216,8 @@ class SentencePiece(TokenizerEngine):
         return Special(ends, self._id("pad"))
 
     def token_id(self, token: str) -> int | None:
-        found = int(self.loaded.piece_to_id(token))
-        return found if self.loaded.id_to_piece(found) == token else None
+        number = int(self.loaded.piece_to_id(token))
+        return number if self.loaded.id_to_piece(number) == token else None
 
     def _named(self, token: int) -> str:  # of a control token, which decoding leaves out
         model = self.loaded

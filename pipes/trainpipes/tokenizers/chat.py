@@ -60,28 +60,28 @@ class Chat(Loaded):
 
     def _load(self) -> Any:
         given = self._tokenizer
-        found = auto_tokenizer(given) if isinstance(given, str) else copy.deepcopy(given)
-        if not getattr(found, "is_fast", False):
-            kind = type(found).__name__
+        tokenizer = auto_tokenizer(given) if isinstance(given, str) else copy.deepcopy(given)
+        if not getattr(tokenizer, "is_fast", False):
+            kind = type(tokenizer).__name__
             raise wrong("chat_template(tokenizer)", "a fast tokenizer of transformers", kind)
-        backend = found.backend_tokenizer
+        backend = tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
         # Some put spaces outside of the tokens that hold them; special tokens are the template's.
         backend.post_processor = None
-        backend.encode_special_tokens = bool(found.split_special_tokens)
-        return found
+        backend.encode_special_tokens = bool(tokenizer.split_special_tokens)
+        return tokenizer
 
     @property
     def template(self) -> str:
         if self._given is not None:
             return self._given
         try:
-            found: str = self.loaded.get_chat_template()
+            template: str = self.loaded.get_chat_template()
         except ValueError as error:
             why = f"the tokenizer has no chat template of its own ({str(error).splitlines()[0]})"
             raise ConfigError(f"{why}: pass chat_template(..., template=...)") from error
-        return found
+        return template
 
     def fingerprint(self) -> str:
         return digest(self.template.encode())
@@ -117,13 +117,13 @@ class Chat(Loaded):
         engine = self.loaded.backend_tokenizer
         for start in range(0, len(written), AT_A_TIME):
             some = written[start : start + AT_A_TIME]
-            encodings = engine.encode_batch([one.text for one in some], add_special_tokens=False)
+            encodings = engine.encode_batch([chat.text for chat in some], add_special_tokens=False)
             ids += Ragged.of_lists(encoding.ids for encoding in encodings).to_rows()
-            for encoding, one in zip(encodings, some, strict=True):
+            for encoding, chat in zip(encodings, some, strict=True):
                 places = chain.from_iterable(encoding.offsets)
                 edges = np.fromiter(places, dtype=np.int64, count=2 * len(encoding))
                 mask = np.zeros(len(encoding), dtype=np.bool_)
-                for first, stop in one.spans:  # all tokens that hold any of it
+                for first, stop in chat.spans:  # all tokens that hold any of it
                     held = np.flatnonzero((edges[::2] < stop) & (edges[1::2] > first))
                     mask[slice(held[0], held[-1] + 1) if len(held) else slice(0)] = True
                 masks.append(mask)
@@ -189,8 +189,8 @@ def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             rule = f'message {number} of a conversation is a dict with "role" and "content"'
             raise DataError(f"{rule}, got {message!r:.80}")
-    found: list[dict[str, Any]] = _filled(value)
-    calls = [message.get("tool_calls") for message in found] if parse_arguments else []
+    messages: list[dict[str, Any]] = _filled(value)
+    calls = [message.get("tool_calls") for message in messages] if parse_arguments else []
     for call in (call for some in calls if isinstance(some, list) for call in some):
         function = call.get("function", call) if isinstance(call, dict) else None
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
@@ -200,7 +200,7 @@ def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]
                 continue
             if isinstance(arguments, dict):
                 function["arguments"] = arguments
-    return found
+    return messages
 
 
 def tools_of(value: Any) -> list[dict[str, Any]] | None:

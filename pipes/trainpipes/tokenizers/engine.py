@@ -51,13 +51,13 @@ class Loaded(ABC):
 
     @property
     def loaded(self) -> Any:
-        found, process = self._loaded, os.getpid()
-        if found is None or found[0] != process:
+        entry, process = self._loaded, os.getpid()
+        if entry is None or entry[0] != process:
             with self.turn:
                 if self._loaded is None or self._loaded[0] != process:
                     self._loaded = process, self._load()
-                found = self._loaded
-        return found[1]
+                entry = self._loaded
+        return entry[1]
 
 
 @dataclass(frozen=True)
@@ -177,9 +177,9 @@ def begins_word(pieces: Mapping[str, int]) -> npt.NDArray[np.bool_] | None:
     most = max(counts, key=lambda mark: counts[mark])
     if not counts[most]:
         return None
-    found = np.full(max(pieces.values()) + 1, most == "##")
-    found[[i for name, i in pieces.items() if name.startswith(WORD_MARKS[most])]] = most != "##"
-    return found
+    begins = np.full(max(pieces.values()) + 1, most == "##")
+    begins[[i for name, i in pieces.items() if name.startswith(WORD_MARKS[most])]] = most != "##"
+    return begins
 
 
 def utf8(content: bytes) -> str:

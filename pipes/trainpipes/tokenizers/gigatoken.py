@@ -116,26 +116,26 @@ class Checked:
                 if self._fast is None:
                     self._fast = self._make()
                     sampled[:FIRST] = True
-            found: Ragged = self._fast.encode(texts)
+            rows_of_ids: Ragged = self._fast.encode(texts)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # a panic of Rust is no ``Exception``
             self._reference(texts)  # which says what is wrong with a text
             raise self._refused(f"failed: {error!r}") from error
-        if len(found) != len(texts):
-            raise self._refused(f"gave {len(found)} rows for {len(texts)} texts")
+        if len(rows_of_ids) != len(texts):
+            raise self._refused(f"gave {len(rows_of_ids)} rows for {len(texts)} texts")
         young = young_texts(texts)
         looked_at = np.flatnonzero(sampled | young)
         if not len(looked_at):
-            return found
-        rows = found.to_rows()
+            return rows_of_ids
+        rows = rows_of_ids.to_rows()
         right = self._reference(texts.take(to_arrow(looked_at))).to_rows()
         for row, ids in zip(looked_at.tolist(), right, strict=True):
             if not young[row] and not np.array_equal(rows[row], ids):
                 text = cut(repr(texts[row].as_py()), SHOWN)
                 raise self._refused(f"gives other ids than tokenizers for the text {text}")
             rows[row] = ids
-        return Ragged.of_rows(rows) if young.any() else found
+        return Ragged.of_rows(rows) if young.any() else rows_of_ids
 
     def _refused(self, why: str) -> ConfigError:
         said = f"tokenize({hidden(self._name)}): gigatoken, which is installed, {why}"
@@ -144,9 +144,9 @@ class Checked:
 
 def young_texts(texts: pa.LargeStringArray) -> npt.NDArray[np.bool_]:
     """Of each text, whether it has a code point that packages know differently: bool ``[texts]``."""
-    found = np.zeros(len(texts), dtype=np.bool_)
+    flags = np.zeros(len(texts), dtype=np.bool_)
     if apart(texts)[0].max(initial=0) >= 0x80:
         wide = pc.indices_nonzero(pc.invert(pc.string_is_ascii(texts)))
         young = pc.match_substring_regex(texts.take(wide), YOUNG)
-        found[to_numpy(wide.filter(young))] = True
-    return found
+        flags[to_numpy(wide.filter(young))] = True
+    return flags

@@ -174,28 +174,28 @@ class HuggingFace(TokenizerEngine):
         probe = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
         if self._plain.post_processor is not None:
             probe.post_processor = self._plain.post_processor
-        found = {}
+        probes = {}
         for count, special in ((1, True), (2, False), (2, True)):
             made = probe.encode("x", "x" if count == 2 else None, add_special_tokens=special)
             mask, which = made.special_tokens_mask, made.sequence_ids
             rows = zip(made.ids, made.type_ids, which, mask, strict=True)
             texts = ((i, kind, -1 if text is None else text, own) for i, kind, text, own in rows)
-            found[count, special] = [(i, t, None if own else text) for i, t, text, own in texts]
-        return found
+            probes[count, special] = [(i, t, None if own else text) for i, t, text, own in texts]
+        return probes
 
     def affixes(self) -> Affixes:
-        found = self._probes[1, True]
-        ids = [token for token, _, _ in found]
-        places = [place for place, (_, _, text) in enumerate(found) if text is not None]
+        probe = self._probes[1, True]
+        ids = [token for token, _, _ in probe]
+        places = [place for place, (_, _, text) in enumerate(probe) if text is not None]
         if len(places) != 1:
             said = f"{self} puts a text {len(places)} times between its special tokens, not once"
             raise ConfigError(f"{said}; pass add_special_tokens=False")
         return tuple(ids[: places[0]]), tuple(ids[places[0] + 1 :])
 
     def pair_affixes(self) -> tuple[int, int | None]:
-        found = self._probes[2, True]
-        token, _, text = found[-1]
-        return sum(one[2] is None for one in found), token if text is None else None
+        probe = self._probes[2, True]
+        token, _, text = probe[-1]
+        return sum(entry[2] is None for entry in probe), token if text is None else None
 
     # What it knows of itself
 
@@ -214,8 +214,8 @@ class HuggingFace(TokenizerEngine):
 
     def token_id(self, token: str) -> int | None:
         known = self._facts.tokens.get(token)
-        found: int | None = self._plain.token_to_id(token) if known is None else known
-        return found
+        number: int | None = self._plain.token_to_id(token) if known is None else known
+        return number
 
     def pieces(self) -> dict[str, int]:
         return dict(self._plain.get_vocab(with_added_tokens=True))
@@ -229,8 +229,8 @@ class HuggingFace(TokenizerEngine):
 
 
 def encode_all(tokenizer: Any, texts: pa.LargeStringArray) -> Ragged:
-    found = tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
-    return Ragged.of_lists(encoding.ids for encoding in found)
+    encodings = tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
+    return Ragged.of_lists(encoding.ids for encoding in encodings)
 
 
 def longest_first(first: Ragged, second: Ragged, room: int, side: Side) -> tuple[Ragged, Ragged]:

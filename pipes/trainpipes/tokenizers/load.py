@@ -49,13 +49,13 @@ def _from_path(tokenizer: str | os.PathLike[str], engine: str) -> TokenizerEngin
     text = os.fspath(tokenizer)
     path = text if "://" in text else os.path.expanduser(text)
     if os.path.isdir(path):
-        found = sorted(os.listdir(path))
-        file = next((n for n in ("tokenizer.json", "tokenizer.model") if n in found), None)
-        if file is None and {"tokenizer_config.json", "config.json"} & set(found):
+        inside = sorted(os.listdir(path))
+        file = next((n for n in ("tokenizer.json", "tokenizer.model") if n in inside), None)
+        if file is None and {"tokenizer_config.json", "config.json"} & set(inside):
             return load(auto_tokenizer(path), engine)
         if file is None:
             names = "tokenizer.json, tokenizer.model or tokenizer_config.json"
-            there = f"{', '.join(found[:8]) or 'nothing'}{', …' if len(found) > 8 else ''}"
+            there = f"{', '.join(inside[:8]) or 'nothing'}{', …' if len(inside) > 8 else ''}"
             raise ConfigError(f"the directory {path} holds no {names}; it holds {there}")
         path = os.path.join(path, file)
     elif "://" not in text and not os.path.isfile(path):

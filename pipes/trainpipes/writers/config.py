@@ -113,7 +113,7 @@ def _node(value: Any) -> Any:
     text = repr(value)
     short = len(text) <= WIDTH and re.search(r"\n|\\n", text) is None
     if isinstance(value, dict):
-        pairs = [(_node(key), _node(one)) for key, one in value.items()]
+        pairs = [(_node(key), _node(inner)) for key, inner in value.items()]
         return yaml.MappingNode(f"{STANDARD}map", pairs, flow_style=short)
     if isinstance(value, list):
         return yaml.SequenceNode(f"{STANDARD}seq", list(map(_node, value)), flow_style=short)
@@ -136,16 +136,16 @@ class _Writer:
             way = "write the pipeline before, and call distributed() on what tp.load gives"
             rule = "what all ranks share is written, and distributed(...) is of one of them"
             raise ConfigError(f"to_yaml(): {rule}: {way}")
-        found, stages = _Block(), pipeline.stages
+        block, stages = _Block(), pipeline.stages
         if pipeline._recipe is not None:
             name, options, count = pipeline._recipe
             stages = stages[count:]
-            found["recipe"] = name
+            block["recipe"] = name
             if given := self.options(name, options, recipe_function(name)):
-                found["options"] = given
+                block["options"] = given
         if stages:
-            found["stages"] = [self.stage(stage) for stage in stages]
-        return found
+            block["stages"] = [self.stage(stage) for stage in stages]
+        return block
 
     def stage(self, stage: Stage) -> Any:
         kind, name = type(stage), stage.name
@@ -164,7 +164,7 @@ class _Writer:
 
     def options(self, caller: str, options: Mapping[str, Any], kind: Any) -> _Block:
         """Those that are not as the parameters of ``kind`` have them anyway."""
-        found, kinds = _Block(), declared_kinds(kind)
+        block, kinds = _Block(), declared_kinds(kind)
         known = inspect.signature(kind).parameters
         for name, value in options.items():
             default = known[name].default if name in known else inspect.Parameter.empty
@@ -172,12 +172,12 @@ class _Writer:
                 self.left_out |= value is not None
             elif not (type(value) is type(default) and same(value, default)):
                 try:
-                    found[name] = self.value(_as_declared(value, kinds.get(name, [])), name)
+                    block[name] = self.value(_as_declared(value, kinds.get(name, [])), name)
                 except ConfigError:  # of a pipeline within this one
                     raise
                 except ValueError as error:
                     raise ConfigError(f"to_yaml(): {caller}({name}): {error}") from None
-        return found
+        return block
 
     def value(self, value: Any, name: str = "") -> Any:
         """A plain value; raises ValueError for one that has no form."""
@@ -199,9 +199,9 @@ class _Writer:
             self.left_out |= value.storage_options is not None
             value = {"quarantine": value.given()}
         if isinstance(value, Mapping):
-            return {_key(key): self.value(one, str(key)) for key, one in value.items()}
+            return {_key(key): self.value(inner, str(key)) for key, inner in value.items()}
         if isinstance(value, list | tuple):
-            return [self.value(one) for one in value]
+            return [self.value(inner) for inner in value]
         if isinstance(value, Record):
             return _Tagged("!pipeline", self.document(value))
         return _named(value, name)
@@ -213,10 +213,10 @@ def _as_declared(value: Any, kinds: list[Any]) -> Any:
         return str(value).removeprefix("torch.")
     if not (isinstance(value, pa.Schema) and pa.Schema in kinds):
         return value
-    found = {one.name: str(one.type) for one in value}
+    types = {field.name: str(field.type) for field in value}
     with suppress(ValueError):
-        if arrow_schema(found).equals(value, check_metadata=True):
-            return found
+        if arrow_schema(types).equals(value, check_metadata=True):
+            return types
     what = "a schema with metadata, with columns that may not be null, or of types beyond a name or a list"
     raise ValueError(f"{what}, has no form in a config: {_IN_CODE}")
 
@@ -251,10 +251,10 @@ def name_of(value: Any) -> str:
     module = getattr(value, "__module__", None) or "builtins"
     path = getattr(value, "__qualname__", type(value).__qualname__)
     try:
-        found = functools.reduce(getattr, path.split("."), sys.modules[module])
+        named = functools.reduce(getattr, path.split("."), sys.modules[module])
     except (AttributeError, KeyError):
-        found = None
-    if module == "__main__" or (found is not value and found != value):
+        named = None
+    if module == "__main__" or (named is not value and named != value):
         way = "define it at the top of a module, and the config names it package.module:function"
         raise ValueError(f"a config cannot import {module}:{path}: {way}")
     return f"{module}:{path}"

@@ -147,20 +147,20 @@ class EpochRows(TableGroups):
         return cursors.state(first + self.used)
 
     def _cursor_at(self, row: int, epoch: int) -> dict[str, Any]:
-        found = self.plan.counts.cursor_at(row, 0, epoch)
-        del found["delivered"]
-        return found
+        cursor = self.plan.counts.cursor_at(row, 0, epoch)
+        del cursor["delivered"]
+        return cursor
 
     def next_run(self) -> Payload | None:
         assert self._lane is not None
         try:
-            found = self._lane.next_run()
+            upcoming = self._lane.next_run()
         except Exception as error:
             say_where(error, self.plan.inputs.place_of)
             raise
-        if found is None:
+        if upcoming is None:
             return None
-        run, first, last = found
+        run, first, last = upcoming
         self._made = run.cursors, first
         return slice_payload(run.block.data, first, last)
 

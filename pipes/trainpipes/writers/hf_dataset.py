@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class _LateState:
     """Where a pass stands, in a state of ``datasets``; written only when the state is asked for."""
 
-    def __init__(self, one: Consumer) -> None:
-        self._one = one
+    def __init__(self, consumer: Consumer) -> None:
+        self._one = consumer
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (json.dumps(self._one.state(turn=True)),)
@@ -116,19 +116,19 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
         if state is not None and state != {"trainpipes": "", "type": type(self).__name__}:
             position = self._loaded(state, topology)
         turn = json.loads(position.extra.get("turn", "{}"))
-        one = Consumer(plan, topology, position, origin=turn.get("origin", 0))
+        consumer = Consumer(plan, topology, position, origin=turn.get("origin", 0))
         if state is not None:
-            state["trainpipes"] = _LateState(one)
+            state["trainpipes"] = _LateState(consumer)
         number = 0
         try:
-            for row in one:
+            for row in consumer:
                 if not isinstance(row, dict):
                     raise wrong("a row of pipe.to_hf()", "a dict", row, "make dicts with .map(...)")
                 yield f"{self._part}_{number}", row
                 number += 1
-            one.finish()
+            consumer.finish()
         finally:
-            one.close()
+            consumer.close()
 
     def _loaded(self, state: dict[str, Any], topology: Topology) -> Position:
         _check_keys(state)
@@ -151,8 +151,8 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
 
 def _check_keys(state: dict[str, Any]) -> None:
     if state.keys() != {"trainpipes", "type"}:
-        found, way = shown(sorted(map(str, state))), "load what state_dict() of this dataset gave"
-        raise StateError(f"the state must be one of pipe.to_hf(), got one with keys {found}; {way}")
+        keys, way = shown(sorted(map(str, state))), "load what state_dict() of this dataset gave"
+        raise StateError(f"the state must be one of pipe.to_hf(), got one with keys {keys}; {way}")
 
 
 def to_hf(pipeline: Record) -> IterableDataset:

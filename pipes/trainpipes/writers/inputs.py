@@ -123,7 +123,7 @@ def _may_be_same(own: Any, system: Any) -> bool:
         return False
     # What is not named may be set in the environment.
     both = zip(_servers(own), _servers(system), strict=True)
-    return all(one == other for one, other in both if one and other)
+    return all(old == new for old, new in both if old and new)
 
 
 def _servers(system: Any) -> list[Any]:

@@ -197,8 +197,8 @@ class OutputFolder:
         place, columns = self.place, content["columns"]
         entries = tuple(FileInfo(columns=columns, **entry) for entry in content["files"])
         self.finished = Manifest(
-            place.root, tuple(place.at(one.file) for one in entries), content["rows"],
-            sum(one.bytes for one in entries), columns, kept, entries, content["notes"], _place=place,
+            place.root, tuple(place.at(part.file) for part in entries), content["rows"],
+            sum(part.bytes for part in entries), columns, kept, entries, content["notes"], _place=place,
         )  # fmt: skip
         return self.finished
 
@@ -211,12 +211,12 @@ class OutputFolder:
                 "folder",
                 path=self.place.root,
             )
-        found = self._read(MANIFEST)
-        if found.get("trainpipes_files") != FORM:
+        manifest = self._read(MANIFEST)
+        if manifest.get("trainpipes_files") != FORM:
             raise _damaged(self.place.at(MANIFEST))
-        self._check_same(found)
+        self._check_same(manifest)
         try:
-            finished = self._end(found, len(found["files"]))
+            finished = self._end(manifest, len(manifest["files"]))
         except (KeyError, TypeError) as error:
             raise _damaged(self.place.at(MANIFEST)) from error
         _check_there(self.place, finished.entries)
@@ -265,8 +265,8 @@ class OutputFolder:
 
     def _read(self, name: str) -> dict[str, Any]:
         with suppress(ValueError):
-            if isinstance(found := json.loads(self.place.read(name)), dict):
-                return found
+            if isinstance(content := json.loads(self.place.read(name)), dict):
+                return content
         raise _damaged(self.place.at(name))
 
     def _clean_up(self) -> None:
@@ -293,11 +293,11 @@ class OutputFolder:
 
     def _check_same(self, before: Mapping[str, Any]) -> None:
         root, mine = self.place.root, self.about
-        found, what = first_difference(before.get("options"), mine.get("options")), ""
-        if found is not None:
-            what = f"files that {self.caller}() wrote with {found[0]}: {said(found[1])}, now "
-            what += said(found[2])
-        old, new = (one.get("pipeline") or {"stages": []} for one in (before, mine))
+        difference, what = first_difference(before.get("options"), mine.get("options")), ""
+        if difference is not None:
+            what = f"files that {self.caller}() wrote with {difference[0]}: {said(difference[1])}, now "
+            what += said(difference[2])
+        old, new = (about.get("pipeline") or {"stages": []} for about in (before, mine))
         same_files = copy.deepcopy(old)
         take_over(same_files, new)  # what they hold is looked at below
         try:

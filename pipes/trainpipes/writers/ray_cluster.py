@@ -108,8 +108,8 @@ class Ray:
         options: dict[str, Any] = {"log_to_driver": False}
         # A job that was submitted with modules of its own may give no others.
         if '"py_modules"' not in os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", ""):
-            found = [spec.origin for spec in map(find_spec, SHIPPED) if spec and spec.origin]
-            options["runtime_env"] = {"py_modules": [os.path.dirname(path) for path in found]}
+            paths = [spec.origin for spec in map(find_spec, SHIPPED) if spec and spec.origin]
+            options["runtime_env"] = {"py_modules": [os.path.dirname(path) for path in paths]}
         if "://" not in given:
             options |= {"include_dashboard": False, "configure_logging": False}
         logging.getLogger("ray").setLevel(logging.ERROR)  # what matters to a user comes as an error

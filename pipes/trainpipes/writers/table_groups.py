@@ -44,15 +44,15 @@ class TableGroups:
         """The next rows, as they come, and so many at most."""
         if not self.has_rows() or self._table is None:
             return None
-        found = self._table.slice(self.used, most)
-        self.used += len(found)
-        return found
+        rows = self._table.slice(self.used, most)
+        self.used += len(rows)
+        return rows
 
     def _advance(self) -> bool:
-        found = self.next_run()
-        if found is None:
+        run = self.next_run()
+        if run is None:
             return False
-        table = decoded(table_of(found, self.caller))
+        table = decoded(table_of(run, self.caller))
         schema = table.schema.remove_metadata()
         self._schema = self._schema or schema
         check_columns(self._schema, schema, self.caller)
@@ -106,9 +106,11 @@ def _width(kind: pa.DataType) -> int | None:
     return None if dtype is None else count * dtype.itemsize
 
 
-def check_columns(first: pa.Schema, found: pa.Schema, caller: str, where: str = "") -> None:
-    if not found.equals(first):
-        got, had = (", ".join(f"{f.name}: {f.type}" for f in schema) for schema in (found, first))
+def check_columns(first: pa.Schema, schema_of: pa.Schema, caller: str, where: str = "") -> None:
+    if not schema_of.equals(first):
+        got, had = (
+            ", ".join(f"{f.name}: {f.type}" for f in schema) for schema in (schema_of, first)
+        )
         raise SchemaError(
             f"{caller}(): rows must all have the same columns, got {got}{where} after {had}; bring them in "
             "line by map(), select() or map_batches()",

@@ -211,14 +211,14 @@ def _make(form: Format, task: FileTask, file: OutputFile, rows: Rows) -> FileInf
     if rows.has_rows():
         with closing(form.open(file, rows.schema)) as writer:
             while done < left and room > 0:
-                found = rows.group(min(form.group_rows, left - done), form.group_bytes)
-                if found is None:
+                upcoming = rows.group(min(form.group_rows, left - done), form.group_bytes)
+                if upcoming is None:
                     break
-                group, size = found
+                group, size = upcoming
                 writer.write(group, task.start + done)
                 done, room = done + len(group), room - size
                 file.advance(len(group))
-                del found, group  # before the next rows are read
+                del upcoming, group  # before the next rows are read
         columns = writer.columns
     if task.exact and done != task.length:
         raise DataChangedError(

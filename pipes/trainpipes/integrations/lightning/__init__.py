@@ -110,11 +110,11 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
             states, self._to_load = self._to_load, None
             states = states if isinstance(states, list) else [states]
             rule = f"the {len(states)} pipelines whose positions are in the checkpoint"
-            found = len(combined.flattened)
-            require(found == len(states), "PipelineDataModule(train)", rule, found)
+            count = len(combined.flattened)
+            require(count == len(states), "PipelineDataModule(train)", rule, count)
             for loader, state in zip(combined.flattened, states, strict=True):
                 loader.resume(state, self.allow_changes)
-            if found == 1:
+            if count == 1:
                 combined.flattened[0].align()
         return combined
 
@@ -181,7 +181,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
                 raise wrong(option, rule, pipeline, f"write PipelineDataModule({stage}={write})")
             pipeline._need_batches(option)
         loaders = self._loaders.get(stage, [])
-        if [id(one.loader.pipeline) for one in loaders] != list(map(id, pipelines)):
+        if [id(loader.loader.pipeline) for loader in loaders] != list(map(id, pipelines)):
             kind = TrainingLoader if stage == "train" else EvaluationLoader
             self._loaders[stage] = loaders = [kind(Loader(p, **self.options)) for p in pipelines]
         combined.flattened = list(loaders)

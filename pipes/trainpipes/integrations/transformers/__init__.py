@@ -219,11 +219,11 @@ class PipelineTrainerMixin(Base):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Every row once where the pipeline makes batches; else what the Trainer gives."""
-        found = self.eval_dataset if eval_dataset is None else eval_dataset
-        found = self.eval_dataset[found] if isinstance(found, str) else found
-        if not _makes_batches(found):
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
+        if not _makes_batches(dataset):
             return super().get_eval_dataloader(eval_dataset)
-        loader = self._loader(loaders.every_row(found))
+        loader = self._loader(loaders.every_row(dataset))
         return loaders.EvaluationLoader(loader, self.accelerator, self._accepted)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
@@ -258,11 +258,11 @@ class PipelineTrainerMixin(Base):
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """Rows of an optimizer step over all ranks."""
-        found = int(super().get_total_train_batch_size(args))
+        total = int(super().get_total_train_batch_size(args))
         if _makes_batches(self.train_dataset):
             size = int(plan_of(self.train_dataset).chain.batch_size)
-            found = found // int(args.train_batch_size) * size
-        return found
+            total = total // int(args.train_batch_size) * size
+        return total
 
     def _accepted(self, batch: Any) -> Any:
         """A batch without what the model does not take, as ``remove_unused_columns`` says."""
@@ -271,7 +271,7 @@ class PipelineTrainerMixin(Base):
         if not self.args.remove_unused_columns:
             return batch
         names = inspect.signature(self.accelerator.unwrap_model(self.model).forward).parameters
-        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in names.values()):
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in names.values()):
             return batch
         taken = {*names, *self.label_names}
         return {name: value for name, value in batch.items() if name in taken}
@@ -292,14 +292,16 @@ def _check_given(given: dict[str, Any]) -> None:
     size = args.per_device_train_batch_size
     for name in ("train_dataset", "eval_dataset"):
         dataset = given.get(name)
-        for one in dataset.values() if isinstance(dataset, dict) else [dataset]:
-            pipe: Any = one.pipeline if isinstance(one, Loader) else getattr(one, "dataset", None)
+        for part in dataset.values() if isinstance(dataset, dict) else [dataset]:
+            pipe: Any = (
+                part.pipeline if isinstance(part, Loader) else getattr(part, "dataset", None)
+            )
             if isinstance(pipe, Record):
                 way = f"write {name}=pipe, and dataloader_num_workers= in the arguments"
-                raise wrong(name, "the pipeline itself", one, way)
-            if isinstance(one, Record) and given.get("data_collator") is None:
+                raise wrong(name, "the pipeline itself", part, way)
+            if isinstance(part, Record) and given.get("data_collator") is None:
                 way = f"end it with .batch({size}).pad_collate(), or pass a data_collator to the Trainer"
-                one._need_batches(name, way)
+                part._need_batches(name, way)
     # A trainer of TRL is given something to look at in place of its pipeline.
     pipe = getattr(given.get("train_dataset"), "pipeline", given.get("train_dataset"))
     if not _makes_batches(pipe):

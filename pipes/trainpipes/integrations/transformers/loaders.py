@@ -163,8 +163,8 @@ class TrainingLoader:
         """The state after so many whole optimizer steps. If batches are not counted, all ranks call it."""
         state, given = self._noted
         state = self.loader._whole(state, None, timeout)
-        found = {"step": step, "first_epoch": self._first_epoch, "loader": state}
-        return found if self.times == 1 else {**found, "given": given}
+        position = {"step": step, "first_epoch": self._first_epoch, "loader": state}
+        return position if self.times == 1 else {**position, "given": given}
 
 
 class EpochLength(int):
