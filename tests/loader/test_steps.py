@@ -213,7 +213,7 @@ def test_how_many_are_left_out_is_told(caplog: pytest.LogCaptureFixture) -> None
     caplog.clear()
     list(tp.steps(tp.Loader(numbers().filter(keeps_most).batch(2)), batches=8))
     assert "are left out besides" in caplog.text or "batches (" in caplog.text
-    assert "steps end, where the first shard does" in caplog.text
+    assert "steps end where the first shard does" in caplog.text
 
 
 def test_lengths() -> None:
@@ -302,3 +302,17 @@ def test_what_has_no_steps_is_refused() -> None:
     pipe = numbers().filter(keeps_most).batch(1).distributed(rank=0, world_size=3)
     with pytest.raises(tp.ConfigError, match=r"steps\(uneven\) needs batches that are counted"):
         tp.steps(tp.Loader(pipe), batches=8, uneven=True)
+
+
+@pytest.mark.parametrize("pipe", [numbers(1).batch(40), numbers(1).filter(keeps_most).batch(40)])
+def test_an_epoch_without_a_whole_step_is_warned_of(
+    pipe: tp.Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = tp.Loader(pipe)
+    if pipe._iteration.plan.counts.known:
+        with pytest.warns(UserWarning, match="its 3 batches are fewer than the 8 of a step"):
+            assert not list(tp.steps(loader, batches=8))
+    else:
+        assert not list(tp.steps(loader, batches=8))
+        assert "of 3 batches (100.0%) are left out: steps end" in caplog.text
+    assert loader.state_dict()["epoch"] == 1

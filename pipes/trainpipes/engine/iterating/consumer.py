@@ -159,7 +159,7 @@ class Consumer:
         if not self.ends_together:  # else it may be asked what is left
             self.close()
             if self.m is None and self.position.m == 0:
-                warn_if_all_empty(self.plan, self.topology)
+                warn_if_all_empty(self.plan, self.topology, self.step)
         raise StopIteration
 
     def rest(self, most: int) -> int:

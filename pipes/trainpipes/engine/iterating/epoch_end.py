@@ -48,16 +48,16 @@ def say_left_out(plan: Plan, topology: Topology, epoch: int, origin: int, step: 
 
 
 def say_uneven(
-    plan: Plan, topology: Topology, epoch: int, batches: int, left: int, first: int
+    plan: Plan, topology: Topology, epoch: int, batches: int, left: int, first: int, step: int
 ) -> None:
     """Log how many batches were left out since ranks end together, where batch ``first`` is missing."""
     if not left:
         if not batches:
-            warn_if_all_empty(plan, topology)
+            warn_if_all_empty(plan, topology, step)
         return
     shard = first % plan.chain.num_shards if first < plan.chain.num_shards else None
-    ranks = "the ranks end together" if topology.world_size > 1 else "steps end"
-    what, why = _left(left, batches), f"{ranks}, where the first shard does"
+    ranks = "the ranks end together," if topology.world_size > 1 else "steps end"
+    what, why = _left(left, batches), f"{ranks} where the first shard does"
     way = "add .repeat() and count steps, to leave out none"
     if shard is not None:
         stages = " and ".join(map(str, _dropping(plan))) or "the stages"
@@ -77,22 +77,22 @@ def _left(left: int, batches: int) -> str:
     return f"{left:,} of {left + batches:,} batches ({part:.1%}) {are} left out"
 
 
-def warn_if_all_empty(plan: Plan, topology: Topology) -> None:
+def warn_if_all_empty(plan: Plan, topology: Topology, step: int) -> None:
     """Warn once for a pipeline that a consumer's whole epoch gave nothing, and why."""
     world, workers = topology.world_size, topology.num_workers
     if plan.quiet or (plan.chain.uneven and world > 1):
         return
     if plan.counts.known:  # one says it for all
-        if topology.rank or topology.worker or plan.counts.end(world):
+        if topology.rank or topology.worker or plan.counts.end(step):
             return
     elif workers > 1:
         return
-    cause = _cause(plan, world)
+    cause = _cause(plan, world, step)
     if cause is not None:
         warn_once(f"an epoch of this pipeline gives nothing: {cause}", plan.identity)
 
 
-def _cause(plan: Plan, world: int) -> str | None:
+def _cause(plan: Plan, world: int, step: int) -> str | None:
     """Which stages left nothing of how many rows; None if unknown."""
     source = plan.inputs.source
     rows = int(source.lengths.sum()) if isinstance(source, RowSource) else None
@@ -101,7 +101,10 @@ def _cause(plan: Plan, world: int) -> str | None:
         return None
     if plan.counts.known and plan.counts.batches_in_pass:
         batches = int(plan.counts.batches_in_pass)
-        return f"its {batches} batches are fewer than {world} ranks, which get as many each"
+        fewer = (
+            f"{world} ranks, which get as many each" if step == world else f"the {step} of a step"
+        )
+        return f"its {batches} batches are fewer than {fewer}"
     count = "the rows" if rows is None else f"{rows:,} rows"
     return f"{' and '.join(map(str, stages))} left none of {count}" if stages else None
 

@@ -164,7 +164,15 @@ class Lookahead(Iterator[Any]):
         left = agree(left if left < MOST_COUNTED else left + MANY, True)
         consumer.close()
         if consumer.topology.rank == 0:
-            say_uneven(consumer.plan, consumer.topology, consumer.pass_number, end, left, first)
+            say_uneven(
+                consumer.plan,
+                consumer.topology,
+                consumer.pass_number,
+                end,
+                left,
+                first,
+                consumer.step,
+            )
 
     def _end_at(self, end: int) -> None:
         while self._taken:
