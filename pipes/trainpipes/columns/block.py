@@ -117,6 +117,8 @@ class Block:
         index: places of the rows in ``data``, int64 ``[rows]``; None where ``data`` is just them.
         part: numbers rows of the same id and epoch: a sampler may draw a row twice, and ``pack``
             may split a document.
+
+    Attributes:
         made_of: the pieces of packed rows.
     """
 
