@@ -37,7 +37,7 @@ from trainpipes.interfaces.stage import Stage, stage_classes
 from trainpipes.interfaces.stage_kinds import ReadingSource, Source
 from trainpipes.pipeline import starts as starts  # enters the classes of all stages
 from trainpipes.sources.memory.foreign_node import FromNode, NodeStream
-from trainpipes.state.format import Position
+from trainpipes.state.format import Position, carried
 
 
 class StageNode(BaseNode[Any]):
@@ -83,7 +83,8 @@ class StageNode(BaseNode[Any]):
         topology.check(plan.chain.num_shards, plan.chain.shard is not None)
         if initial_state is None:
             epoch = 0 if self._pass is None else self._pass.pass_number + self._consumed
-            position = Position(epoch, 0, plan.chain.num_shards)
+            reweighed = () if self._pass is None else carried(self._pass.position.reweighed)
+            position = Position(epoch, 0, plan.chain.num_shards, reweighed=reweighed)
         else:
             position = position_of(initial_state, plan)
             position.require_all_workers()

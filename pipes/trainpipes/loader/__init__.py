@@ -3,7 +3,7 @@ from __future__ import annotations
 import functools
 import inspect
 import pickle
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -341,6 +341,47 @@ class Loader:
         [2, 3, 4, 5]
         """
         self._iteration.load(state, allow_changes)
+
+    def set_weights(self, weights: Mapping[str, float], *, at_step: int | None = None) -> int:
+        """Change the weights of the pipeline's ``mix`` from one batch on, as for a curriculum by loss.
+
+        Batches before it are those of the old weights, and sources go on where they stand. It is what a
+        state saved at that batch gives where it is loaded into a mix of the new weights: shares count from
+        there. The state notes the change, so that a resume, before or after it and on any number of ranks
+        and workers, goes on exactly; later epochs have the last weights. Batches that were made ahead are
+        made again, which takes as long as a resume.
+
+        On several ranks call it on all of them after the same step.
+
+        Args:
+            weights: of some sources, by name; 0 leaves one out. Others keep their weights, and shares are
+                the weights' parts of their sum, as in ``mix``.
+            at_step: the number of the first batch of the new shares in this epoch, over all ranks, as
+                "batches" of the state counts. By default the next multiple of 64 that no rank has passed,
+                on which ranks agree; with it no rank asks another. With ``balance`` a multiple of its window
+                in all shards.
+
+        Returns:
+            The number of that batch.
+
+        Raises:
+            ConfigError: the pipeline does not start with a mix that has weights, a stage after the mix holds
+                or drops rows, a name is unknown, a weight is negative or all are 0, or the batch was given.
+            TopologyError: ranks cannot agree.
+
+        >>> import trainpipes as tp
+        >>> sources = {name: tp.from_dataset([name] * 9) for name in ("easy", "hard")}
+        >>> mixed = tp.mix(sources, weights={"easy": 1, "hard": 0}, stop="repeat").batch(4)
+        >>> loader = tp.Loader(mixed)
+        >>> loader.set_weights({"hard": 1}, at_step=1)
+        1
+        >>> batches = iter(loader)
+        >>> next(batches), next(batches)
+        (['easy', 'easy', 'easy', 'easy'], ['easy', 'hard', 'easy', 'hard'])
+        """
+        from trainpipes.loader.weights import set_weights
+
+        return set_weights(self._iteration, copied(weights), copied(at_step))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, for frameworks that call this. See

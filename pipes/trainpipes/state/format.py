@@ -25,7 +25,7 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainpipes.errors import StateError
 from trainpipes.errors.text import shown
@@ -79,6 +79,29 @@ class BatchSizes:
         return json.dumps(fields, separators=(",", ":"))
 
 
+class NewWeights(NamedTuple):
+    """Weights of a mix from one batch of the pass on; see ``Loader.set_weights``.
+
+    Args:
+        batch: its number, over all ranks.
+        weights: of all sources, by name; texts are fractions.
+    """
+
+    batch: int
+    weights: dict[str, int | float | str]
+
+
+#: The key of these in what a state says of a mix.
+NEW_WEIGHTS = "set_weights"
+#: Those of a pass, by their batches.
+Reweighed = tuple[NewWeights, ...]
+
+
+def carried(reweighed: Reweighed) -> Reweighed:
+    """The weights that hold in later passes."""
+    return tuple(NewWeights(0, last.weights) for last in reweighed[-1:])
+
+
 @dataclass
 class Position:
     """Where a run stands, as a state tells it.
@@ -89,6 +112,7 @@ class Position:
         cursors: of the shards that the state knows; unused where the pipeline is counted.
         extra: keys of one loader's own.
         sizes: changes of the batch size in the current epoch.
+        reweighed: changes of a mix's weights in the pass; a state has them in "pipeline".
     """
 
     pass_number: int
@@ -97,6 +121,7 @@ class Position:
     cursors: dict[int, dict[str, Any]] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     sizes: BatchSizes | None = None
+    reweighed: Reweighed = ()
 
     def require_all_workers(self) -> None:
         """Raise StateError if it is that of one of several DataLoader workers."""
@@ -128,12 +153,19 @@ class Saved:
     position: Position
     pipeline: str
 
+    @property
+    def reweighed(self) -> Reweighed:
+        """What it says of a mix's weights."""
+        if NEW_WEIGHTS not in self.pipeline:
+            return ()
+        mix = json.loads(self.pipeline)["stages"][0]
+        return tuple(NewWeights(batch, weights) for batch, weights in mix.get(NEW_WEIGHTS, ()))
 
-def parse(
-    state: Any, identity: str, num_shards: int, file_name: FileName = lambda *_: ""
+
+def fitting(
+    saved: Saved, identity: str, num_shards: int, file_name: FileName = lambda *_: ""
 ) -> Position:
-    """A state as a position, checked against the pipeline that loads it."""
-    saved = read(state)
+    """The position of a state, checked against the pipeline that loads it."""
     position = saved.position
     check_identity(saved.pipeline, identity, file_name)
     if position.num_shards != num_shards:

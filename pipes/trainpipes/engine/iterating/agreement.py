@@ -85,7 +85,8 @@ def from_first_rank(topology: Topology, make: Callable[[], str]) -> str:
     return said[1:]
 
 
-def _group_over(topology: Topology, why: str, what: str, or_else: str) -> dist.ProcessGroupGloo:
+def members_of(topology: Topology, why: str, what: str, or_else: str) -> tuple[int, ...]:
+    """The data-parallel ranks among those of ``torch.distributed``; raises TopologyError if unknown."""
     if not (dist.is_available() and dist.is_initialized()):
         raise TopologyError(
             f"{why}, so that its ranks must agree {what}, and torch.distributed is not initialized: call "
@@ -98,6 +99,11 @@ def _group_over(topology: Topology, why: str, what: str, or_else: str) -> dist.P
             f"{len(members)}, so that it is not known which ranks must agree {what}: give "
             "pipe.distributed(mesh=...) the data-parallel dimension of a DeviceMesh"
         )
+    return members
+
+
+def _group_over(topology: Topology, why: str, what: str, or_else: str) -> dist.ProcessGroupGloo:
+    members = members_of(topology, why, what, or_else)
     world = dist.group.WORLD
     if (world, members) not in _groups:
         for known in [known for known in _groups if known[0] is not world]:

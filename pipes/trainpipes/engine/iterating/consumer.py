@@ -22,7 +22,7 @@ from trainpipes.engine.shards.shard_items import ShardItems, items_of
 from trainpipes.interfaces.stage_kinds import DeviceStage
 from trainpipes.interfaces.tally import Numbers
 from trainpipes.order.topology import Topology
-from trainpipes.state.format import Position, render
+from trainpipes.state.format import Position, carried, render
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class Consumer:
         between_items: Callable[[], AbstractContextManager[None]] = nullcontext,
         after: Callable[[int], int] = lambda number: number + 1,
     ) -> None:
+        plan = plan.reweighed(position.reweighed)
         self.plan = plan = plan.resized(position.sizes, position.m)
         self.topology = topology
         self.position = position
@@ -304,10 +305,11 @@ class Consumer:
             one, given = self, self.given_up_to()
             if given.over and not (turn or ends):
                 start = Position(self._after(self.pass_number), 0, self._num_shards)
+                start.reweighed = carried(self.position.reweighed)
                 one = Consumer(self.plan, topology, start)
                 given = one.given_up_to()
             position = replace(one.position, m=given.m, cursors={}, extra=extra)
-            return render(position, self.plan.identity, one._cursors)
+            return render(position, one.plan.identity, one._cursors)
 
     @property
     def pass_number(self) -> int:
@@ -357,6 +359,11 @@ class Consumer:
     @property
     def gave_one_step(self) -> bool:
         return self.given_up_to().m <= self.position.m + self.step
+
+    def goes_on_as(self, other: Consumer) -> None:
+        """Leave the rest of the pass to another consumer."""
+        other.left, self.left, other._counted = self.left, True, self._counted
+        self.close()
 
     def finish(self) -> None:
         """Say once what stages counted in it."""

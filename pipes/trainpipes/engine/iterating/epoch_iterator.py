@@ -69,6 +69,7 @@ class EpochIterator:
         #: The pass; until it is claimed, as it would be if it was claimed now.
         self._current: Consumer | None = None
         self._iteration = iteration
+        iteration.iterators.add(self)
         self._iterator_lock = IteratorLock()
         #: This iterator's own load, and where its state says to start.
         self._own: tuple[int, Position] | None = None
@@ -187,11 +188,30 @@ class EpochIterator:
                 self._own = self._iteration.place(state)
             else:
                 self._own = 0, self._iteration.parse(state)
+                if self._own[1].reweighed and not self._iteration.plan.chain.endless:
+                    raise StateError(
+                        "set_weights: shares of this state's mix have changed, and workers of a "
+                        "StatefulDataLoader would not know of it in later epochs: load it into "
+                        "trainpipes.Loader"
+                    )
                 self._iteration.passes.set_number(self._shared, self._own[1].pass_number)
             if self._current is not None and self._options.workers is not None:
                 self._current.close()
             self._current = self._rest = None
             self._is_claimed = False
+
+    def _go_on_from(self, position: Position) -> None:
+        """Go on from a position of the pass at hand that knows of other weights of a mix; what was made ahead
+        is made again.
+        """
+        with self._iterator_lock.between_items():
+            self._current = self._consumer(position, None)
+            self._items = self._rest = items_to_give(self._current)
+            self._iteration.reweigh(position, self._current)
+
+    def _gives(self, consumer: Consumer) -> bool:
+        """Whether a consumer gives its items."""
+        return self._current is consumer
 
     def _first(self) -> Any:
         iteration, current = self._iteration, self._begin(claims=True)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from trainpipes.engine.planning.migrate import at_start, migrate, position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order.topology import Topology
-from trainpipes.state.format import Position
+from trainpipes.state.format import Position, Reweighed, carried
 
 #: Numbers of epochs are below this.
 MOST_EPOCHS = 1 << 40
@@ -51,10 +51,14 @@ class IterationState:
         self.last: Consumer | None = None
         #: Those whose items were asked for.
         self.begun: Living[Consumer] = Living()
+        #: What gives the items of passes.
+        self.iterators: Living[Iterator[Any]] = Living()
         #: Those of loaders that were made of this one.
         self.derived: Living[IterationState] = Living()
         #: Threads and workers of the loader that it is of, as ``profile`` says them.
         self.how: dict[str, int | None] = {"threads": 0, "workers": 0}
+        #: A pass, and the weights of a mix that change in it; the last ones hold in later passes.
+        self._reweighed: tuple[int, Reweighed] = 0, ()
         #: Seconds that loops of this process have waited for items.
         self.wait_seconds = 0.0
         #: How often a worker has iterated it.
@@ -67,6 +71,7 @@ class IterationState:
             source.derived.add(self)
             self.members = source.members
             self.passes = EpochCounter(source.passes.now.upcoming)
+            self._reweighed = source._reweighed
             if source._goes_on:
                 self._expect(source.upcoming())
             elif source.pending is not None and source.pending[0] == source.passes.now.loaded:
@@ -75,11 +80,12 @@ class IterationState:
 
     def __getstate__(self) -> dict[str, Any]:
         # Without what is of this process.
-        return {**vars(self), "_plan": None, "last": None, "begun": None, "derived": None}
+        of_process = dict.fromkeys(("_plan", "last", "begun", "iterators", "derived"))
+        return {**vars(self), **of_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.begun, self.derived = Living(), Living()
+        self.begun, self.iterators, self.derived = Living(), Living(), Living()
 
     @property
     def plan(self) -> Plan:
@@ -161,6 +167,7 @@ class IterationState:
     def _expect(self, position: Position) -> int:
         load = self.passes.load(position.pass_number, position.m > 0)
         self.pending = load, position
+        self._reweighed = position.pass_number, position.reweighed
         self.last = None
         self._may_look = False
         self.begun.clear()
@@ -256,7 +263,23 @@ class IterationState:
         return self.start_of(number)
 
     def start_of(self, number: int) -> Position:
-        return Position(number, 0, self.plan.chain.num_shards)
+        of_pass, reweighed = self._reweighed
+        own = reweighed if number == of_pass else carried(reweighed)
+        return Position(number, 0, self.plan.chain.num_shards, reweighed=own)
+
+    def reweigh(self, position: Position, goes_on: Consumer | None) -> None:
+        """From a position on, the weights of a mix change: ``goes_on`` gives what was left of the last pass,
+        or None where none is at hand.
+        """
+        self._reweighed = position.pass_number, position.reweighed
+        if goes_on is not None:
+            assert self.last is not None
+            self.last.goes_on_as(goes_on)
+            self.begin(goes_on)
+            return
+        self.last = None
+        if self.pending is not None and self.pending[0] == self.passes.now.loaded:
+            self.pending = self.pending[0], position
 
     def loaded(self, position: Position) -> Position:
         """A copy of a loaded position: stages may change what they are opened with."""

@@ -78,6 +78,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
     @cached_property
     def plan(self) -> Plan:
         plan = Plan.of([stage._fresh() for stage in self.stages], self.source)
+        plan = plan.reweighed(self.position.reweighed)
         plan.inputs.schemas.adopt(self.schemas)
         if self.identity is not None:
             plan = plan.known_as(self.identity)
@@ -113,7 +114,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         (rank, world), memory = self.ranks, self.memory
         epoch, position = memory.start, self.position
         if epoch is not None:
-            position = Position(epoch, 0, position.num_shards)
+            position = Position(epoch, 0, position.num_shards, reweighed=position.reweighed)
         plan = plan.resized(position.sizes, position.m)
         num_shards, end = plan.chain.num_shards, plan.counts.end(1)
         num_spans = plan.layouts.usual.num_spans
@@ -185,7 +186,11 @@ class LoaderWorkers:
         """
         idle, self._idle = self._idle, None
         watch = None
-        is_of_plan = idle is not None and idle[1].source is plan.inputs.source
+        is_of_plan = (
+            idle is not None
+            and idle[1].source is plan.inputs.source
+            and idle[1].position.reweighed == position.reweighed
+        )
         if idle is not None and is_of_plan and not position.m and idle[2].is_well:
             loader, data, watch = idle
             data.memory.begin(position.pass_number)

@@ -29,7 +29,7 @@ from trainpipes.errors import StateError
 from trainpipes.errors.text import shown
 from trainpipes.order.layout import Layout, StreamLayout
 from trainpipes.state.cursor import shard_key
-from trainpipes.state.format import BatchSizes, Position, parse, read, render
+from trainpipes.state.format import BatchSizes, Position, fitting, read, render
 from trainpipes.state.identity import take_over
 
 #: What ``load_state_dict(state, allow_changes=...)`` may name.
@@ -37,7 +37,11 @@ ALLOWED = ("batch_size", "data", "mix", "pack_length")
 
 
 def position_of(state: Any, plan: Plan) -> Position:
-    position = parse(state, plan.identity, plan.chain.num_shards, plan.inputs.file_name)
+    saved = read(state)
+    reweighed = saved.reweighed
+    identity = plan.reweighed(reweighed).identity
+    position = fitting(saved, identity, plan.chain.num_shards, plan.inputs.file_name)
+    position.reweighed = reweighed
     if plan.counted:
         most = plan.resized(position.sizes).counts.batches_in_pass
         # Ranks that end at different steps count the last one as a whole.

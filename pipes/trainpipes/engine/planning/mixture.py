@@ -10,13 +10,38 @@ import pyarrow as pa
 
 from trainpipes._internal.pool import Pool
 from trainpipes.columns.run import Run
+from trainpipes.errors import StateError
 from trainpipes.interfaces.source import RowStream, StreamReader
 from trainpipes.interfaces.stage_kinds import CombiningSource, RunStage
+from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import Position
 
 if TYPE_CHECKING:
     from trainpipes.engine.planning.inputs import Inputs
     from trainpipes.engine.planning.plan import Plan
+
+
+def without_shares(cursor: dict[str, Any], shard: int) -> dict[str, Any]:
+    """A shard's cursor from which shares count anew; sources stand where they stood.
+
+    Raises:
+        StateError: a stage above holds rows of the mix.
+    """
+    if "below" in cursor:
+        if cursor.get("row"):
+            raise StateError(
+                f"{shard_key(shard)}: a stage after mix() still holds mixed rows, so that the mix cannot "
+                "change here: load the state with the mix as it was; where pack() and take() are in the "
+                "sources, before mix(), it can change"
+            )
+        return {**cursor, "below": without_shares(cursor["below"], shard)}
+    place = {key: value for key, value in cursor.items() if key != "ahead"}
+    if "sources" in place:  # one that had left may be back
+        place["sources"] = {
+            name: {key: value for key, value in own.items() if key != "gone"}
+            for name, own in place["sources"].items()
+        }
+    return place
 
 
 class MixedWindows(ABC):
@@ -28,9 +53,15 @@ class MixedWindows(ABC):
 
     @abstractmethod
     def open(
-        self, shard: int, state: dict[str, Any], rows: tuple[int, int], shards: int, first: int
+        self,
+        shard: int,
+        state: dict[str, Any],
+        rows: tuple[int, int],
+        shards: int,
+        first: int,
+        weights: int | None,
     ) -> Iterator[Run]:
-        """The mixed rows of one shard from a state on."""
+        """The mixed rows of one shard from a state on; ``weights``: which of the plan's new ones hold."""
 
     @abstractmethod
     def close(self) -> None:

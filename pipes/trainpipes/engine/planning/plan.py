@@ -23,7 +23,7 @@ from trainpipes.interfaces.source import RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.tally import Tally
 from trainpipes.state.cursor import checksum
-from trainpipes.state.format import BatchSizes
+from trainpipes.state.format import NEW_WEIGHTS, BatchSizes, Reweighed
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +34,12 @@ class Plan:
         quiet: it is made to look at rows, not to train on.
         chain: the stages; where the batch size was changed in a pass, with that of the batches at hand.
         layouts: with the batch size that the stages say, and what was changed.
+        new_weights: of a mix, from some batches of the pass on.
     """
 
     inputs: Inputs
     quiet: bool = False
+    new_weights: Reweighed = ()
 
     @cached_property
     def chain(self) -> Chain:
@@ -74,6 +76,15 @@ class Plan:
         if sizes == self.layouts.sizes and chain.batch_size == self.chain.batch_size:
             return self
         return self._cut(sizes, self.layouts.lanes, chain=chain)
+
+    def reweighed(self, new_weights: Reweighed) -> Plan:
+        """This plan for a pass in which the weights of its mix change."""
+        if new_weights == self.new_weights:
+            return self
+        plan = self._with(new_weights=new_weights)
+        for name in ("identity", "tag"):
+            vars(plan).pop(name, None)
+        return plan
 
     def in_lanes(self, lanes: int) -> Plan:
         """This plan with so many lanes in place of each shard, which take turns at its batches. The
@@ -180,6 +191,8 @@ class Plan:
             after = shaping.index(self.chain.shuffle) + 1
             shaping[after:after] = later
         data, stages = self.inputs.source.fingerprint(), [stage.identity() for stage in shaping]
+        if self.new_weights:
+            stages[0][NEW_WEIGHTS] = self.new_weights
         return json.dumps({"data": data, "stages": stages}, separators=(",", ":"))
 
     @cached_property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, MutableSequence
 from typing import Any, NamedTuple, NoReturn
 
 from trainpipes._internal import activity
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Cursors, Run, Unroll, innermost
+from trainpipes.engine.planning.mixture import without_shares
 from trainpipes.engine.planning.open_stages import RAISED_STOP, Submitted
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.shard_rows import ShardOpener
@@ -15,6 +17,7 @@ from trainpipes.errors import DataError
 from trainpipes.interfaces.blame import is_about_a_row, say_where
 from trainpipes.interfaces.empty_epoch_guard import check_shard
 from trainpipes.interfaces.stage_kinds import CountingStage
+from trainpipes.order.layout import slots_before
 from trainpipes.state.cursor import cursor_text
 
 #: What a lane gives past its last item.
@@ -60,6 +63,11 @@ class Lane:
         #: Whether all items are taken.
         self.ended = bool(start.pop("ended", False))
         chain = self._plan.chain
+        #: How many items come before each change of a mix's weights, and which weights are opened.
+        self._changes = [
+            slots_before(new.batch, shard, chain.num_shards) for new in self._plan.new_weights
+        ]
+        self._weights: int | None = None
         self._first_epoch = first = chain.first_epoch(pass_number)
         self._endless = chain.endless and not self._plan.counts.known
         starts = not start or chain.rolling
@@ -106,6 +114,8 @@ class Lane:
                 before = self._at
                 first = min(max(0, self._skip - before), len(run))
                 last = len(run) if self._until is None else min(len(run), self._until - before)
+                if self._changes:
+                    last = min(last, first + self._items_to_change())
                 self._at = before + last
                 run.cursors = run.cursors.after(before)
                 self._made = run.cursors, last
@@ -169,10 +179,32 @@ class Lane:
         return self._until is not None and self._at >= self._until
 
     def _open(self) -> tuple[Iterator[Run], Submitted | None]:
+        if self._changes:
+            self._change_weights()
         if self._opened is None:
             state = {key: value for key, value in self._start.items() if key != "at"}
-            self._opened = self._opener.open(self._shard, state, self._first_epoch, self.singly)
+            self._opened = self._opener.open(
+                self._shard, state, self._first_epoch, self.singly, self._weights
+            )
         return self._opened
+
+    def _items_to_change(self) -> int:
+        """Items up to the next change of weights."""
+        later = bisect_right(self._changes, self._given_out)
+        return self._changes[later] - self._given_out if later < len(self._changes) else 1 << 62
+
+    def _change_weights(self) -> None:
+        """Where a change of weights is due, let the next runs be those of the new ones."""
+        weights = bisect_right(self._changes, self._given_out) - 1
+        if self._opened is None:
+            self._weights = None if weights < 0 else weights
+        elif weights >= 0 and weights != self._weights:
+            assert self._made is not None
+            cursors, last = self._made
+            self._enter(self.epoch, cursors.state(last))
+            self._weights = weights
+        if self._opened is None and self._given_out in self._changes:
+            self._start = without_shares(self._start, self._shard)
 
     # Items
 

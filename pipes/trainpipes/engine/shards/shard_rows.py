@@ -172,7 +172,12 @@ class ShardOpener:
         self.windows.expect(shard, key, int(place["row"]))
 
     def open(
-        self, shard: int, state: dict[str, Any], first_epoch: int, singly: bool = False
+        self,
+        shard: int,
+        state: dict[str, Any],
+        first_epoch: int,
+        singly: bool = False,
+        weights: int | None = None,
     ) -> tuple[Iterator[Run], Submitted | None]:
         chain = self.plan.chain
         # First runs differ in length: one batch in the first shard's, and so on.
@@ -180,14 +185,19 @@ class ShardOpener:
         rows = self.run_rows, first
         if singly:
             rows = (min(chain.batch_size, self.run_rows),) * 2
-        below = partial(self._rows, shard, rows, first_epoch)
+        below = partial(self._rows, shard, rows, first_epoch, weights)
         return open_stages(self._stages, below, state, chain.batch_size)
 
     def _rows(
-        self, shard: int, rows: tuple[int, int], first_epoch: int, state: dict[str, Any]
+        self,
+        shard: int,
+        rows: tuple[int, int],
+        first_epoch: int,
+        weights: int | None,
+        state: dict[str, Any],
     ) -> Iterator[Run]:
         if isinstance(self.windows, MixedWindows):
-            opened = self.windows.open(shard, state, rows, self.shards, first_epoch)
+            opened = self.windows.open(shard, state, rows, self.shards, first_epoch, weights)
             return each(self.plan.chain.opener, opened)
         opened = ShardRows(self.plan, self.windows, shard, rows, first_epoch, state, self.shards)
         return each(self.plan.chain.shuffle or self.plan.chain.opener, opened)

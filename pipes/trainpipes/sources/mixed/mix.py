@@ -11,10 +11,10 @@ from typing import Any, Literal
 from trainpipes._internal.callers import instead, is_pipeline
 from trainpipes._internal.checks import ColumnName, require, whole_number
 from trainpipes._internal.lazy import cached_property
-from trainpipes.columns.run import innermost, levels
+from trainpipes.columns.run import innermost
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.inputs import Inputs
-from trainpipes.engine.planning.mixture import MixingSource
+from trainpipes.engine.planning.mixture import MixingSource, without_shares
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, DataError, StateError, TrainpipesError
 from trainpipes.errors.text import cut
@@ -33,8 +33,7 @@ from trainpipes.sources.mixed.mix_weights import (
 )
 from trainpipes.sources.mixed.mixture import Gives, Mixture, rows_of
 from trainpipes.stages.order import Repeat
-from trainpipes.state.cursor import shard_key
-from trainpipes.state.format import Position
+from trainpipes.state.format import NEW_WEIGHTS, Position
 from trainpipes.state.identity import first_difference, said
 
 #: Options that say what a source's rows are to a mix: they stay.
@@ -225,7 +224,8 @@ class Mix(MixingSource):
 
     def migrate(self, saved: dict[str, Any], now: dict[str, Any], position: Position) -> None:
         before, after = saved["stages"][0], now["stages"][0]
-        if before["stage"] != "mix" or before == after:
+        as_written = {key: value for key, value in before.items() if key != NEW_WEIGHTS}
+        if before["stage"] != "mix" or as_written == after:
             return
         for name in sorted(before["sources"].keys() & after["sources"].keys()):
             _same(
@@ -238,23 +238,20 @@ class Mix(MixingSource):
         for option in (*KEPT, *stop):
             _same(f"stages/mix/{option}", before.get(option), after.get(option))
         for shard, cursor in position.cursors.items():
-            if any(level.get("row") for level in levels(cursor)):
-                raise StateError(
-                    f"{shard_key(shard)}: a stage after mix() still holds mixed rows, so that the mix "
-                    "cannot change here: load the state with the mix as it was; where pack() and "
-                    "take() are in the sources, before mix(), it can change"
-                )
+            position.cursors[shard] = cursor = without_shares(cursor, shard)
             place = innermost(cursor)
-            place.pop("ahead", None)
-            if place.get("sources"):  # one that had left is back
+            if place.get("sources"):
                 place["sources"] = {
-                    name: {key: value for key, value in own.items() if key != "gone"}
-                    for name, own in place["sources"].items()
-                    if name in after["sources"]
+                    name: own for name, own in place["sources"].items() if name in after["sources"]
                 }
         saved["data"], saved["stages"][0] = now["data"], after
 
     # Weights
+
+    def reweighed(self, weights: Mapping[str, Any]) -> Mix:
+        """This mix with other weights; texts are fractions."""
+        found = {name: Fraction(w) if isinstance(w, str) else w for name, w in weights.items()}
+        return self._replaced(weights=found)
 
     def steps(self, sizes: Mapping[str, int | None]) -> tuple[list[int], list[tuple[int, ...]]]:
         """Where steps begin, and the whole weights of each, in the order of the names."""

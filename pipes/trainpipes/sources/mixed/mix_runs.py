@@ -176,7 +176,9 @@ STRETCHES = 4
 
 
 class MixRuns(Iterator[Run]):
-    """Runs of one shard of a mix. ``rows``: most rows in a run, and in the first one."""
+    """Runs of one shard of a mix. ``rows``: most rows in a run, and in the first one. ``weights``: in place
+    of the mixture's.
+    """
 
     def __init__(
         self,
@@ -185,12 +187,16 @@ class MixRuns(Iterator[Run]):
         state: dict[str, Any],
         rows: tuple[int, int],
         first: int,
+        weights: tuple[int, ...] | None = None,
     ) -> None:
         self._windows, self._mixture, self._chain = windows, windows.mixture, windows.plan.chain
         self._shard, self._first_epoch = shard, first
         self._run_rows, self._next_rows = rows
         # Where the steps of the schedule begin, in this shard's own rows or tokens.
         shards, starts = self._chain.num_shards, self._mixture.starts
+        self._steps = self._mixture.steps
+        if weights is not None:
+            starts, self._steps = [0], [weights]
         self._starts = [slots_before(start, shard, shards) for start in starts]
         if self._mixture.by_tokens:
             self._starts = [-(-start // shards) for start in starts]
@@ -330,7 +336,7 @@ class MixRuns(Iterator[Run]):
         """
         mixture, parts = self._mixture, self._parts
         while True:
-            own = mixture.steps[self._step()]
+            own = self._steps[self._step()]
             active = [i for i, w in enumerate(own) if w and not parts[i].gone]
             for i in active:
                 if not parts[i].left:
@@ -395,6 +401,6 @@ class MixRuns(Iterator[Run]):
                 )
 
     def _all_exhausted(self) -> bool:
-        later = self._mixture.steps[self._step() :]
+        later = self._steps[self._step() :]
         wanted = [i for i, column in enumerate(zip(*later, strict=True)) if any(column)]
         return all(self._parts[i].gone or self._parts[i].passes > 0 for i in wanted)

@@ -228,6 +228,11 @@ class MixWindows(MixedWindows):
     def __init__(self, plan: Plan, mixture: Mixture, pool: Pool | None, pass_number: int) -> None:
         self.plan, self.mixture, self._pool = plan, mixture, pool
         self._epoch = plan.chain.first_epoch(pass_number)
+        #: Whole weights in place of the mixture's steps, one for each of the plan's new ones.
+        self.new_weights: list[tuple[int, ...]] = [
+            mixture.mix.reweighed(new.weights).steps(mixture.sizes)[1][0]
+            for new in plan.new_weights
+        ]
         self.openers: dict[str, ShardOpener] = {}
         above = plan.chain.after + plan.inputs.above
         #: Of each source the stages that rows have yet to go through.
@@ -239,9 +244,11 @@ class MixWindows(MixedWindows):
     def _open(self, shards: int) -> None:
         mixture, plans = self.mixture, self.plan.mixed
         if not self.openers:
-            for name, *weights in zip(mixture.names, *mixture.steps, strict=True):
+            steps = [*mixture.steps, *self.new_weights]
+            totals = [sum(step) for step in steps]
+            for name, *weights in zip(mixture.names, *steps, strict=True):
                 windows = open_windows(plans[name], self._pool, self._epoch)
-                share = max(weights) / sum(mixture.steps[0])
+                share = max(w / total for w, total in zip(weights, totals, strict=True))
                 sharing = max(1, round(shards / max(2 * share, 0.01)))
                 # Runs are as long as the share asks for: others wait for the last row of each.
                 most = max(16, math.ceil(2 * share * RUN_ROWS))
@@ -255,13 +262,20 @@ class MixWindows(MixedWindows):
                 Lane(opener, shard, state["epoch"], cursor)  # asks for what it needs
 
     def open(
-        self, shard: int, state: dict[str, Any], rows: tuple[int, int], shards: int, first: int
+        self,
+        shard: int,
+        state: dict[str, Any],
+        rows: tuple[int, int],
+        shards: int,
+        first: int,
+        weights: int | None,
     ) -> MixRuns:
         self._open(shards)
         most = max(8, self.plan.chain.batch_size) if _calls_rows(self.plan) else rows[0]
         of_each = max(plan.chain.batch_size for plan in self.plan.mixed.values())
         rows = min(rows[0], max(1, most // of_each)), min(rows[1], max(1, most // of_each))
-        return MixRuns(self, shard, state, rows, first)
+        new = None if weights is None else self.new_weights[weights]
+        return MixRuns(self, shard, state, rows, first, new)
 
     def close(self) -> None:
         for opener in self.openers.values():

@@ -1,0 +1,173 @@
+"""``Loader.set_weights``: shares of a mix that change within a pass, at one batch on all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from trainpipes._internal.checks import require, whole_number
+from trainpipes._internal.messages import nearest
+from trainpipes.engine.iterating.agreement import members_of
+from trainpipes.engine.iterating.consumer import Consumer
+from trainpipes.engine.iterating.epoch_iterator import EpochIterator
+from trainpipes.engine.iterating.iteration_state import IterationState
+from trainpipes.engine.planning.chain import Chain
+from trainpipes.errors import ConfigError
+from trainpipes.errors.text import shown
+from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import BalanceStage, BatchingStage, RegroupStage
+from trainpipes.order.topology import Topology
+from trainpipes.sources.mixed.mix import Mix
+from trainpipes.sources.mixed.mix_weights import checked_weights
+from trainpipes.state.format import NewWeights, Position, Reweighed
+from trainpipes.state.merge import TIMEOUT, gather
+
+#: Where no batch is named, weights change at a multiple of it.
+STEP = 64
+OPTION = "set_weights(weights)"
+
+
+def set_weights(iteration: IterationState, weights: Any, at_step: Any) -> int:
+    """Change the weights of a mix from a batch on; returns its number. See ``Loader.set_weights``."""
+    chain = iteration.plan.chain
+    mix = _mix_of(chain)
+    unit = _batches_between_changes(chain)
+    _check_names(weights, mix)
+    position, last = iteration.upcoming(), iteration.last
+    if last is not None and not last.ended:
+        position = iteration.parse(last.state(ends=True))
+    if at_step is None:
+        at_step = _agreed_step(iteration.topology(), position, weights, math.lcm(STEP, unit))
+    _check_step(at_step, position, unit, chain)
+    before = [new for new in position.reweighed if new.batch < at_step]
+    after = [new for new in position.reweighed if new.batch > at_step]
+    known = [new for new in position.reweighed if new.batch <= at_step]
+    new = NewWeights(int(at_step), _all_weights(mix, known, weights))
+    position = replace(position, reweighed=(*_of_now(before, position.m), new, *after))
+    if last is None or last.ended:
+        iteration.reweigh(position, None)
+        return new.batch
+    for one in iteration.iterators:
+        if isinstance(one, EpochIterator) and one._gives(last):
+            one._go_on_from(position)
+            return new.batch
+    plan, topology = iteration.plan_of(position), iteration.topology()  # nobody iterates any more
+    goes_on = Consumer(plan, topology, position, after=iteration.passes.after)
+    iteration.reweigh(position, goes_on)
+    return new.batch
+
+
+def _mix_of(chain: Chain) -> Mix:
+    mix = chain.opener
+    if not isinstance(mix, Mix):
+        raise ConfigError(
+            f"set_weights() must be called for a pipeline that starts with mix(), got one that starts with "
+            f"{mix}; write mix({{...}}, weights={{...}}), or change a mix by the state: "
+            "load_state_dict(state, allow_changes=['mix'])"
+        )
+    if mix.weights is None or mix.schedule is not None:
+        got = "schedule=" if mix.schedule is not None else "none"
+        raise ConfigError(
+            f"mix(weights) must be given, and no schedule, where set_weights() changes them, got {got}; "
+            "start with the weights that hold first"
+        )
+    if chain.rolling:
+        raise ConfigError(
+            "repeat() must stand after batch() where set_weights() changes shares, got it before; or write "
+            'mix(stop="repeat") in place of repeat()'
+        )
+    return mix
+
+
+def _batches_between_changes(chain: Chain) -> int:
+    """Batches of all shards after which no stage above the mix holds rows of it."""
+    turns = 1
+    for stage in chain.after:
+        if isinstance(stage, BalanceStage):
+            turns = math.lcm(turns, int(stage.options["window"]))
+        elif not _lets_rows_go(stage):
+            raise ConfigError(
+                f"{stage} must stand in the sources of mix() where set_weights() changes shares, got it "
+                "after mix(): it holds or drops mixed rows, so that no batch is the first of new shares; "
+                "write {name: source." + stage.name + "(...)} for each source"
+            )
+    return 1 if turns == 1 else turns * chain.num_shards
+
+
+def _lets_rows_go(stage: Stage) -> bool:
+    if isinstance(stage, RegroupStage):
+        return isinstance(stage, BatchingStage) and not stage._takes_turns
+    return stage.traits.keeps_rows
+
+
+def _check_names(weights: Any, mix: Mix) -> None:
+    names = list(mix.sources)
+    rule = f"a dict with a number for some of the sources ({', '.join(names)})"
+    require(isinstance(weights, Mapping) and weights, OPTION, rule, weights)
+    for name in weights:
+        if name not in names:
+            hint = nearest(str(name), names)
+            raise ConfigError(f"{OPTION} must be {rule}, got {shown(name)}{hint}")
+
+
+def _all_weights(
+    mix: Mix, known: Sequence[NewWeights], weights: Mapping[str, Any]
+) -> dict[str, int | float | str]:
+    """Those of all sources, as a state has them; the last ones ``known`` hold for sources not named."""
+    others = known[-1].weights if known else mix.weights or {}
+    held = mix.reweighed(others).weights or {}
+    merged = {**held, **weights}
+    checked_weights(merged, list(mix.sources), OPTION)
+    mix.reweighed(merged)  # refuses those under which nothing would be left
+    return {name: _saved(weight) for name, weight in merged.items()}
+
+
+def _check_step(at_step: Any, position: Position, unit: int, chain: Chain) -> None:
+    option = "set_weights(at_step)"
+    whole_number(at_step, 0, option, "the number of a batch of the pass, over all ranks")
+    if at_step < position.m:
+        raise ConfigError(
+            f"{option} must be the number of a batch that is yet to come, {position.m} or more, got "
+            f"{at_step}; leave it out for the next multiple of {math.lcm(STEP, unit)}"
+        )
+    if at_step % unit:
+        windows = next(str(stage) for stage in chain.after if isinstance(stage, BalanceStage))
+        raise ConfigError(
+            f"{option} must be a multiple of {unit} ({unit // chain.num_shards} x {chain.num_shards} "
+            f"shards), where windows of {windows} end, got {at_step}; leave it out for the next one"
+        )
+
+
+def _agreed_step(topology: Topology, position: Position, weights: Any, unit: int) -> int:
+    """The next multiple of a number of batches that no rank has passed."""
+    passed = position.m
+    if topology.world_size > 1:
+        why, what = "set_weights() without at_step takes effect", "at which batch"
+        members = members_of(topology, f"{why} at one batch on all ranks", what, "give at_step")
+        own = [position.pass_number, passed, {name: str(w) for name, w in weights.items()}]
+        told = gather(own, members, TIMEOUT, "set_weights() without at_step")
+        for rank, (number, _, named) in enumerate(told):
+            if (number, named) != (told[0][0], told[0][2]):
+                raise ConfigError(
+                    f"{OPTION} must be the same on all ranks, in the same epoch, got {told[0][2]} in epoch "
+                    f"{told[0][0]} on rank 0 and {named} in epoch {number} on rank {rank}; call it on all "
+                    "ranks after the same step, with weights that all have"
+                )
+        passed = max(passed for _, passed, _ in told)
+    return -(-passed // unit) * unit
+
+
+def _of_now(before: Sequence[NewWeights], m: int) -> Reweighed:
+    """Those that hold at a batch or later."""
+    passed = [new for new in before if new.batch <= m]
+    return (*passed[-1:], *(new for new in before if new.batch > m))
+
+
+def _saved(weight: Any) -> int | float | str:
+    """A weight as a state has it: the same number when it is read."""
+    if isinstance(weight, Fraction):
+        return str(weight)
+    return int(weight) if isinstance(weight, int) else float(weight)
