@@ -377,7 +377,7 @@ class Loader:
         1
         >>> batches = iter(loader)
         >>> next(batches), next(batches)
-        (['easy', 'easy', 'easy', 'easy'], ['easy', 'hard', 'easy', 'hard'])
+        (['easy', 'easy', 'easy', 'easy'], ['hard', 'easy', 'hard', 'easy'])
         """
         from trainpipes.loader.weights import set_weights
 
