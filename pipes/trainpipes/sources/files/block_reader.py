@@ -291,10 +291,10 @@ def explained(place: Place, *how: Any, **more: Any) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        told = explanation(error, place, *how, **more)
-        if told is error:
+        reported = explanation(error, place, *how, **more)
+        if reported is error:
             raise
-        raise told from error
+        raise reported from error
 
 
 class _OtherRowsError(Exception):
