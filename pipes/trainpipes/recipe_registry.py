@@ -41,7 +41,9 @@ class RecipeSummary:
     @property
     def needs(self) -> tuple[str, ...]:
         """The options that have no default."""
-        return tuple(one for one in self.options if "=" not in one and not one.startswith("*"))
+        return tuple(
+            option for option in self.options if "=" not in option and not option.startswith("*")
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -62,7 +64,7 @@ class RecipeTable(tuple[RecipeSummary, ...]):
     def __repr__(self) -> str:
         if not self:
             return "no recipes: no package that offers some is installed"
-        rows = [(one.name, one.summary, ", ".join(one.options)) for one in self]
+        rows = [(recipe.name, recipe.summary, ", ".join(recipe.options)) for recipe in self]
         pairs = [pair for name, *texts in rows for pair in zip((name, ""), texts, strict=True)]
         return table([pair for pair in pairs if pair[1]], WIDTH)
 
@@ -116,11 +118,11 @@ def recipe_function(name: str) -> Callable[..., Any]:
 
 def _installed() -> dict[str, list[EntryPoint]]:
     """All recipes by name, sorted; those that several packages offer under one name together."""
-    found: dict[str, dict[str, EntryPoint]] = {}
+    points: dict[str, dict[str, EntryPoint]] = {}
     for point in entry_points(group=GROUP):
         # A source tree and an installed copy of it may both be on the path.
-        found.setdefault(point.name, {}).setdefault(point.value, point)
-    return {name: list(found[name].values()) for name in sorted(found)}
+        points.setdefault(point.name, {}).setdefault(point.value, point)
+    return {name: list(points[name].values()) for name in sorted(points)}
 
 
 def _summary(name: str) -> RecipeSummary:
@@ -142,5 +144,5 @@ def _option_texts(doc: str) -> dict[str, str]:
     """
     section = re.search(r"^Args:\n((?:[ ]+.*\n|\n)*)", doc + "\n", re.MULTILINE)
     body = textwrap.dedent(section[1]) if section else ""
-    found = re.findall(r"^\**(\w+)(?: \([^)]*\))?: ?(.*(?:\n[ \n].*)*)", body, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in found}
+    entries = re.findall(r"^\**(\w+)(?: \([^)]*\))?: ?(.*(?:\n[ \n].*)*)", body, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}

@@ -135,15 +135,15 @@ def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
 
     Only files that a cache made are removed; others may read and write meanwhile.
     """
-    found = info(path)
+    summary = info(path)
     for kind in (ROWS, FOOTERS, SCHEMAS, BYTES):
-        for below in () if found.folder is None else _folders(found.folder / kind):
+        for below in () if summary.folder is None else _folders(summary.folder / kind):
             for name in _files(below):
                 if name.endswith((SUFFIX, CHUNK, LOCK, USED)):
                     with suppress(FileNotFoundError):
                         os.unlink(name)
             remove_leftovers(below)
-    return found
+    return summary
 
 
 def make_room(root: Path, most: int, kind: str) -> int:
@@ -163,8 +163,8 @@ def make_room(root: Path, most: int, kind: str) -> int:
 
 def remove_leftovers(below: str | os.PathLike[str]) -> None:
     """Remove the parts that killed processes have left in a folder."""
-    with suppress(OSError), os.scandir(below) as found:
-        for entry in found:
+    with suppress(OSError), os.scandir(below) as entries:
+        for entry in entries:
             if _OUR_PART.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 with suppress(OSError):
                     if time.time() - entry.stat(follow_symlinks=False).st_mtime > PART_AGE:
@@ -175,13 +175,13 @@ def _entries(below: Path) -> Iterator[tuple[str, int, int]]:
     for name in (name for place in _folders(below) for name in _files(place)):
         if name.endswith((SUFFIX, CHUNK)):
             with suppress(OSError):
-                found = os.lstat(name)
-                yield name, found.st_size, found.st_atime_ns
+                status = os.lstat(name)
+                yield name, status.st_size, status.st_atime_ns
 
 
 def _files(folder: str) -> list[str]:
-    with suppress(OSError), os.scandir(folder) as found:
-        return [entry.path for entry in found if entry.is_file(follow_symlinks=False)]
+    with suppress(OSError), os.scandir(folder) as entries:
+        return [entry.path for entry in entries if entry.is_file(follow_symlinks=False)]
     return []
 
 

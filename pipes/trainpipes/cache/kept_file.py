@@ -47,11 +47,11 @@ def open_file(path: str | os.PathLike[str], *, own: bool = True, flags: int = 0)
     """A handle of a plain file, to read it unless ``flags`` say more."""
     handle = os.open(path, flags | _FLAGS | (_NO_LINK if own else 0), 0o600 if own else 0o666)
     try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a file", os.fspath(path))
-        if own and owner() not in (None, found.st_uid):
-            raise NotOwnError(errno.EPERM, f"user {found.st_uid} owns it", os.fspath(path))
+        if own and owner() not in (None, status.st_uid):
+            raise NotOwnError(errno.EPERM, f"user {status.st_uid} owns it", os.fspath(path))
     except BaseException:
         os.close(handle)
         raise
@@ -87,14 +87,14 @@ def _make_folder(folder: Path, own: bool = True) -> None:
     top = folder.parent if len(folder.name) == 2 else folder  # entries are spread over such
     for one in (top.parent, top):
         os.makedirs(one, 0o700, exist_ok=True)
-    root, found, user = os.lstat(top.parent), os.lstat(top), owner()
+    root, status, user = os.lstat(top.parent), os.lstat(top), owner()
     said = ""
     if stat.S_ISLNK(root.st_mode) and root.st_uid not in (user, 0):
         said = f"{top.parent} is a link of user {root.st_uid}"
-    elif stat.S_ISLNK(found.st_mode):
+    elif stat.S_ISLNK(status.st_mode):
         said = f"{top} is a link"
-    elif user != found.st_uid:
-        said = f"user {found.st_uid} owns {top}"
+    elif user != status.st_uid:
+        said = f"user {status.st_uid} owns {top}"
     if own and user is not None and said:
         raise NotOwnError(errno.EPERM, said, str(top))
     os.makedirs(folder, 0o700, exist_ok=True)
@@ -223,18 +223,18 @@ def read_content(
                 view = memoryview(content)
                 if bytes(view[-TRAILER:]) != _trailer(view[:-TRAILER]):
                     raise ValueError("the checksum differs")
-            found = parse(content.slice(0, content.size - TRAILER))
+            parsed = parse(content.slice(0, content.size - TRAILER))
         except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):
             if not own and about.st_size and KEY not in file.read(HEAD):
                 raise ForeignError(errno.EEXIST, "not a file of ours", os.fspath(path)) from None
             _drop_file(path, about)
             return None
-    if found is not None and own:
+    if parsed is not None and own:
         with suppress(OSError, NotImplementedError):
             # The least recently used ones go first. What tells files apart stays.
             os.utime(path, ns=(time.time_ns(), about.st_mtime_ns), follow_symlinks=False)
     _whole.add(mark)
-    return found
+    return parsed
 
 
 def _table(about: dict[str, Any], content: pa.Buffer) -> pa.Table | None:
@@ -246,9 +246,9 @@ def _table(about: dict[str, Any], content: pa.Buffer) -> pa.Table | None:
     return table.replace_schema_metadata(metadata or None)
 
 
-def _drop_file(path: Path, found: os.stat_result) -> None:
+def _drop_file(path: Path, status: os.stat_result) -> None:
     with suppress(OSError):
-        if os.path.samestat(found, os.lstat(path)):  # no other one has come in its place
+        if os.path.samestat(status, os.lstat(path)):  # no other one has come in its place
             os.unlink(path)
     warn_once(
         f"{path} was damaged: cut short or changed after it was written. It is removed and made again; "

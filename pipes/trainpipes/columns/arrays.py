@@ -26,8 +26,8 @@ def to_numpy(array: pa.Array | pa.ChunkedArray) -> Array:
     array = one_chunk(array)
     dtype = dtype_of(array.type)
     if array.null_count or dtype is None:
-        found: Array = array.to_numpy(zero_copy_only=False)
-        return found
+        values: Array = array.to_numpy(zero_copy_only=False)
+        return values
     if dtype == np.bool_:
         return to_numpy(array.cast(pa.uint8())).view(np.bool_)
     return _values(array, dtype, len(array))
@@ -48,12 +48,12 @@ def is_number(kind: pa.DataType) -> bool:
 
 def _values(array: pa.Array, dtype: npt.DTypeLike, count: int) -> Array:
     if not len(array):  # there may be no buffer
-        found = np.zeros(count, dtype)
+        values = np.zeros(count, dtype)
     else:
         start = array.offset * np.dtype(dtype).itemsize
-        found = np.frombuffer(array.buffers()[1], dtype, count, start)
-    found.flags.writeable = False
-    return found
+        values = np.frombuffer(array.buffers()[1], dtype, count, start)
+    values.flags.writeable = False
+    return values
 
 
 def to_arrow(values: Array, null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
@@ -64,8 +64,8 @@ def to_arrow(values: Array, null: npt.NDArray[np.bool_] | None = None) -> pa.Arr
     valid = None if null is None else to_arrow(~null).buffers()[1]
     is_bool = values.dtype == np.bool_
     kind = pa.uint8() if is_bool else pa.from_numpy_dtype(values.dtype)
-    found = pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(values)])
-    return found.cast(pa.bool_()) if is_bool else found
+    made = pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(values)])
+    return made.cast(pa.bool_()) if is_bool else made
 
 
 def python_to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -171,9 +171,9 @@ def gathered(rows: T, index: IntArray) -> T:
         return type(rows).from_arrays(columns, schema=rows.schema)
     places = to_arrow(index)
     if isinstance(rows, pa.Array) and _has_numbers(rows.type) and len(rows) <= 4 * len(index):
-        found = _gathered_numbers(rows, places)
-        if found is not None:
-            return found
+        lists = _gathered_numbers(rows, places)
+        if lists is not None:
+            return lists
     try:
         return rows.take(places)
     except pa.ArrowNotImplementedError:
@@ -194,8 +194,8 @@ def parts_of(
         number = int(which[0])
         return [(number, index - firsts[number])], None
     order = np.argsort(which, kind="stable")
-    found, edges = np.unique(which[order], return_index=True)
-    each = zip(found.tolist(), np.split(order, edges[1:]), strict=len(found) > 0)
+    numbers, edges = np.unique(which[order], return_index=True)
+    each = zip(numbers.tolist(), np.split(order, edges[1:]), strict=len(numbers) > 0)
     parts = [(number, index[places] - firsts[number]) for number, places in each]
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
@@ -218,14 +218,14 @@ def _gathered_numbers(rows: pa.Array, places: pa.Array) -> pa.Array | None:
     content = values.buffers()[1].slice(start, len(values) * width)
     edges = pa.py_buffer(offsets.astype(np.int64) * width)
     texts = pa.Array.from_buffers(pa.large_binary(), len(rows), [None, edges, content])
-    found = texts.take(places)
-    ends = _values(found, np.int64, len(found) + 1) // width
+    taken = texts.take(places)
+    ends = _values(taken, np.int64, len(taken) + 1) // width
     kind = offset_dtype(rows.type)
     if ends[-1] > np.iinfo(kind).max:
         return None
-    numbers = pa.Array.from_buffers(values.type, int(ends[-1]), [None, found.buffers()[2]])
+    numbers = pa.Array.from_buffers(values.type, int(ends[-1]), [None, taken.buffers()[2]])
     buffers = [None, pa.py_buffer(ends.astype(kind))]
-    return pa.Array.from_buffers(rows.type, len(found), buffers, children=[numbers])
+    return pa.Array.from_buffers(rows.type, len(taken), buffers, children=[numbers])
 
 
 def take_rows(
@@ -305,7 +305,7 @@ def holds(kind: Any, *tests: Callable[[Any], bool]) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     inner = (kind.field(n).type for n in range(kind.num_fields))
-    return any(test(kind) for test in tests) or any(holds(one, *tests) for one in inner)
+    return any(test(kind) for test in tests) or any(holds(part, *tests) for part in inner)
 
 
 def has_text(kind: Any) -> bool:

@@ -33,10 +33,10 @@ class naming_bad_values(doing):
             self._slot.to(self._before)
         if isinstance(error, UnreadableError):  # which was raised here, by stages within one
             return
-        found = _first_bad_value(self._block.data) if _is_about_values(error) else None
-        if found is None:
+        bad = _first_bad_value(self._block.data) if _is_about_values(error) else None
+        if bad is None:
             return
-        caller, (number, name, what) = self._caller, found
+        caller, (number, name, what) = self._caller, bad
         problem = UnreadableError(
             f"{'' if caller is None else f'{caller}: '}column {name!r} holds {what}",
             stage=None if caller is None else str(caller),
@@ -55,16 +55,16 @@ def _is_about_values(error: BaseException | None) -> bool:
 
 def _first_bad_value(data: Any) -> tuple[int, str, str] | None:
     """The first row with a value that Python lacks, its column, and what it holds."""
-    found: list[tuple[int, str, str]] = []
+    places: list[tuple[int, str, str]] = []
     for name in data.column_names if isinstance(data, pa.Table) else ():
         first = 0
         for chunk in data.column(name).chunks:
             bad = _bad_in(chunk)
             if bad is not None:
-                found.append((first + bad[0], name, bad[1]))
+                places.append((first + bad[0], name, bad[1]))
                 break
             first += len(chunk)
-    return min(found, key=lambda one: one[0], default=None)
+    return min(places, key=lambda place: place[0], default=None)
 
 
 def _bad_in(array: Any) -> tuple[int, str] | None:

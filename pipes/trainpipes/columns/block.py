@@ -87,13 +87,13 @@ def _one(pieces: Sequence[Piece]) -> Piece:
 
 
 def _merged(pieces: Sequence[Piece]) -> list[Piece]:
-    found: list[Piece] = []
-    for _, group in groupby(pieces, key=lambda one: one.index is not None and id(one.data)):
+    merged: list[Piece] = []
+    for _, group in groupby(pieces, key=lambda piece: piece.index is not None and id(piece.data)):
         same = list(group)
         if len(same) > 1 and same[0].index is not None:
-            same = [Piece(same[0].data, np.concatenate([one.index for one in same]))]
-        found += same
-    return found
+            same = [Piece(same[0].data, np.concatenate([piece.index for piece in same]))]
+        merged += same
+    return merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +133,16 @@ class Block:
         self.made_of: Pieces | None = None
 
     def _of(self, pieces: list[Piece], rows: IntArray | slice | None = None) -> Block:
-        found = object.__new__(Block)
-        found._pieces = pieces
+        block = object.__new__(Block)
+        block._pieces = pieces
         if rows is None:
-            found.ids, found.epoch, found.part = self.ids, self.epoch, self.part
-            found.made_of = self.made_of
+            block.ids, block.epoch, block.part = self.ids, self.epoch, self.part
+            block.made_of = self.made_of
         else:
-            found.ids = self.ids[rows]
-            found.epoch, found.part = _at(self.epoch, rows), _at(self.part, rows)
-            found.made_of = None if self.made_of is None else self.made_of.at(rows)
-        return found
+            block.ids = self.ids[rows]
+            block.epoch, block.part = _at(self.epoch, rows), _at(self.part, rows)
+            block.made_of = None if self.made_of is None else self.made_of.at(rows)
+        return block
 
     @staticmethod
     def join(blocks: Sequence[Block]) -> Block:
@@ -151,12 +151,12 @@ class Block:
         sizes = [len(block) for block in blocks]
         epoch = _joined([block.epoch for block in blocks], sizes)
         part = _joined([block.part for block in blocks], sizes)
-        found = Block([], np.concatenate([block.ids for block in blocks]), epoch=epoch, part=part)
-        found._pieces = _merged([piece for block in blocks for piece in block._pieces])
+        joined = Block([], np.concatenate([block.ids for block in blocks]), epoch=epoch, part=part)
+        joined._pieces = _merged([piece for block in blocks for piece in block._pieces])
         if any(block.made_of is not None for block in blocks):
             made_of = [b.made_of or Pieces.whole(b.ids, b.epoch) for b in blocks]
-            found.made_of = Pieces.join(made_of)
-        return found
+            joined.made_of = Pieces.join(made_of)
+        return joined
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -206,25 +206,25 @@ class Block:
         # The piece in which each batch begins, and that in which it ends.
         begins_in = np.searchsorted(ends, bounds[:-1], side="right")
         ends_in = np.searchsorted(ends, bounds[1:])
-        found: list[Part] = []
+        parts: list[Part] = []
         k = 0
         while k < len(ends_in):
             is_whole = begins_in[k] >= ends_in[k]
             stop = int(np.searchsorted(ends_in, ends_in[k], side="right")) if is_whole else k + 1
             piece = _one(self._between(int(bounds[k]), int(bounds[stop])))
-            found.append(Part(piece.data, piece.index, bounds[k : stop + 1] - bounds[k]))
+            parts.append(Part(piece.data, piece.index, bounds[k : stop + 1] - bounds[k]))
             k = stop
-        return found
+        return parts
 
     def _between(self, start: int, stop: int) -> list[Piece]:
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         first = 0
         for piece in self._pieces:
             low, high = max(0, start - first), min(piece.rows, stop - first)
             if low < high:
-                found.append(piece if high - low == piece.rows else piece.slice(low, high))
+                pieces.append(piece if high - low == piece.rows else piece.slice(low, high))
             first += piece.rows
-        return found
+        return pieces
 
     def take(self, index: IntArray) -> Block:
         piece = self._piece()
@@ -249,9 +249,9 @@ class Block:
         return self._of([Piece(change(piece.data), piece.index) for piece in self._pieces])
 
     def of_epoch(self, epoch: Each) -> Block:
-        found = self._of(self._pieces)
-        found.epoch = epoch
-        return found
+        block = self._of(self._pieces)
+        block.epoch = epoch
+        return block
 
 
 def _at(values: Each, rows: IntArray | slice) -> Each:

@@ -42,24 +42,24 @@ def to_columns(table: pa.Table, format: str) -> Any:
     """A table as ``format`` says; even columns as ``[rows, ...]`` arrays."""
     if format == "arrow":
         return table
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if format == "numpy":
-            found[name] = _numpy(column, name)
+            columns[name] = _numpy(column, name)
         elif pa.types.is_temporal(column.type):
-            found[name] = column.to_pylist()
+            columns[name] = column.to_pylist()
         else:
-            found[name] = _tensor(_numpy(column, name))
-    return found
+            columns[name] = _tensor(_numpy(column, name))
+    return columns
 
 
 def _numpy(column: pa.ChunkedArray, name: str) -> Array:
     array = one_chunk(column)
     if fixed_shape(array.type) is not None:
-        found = array_of(array)
-        if found is None:
+        shaped = array_of(array)
+        if shaped is None:
             raise _no_null(array, name, lambda part: array_of(part) is None)
-        return found
+        return shaped
     if _holds_records(array.type):  # Arrow would make floats of integers beside nulls
         rows = np.empty(len(array), dtype=object)
         rows[:] = python_values(array)

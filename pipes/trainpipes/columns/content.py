@@ -65,9 +65,9 @@ def _once(value: Any, state: Any, make: Callable[[], str]) -> str:
     known = _known.get(key)
     if known is not None and known[0]() is value and known[1] == state:
         return known[2]
-    found = make()
-    _known[key] = weakref.ref(value, lambda _: _known.pop(key, None)), state, found
-    return found
+    made = make()
+    _known[key] = weakref.ref(value, lambda _: _known.pop(key, None)), state, made
+    return made
 
 
 def _joined(about: str, pieces: Sequence[Callable[[], bytes]], size: int) -> str:
@@ -78,8 +78,8 @@ def _joined(about: str, pieces: Sequence[Callable[[], bytes]], size: int) -> str
         if threads > 1
         else map(call, pieces)
     )
-    for found in each:
-        digest.update(found)
+    for part in each:
+        digest.update(part)
     return digest.hexdigest()
 
 
@@ -103,8 +103,8 @@ class _Streams:
         self._rows: dict[str, int] = {}
 
     def digest(self) -> bytes:
-        found = [(path, one.hexdigest()) for path, one in sorted(self._hashes.items())]
-        return hashlib.sha256(repr((found, sorted(self._rows.items()))).encode()).digest()
+        digests = [(path, stream.hexdigest()) for path, stream in sorted(self._hashes.items())]
+        return hashlib.sha256(repr((digests, sorted(self._rows.items()))).encode()).digest()
 
     def _feed(self, path: str, content: Any) -> None:
         if path not in self._hashes:

@@ -24,11 +24,13 @@ LARGE = 4 << 20
 MARGIN, GROWTH = 1.1, 1.5
 
 
-def unlike(one: pa.Schema, other: pa.Schema) -> SchemaError:
-    names = [*one.names, *(name for name in other.names if name not in one.names)]
-    kinds = [[s.field(n).type if n in s.names else "missing" for n in names] for s in (one, other)]
-    differ = [found for found in zip(names, *kinds, strict=True) if found[1] != found[2]]
-    name, a, b = differ[0] if differ else ("", one, other)
+def unlike(first: pa.Schema, second: pa.Schema) -> SchemaError:
+    names = [*first.names, *(name for name in second.names if name not in first.names)]
+    kinds = [
+        [s.field(n).type if n in s.names else "missing" for n in names] for s in (first, second)
+    ]
+    differ = [column for column in zip(names, *kinds, strict=True) if column[1] != column[2]]
+    name, a, b = differ[0] if differ else ("", first, second)
     return SchemaError(
         f"rows have column {name!r} as {a}, and later ones as {b}: have the function that makes them, in "
         "map_batches() or a stage of your own, return columns of the same types each time"

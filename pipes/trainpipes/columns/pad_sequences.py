@@ -78,9 +78,9 @@ def _lengths(sequences: Sequence[Any]) -> IntArray:
     try:
         return np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
     except TypeError:
-        place, found = next((k, s) for k, s in enumerate(sequences) if not hasattr(s, "__len__"))
+        place, value = next((k, s) for k, s in enumerate(sequences) if not hasattr(s, "__len__"))
         raise DataError(
-            f"sequences is a list of sequences, got {shown(found)} at position {place}, which has no length"
+            f"sequences is a list of sequences, got {shown(value)} at position {place}, which has no length"
         ) from None
 
 

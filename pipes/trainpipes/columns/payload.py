@@ -99,5 +99,5 @@ def _take_rows(table: pa.Table, index: IntArray) -> pa.Table:
 
 def _by_chunk(column: pa.ChunkedArray, index: IntArray) -> pa.Array:
     parts, back = parts_of(np.cumsum([0, *map(len, column.chunks)]), index)
-    found = pa.concat_arrays([column.chunk(n).take(to_arrow(places)) for n, places in parts])
-    return found if back is None else found.take(to_arrow(back))
+    taken = pa.concat_arrays([column.chunk(n).take(to_arrow(places)) for n, places in parts])
+    return taken if back is None else taken.take(to_arrow(back))

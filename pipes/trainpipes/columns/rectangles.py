@@ -76,10 +76,10 @@ class RaggedRows:
         return Rectangles(self, index, bounds)
 
     def stretches(self, width: int) -> Array:
-        found = self._views.get(width)
-        if found is None:
-            found = self._views[width] = _stretches(self.values, width)
-        return found
+        view = self._views.get(width)
+        if view is None:
+            view = self._views[width] = _stretches(self.values, width)
+        return view
 
 
 class Rectangles:
@@ -166,8 +166,8 @@ def widths_of(
 def _ones(lengths: IntArray, width: int, side: Side, dtype: np.dtype[Any]) -> Array:
     """``[rows, width]``, as many ones in each row as its length says."""
     view, half = _strips(width, side == "left", dtype)
-    found: Array = view[half - width + lengths if side == "left" else half - lengths]
-    return found
+    mask: Array = view[half - width + lengths if side == "left" else half - lengths]
+    return mask
 
 
 @lru_cache(maxsize=4096)

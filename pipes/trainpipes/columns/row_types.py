@@ -51,8 +51,8 @@ def array_of(array: pa.Array) -> npt.NDArray[Any] | None:
     if isinstance(array.type, pa.FixedShapeTensorType):
         if array.null_count or array.storage.flatten().null_count:
             return None
-        found: npt.NDArray[Any] = array.to_numpy_ndarray()
-        return found
+        tensors: npt.NDArray[Any] = array.to_numpy_ndarray()
+        return tensors
     while pa.types.is_fixed_size_list(array.type):
         if array.null_count:
             return None
@@ -136,13 +136,13 @@ def _was_array(kind: pa.DataType) -> bool:
 def _arrays(column: pa.ChunkedArray) -> list[Any]:
     rows: list[Any] = []
     for chunk in column.chunks:
-        found = array_of(chunk)
-        if found is not None:
-            rows += [row.copy() for row in found]
+        arrays = array_of(chunk)
+        if arrays is not None:
+            rows += [row.copy() for row in arrays]
             continue
         for k in range(len(chunk)):
-            one = array_of(chunk.slice(k, 1))
-            rows.append(chunk[k].as_py() if one is None else one[0].copy())
+            single = array_of(chunk.slice(k, 1))
+            rows.append(chunk[k].as_py() if single is None else single[0].copy())
     return rows
 
 
@@ -189,35 +189,35 @@ def type_of(value: Any) -> pa.DataType:
         return pa.struct([(_named(key), type_of(inner)) for key, inner in value.items()])
     if isinstance(value, np.generic):
         return _of_dtype(value.dtype)
-    for python, found in _PLAIN.items():
+    for python, kind in _PLAIN.items():
         if isinstance(value, python) and not isinstance(value, datetime.datetime):
-            return found
+            return kind
     try:
-        found = pa.scalar(value).type
+        kind = pa.scalar(value).type
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        found = None
-    if found is None or found.num_fields:  # sets and the like would come back as lists
+        kind = None
+    if kind is None or kind.num_fields:  # sets and the like would come back as lists
         raise NoColumn(f"a {type(value).__name__}, which Arrow columns cannot hold")
-    return found
+    return kind
 
 
 def _type_of_all(values: Iterable[Any]) -> pa.DataType:
     kinds = set(map(type, values))
     plain = kinds <= _PLAIN.keys()
-    found = [_PLAIN[kind] for kind in kinds] if plain else list(map(type_of, values))
+    types = [_PLAIN[kind] for kind in kinds] if plain else list(map(type_of, values))
     united = pa.null()
-    for kind in found:
+    for kind in types:
         united = unite(united, kind)
     return united
 
 
 def _type_of_array(array: Any) -> pa.DataType:
-    found = _of_dtype(array.dtype)
+    kind = _of_dtype(array.dtype)
     if array.ndim == 1:
-        return pa.list_(found)
+        return pa.list_(kind)
     for size in array.shape[::-1]:
-        found = pa.list_(pa.field(CELL, found), size)
-    return found
+        kind = pa.list_(pa.field(CELL, kind), size)
+    return kind
 
 
 def _of_dtype(dtype: np.dtype[Any]) -> pa.DataType:
@@ -233,45 +233,45 @@ def _named(key: Any) -> str:
     return key
 
 
-def unite(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    if one.equals(other) or pa.types.is_null(other):
-        return one
-    if pa.types.is_null(one):
-        return other
-    numbers = [_number(kind) for kind in (one, other)]
+def unite(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    if first.equals(second) or pa.types.is_null(second):
+        return first
+    if pa.types.is_null(first):
+        return second
+    numbers = [_number(kind) for kind in (first, second)]
     if None not in numbers:
         if numbers[0] != numbers[1]:
             return pa.float64()
-        both = np.result_type(*map(dtype_of, (one, other)))
+        both = np.result_type(*map(dtype_of, (first, second)))
         if both.kind in "iu" or numbers[0] == "float":
             return pa.from_numpy_dtype(both)
-    if _is_list(one) and _is_list(other):
-        shapes = [fixed_shape(kind.value_type) for kind in (one, other)]
-        if CELL in (one.value_field.name, other.value_field.name) and shapes[0] != shapes[1]:
-            raise NoColumn(f"arrays of several shapes, {one} and {other}")
-        value = unite(one.value_type, other.value_type)
-        sizes = {getattr(kind, "list_size", None) for kind in (one, other)}
-        if any(map(pa.types.is_large_list, (one, other))):
+    if _is_list(first) and _is_list(second):
+        shapes = [fixed_shape(kind.value_type) for kind in (first, second)]
+        if CELL in (first.value_field.name, second.value_field.name) and shapes[0] != shapes[1]:
+            raise NoColumn(f"arrays of several shapes, {first} and {second}")
+        value = unite(first.value_type, second.value_type)
+        sizes = {getattr(kind, "list_size", None) for kind in (first, second)}
+        if any(map(pa.types.is_large_list, (first, second))):
             return pa.large_list(value)
         return pa.list_(value) if len(sizes) > 1 else pa.list_(value, sizes.pop() or -1)
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        fields = {field.name: field.type for field in one}
-        for field in other:
+    if pa.types.is_struct(first) and pa.types.is_struct(second):
+        fields = {field.name: field.type for field in first}
+        for field in second:
             fields[field.name] = unite(fields.get(field.name, pa.null()), field.type)
         return pa.struct(list(fields.items()))
-    if pa.types.is_decimal(one) and pa.types.is_decimal(other):
-        scale = max(one.scale, other.scale)
-        whole = max(kind.precision - kind.scale for kind in (one, other))
+    if pa.types.is_decimal(first) and pa.types.is_decimal(second):
+        scale = max(first.scale, second.scale)
+        whole = max(kind.precision - kind.scale for kind in (first, second))
         if whole + scale <= 38:
             return pa.decimal128(whole + scale, scale)
-    plain = [_stored(kind) for kind in (one, other)]
-    if plain != [one, other]:
+    plain = [_stored(kind) for kind in (first, second)]
+    if plain != [first, second]:
         return unite(*plain)
-    if _kind(one) is not None and _kind(one) == _kind(other):
-        pair = [pa.schema([("", kind)]) for kind in (one, other)]
+    if _kind(first) is not None and _kind(first) == _kind(second):
+        pair = [pa.schema([("", kind)]) for kind in (first, second)]
         with suppress(pa.ArrowInvalid, pa.ArrowTypeError):
             return pa.unify_schemas(pair, promote_options="permissive").field(0).type
-    raise NoColumn(f"both {one} and {other}")
+    raise NoColumn(f"both {first} and {second}")
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
@@ -320,8 +320,8 @@ def written(schema: pa.Schema) -> str:
 
 
 def _fields(fields: Iterable[pa.Field]) -> str:
-    found = [f"({json.dumps(field.name)}, {_type(field.type)})" for field in fields]
-    return f"[{', '.join(found)}]"
+    written = [f"({json.dumps(field.name)}, {_type(field.type)})" for field in fields]
+    return f"[{', '.join(written)}]"
 
 
 def _type(kind: pa.DataType) -> str:

@@ -39,9 +39,9 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
     if not is_plain(tensor):
         return tensor.clone(memory_format=torch.contiguous_format)
     values = tensor.numpy()
-    found = _room(values.shape, values.dtype)
-    found[...] = values
-    return torch.from_numpy(found)
+    room = _room(values.shape, values.dtype)
+    room[...] = values
+    return torch.from_numpy(room)
 
 
 def gathered(tensor: torch.Tensor, index: IntArray) -> torch.Tensor:
@@ -57,18 +57,18 @@ def rows_of(values: Array, index: IntArray) -> Array:
     low, high = int(index.min()), int(index.max()) + 1
     if low < 0 or high > len(values):
         return values[index]
-    found = _room((len(index), *values.shape[1:]), values.dtype)
+    room = _room((len(index), *values.shape[1:]), values.dtype)
     if not values.flags.c_contiguous:  # which NumPy would copy whole
         step = max(1, PART // row_bytes)
         for first in range(0, len(index), step):
-            found[first : first + step] = values[index[first : first + step]]
-        return found
+            room[first : first + step] = values[index[first : first + step]]
+        return room
     if high - low == len(index) and (np.diff(index) == 1).all():
-        found[...] = values[low:high]
+        room[...] = values[low:high]
     else:
         # Other modes write to a buffer first.
-        np.take(values, index, axis=0, out=found, mode="clip")
-    return found
+        np.take(values, index, axis=0, out=room, mode="clip")
+    return room
 
 
 def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -81,10 +81,7 @@ def _rule(kind: pa.DataType) -> Callable[[type], bool] | None:
 
 
 def _same(back: Sequence[Any], values: Sequence[Any]) -> bool:
-    return all(
-        one == other or (one != one and other != other)
-        for one, other in zip(back, values, strict=True)
-    )
+    return all(a == b or (a != a and b != b) for a, b in zip(back, values, strict=True))
 
 
 def _lists(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
@@ -110,28 +107,28 @@ def _fixed_lists(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Ar
 
 def _each_list(values: Sequence[Any]) -> tuple[list[Any], Any, Any]:
     """Values as sequences, empty for None; which are None, if any; and lengths."""
-    found = [() if value is None else as_array(value) for value in values]
-    types = set(map(type, found))
+    lists = [() if value is None else as_array(value) for value in values]
+    types = set(map(type, lists))
     if not all(issubclass(t, list | tuple | np.ndarray) for t in types):
         raise NoColumn
-    if any(isinstance(value, np.ndarray) and not value.ndim for value in found):
+    if any(isinstance(value, np.ndarray) and not value.ndim for value in lists):
         raise NoColumn
-    lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
+    lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
     none = [value is None for value in values]
-    return found, pa.array(none) if any(none) else None, lengths
+    return lists, pa.array(none) if any(none) else None, lengths
 
 
 def _inner(lists: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
-    arrays = [one for one in lists if len(one)]
-    if arrays and all(isinstance(one, np.ndarray) and one.dtype != object for one in arrays):
-        shapes = {(one.dtype, one.shape[1:]) for one in arrays}
+    arrays = [array for array in lists if len(array)]
+    if arrays and all(isinstance(array, np.ndarray) and array.dtype != object for array in arrays):
+        shapes = {(array.dtype, array.shape[1:]) for array in arrays}
         if len(shapes) == 1:
             return _of_array(np.concatenate(arrays), kind, exact)
     return column_of(list(chain.from_iterable(map(_elements, lists))), kind, exact)
 
 
-def _elements(one: Any) -> Any:
-    return one.tolist() if isinstance(one, np.ndarray) and one.ndim == 1 else one
+def _elements(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) and value.ndim == 1 else value
 
 
 def _of_array(array: Any, kind: pa.DataType, exact: bool) -> pa.Array:
@@ -146,17 +143,17 @@ def _of_array(array: Any, kind: pa.DataType, exact: bool) -> pa.Array:
     fits = _rule(kind)
     if fits is None or array.dtype.kind not in "biuf" or not fits(array.dtype.type):
         return column_of(array.tolist(), kind, exact)
-    found = pa.array(array)
-    if found.type.equals(kind):
-        return found
-    cast = found.cast(kind, safe=not pa.types.is_floating(kind) or array.dtype.kind != "f")
+    column = pa.array(array)
+    if column.type.equals(kind):
+        return column
+    cast = column.cast(kind, safe=not pa.types.is_floating(kind) or array.dtype.kind != "f")
     if exact and array.dtype.kind == "f" and not _equal(cast.to_numpy(), array):
         raise NoColumn
     return cast
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return bool(np.array_equal(one, other, equal_nan=True))
+def _equal(a: Any, b: Any) -> bool:
+    return bool(np.array_equal(a, b, equal_nan=True))
 
 
 def _structs(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:

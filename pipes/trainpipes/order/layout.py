@@ -153,16 +153,16 @@ class GrowingWindows:
 
     def start(self, window: int) -> int:
         """First row of a window; ``rows`` past the last."""
-        step, one = window - 1 - self._octaves, self.denominator
+        step, unit = window - 1 - self._octaves, self.denominator
         if window == 0:
             return 0
         if step <= 0:
-            return self._grown * _doubling(self.numerator, one) // (6 * one**2 << -step)
-        left = self._end - step * one * self.size
+            return self._grown * _doubling(self.numerator, unit) // (6 * unit**2 << -step)
+        left = self._end - step * unit * self.size
         if left <= 0:
             return self.rows
-        if left <= (one := one * self.size):
-            return self.rows - -(-self.last * _doubling(left, one) // (6 * one**2))
+        if left <= (unit := unit * self.size):
+            return self.rows - -(-self.last * _doubling(left, unit) // (6 * unit**2))
         return self._grown + (step - 1) * self.size + self.numerator * self.size // self.denominator
 
 
@@ -422,15 +422,15 @@ def segments(
     >>> segments(np.array([0, 4, 10]), np.array([1, 0]), 2, 7)
     [(1, 2, 4), (0, 0, 3)]
     """
-    found: list[tuple[int, int, int]] = []
+    parts: list[tuple[int, int, int]] = []
     if first >= stop:
-        return found
+        return parts
     place = int(np.searchsorted(starts, first, side="right")) - 1
     while first < stop:
         begin, end = int(starts[place]), int(starts[place + 1])
         if end > first:
             block = place if order is None else int(order[place])
-            found.append((block, first - begin, min(end, stop) - begin))
+            parts.append((block, first - begin, min(end, stop) - begin))
             first = end
         place += 1
-    return found
+    return parts

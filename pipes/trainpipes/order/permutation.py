@@ -56,7 +56,7 @@ class Permutation:
     def __call__(self, positions: IntArray) -> IntArray:
         if self._sorted is not None:
             return self._sorted[positions]
-        found = np.empty(len(positions), dtype=np.int64)
+        numbers_at = np.empty(len(positions), dtype=np.int64)
         for start in range(0, len(positions), CHUNK):
             numbers = positions[start : start + CHUNK].astype(np.uint64)
             self._rounds(numbers)
@@ -66,8 +66,8 @@ class Permutation:
                 self._rounds(again)
                 numbers[outside] = again
                 outside = outside[again >= self.n]
-            found[start : start + CHUNK] = numbers
-        return found
+            numbers_at[start : start + CHUNK] = numbers
+        return numbers_at
 
     def _rounds(self, numbers: UIntArray) -> None:
         right = numbers // self._low
@@ -101,5 +101,5 @@ def uniform(start: int, stop: int, seed: int, *path: int | str) -> npt.NDArray[n
     """
     generator = np.random.Philox(key=random_key(seed, *path), counter=start // 4)
     raw = generator.random_raw(stop - start + start % 4)[start % 4 :]
-    found: npt.NDArray[np.float64] = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return found
+    drawn: npt.NDArray[np.float64] = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return drawn

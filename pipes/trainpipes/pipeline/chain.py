@@ -133,10 +133,10 @@ class Pipeline(Record):
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from trainpipes.look.record import mermaid
 
-        found = {"text/plain": repr(self)}
+        bundle = {"text/plain": repr(self)}
         with suppress(TrainpipesError):  # what is wrong is said where the pipeline is used
-            found["text/vnd.mermaid"] = mermaid(self)
-        return found
+            bundle["text/vnd.mermaid"] = mermaid(self)
+        return bundle
 
     if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 

@@ -51,9 +51,11 @@ def _bound(
 ) -> dict[str, Any]:
     """The options that a recipe is given, by name; raises unless it takes them."""
     known = signature.parameters
-    plain = [one.replace(annotation=one.empty) for one in known.values()]
+    plain = [parameter.replace(annotation=parameter.empty) for parameter in known.values()]
     takes = f"it is {name}{inspect.Signature(plain)}"
-    rest = next((one.name for one in plain if one.kind is one.VAR_KEYWORD), None)
+    rest = next(
+        (parameter.name for parameter in plain if parameter.kind is parameter.VAR_KEYWORD), None
+    )
     for option in options:
         if option not in known and rest is None:
             hint = nearest(option, list(known))
