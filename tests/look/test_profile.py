@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -205,6 +206,22 @@ def test_padding() -> None:
     for how in ({"threads": 2}, {"num_workers": 2}):
         run = profiled(tp.Loader(pipe, **how))
         assert run.measured.padded == pytest.approx(0.45, abs=0.02)
+
+
+def test_one_rank_says_how_long_ranks_wait_for_the_longest_batch() -> None:
+    lengths = np.random.default_rng(3).lognormal(4, 1, 8000).astype(int) + 1
+    table = pa.table({"input_ids": [[1] * n for n in lengths.tolist()]})
+    pipe = tp.from_arrow(table).sharding_filter(4).shuffle(1000).batch(4).pad_collate()
+    cells = np.array([batch["input_ids"].numel() for batch in pipe]).reshape(-1, 4)
+    waiting = 1 - cells.mean() / cells.max(1).mean()
+    assert waiting > 0.3
+    run = profiled(tp.Loader(pipe.distributed(rank=1, world_size=4)))
+    assert run.measured.waiting_for_longest(4) == pytest.approx(waiting, abs=0.12)
+    assert "of a step of 4 ranks is waiting for its longest batch" in dict(run.lines())["ranks"]
+    even = tp.from_arrow(table).sharding_filter(4).shuffle(1000).batch(4).balance().pad_collate()
+    run = profiled(tp.Loader(even.distributed(rank=1, world_size=4)))
+    assert run.measured.cells
+    assert "ranks" not in dict(run.lines())  # one rank cannot know
 
 
 def test_bytes_of_caches(tmp_path: Path) -> None:

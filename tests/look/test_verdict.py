@@ -251,3 +251,25 @@ def test_a_run_that_is_over_soon_after_its_first_batch_does_not_name_a_bound() -
     }
     assert ends[0.4].endswith("40% of 1.0 s: the trainer bounds this run")
     assert "most of it before the first batch" in ends[0.9]
+
+
+SHUFFLE = StageFacts("shuffle(9)", "shuffle")
+
+
+@pytest.mark.parametrize(
+    ("run", "sizes", "said"),
+    [
+        (facts(SHUFFLE, ranks=2), {100: 5, 300: 5}, "20% of a step of 2 ranks is waiting"),
+        (facts(SHUFFLE, ranks=2), {100: 10}, "0% of a step of 2 ranks"),
+        (facts(SHUFFLE, ranks=1), {100: 5, 300: 5}, None),
+        (facts(SHUFFLE, ranks=2), {100: 3, 300: 3}, None),
+        (facts(SHUFFLE, ranks=2), {}, None),
+        (facts(ranks=2), {100: 5, 300: 5}, None),
+        (facts(SHUFFLE, BUCKETS, ranks=2), {100: 5, 300: 5}, None),
+    ],
+)
+def test_waiting_for_the_longest_batch_is_said_where_one_rank_can_know(
+    run: Facts, sizes: dict[int, int], said: str | None
+) -> None:
+    text = dict(lines(run, Measured(1.0, 0.0, sizes=sizes))).get("ranks")
+    assert text is None if said is None else said in str(text)

@@ -148,15 +148,16 @@ def _agreed_step(topology: Topology, position: Position, weights: Any, unit: int
         why, what = "set_weights() without at_step takes effect", "at which batch"
         members = members_of(topology, f"{why} at one batch on all ranks", what, "give at_step")
         own = [position.pass_number, passed, {name: str(w) for name, w in weights.items()}]
-        told = gather(own, members, TIMEOUT, "set_weights() without at_step")
-        for rank, (number, _, named) in enumerate(told):
-            if (number, named) != (told[0][0], told[0][2]):
+        by_rank = gather(own, members, TIMEOUT, "set_weights() without at_step")
+        first, _, named_first = by_rank[0]
+        for rank, (number, _, named) in enumerate(by_rank):
+            if (number, named) != (first, named_first):
                 raise ConfigError(
-                    f"{OPTION} must be the same on all ranks, in the same epoch, got {told[0][2]} in epoch "
-                    f"{told[0][0]} on rank 0 and {named} in epoch {number} on rank {rank}; call it on all "
+                    f"{OPTION} must be the same on all ranks, in the same epoch, got {named_first} in epoch "
+                    f"{first} on rank 0 and {named} in epoch {number} on rank {rank}; call it on all "
                     "ranks after the same step, with weights that all have"
                 )
-        passed = max(passed for _, passed, _ in told)
+        passed = max(passed for _, passed, _ in by_rank)
     return -(-passed // unit) * unit
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from trainpipes._internal.activity import WAITING
 from trainpipes._internal.activity_sampler import Counts
 
@@ -67,6 +69,7 @@ class Measured:
         children: seconds of CPU of other processes that this one has started.
         others: cores that the rest of the machine took.
         cells, padding: of batches that were looked at.
+        sizes: how many of these had so many cells.
     """
 
     seconds: float
@@ -79,6 +82,7 @@ class Measured:
     others: float = 0.0
     cells: int = 0
     padding: int = 0
+    sizes: dict[int, int] = field(default_factory=dict)
 
     @property
     def waiting(self) -> float:
@@ -97,6 +101,19 @@ class Measured:
     @property
     def padded(self) -> float:
         return self.padding / self.cells if self.cells else 0.0
+
+    def waiting_for_longest(self, ranks: int) -> float:
+        """The part of a step's time in which its ranks, on average, wait for the batch of most cells: each is
+        drawn from the batches that were looked at, and takes as long as it has cells.
+
+        >>> round(Measured(1.0, 0.0, sizes={100: 1, 300: 1}).waiting_for_longest(2), 3)
+        0.2
+        """
+        cells = np.array(sorted(self.sizes), dtype=np.float64)
+        seen = np.array([self.sizes[int(size)] for size in cells], dtype=np.float64)
+        no_more = (np.cumsum(seen) / seen.sum()) ** ranks  # no batch of the step has more cells
+        longest = float((cells * np.diff(no_more, prepend=0)).sum())
+        return 1 - float((cells * seen).sum() / seen.sum()) / longest
 
     def of(self, group: str, *whats: str) -> tuple[float, float]:
         """Seconds, and seconds of CPU, of a group of threads in some of what they do; all work if none are

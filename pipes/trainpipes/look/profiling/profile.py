@@ -104,6 +104,7 @@ class Profile:
         self._children: dict[int, tuple[float, float]] = {}
         self._cells = self._padding = self._seen = self._ticks = 0
         self._lengths: Counter[int] = Counter()
+        self._sizes: Counter[int] = Counter()
         self._states: dict[Any, float] = {}
         #: Where workers of a plain DataLoader write, and their pipeline's numbers.
         self._folder: Path | None = None
@@ -270,12 +271,14 @@ class Profile:
         if self._seen > LOOKED_AT and self._seen % THEN_ONE_OF:
             return
         batch = items[k]
-        for mask in masks_of(batch) if isinstance(batch, dict) else ():
-            rows = (mask != 0).sum(-1).tolist()
-            cells, tokens = mask.numel(), sum(rows)
+        masks = masks_of(batch) if isinstance(batch, dict) else []
+        lengths = [length for mask in masks for length in (mask != 0).sum(-1).tolist()]
+        if cells := sum(mask.numel() for mask in masks):
             with self._looking:  # several threads make batches
-                self._cells, self._padding = self._cells + cells, self._padding + cells - tokens
-                self._lengths.update(rows)
+                self._cells += cells
+                self._padding += cells - sum(lengths)
+                self._lengths.update(lengths)
+                self._sizes[cells] += 1
 
     # What was found
 
@@ -305,7 +308,7 @@ class Profile:
         first = waited if self._first is None else self._first
         return Measured(
             self._seconds, waited, first, self._start(), self._counts, self._workers,
-            children, self._others, self._cells, self._padding,
+            children, self._others, self._cells, self._padding, dict(self._sizes),
         )  # fmt: skip
 
     @property

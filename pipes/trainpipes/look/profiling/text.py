@@ -12,6 +12,8 @@ from trainpipes.look.profiling.verdict import verdict
 
 #: Stages of a group that a text shows, from this share of its time on, and characters of each.
 MOST_SHOWN, LEAST_SHOWN, WIDE = 6, 0.005, 60
+#: Batches whose cells say how those of the ranks differ.
+LEAST_BATCHES = 8
 #: Of the groups of threads, what a text calls them.
 CALLED = {
     ITERATES: "the thread that iterates", "threads": "threads", "map": "threads of map()",
@@ -56,9 +58,25 @@ def lines(facts: Facts, m: Measured) -> Iterator[tuple[str, str]]:
         )
     if m.cells:
         yield "padding", f"{m.padded:.1%} of the cells"
+    if text := _waiting_ranks(facts, m):
+        yield "ranks", text
     yield "verdict", decided.text
     for label, change in zip(("change", "or"), decided.changes, strict=False):
         yield label, str(change)
+
+
+def _waiting_ranks(facts: Facts, m: Measured) -> str:
+    """How long ranks wait for each other, where one rank's batches tell it: not where batches of a step are
+    made alike, and not in file order, in which those of a step may be.
+    """
+    batches = sum(m.sizes.values())
+    alike = facts.has("balance", "bucket_by_length") or not facts.has("shuffle")
+    if facts.ranks < 2 or batches < LEAST_BATCHES or alike:
+        return ""
+    return (
+        f"{m.waiting_for_longest(facts.ranks):.0%} of a step of {facts.ranks:,} ranks is waiting for its "
+        f"longest batch, by the cells of {batches:,} batches; stats(world_size={facts.ranks}) counts steps"
+    )
 
 
 def _busy(times: dict[str, list[float]], seconds: float) -> str:
