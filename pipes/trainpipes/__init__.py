@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trainpipes.errors import UnreadableError as UnreadableError
     from trainpipes.errors import WorkerError as WorkerError
     from trainpipes.filesystems.retry import Retry as Retry
+    from trainpipes.interfaces.quarantine import Quarantine as Quarantine
     from trainpipes.interfaces.source import Place as Place
     from trainpipes.interfaces.source import RowSource as RowSource
     from trainpipes.interfaces.source import RowStream as RowStream
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
     from trainpipes.recipe_registry import recipes as recipes
     from trainpipes.sources.files.format import Format as Format
     from trainpipes.sources.files.format import Layout as Layout
-    from trainpipes.stages.quarantine import Quarantine as Quarantine
     from trainpipes.state.merge import merge_states as merge_states
     from trainpipes.state.work import WorkKey as WorkKey
     from trainpipes.writers.memmap import read_memmap as read_memmap
@@ -83,6 +83,7 @@ _NAMES = {
         "SchemaError StateError TopologyError TrainpipesError UnreachableError "
         "UnreadableError WorkerError"
     ),
+    "interfaces.quarantine": "Quarantine",
     "interfaces.source": "Place RowSource RowStream StreamReader",
     "interfaces.stage": "Stage",
     "interfaces.stage_kinds": "BatchStage RowStage Rows Source TableStage",
@@ -107,7 +108,6 @@ _NAMES = {
     "state.merge": "merge_states",
     "state.work": "WorkKey",
     "writers.memmap": "read_memmap write_memmap",
-    "stages.quarantine": "Quarantine",
     "config": "load",
 }
 _FROM = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -26,9 +26,9 @@ import pyarrow.types as types
 import trainpipes as tp
 from trainpipes._internal.lazy import cached_property
 from trainpipes.columns.arrays import is_text
+from trainpipes.interfaces.quarantine import OnBadRow, OnError
 from trainpipes.prepare import tokenized_rows
 from trainpipes.sources.files.file_reader import one_reader
-from trainpipes.stages.quarantine import OnBadRow, OnError
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",

@@ -16,7 +16,7 @@ import torch
 
 from trainpipes import ConfigError, DataError
 from trainpipes._internal.checks import need, require
-from trainpipes.stages.targets import IGNORED
+from trainpipes.columns.packing import IGNORED
 from trainpipes.tokenizers.chat import Chat, Written
 from trainpipes.tokenizers.engine import Loaded, TokenizerEngine, digest
 from trainpipes.tokenizers.load import load

@@ -16,17 +16,23 @@ import trainpipes as tp
 from trainpipes._internal.checks import ColumnName, Count, Seed
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import stretches
+from trainpipes.columns.packing import (
+    IGNORED,
+    Placing,
+    best_fit,
+    best_window,
+    fit_a_row,
+    joint_window,
+    placed,
+)
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.blame import at_row
 from trainpipes.interfaces.empty_epoch_guard import not_empty
+from trainpipes.interfaces.held import Held, around, opened
+from trainpipes.interfaces.read_columns import lengths_of
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import BatchingStage, OpenBelow
 from trainpipes.order.layout import permutation
-from trainpipes.stages.held import Held, around, opened
-from trainpipes.stages.pack_fit import Placing, best_fit, placed
-from trainpipes.stages.pack_windows import best_window, fit_a_row, joint_window
-from trainpipes.stages.read_columns import lengths_of
-from trainpipes.stages.targets import IGNORED
 from trainpipes_recipes.vision import Processor
 
 __all__ = ["PackBatches", "check_packs", "packed", "rows_of"]

@@ -14,13 +14,13 @@ import trainpipes as tp
 from trainpipes._internal.checks import Count
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.blame import at_row
+from trainpipes.interfaces.left_out import LeftOut
+from trainpipes.interfaces.quarantine import OnBadRow, leaves_out
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.interfaces.tally import Tally
 from trainpipes.sources.files.list_files import checked_options
 from trainpipes.stages.columns import CollatingStage
-from trainpipes.stages.left_out import LeftOut
-from trainpipes.stages.quarantine import OnBadRow, leaves_out
 from trainpipes.tokenizers.chat import Written
 from trainpipes.tokenizers.engine import TokenizerEngine
 from trainpipes_recipes.chats import ROLES

@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpipes.stages.pack_fit import Placing, best_fit, concat, first_fit, placed
-from trainpipes.stages.pack_windows import best_window, fit_a_row, joint_window
+from trainpipes.columns.packing import (
+    Placing,
+    best_fit,
+    best_window,
+    concat,
+    first_fit,
+    fit_a_row,
+    joint_window,
+    placed,
+)
 
 CAPACITY = 12
 pieces = st.lists(st.integers(1, CAPACITY), max_size=40)

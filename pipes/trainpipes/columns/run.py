@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import stretches
@@ -127,6 +128,10 @@ class Run:
         ends = np.concatenate([[0], index + 1]).astype(np.int64)
         ends[-1] = len(self) if len(index) else 0
         return self.moved(index, self.cursors.pick(ends))
+
+    def keep(self, mask: npt.NDArray[np.bool_]) -> Run:
+        """The items for which ``mask`` is True, bool ``[items]``."""
+        return self if mask.all() else self.pick(np.flatnonzero(mask).astype(np.int64))
 
     def part(self, first: int, stop: int) -> Run:
         """The items from one to before another."""

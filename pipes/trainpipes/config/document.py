@@ -18,8 +18,8 @@ from trainpipes._internal.checks import need
 from trainpipes._internal.messages import nearest
 from trainpipes.errors import ConfigError
 from trainpipes.errors.text import shown
+from trainpipes.interfaces.quarantine import Quarantine
 from trainpipes.interfaces.yaml_values import SCALARS, STANDARD, arrow_schema, with_scalars
-from trainpipes.stages.quarantine import Quarantine
 
 #: Bytes of a document, values in it (those of aliases counted wherever they are used), and levels, at most.
 LARGEST, MOST, DEEPEST = 1 << 20, 100_000, 64

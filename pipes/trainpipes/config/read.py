@@ -14,6 +14,7 @@ from trainpipes.config import document
 from trainpipes.config.document import Document, Node, expanded, joined, path_steps, resolved
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.errors.text import shown
+from trainpipes.interfaces.quarantine import Quarantine
 from trainpipes.interfaces.stage import Stage, snake_case, stage_classes
 from trainpipes.interfaces.stage_kinds import ReadingSource, Source
 from trainpipes.interfaces.yaml_values import declared_kinds
@@ -21,7 +22,6 @@ from trainpipes.pipeline import starts
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.pipeline.recipe import recipe
 from trainpipes.recipe_registry import recipe_function
-from trainpipes.stages.quarantine import Quarantine
 
 _KEYS = ("recipe", "options", "stages")
 

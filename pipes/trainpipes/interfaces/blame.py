@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeGuard
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainpipes._internal.messages import need_columns
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.bad_values import BadCell
+from trainpipes.columns.columns import table_of
+from trainpipes.columns.expressions import rows_that_match
 from trainpipes.columns.run import Run
 from trainpipes.errors import DataError, SchemaError, TrainpipesError
 from trainpipes.interfaces.source import Place
@@ -27,6 +35,18 @@ def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:
         blame(error, stage, int(ids[0]) if len(ids) else None)
         raise
     return results
+
+
+def matching(run: Run, expression: Any, stage: Stage) -> npt.NDArray[np.bool_]:
+    """Which rows of a run an Arrow expression keeps, bool ``[rows]``."""
+    table = table_of(run.block.data, stage)
+    try:
+        return rows_that_match(table, expression)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, KeyError) as error:
+        missing = re.match(r"No match for FieldRef.Name\((.*?)\) in ", str(error))
+        need_columns(table.column_names, missing.groups() if missing else (), stage)
+        said = f" does not fit the columns {table.column_names}: {error}"
+        raise refused(stage, said) from error
 
 
 def refused(stage: Stage, message: str, kind: type[DataError] = SchemaError) -> DataError:

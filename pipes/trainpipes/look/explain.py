@@ -20,6 +20,7 @@ from trainpipes.engine.record import Record
 from trainpipes.engine.shards.shard_rows import ALL_ROWS, RUN_ROWS
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import amount, cut
+from trainpipes.interfaces.quarantine import leaves_out
 from trainpipes.interfaces.source import RandomAccessSource
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import PackingStage, RegroupStage, ShuffleStage
@@ -29,7 +30,6 @@ from trainpipes.order.layout import Layout, divisors
 from trainpipes.order.topology import Topology
 from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.stages.pack import Pack
-from trainpipes.stages.quarantine import leaves_out
 from trainpipes.stages.tokenizing import Tokenizes
 
 __all__ = ["Explanation", "explain"]

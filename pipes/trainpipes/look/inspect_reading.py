@@ -33,6 +33,7 @@ from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import cut
 from trainpipes.filesystems.retry import Stopped
 from trainpipes.filesystems.systems import is_local
+from trainpipes.interfaces.quarantine import PLACES
 from trainpipes.interfaces.source import Place, RowSource
 from trainpipes.interfaces.stage import snake_case
 from trainpipes.sources.arrow.read_arrow import ReadArrow
@@ -52,7 +53,6 @@ from trainpipes.sources.text.read_json import ReadJson
 from trainpipes.sources.text.read_text import ReadText
 from trainpipes.sources.whole_files.read_images import ReadImages
 from trainpipes.stages.decode_image import NoPicture, by_pillow
-from trainpipes.stages.quarantine import PLACES
 
 #: What reads files, by the name of its stage.
 CLASSES: dict[str, Any] = {

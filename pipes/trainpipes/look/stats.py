@@ -26,6 +26,7 @@ from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError
 from trainpipes.filesystems.retry import made_again
 from trainpipes.interfaces import stage_kinds as kinds
+from trainpipes.interfaces.read_columns import names_of, numbers_of
 from trainpipes.interfaces.stage import Stage
 from trainpipes.look.even_steps import Steps, mask_of_rows, steps_of, work_of
 from trainpipes.look.lengths import Numbered, walk
@@ -38,7 +39,6 @@ from trainpipes.stages.batch import Batch
 from trainpipes.stages.columns import Rename, Select, row_table
 from trainpipes.stages.labels import EncodeLabels, Label, LabelColumn
 from trainpipes.stages.pack import Pack
-from trainpipes.stages.read_columns import names_of, numbers_of
 from trainpipes.state.format import Position
 
 __all__ = ["Mixing", "Packing", "Padding", "Stats", "stats"]

@@ -10,10 +10,10 @@ from typing import Any
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.filesystems.places import MANIFEST, Place
+from trainpipes.interfaces.quarantine import OnError
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.stages.chat_template import ChatTemplate
-from trainpipes.stages.quarantine import OnError
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenizing import TokenizedBy
 from trainpipes.state.identity import said

@@ -19,12 +19,12 @@ from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.blame import at_row, blame
+from trainpipes.interfaces.held import Held, Turn, opened
+from trainpipes.interfaces.read_columns import Even, cells, lengths_of, names_of, numbers_of, read
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import BalanceStage, OpenBelow, first_of
 from trainpipes.order.turns import turn_order
-from trainpipes.stages.held import Held, Turn, opened
 from trainpipes.stages.pack import Pack
-from trainpipes.stages.read_columns import Even, cells, lengths_of, names_of, numbers_of, read
 
 #: Costs that have a name; any other text is a column.
 CELLS, TOKENS, ATTENTION = NAMED = ("cells", "tokens", "attention")

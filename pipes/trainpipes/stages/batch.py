@@ -11,9 +11,9 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.blame import at_row
+from trainpipes.interfaces.held import Held
+from trainpipes.interfaces.read_columns import lengths_of
 from trainpipes.interfaces.stage_kinds import BatchingStage, OpenBelow
-from trainpipes.stages.held import Held
-from trainpipes.stages.read_columns import lengths_of
 
 
 def cut(lengths: IntArray, max_tokens: int, max_rows: int | None) -> IntArray:

@@ -10,13 +10,13 @@ import numpy as np
 from trainpipes._internal.checks import ColumnName, Count, Each, Ge, Seed
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import stretches
+from trainpipes.columns.packing import some_of
 from trainpipes.columns.run import Run
+from trainpipes.interfaces.held import Held, Turn, around, opened
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import OpenBelow
 from trainpipes.order.turns import STRATA, turn_order
 from trainpipes.stages.batch import Budgeted
-from trainpipes.stages.held import Held, Turn, around, opened
-from trainpipes.stages.pack_windows import some_of
 
 #: Buckets where nothing is said.
 NUM_BUCKETS = 32

@@ -7,14 +7,14 @@ import numpy as np
 
 from trainpipes._internal.checks import ColumnName, Count, Text
 from trainpipes.columns.block import Block
+from trainpipes.columns.packing import IGNORED
 from trainpipes.columns.row_types import python_values
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.interfaces.blame import blame
+from trainpipes.interfaces.quarantine import OnError
 from trainpipes.interfaces.stage import made_once
 from trainpipes.stages.columns import row_table
-from trainpipes.stages.quarantine import OnError
-from trainpipes.stages.targets import IGNORED
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.chat import Chat, Written, messages_of, tools_of
 from trainpipes.tokenizers.ragged import Ragged, assemble

@@ -15,13 +15,13 @@ from trainpipes.engine.calling.row_call import Answer
 from trainpipes.errors import UnreadableError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.blame import blame, refused
+from trainpipes.interfaces.left_out import LeftOut
+from trainpipes.interfaces.quarantine import OnBadRow, leaves_out
+from trainpipes.interfaces.read_columns import cell
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.tally import Tally
 from trainpipes.stages.columns import taken
-from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.map import RowFunction
-from trainpipes.stages.quarantine import OnBadRow, leaves_out
-from trainpipes.stages.read_columns import cell
 
 #: An image, ``[C, H, W]``.
 Pixels = npt.NDArray[Any]

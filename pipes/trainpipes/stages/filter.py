@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
@@ -8,7 +7,6 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes._internal.checks import (
@@ -17,73 +15,23 @@ from trainpipes._internal.checks import (
     Share,
     column_names,
     require,
-    several,
-    wrong,
 )
 from trainpipes._internal.lazy import cached_property
-from trainpipes._internal.messages import need_columns
-from trainpipes.columns.arrays import to_arrow, to_numpy
-from trainpipes.columns.columns import table_of
-from trainpipes.columns.content import short_digest
+from trainpipes.columns.expressions import as_expression, text_of
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.mixture import MixingSource
+from trainpipes.engine.planning.row_hash import HashArray, RowNames, hash_keys, mix, unit
+from trainpipes.engine.planning.row_names import row_names
 from trainpipes.errors import ConfigError
-from trainpipes.interfaces.blame import each, refused
+from trainpipes.interfaces.blame import each, matching
+from trainpipes.interfaces.left_out import CallsFunction
+from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import BatchingStage, PackingStage, RunStage, stages_within
 from trainpipes.order.layout import random_key
-from trainpipes.stages.left_out import CallsFunction
-from trainpipes.stages.quarantine import OnBadRow
-from trainpipes.stages.row_hash import HashArray, RowNames, hash_keys, mix, unit
-from trainpipes.stages.row_names import row_names
 
-#: Of a filter, at most: of some 9,000 Arrow (25) ends the process.
-MOST_CONDITIONS = 2000
 #: The last edge of all: every draw is below.
 EVERY = 2.0
-
-
-def keep(run: Run, kept: npt.NDArray[np.bool_]) -> Run:
-    return run if kept.all() else run.pick(np.flatnonzero(kept).astype(np.int64))
-
-
-def as_expression(filter: Any, caller: str) -> pc.Expression:
-    if isinstance(filter, pc.Expression):
-        text = text_of(filter)
-        _check_count(1 + text.count(" and ") + text.count(" or "), caller)
-        return filter
-    if several(filter):
-        options = (clause for clause in filter if several(clause))
-        _check_count(
-            sum(len(clause) if clause and several(clause[0]) else 1 for clause in options), caller
-        )
-    try:
-        import pyarrow.parquet as pq
-
-        return pq.filters_to_expression(filter)
-    except Exception as error:  # of any kind, for a list of any values
-        example = '[["x", ">", 20], ["lang", "in", ["en", "de"]]]'
-        rule = f"a pyarrow expression, or a list such as {example}"
-        way = "put .filter(function) after it" if callable(filter) else str(error)
-        raise wrong(caller, rule, filter, way) from None
-
-
-def _check_count(conditions: int, caller: str) -> None:
-    way = 'give the values of a column as one condition, ["x", "in", [...]], or a function of a row'
-    rule = f"at most {MOST_CONDITIONS:,} conditions, which Arrow goes through by recursion"
-    require(conditions <= MOST_CONDITIONS, caller, rule, conditions, way)
-
-
-def text_of(expression: pc.Expression) -> str:
-    """The text of an expression, with a digest where Arrow leaves out some of its values."""
-    try:
-        text = str(expression)
-    except UnicodeDecodeError:  # Arrow has cut a value within a character
-        text = "..."
-    if "..." in text:
-        _, (content,) = expression.__reduce__()
-        text += f" sha256:{short_digest(content)}"
-    return text
 
 
 class Filter(CallsFunction, RunStage, keeps_rows=False):
@@ -153,22 +101,9 @@ class Filter(CallsFunction, RunStage, keeps_rows=False):
                 there = np.zeros(len(run), dtype=np.bool_)
                 there[self.without_failed(run, answers)] = True
                 kept &= there
-            return keep(run, kept)
-        return keep(run, self._holds(run))
-
-    def _holds(self, run: Run) -> npt.NDArray[np.bool_]:
+            return run.keep(kept)
         self._check_rows(run, single=True)
-        table = table_of(run.block.data, self)
-        try:
-            kept = table.append_column("", to_arrow(np.arange(len(table)))).filter(self._expression)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, KeyError) as error:
-            missing = re.match(r"No match for FieldRef.Name\((.*?)\) in ", str(error))
-            need_columns(table.column_names, missing.groups() if missing else (), self)
-            said = f" does not fit the columns {table.column_names}: {error}"
-            raise refused(self, said) from error
-        mask = np.zeros(len(table), dtype=np.bool_)
-        mask[to_numpy(kept.column(table.num_columns))] = True
-        return mask
+        return run.keep(matching(run, self._expression, self))
 
 
 class Drawn(RunStage, keeps_rows=False, depends_on={"place"}, asks_inputs=True):
@@ -218,7 +153,7 @@ class Drawn(RunStage, keeps_rows=False, depends_on={"place"}, asks_inputs=True):
 
     def process(self, run: Run) -> Run:
         draws, (low, high) = self.draws(run), self._edges
-        return keep(run, (draws >= low) & (draws < high))
+        return run.keep((draws >= low) & (draws < high))
 
 
 class Sample(Drawn):

@@ -12,11 +12,11 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import DataError, StateError
 from trainpipes.interfaces.blame import blame
+from trainpipes.interfaces.held import opened
+from trainpipes.interfaces.left_out import CallsFunction, Failed
+from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.stage_kinds import OpenBelow, PackingStage
 from trainpipes.interfaces.stateful_stage import PLACE_BITS, RUN_ROWS, rows_in
-from trainpipes.stages.held import opened
-from trainpipes.stages.left_out import CallsFunction, Failed
-from trainpipes.stages.quarantine import OnBadRow
 
 
 class FlatMap(CallsFunction, PackingStage, per_row=True, gives="objects", versioned="fn"):

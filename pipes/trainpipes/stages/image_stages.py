@@ -15,17 +15,17 @@ from trainpipes._internal.messages import need_columns
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.row_call import RowKey, row_words
+from trainpipes.engine.planning.row_hash import unit
 from trainpipes.errors import DataError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.blame import blame, each, refused
 from trainpipes.interfaces.options import identify
+from trainpipes.interfaces.read_columns import cell
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.order.layout import random_key
 from trainpipes.stages.decode_image import Box, Interpolation, NoPicture, Pixels, resized
 from trainpipes.stages.map import RowFunction
-from trainpipes.stages.read_columns import cell
-from trainpipes.stages.row_hash import unit
 
 #: How many an image may have.
 CHANNELS = (1, 3, 4)

@@ -19,10 +19,10 @@ from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.blame import in_column, refused
+from trainpipes.interfaces.read_columns import row_at
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.stages.columns import row_table
-from trainpipes.stages.read_columns import row_at
 
 Label: TypeAlias = "str | int"
 

@@ -27,12 +27,12 @@ from trainpipes.interfaces.blame import at_row, blame, refused
 from trainpipes.interfaces.contents import digest_of
 from trainpipes.interfaces.global_draws import DrawWatch
 from trainpipes.interfaces.hints import DRAWS
+from trainpipes.interfaces.left_out import CallsFunction, Failed
+from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage, WorkingStage
 from trainpipes.order.layout import random_key
 from trainpipes.stages.columns import columns_as, with_column
-from trainpipes.stages.left_out import CallsFunction, Failed
-from trainpipes.stages.quarantine import OnBadRow
 
 #: Rows that a worker is given at a time, at most. Fewer cost more messages; more wait longer for the last.
 CHUNK_ROWS = 64

@@ -11,11 +11,11 @@ from trainpipes._internal import checks
 from trainpipes._internal.callers import instead
 from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.interfaces import stage_kinds
+from trainpipes.interfaces.held import Held, in_epochs, opened
 from trainpipes.interfaces.options import identify
 from trainpipes.interfaces.stage import made_once
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
-from trainpipes.stages.held import Held, in_epochs, opened
-from trainpipes.stages.torch_samplers import TorchOrder, draws_globally, reorders
+from trainpipes.samplers.torch_samplers import TorchOrder, draws_globally, reorders
 
 #: Parts of a buffer that the first ones hold, so that the first item does not wait for a whole one.
 GROWTH = (16, 16, 8, 4, 2)

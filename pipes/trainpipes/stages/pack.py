@@ -11,21 +11,21 @@ from trainpipes._internal.checks import ColumnName, Count, Ge, Natural, Seed, co
 from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.messages import need_columns, warn_once
 from trainpipes._internal.types import IntArray
+from trainpipes.columns import packing
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
+from trainpipes.columns.packing import best_window, fit_a_row, joint_window
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import at_row
+from trainpipes.interfaces.held import CursorsOf, Held, around, opened
+from trainpipes.interfaces.left_out import LeftOut
+from trainpipes.interfaces.quarantine import OnError
+from trainpipes.interfaces.read_columns import check_beside, ids_of, names_of, numbers_of
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import CombiningSource, OpenBelow, PackingStage, RepeatStage
 from trainpipes.interfaces.tally import Tally
-from trainpipes.stages import pack_fit
 from trainpipes.stages.columns import Rename
-from trainpipes.stages.held import CursorsOf, Held, around, opened
-from trainpipes.stages.left_out import LeftOut
-from trainpipes.stages.pack_windows import best_window, fit_a_row, joint_window
-from trainpipes.stages.quarantine import OnError
-from trainpipes.stages.read_columns import check_beside, ids_of, names_of, numbers_of
 from trainpipes.stages.targets import TargetStage, have_target
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
 
@@ -39,8 +39,8 @@ class _Window(NamedTuple):
     """Documents of some rows, placed; the positions of these rows, and how many were given."""
 
     block: Block
-    documents: pack_fit.Documents
-    placing: pack_fit.Placing
+    documents: packing.Documents
+    placing: packing.Placing
     cursors: CursorsOf
     used: int
 
@@ -115,8 +115,10 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
 
     def check(self) -> None:
         _ = self._own  # whether it is there is said here
-        taken = {*pack_fit.PACKED, self.column}
-        rule = f"columns besides {self.column!r} and those that it makes ({', '.join(pack_fit.PACKED)})"
+        taken = {*packing.PACKED, self.column}
+        rule = (
+            f"columns besides {self.column!r} and those that it makes ({', '.join(packing.PACKED)})"
+        )
         for option in ("along", "keep"):
             names = self.options[option]
             several = isinstance(names, list | tuple)
@@ -163,10 +165,10 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
             for first in range(used, len(placing), lot):
                 stop = min(first + lot, len(placing))
                 size, pad = self.max_length, self.fill_id
-                table = pack_fit.rows_of(documents, placing, first, stop, size, pad)
+                table = packing.rows_of(documents, placing, first, stop, size, pad)
                 for name in self.keep:
                     values = table_of(block.data, self).column(name)
-                    lists = pack_fit.lists_of(values, placing, first, stop)
+                    lists = packing.lists_of(values, placing, first, stop)
                     table = table.append_column(name, lists)
                 # Each row is known by its first piece's document and first token.
                 piece = placing.bounds[first:stop]
@@ -198,13 +200,13 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
                 continue
             least = 0
             lengths = documents.lengths[:end]
-            fit = pack_fit.best_fit if self.method == "best_fit" else pack_fit.first_fit
+            fit = packing.best_fit if self.method == "best_fit" else packing.first_fit
             if end is not None:
                 count, placing = joint_window(lengths, self.max_length, most, fit, begun)
             elif self.method == "best_fit" and count == size:
                 count, placing = best_window(lengths, self.max_length, most, begun)
             else:
-                placing = pack_fit.placed(lengths, self.max_length, most, fit, begun)
+                placing = packing.placed(lengths, self.max_length, most, fit, begun)
             self._count_dropped(documents, block, count)
             order, cursors = held.window(len(placing), count, used, "pack", self._reorders)
             yield _Window(block, documents, placing.take(order), cursors, used)
@@ -218,7 +220,7 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
             lengths = documents.lengths
             held.check_used(used, lengths[0])
             limits = self.max_length, self.max_documents
-            placing, edges = pack_fit.concat(lengths, used, *limits, held.ended)
+            placing, edges = packing.concat(lengths, used, *limits, held.ended)
             spent = held.rows
             needed = spent + 1 + spent // 2  # a row may be of very many documents
             if len(placing):
@@ -235,11 +237,11 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
             self._count_dropped(documents, run.block, spent)
             held.drop(spent, len(placing) > 0)
 
-    def _documents(self, block: Block) -> pack_fit.Documents:
+    def _documents(self, block: Block) -> packing.Documents:
         ids, lengths = ids_of(block, self.column, self, np.int32)
         columns = {"input_ids": ids.astype(np.int32, copy=False)}
         names = names_of(block, self)
-        if {*pack_fit.PACKED} <= {*names}:
+        if {*packing.PACKED} <= {*names}:
             way = "leave one pack() out"
             raise ConfigError(f"{self} takes documents, and these rows are packed already: {way}")
         need_columns(names, self.keep, self)
@@ -259,7 +261,7 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
             way = 'raise max_length, or pass overflow="split", "truncate" or "drop"'
             rule = f"documents must have at most {self.max_length} tokens, got one of"
             raise at_row(f"{self}: {rule} {lengths[row]}; {way}", self, block.ids[row])
-        return pack_fit.Documents(columns, np.cumsum(lengths) - lengths, kept, lengths)
+        return packing.Documents(columns, np.cumsum(lengths) - lengths, kept, lengths)
 
     def _kept_lengths(self, column: str, lengths: IntArray) -> IntArray:
         if self.overflow == "drop":
@@ -271,8 +273,8 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
         own = [*self.along, *self.keep]
         if names is None:
             ways = "keep=[...] makes lists of the values of others"
-            return f"{self} gives {', '.join(map(repr, [*pack_fit.PACKED, *own]))}: {ways}"
-        known = {*pack_fit.PACKED, "attention_mask", self.column, *own}
+            return f"{self} gives {', '.join(map(repr, [*packing.PACKED, *own]))}: {ways}"
+        known = {*packing.PACKED, "attention_mask", self.column, *own}
         lost = [name for name in names if name not in known]
         if not lost:
             return ""
@@ -289,7 +291,7 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
     def _dropped(self) -> LeftOut:
         return LeftOut(self, f"longer than {self.max_length:,} tokens")
 
-    def _count_dropped(self, documents: pack_fit.Documents, block: Block, count: int) -> None:
+    def _count_dropped(self, documents: packing.Documents, block: Block, count: int) -> None:
         if self.overflow == "drop" and count:
             lost = documents.given - documents.lengths
             self._dropped.drop(block, lost[:count])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import partial
 from itertools import repeat
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes._internal.checks import Ge, repeated, require, wrong
 from trainpipes._internal.lazy import cached_property
-from trainpipes._internal.messages import need_columns
+from trainpipes._internal.messages import nearest, need_columns
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array, to_arrow
 from trainpipes.columns.bad_values import BadCell
@@ -24,13 +25,16 @@ from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.interfaces.blame import at_row, in_column, naming, refused
+from trainpipes.interfaces.options import declared_checks
+from trainpipes.interfaces.read_columns import Opaque, Ragged, check_fit, limits, read
 from trainpipes.interfaces.stage import Stage, made_once
-from trainpipes.stages import pad_rules
 from trainpipes.stages.columns import CollatingStage, unbatched
 from trainpipes.stages.pack import Pack, kept_columns
-from trainpipes.stages.read_columns import Opaque, Ragged, check_fit, limits, read
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes, makers_of_columns
 
+#: Pad values that hold for any ``value``: what is masked must not depend on the pad token.
+FIXED = {"labels": -100, "attention_mask": 0, "token_type_ids": 0}
+OPTIONS = "a dict of column names and dicts of options"
 #: Makes a column of one batch, given its number; or all of them.
 Cut = Callable[[int], dict[str, Any]]
 
@@ -40,6 +44,78 @@ class Writer(NamedTuple):
 
     row_bytes: float
     cut: Callable[[IntArray | None, IntArray], Cut]
+
+
+# What is asked of columns
+
+
+def numpy_dtype(dtype: Any, option: str) -> np.dtype[Any]:
+    try:
+        if not isinstance(dtype, torch.dtype):  # torch takes None and Python's types, too
+            raise TypeError
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        rule, way = "a torch.dtype that NumPy has, too", "for another, convert in a map() after it"
+        raise wrong(option, rule, dtype, way) from None
+
+
+def dtype_of_numbers(dtype: Any, option: str) -> None:
+    good = numpy_dtype(dtype, option).kind in "iuf"
+    require(good, option, "a dtype of integers or floats", dtype)
+
+
+def check_pad_value(value: Any, option: str) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    require(good, option, "a number to pad with", value)
+
+
+def check_mask_name(value: Any, option: str) -> None:
+    good = isinstance(value, str) or value is False
+    require(good, option, "a name for the mask, or False", value)
+
+
+Cells = Annotated[int, Ge(1, 2**31 - 1)]
+PadValue = Annotated[float, check_pad_value]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one column is padded; None leaves it to the tokenizer or the column's type."""
+
+    max_length: Cells | None = None
+    pad_to_multiple_of: Cells | None = None
+    padding_side: Side | None = None
+    truncation_side: Side | None = None
+    value: PadValue | None = None
+    mask: Annotated[str | bool, check_mask_name] | None = None
+    dtype: Annotated[torch.dtype, numpy_dtype] | None = None
+
+    def of_column(self, name: str, own: Mapping[str, Any]) -> Rule:
+        option, known = "pad_collate(columns)", [field.name for field in fields(Rule)]
+        require(isinstance(own, Mapping), option, OPTIONS, {name: own})
+        for unknown in set(own) - set(known):
+            there = f"{nearest(str(unknown), known)} for {name!r}; there are {', '.join(known)}"
+            raise ConfigError(f"{option} has no option {unknown!r}{there}")
+        rule = replace(self, **{"value": None, **own})
+        for option, check in declared_checks(Rule).items():
+            check(getattr(rule, option), f"pad_collate(columns[{name!r}])({option})")
+        return rule
+
+
+def asked_masks(mask: Any, rules: Mapping[str, Rule]) -> dict[str, str]:
+    good = mask is None or mask is False
+    if isinstance(mask, Mapping):
+        good = all(isinstance(name, str) for pair in mask.items() for name in pair)
+    rule = 'False, or a dict of columns and their masks such as {"input_ids": "input_mask"}'
+    require(good, "pad_collate(mask)", rule, mask)
+    masks: dict[str, str] = dict(mask or {})
+    masks |= {name: rule.mask for name, rule in rules.items() if isinstance(rule.mask, str)}
+    twice = sorted(repeated(masks.values()))
+    require(not twice, "pad_collate(mask)", "another name for each mask", twice)
+    return masks
+
+
+# The stage
 
 
 class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
@@ -94,31 +170,31 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
     """
 
     _: KW_ONLY
-    max_length: pad_rules.Cells | None = None
-    pad_to_multiple_of: pad_rules.Cells | None = None
+    max_length: Cells | None = None
+    pad_to_multiple_of: Cells | None = None
     padding_side: Side | None = None
     truncation_side: Side | None = None
-    value: pad_rules.PadValue | None = None
+    value: PadValue | None = None
     mask: Mapping[str, str] | bool | None = None
     columns: Mapping[str, Mapping[str, Any]] | None = None
-    dtype: Annotated[torch.dtype, pad_rules.dtype_of_numbers] = torch.int64
+    dtype: Annotated[torch.dtype, dtype_of_numbers] = torch.int64
     tokenizer: Any = None
 
     def check(self) -> None:
         _ = self._own, self._masks  # what is wrong with them is said here
 
     @cached_property
-    def _rule(self) -> pad_rules.Rule:
+    def _rule(self) -> Rule:
         asked = self.max_length, self.pad_to_multiple_of, self.padding_side, self.truncation_side
-        return pad_rules.Rule(*asked, self.value)
+        return Rule(*asked, self.value)
 
     @cached_property
-    def _rules(self) -> dict[str, pad_rules.Rule]:
+    def _rules(self) -> dict[str, Rule]:
         given = {} if self.columns is None else self.columns
-        self._require(isinstance(given, Mapping), "columns", pad_rules.OPTIONS)
+        self._require(isinstance(given, Mapping), "columns", OPTIONS)
         return {name: self._rule.of_column(name, own) for name, own in given.items()}
 
-    def _rule_of(self, name: str) -> pad_rules.Rule:
+    def _rule_of(self, name: str) -> Rule:
         return self._rules.get(name, self._rule)
 
     def _kept_lengths(self, column: str, lengths: IntArray) -> IntArray:
@@ -127,7 +203,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
 
     @cached_property
     def _masks(self) -> dict[str, str]:
-        return pad_rules.asked_masks(self.mask, self._rules)
+        return asked_masks(self.mask, self._rules)
 
     _tokenize: ClassVar[Tokenizes | None] = None
     _id_columns: ClassVar[Mapping[str, Tokenizes]] = {}
@@ -222,7 +298,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
             return tensor
         with naming(name, self, ids):
             values = as_array(tensor)
-            check_fit(values, pad_rules.numpy_dtype(dtype, name), None, _wider(name, values))
+            check_fit(values, numpy_dtype(dtype, name), None, _wider(name, values))
         return tensor.to(dtype)
 
     def _of_rows(self, run: Run, k: int, rows: Any) -> dict[str, Any]:
@@ -299,9 +375,9 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         return _ragged_writer(name, rows, mask)
 
     def _dtype(self, name: str, values: Any, ragged: bool) -> np.dtype[Any]:
-        own, asked = self._rule_of(name).dtype, pad_rules.numpy_dtype(self.dtype, "")
+        own, asked = self._rule_of(name).dtype, numpy_dtype(self.dtype, "")
         if own is not None:
-            return pad_rules.numpy_dtype(own, "")
+            return numpy_dtype(own, "")
         padded, dtype = ragged or (self._pack is not None and values.ndim == 2), values.dtype
         if dtype.kind == asked.kind == "f":
             return asked
@@ -312,7 +388,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
 
     def _pad_value(self, name: str, dtype: np.dtype[Any]) -> float:
         own = self._rules[name].value if name in self._rules else None
-        value = pad_rules.FIXED.get(name, self.value) if own is None else own
+        value = FIXED.get(name, self.value) if own is None else own
         tokenize = self._id_columns.get(name)
         if value is None and tokenize is not None and self._pack is not None:
             value = self._pack.fill_id

@@ -11,15 +11,13 @@ import numpy.typing as npt
 from trainpipes._internal.messages import has_warned, warn_once
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
+from trainpipes.columns.packing import IGNORED
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.blame import at_row
+from trainpipes.interfaces.left_out import LeavesOut, LeftOut
+from trainpipes.interfaces.quarantine import leaves_out
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.tally import Numbers, Tally
-from trainpipes.stages.left_out import LeavesOut, LeftOut
-from trainpipes.stages.quarantine import leaves_out
-
-#: What torch's ``cross_entropy`` leaves out by default.
-IGNORED = -100
 
 
 class WithoutTarget(Tally):

@@ -15,17 +15,18 @@ from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import list_array
 from trainpipes.columns.block import Block
+from trainpipes.columns.packing import IGNORED
 from trainpipes.columns.rectangles import Side, cut_rows
 from trainpipes.columns.run import Run
+from trainpipes.engine.planning.row_hash import HashArray, mix, unit
 from trainpipes.errors import ConfigError
+from trainpipes.interfaces.quarantine import OnError
+from trainpipes.interfaces.read_columns import check_beside, ids_of, label_dtype, numbers_of
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.order.layout import random_key
 from trainpipes.stages.columns import row_table, with_column
-from trainpipes.stages.quarantine import OnError
-from trainpipes.stages.read_columns import check_beside, ids_of, label_dtype, numbers_of
-from trainpipes.stages.row_hash import HashArray, mix, unit
-from trainpipes.stages.targets import IGNORED, TargetStage, have_target
+from trainpipes.stages.targets import TargetStage, have_target
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
 from trainpipes.tokenizers.engine import MASKS, begins_word
 

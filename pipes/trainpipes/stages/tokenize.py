@@ -13,17 +13,18 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.bad_values import first_bad
 from trainpipes.columns.block import Block
+from trainpipes.columns.packing import IGNORED
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import blame
 from trainpipes.interfaces.options import identify
+from trainpipes.interfaces.quarantine import OnError
 from trainpipes.interfaces.stage import made_once
 from trainpipes.interfaces.tally import Tally
-from trainpipes.stages import text_columns
 from trainpipes.stages.columns import taken
-from trainpipes.stages.quarantine import OnError
-from trainpipes.stages.targets import IGNORED, WereCut
+from trainpipes.stages.targets import WereCut
 from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.tokenizers import text_columns
 from trainpipes.tokenizers.adapters import Function
 from trainpipes.tokenizers.engine import Affixes, Pair
 from trainpipes.tokenizers.ragged import Ragged, assemble

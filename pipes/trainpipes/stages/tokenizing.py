@@ -12,10 +12,10 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
+from trainpipes.interfaces.quarantine import OnError
+from trainpipes.interfaces.read_columns import cells, lists_of, names_of, read
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
-from trainpipes.stages.quarantine import OnError
-from trainpipes.stages.read_columns import cells, lists_of, names_of, read
 from trainpipes.stages.targets import TargetStage, have_target
 from trainpipes.tokenizers.adapters import Function
 from trainpipes.tokenizers.engine import TokenizerEngine

@@ -18,17 +18,17 @@ import pyarrow.compute as pc
 import torch
 
 from trainpipes._internal.checks import need
+from trainpipes.columns.expressions import text_of
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError
 from trainpipes.errors.secrets import is_secret, without_url_secrets
 from trainpipes.errors.text import shown
 from trainpipes.filesystems.retry import Retry, given
 from trainpipes.interfaces.options import same
+from trainpipes.interfaces.quarantine import Quarantine
 from trainpipes.interfaces.stage import Stage, stage_classes
 from trainpipes.interfaces.yaml_values import STANDARD, arrow_schema, declared_kinds, with_scalars
 from trainpipes.recipe_registry import recipe_function
-from trainpipes.stages.filter import text_of
-from trainpipes.stages.quarantine import Quarantine
 from trainpipes.version import __version__
 
 #: Characters of a list or mapping that is written in one line, at most.

@@ -13,6 +13,7 @@ from trainpipes.columns.arrays import apart, first_null, one_chunk
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.filesystems.output_file import OutputFile
+from trainpipes.interfaces.read_columns import Even, Opaque, Ragged, null_cell, of_arrow, row_at
 from trainpipes.sources.memmap.manifest import (
     Array,
     Column,
@@ -22,7 +23,6 @@ from trainpipes.sources.memmap.manifest import (
     npy_header,
     offsets_ending,
 )
-from trainpipes.stages.read_columns import Even, Opaque, Ragged, null_cell, of_arrow, row_at
 
 NO_NUMBERS = (
     "holds {}, and a memory map holds bool, integers and floats of up to 64 bits, or bytes: encode text "

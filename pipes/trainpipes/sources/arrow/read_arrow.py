@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import check_sound, gathered, take_rows
+from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.arrow.layout import read_layout, spans_before
 from trainpipes.sources.arrow.pieces import can_be_cut, pieces
@@ -23,7 +24,6 @@ from trainpipes.sources.files.file_source import NumberedFiles
 from trainpipes.sources.files.format import Format, Layout, unpacked
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.schema import different_schemas, inner_paths, one_schema
-from trainpipes.stages.quarantine import OnBadRow
 
 #: Files of which the first record batch is decoded to tell the size of a row.
 SAMPLED = 4

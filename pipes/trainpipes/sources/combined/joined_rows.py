@@ -19,6 +19,7 @@ from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.as_columns import known_columns
 from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.row_names import file_names
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.interfaces.contents import cache_key
 from trainpipes.interfaces.source import (
@@ -33,7 +34,6 @@ from trainpipes.interfaces.source import (
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import put_through
 from trainpipes.sources.combined.common_columns import Alike, CommonColumns
-from trainpipes.stages.row_names import file_names
 
 #: Blocks of a lane that one block is cut of, up to which they are asked for together although not all may be
 #: needed.

@@ -25,10 +25,10 @@ from trainpipes.columns.row_types import CELL, array_of, fixed_shape, lists_of
 from trainpipes.engine.planning.as_columns import gives_objects
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.interfaces.source import LooksAhead, Place, RandomAccessSource, Reader, RowSource
+from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import CountingStage
 from trainpipes.sources.combined.concat import JoiningSource, opener_of
 from trainpipes.sources.combined.joined_rows import JoinedRows
-from trainpipes.stages.columns import DropColumns, Select
 
 log = logging.getLogger("trainpipes")
 
@@ -104,9 +104,7 @@ class Windows(JoiningSource):
         (chain,) = self.chains
         opener = opener_of(chain)
         first = chain.index(opener)
-        later = [
-            stage for stage in chain[first + 1 :] if not isinstance(stage, Select | DropColumns)
-        ]
+        later = [stage for stage in chain[first + 1 :] if not _only_chooses(stage)]
         if "columns" not in opener.options or not all(isinstance(s, CountingStage) for s in later):
             return None
         narrow = opener._replaced(columns=self.names)
@@ -119,6 +117,11 @@ class Windows(JoiningSource):
         options += [f"within={self.within!r}"] if self.within is not None else []
         (chain,) = self.chains
         return f"windows({'.'.join(map(repr, chain))}, {', '.join([str(self.length), *options])})"
+
+
+def _only_chooses(stage: Stage) -> bool:
+    """Whether a stage leaves out columns, and no more."""
+    return stage.traits.gives == "choice" and "columns" in stage.options
 
 
 @cache

@@ -15,12 +15,12 @@ import pyarrow as pa
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.run import Run
 from trainpipes.errors import UnreadableError
+from trainpipes.interfaces.left_out import LeftOut
+from trainpipes.interfaces.quarantine import OnBadRow, Quarantine, leaves_out, list_file
 from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.interfaces.tally import Tally
-from trainpipes.stages.left_out import LeftOut
-from trainpipes.stages.quarantine import OnBadRow, Quarantine, leaves_out, list_file
 
 T = TypeVar("T")
 log = logging.getLogger("trainpipes")

@@ -24,6 +24,7 @@ from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import amount
 from trainpipes.filesystems.systems import is_local
+from trainpipes.interfaces.quarantine import LISTS
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import ReadingSource
@@ -31,7 +32,6 @@ from trainpipes.sources.files.file_errors import without
 from trainpipes.sources.files.file_list import FileList, digest, digests
 from trainpipes.sources.files.list_files import ListFiles, checked_options
 from trainpipes.sources.memmap.manifest import is_memmap
-from trainpipes.stages.quarantine import LISTS
 
 log = logging.getLogger("trainpipes")
 

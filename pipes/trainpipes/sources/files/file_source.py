@@ -18,6 +18,7 @@ from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.filesystems.retry import Requests
 from trainpipes.filesystems.systems import is_local
+from trainpipes.interfaces.quarantine import leaves_out
 from trainpipes.interfaces.source import Place, RandomAccessSource, Reader
 from trainpipes.interfaces.stage import is_ours
 from trainpipes.sources.files.bad_rows import BAD, bad_rows
@@ -31,7 +32,6 @@ from trainpipes.sources.files.format import Columns, Format, Layout
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.remote_bytes import open_bytes
 from trainpipes.sources.files.schema import cast_to, chosen, different_schemas, one_schema
-from trainpipes.stages.quarantine import leaves_out
 
 
 class FileSource(FileBlocks):

@@ -18,10 +18,10 @@ from trainpipes.columns.arrays import parts_of
 from trainpipes.errors import ConfigError, DataChangedError, SchemaError
 from trainpipes.filesystems.places import MANIFEST
 from trainpipes.filesystems.systems import is_local
+from trainpipes.interfaces.read_columns import Ragged
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.memmap.manifest import Array, damaged, is_memmap, no_memmap
 from trainpipes.sources.memmap.mapped_rows import MappedRows, open_bare, open_folder, values_at
-from trainpipes.stages.read_columns import Ragged
 
 #: What files of token ids hold.
 BARE_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")

@@ -16,12 +16,12 @@ from trainpipes.columns.content import short_digest
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors.text import amount
+from trainpipes.interfaces.read_columns import Ragged
 from trainpipes.interfaces.source import Place, RandomAccessSource, even_blocks
 from trainpipes.interfaces.stage_kinds import Source
 from trainpipes.sources.files.file_list import digests
 from trainpipes.sources.memmap.dataset import MemmapDataset, check_options
 from trainpipes.sources.memmap.manifest import Array
-from trainpipes.stages.read_columns import Ragged
 
 #: Bytes and rows of a block, at most: pieces that a shuffle within a buffer puts in another order.
 BLOCK_BYTES = 1 << 20

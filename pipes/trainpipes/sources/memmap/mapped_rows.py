@@ -16,6 +16,7 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import stretches
 from trainpipes.columns.tensor_rows import rows_of
 from trainpipes.errors import DataError, UnreadableError
+from trainpipes.interfaces.read_columns import Ragged
 from trainpipes.interfaces.source import Place
 from trainpipes.sources.files.file_errors import changed
 from trainpipes.sources.memmap.manifest import (
@@ -30,7 +31,6 @@ from trainpipes.sources.memmap.manifest import (
     offsets_ending,
     read_headers,
 )
-from trainpipes.stages.read_columns import Ragged
 
 #: Offsets that are compared in one step.
 CHECK_ROWS = 1 << 20

@@ -22,8 +22,8 @@ from trainpipes.interfaces.source import NumberedRowsSource, RowSource, RowStrea
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage, Source
 from trainpipes.samplers import BatchSampler, RowSampler
+from trainpipes.samplers.torch_samplers import draws_globally, keys_of, reorders
 from trainpipes.sources.memory.from_iterable import IterableReader
-from trainpipes.stages.torch_samplers import draws_globally, keys_of, reorders
 
 #: Datasets whose ``__getitem__`` is no code of the user's: many rows of them are fetched at once.
 PLAIN = (list, tuple, range)

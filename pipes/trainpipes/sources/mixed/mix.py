@@ -32,7 +32,6 @@ from trainpipes.sources.mixed.mix_weights import (
     steps_of,
 )
 from trainpipes.sources.mixed.mixture import Gives, Mixture, rows_of
-from trainpipes.stages.order import Repeat
 from trainpipes.state.format import NEW_WEIGHTS, Position
 from trainpipes.state.identity import first_difference, said
 
@@ -206,7 +205,7 @@ class Mix(MixingSource):
         for name, pipeline in sorted(self.sources.items()):
             alike = [] if self.gives is Gives.FINISHED else [Alike(columns, name)]
             with _named(name):
-                stages = [*pipeline.stages, *alike, *above, Repeat()]
+                stages = [*pipeline.stages, *alike, *above, kinds.RepeatStage()]
                 stages = [stage._fresh() for stage in stages]
                 source, path = mixture.plans[name].inputs.source, mixed.name_of(name)
                 parts[name] = part = Inputs(arrange(stages), source, name=path)

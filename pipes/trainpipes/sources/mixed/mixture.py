@@ -22,12 +22,12 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.lane import Lane
 from trainpipes.engine.shards.shard_rows import RUN_ROWS, ShardOpener, open_windows
 from trainpipes.interfaces.blame import refused
+from trainpipes.interfaces.read_columns import lengths_of
 from trainpipes.interfaces.source import RowStream
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import FinishingStage, PackingStage, RunStage
 from trainpipes.sources.combined.common_columns import columns_of, said, united
 from trainpipes.sources.mixed.mix_runs import MixRuns
-from trainpipes.stages.read_columns import lengths_of
 
 #: Bits of a row's number that tell its source.
 TAG_BITS = 23

@@ -16,13 +16,13 @@ import pyarrow.fs as fs
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import is_text
+from trainpipes.columns.expressions import as_expression, text_of
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.errors.text import shown
 from trainpipes.sources.files.each_file import one_line
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.schema import plain
 from trainpipes.sources.parquet.column_chunks import Probe
-from trainpipes.stages.filter import as_expression, text_of
 
 #: A value may lie between the least and the greatest, be null, or be NaN, of which footers say nothing. The
 #: filter is asked of so many mixtures of these for a row group, at most; more columns tell nothing.

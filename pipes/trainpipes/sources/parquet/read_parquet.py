@@ -6,12 +6,14 @@ from dataclasses import KW_ONLY, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.columns.arrays import to_arrow, to_numpy
-from trainpipes.interfaces.stage import Stage
+from trainpipes.columns.expressions import as_expression, rows_that_match, text_of
+from trainpipes.columns.run import Run
+from trainpipes.interfaces.blame import matching
+from trainpipes.interfaces.quarantine import OnBadRow
+from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import PushedStage
 from trainpipes.sources.files.bad_rows import above_reader, without_bad_files
 from trainpipes.sources.files.file_bytes import FileBytes
@@ -28,8 +30,6 @@ from trainpipes.sources.parquet.filter import (
 from trainpipes.sources.parquet.footers import RowGroupLayout, read_footers
 from trainpipes.sources.parquet.row_groups import RowGroups
 from trainpipes.sources.parquet.wanted import ChosenColumns, wanted_files
-from trainpipes.stages.filter import Filter, text_of
-from trainpipes.stages.quarantine import OnBadRow
 
 
 class ReadParquet(FileReader, has_blocks=True):
@@ -120,7 +120,7 @@ class ReadParquet(FileReader, has_blocks=True):
             unread[may_hold(filter, footers.schema, known, own or None, text=not replaces)] = False
             if wanted.by_folders:
                 unread = ~np.repeat(
-                    _holds(filter, footers.folders), [len(f.rows) for f in footers.layouts]
+                    rows_that_match(footers.folders, filter), [len(f.rows) for f in footers.layouts]
                 )
             rows = np.concatenate([each.rows for each in footers.layouts])
             besides = {"filter": text_of(filter), "unread": int(rows[unread].sum())}
@@ -148,20 +148,24 @@ class ReadParquet(FileReader, has_blocks=True):
         return source
 
 
-class ReaderFilter(Filter, PushedStage):
+class ReaderFilter(PushedStage, keeps_rows=False, takes="columns"):
     """A reader's ``filter``, asked of each row."""
+
+    predicate: pc.Expression | Sequence[Any]
 
     @property
     def name(self) -> str:
         return "filter"
 
+    @made_once
+    def _expression(self) -> pc.Expression:
+        return as_expression(self.predicate, "filter(predicate)")
 
-def _holds(filter: pc.Expression, folders: pa.Table) -> npt.NDArray[np.bool_]:
-    """Whether the rows of each file pass, by what its folders say."""
-    numbered = folders.append_column("", to_arrow(np.arange(len(folders))))
-    holds = np.zeros(len(folders), dtype=np.bool_)
-    holds[to_numpy(numbered.filter(filter).column(folders.num_columns))] = True
-    return holds
+    def identity(self) -> dict[str, Any]:
+        return {"stage": self.name, "predicate": text_of(self._expression)}
+
+    def process(self, run: Run) -> Run:
+        return run.keep(matching(run, self._expression, self))
 
 
 def _noted(layouts: list[RowGroupLayout], folders: pa.Table, unread: Any) -> list[RowGroupLayout]:

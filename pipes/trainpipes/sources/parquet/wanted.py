@@ -10,7 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
+from trainpipes.columns.expressions import text_of
+from trainpipes.columns.run import Run
 from trainpipes.errors import SchemaError
+from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.remote_bytes import open_bytes
@@ -23,8 +26,6 @@ from trainpipes.sources.parquet.filter import (
     needed_columns,
 )
 from trainpipes.sources.parquet.footers import parse_footer, read_footer
-from trainpipes.stages.columns import ChooseStage
-from trainpipes.stages.filter import text_of
 
 #: What stands for null in a folder's name.
 NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -131,10 +132,13 @@ def _column(texts: list[str | None]) -> pa.Array:
     return python_to_arrow(texts, pa.string())
 
 
-class ChosenColumns(ChooseStage, gives="rows"):
+class ChosenColumns(RunStage, takes="columns"):
     """Keeps the chosen columns, without those that only a filter asked for."""
 
     columns: Sequence[str]
+
+    def process(self, run: Run) -> Run:
+        return run.with_block(run.block.with_columns(self._chosen))
 
     def _chosen(self, table: pa.Table) -> pa.Table:
         return table.select(list(inner_paths(self.columns, table.column_names)))

@@ -21,6 +21,7 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import offset_dtype, python_to_arrow, to_arrow
 from trainpipes.errors import SchemaError
 from trainpipes.errors.text import shown
+from trainpipes.interfaces.quarantine import OnBadRow, leaves_out
 from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.compressed import Decompressed, ReadAgain, Stream, kind_by_content
 from trainpipes.sources.files.bad_rows import BAD, above_reader, without_bad_files
@@ -31,7 +32,6 @@ from trainpipes.sources.files.file_source import NumberedFiles
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError, packed, unpacked
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.tar.members import BLOCK, Archive, beside, is_header, members_of, samples_of
-from trainpipes.stages.quarantine import OnBadRow, leaves_out
 
 KEY = "__key__"
 #: Bytes that are decoded at once, about; and of one Arrow column of bytes, at most.

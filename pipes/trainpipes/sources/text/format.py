@@ -14,6 +14,7 @@ import pyarrow as pa
 from trainpipes._internal.checks import byte_count, require
 from trainpipes._internal.progress import Progress
 from trainpipes.errors.text import amount
+from trainpipes.interfaces.quarantine import leaves_out
 from trainpipes.sources.compressed import (
     Decompressed,
     ReadAgain,
@@ -29,7 +30,6 @@ from trainpipes.sources.files.schema import unified
 from trainpipes.sources.text.cutters import Cutter
 from trainpipes.sources.text.pieces import UNREAD, Start, TextLayout, check_of, scan
 from trainpipes.sources.text.row_errors import bad_row, bad_utf8, is_utf8, separated
-from trainpipes.stages.quarantine import leaves_out
 
 #: Bytes of a row, unless a reader says otherwise; and the most that Arrow holds in a text.
 MAX_ROW_BYTES, MOST_ROW_BYTES = "256MB", 2_000_000_000

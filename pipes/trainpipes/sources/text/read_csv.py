@@ -17,6 +17,7 @@ from trainpipes._internal.checks import Each, column_names, repeated, text
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.errors.secrets import without_query
+from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources.compressed import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.cutters import Cutter, RecordCutter
@@ -24,7 +25,6 @@ from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, TextFormat, row_b
 from trainpipes.sources.text.pieces import Start
 from trainpipes.sources.text.refused import refuse_rounded
 from trainpipes.sources.text.text_reader import TextReader
-from trainpipes.stages.quarantine import OnBadRow
 
 TABBED = (".tsv", ".tab")
 #: Bytes that Arrow parses at once, unless a row has more: 4 MB take 1.6 times as long for each, since they do

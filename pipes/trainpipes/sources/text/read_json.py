@@ -15,6 +15,7 @@ import pyarrow.json as pj
 
 from trainpipes._internal.types import IntArray
 from trainpipes.errors.text import cut
+from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.cutters import (
     FEED,
@@ -35,7 +36,6 @@ from trainpipes.sources.text.refused import (
     refuse_rounded,
 )
 from trainpipes.sources.text.text_reader import TextReader
-from trainpipes.stages.quarantine import OnBadRow
 
 #: What a start says of a file that is one array.
 ARRAY = "array"

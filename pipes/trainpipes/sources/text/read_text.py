@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import ColumnName
 from trainpipes._internal.types import IntArray
+from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources.text.cutters import (
     FEED,
     Cutter,
@@ -27,7 +28,6 @@ from trainpipes.sources.text.format import (
 )
 from trainpipes.sources.text.pieces import Start
 from trainpipes.sources.text.text_reader import TextReader
-from trainpipes.stages.quarantine import OnBadRow
 
 Unit = Literal["line", "paragraph", "document"]
 #: Lines that follow each other and have something.

@@ -13,6 +13,7 @@ import pyarrow.csv
 from trainpipes._internal.checks import repeated
 from trainpipes._internal.messages import nearest
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
+from trainpipes.engine.planning.row_names import names_below
 from trainpipes.errors import ConfigError, SchemaError, UnreadableError
 from trainpipes.filesystems.retry import Retry
 from trainpipes.interfaces.stage import Stage
@@ -23,7 +24,6 @@ from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.remote_bytes import open_bytes
 from trainpipes.sources.whole_files.read_bytes import BLOCK_ROWS, WholeFiles
-from trainpipes.stages.row_names import names_below
 
 #: What the column of a labels file with the images' names may be called.
 NAMES = ("file_name", "filename", "file", "path", "image")

@@ -18,8 +18,8 @@ from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.interfaces.blame import naming
+from trainpipes.interfaces.read_columns import cells
 from trainpipes.interfaces.stage import Stage
-from trainpipes.stages.read_columns import cells
 
 HashArray = npt.NDArray[np.uint64]
 

@@ -20,8 +20,8 @@ from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import in_column, naming, refused
+from trainpipes.interfaces.read_columns import cells
 from trainpipes.interfaces.stage import Stage
-from trainpipes.stages.read_columns import cells
 
 Texts: TypeAlias = "pa.LargeStringArray"
 

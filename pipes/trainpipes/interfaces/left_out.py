@@ -16,10 +16,10 @@ from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError, UnreachableError
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import cut
+from trainpipes.interfaces.quarantine import Quarantine, leaves_out, lines_of
 from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.tally import Numbers, Tally, is_aside
-from trainpipes.stages.quarantine import Quarantine, leaves_out, lines_of
 
 log = logging.getLogger("trainpipes")
 
