@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainpipes.sources.files import range_file, remote_bytes
-from trainpipes.sources.files.file_bytes import FileBytes
+from trainpipes.sources.files.file_bytes import FileBytes, RangeFile
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.files.range_file import RangeFile
 from trainpipes.sources.files.remote_bytes import open_bytes
 
 DATA = random.Random(0).randbytes(50_000)

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,10 +16,8 @@ from trainpipes.errors import MissingExtraError
 from trainpipes.errors.secrets import without_query
 from trainpipes.filesystems.request import Ranges
 from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.format import OtherBytesError
-
-if TYPE_CHECKING:
-    from trainpipes.sources.files.file_bytes import FileBytes
 
 #: First bytes of a compressed file, and ends of names, by what it is compressed with.
 MAGIC = {

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -198,7 +198,9 @@ class Inputs:
     @cached_property
     def mixed(self) -> dict[str, Inputs]:
         mix = self.chain.opener
-        parts = mix.parts(self) if isinstance(mix, MixingSource) else {}
+        parts: dict[str, Inputs] = {}
+        if isinstance(mix, MixingSource):
+            parts = mix.parts(self, self.chain.shard)
         for name, part in parts.items():
             self.schemas.join(name, part.schemas)
             part.keeps_pieces |= self.keeps_pieces
@@ -252,7 +254,7 @@ class Inputs:
 
     def place_of(self, row: int) -> Place:
         if isinstance(self.source, RowMixture):
-            inputs, own = self.source.where(self, row)
+            inputs, own = self._mixed_row(self.source, row)
             return inputs.place_of(own)
         if isinstance(self.source, RowSource):
             return self._named(self.source.place(*self.blocks.where(row)))
@@ -261,11 +263,15 @@ class Inputs:
     def places_of(self, row: int) -> list[Place]:
         """Where all that a row is made of stands: one place, or several for zipped rows."""
         if isinstance(self.source, RowMixture):
-            inputs, own = self.source.where(self, row)
+            inputs, own = self._mixed_row(self.source, row)
             return inputs.places_of(own)
         if isinstance(self.source, RowSource):
             return [*map(self._named, self.source.places(*self.blocks.where(row)))]
         return [self._named(Place(row=row))]
+
+    def _mixed_row(self, mixture: RowMixture, row: int) -> tuple[Inputs, int]:
+        path, own = mixture.where(row)
+        return reduce(lambda inputs, name: inputs.mixed[name], path, self), own
 
     def _named(self, place: Place) -> Place:
         if self.name is None:

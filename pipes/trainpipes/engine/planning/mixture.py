@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import pyarrow as pa
 
-from trainpipes._internal.pool import Pool
-from trainpipes.columns.run import Run
 from trainpipes.errors import StateError
-from trainpipes.interfaces.source import RowStream, StreamReader
-from trainpipes.interfaces.stage_kinds import CombiningSource, RunStage
+from trainpipes.interfaces.source import RowSource, RowStream, StreamReader
+from trainpipes.interfaces.stage_kinds import CombiningSource, RunStage, ShardStage
 from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import Position
 
-if TYPE_CHECKING:
-    from trainpipes.engine.planning.inputs import Inputs
-    from trainpipes.engine.planning.plan import Plan
+
+class MixedInputs(Protocol):
+    """What a mix asks of the inputs whose source it is."""
+
+    @property
+    def source(self) -> RowSource | RowStream: ...
+
+    def name_of(self, part: str) -> str: ...
 
 
 def without_shares(cursor: dict[str, Any], shard: int) -> dict[str, Any]:
@@ -44,40 +47,8 @@ def without_shares(cursor: dict[str, Any], shard: int) -> dict[str, Any]:
     return place
 
 
-class MixedWindows(ABC):
-    """The windows of several pipelines whose rows are mixed."""
-
-    @abstractmethod
-    def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
-        """Keep what a shard needs of each source from ``state`` on; ``shards`` are this process's."""
-
-    @abstractmethod
-    def open(
-        self,
-        shard: int,
-        state: dict[str, Any],
-        rows: tuple[int, int],
-        shards: int,
-        first: int,
-        weights: int | None,
-    ) -> Iterator[Run]:
-        """The mixed rows of one shard from a state on; ``weights``: which of the plan's new ones hold."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of all rows: the pass is over."""
-
-    def start(self, epoch: int) -> dict[str, Any]:
-        """The state of an epoch's start: none, since its number says it."""
-        return {}
-
-
 class RowMixture(RowStream):
-    """Rows of several pipelines, each read by its own windows."""
-
-    @abstractmethod
-    def windows(self, plan: Plan, pool: Pool | None, pass_number: int) -> MixedWindows:
-        """The windows of all pipelines, for the shards of one process; see ``open_windows``."""
+    """Rows of several pipelines."""
 
     @abstractmethod
     def naming(self, name: str) -> RunStage:
@@ -88,8 +59,10 @@ class RowMixture(RowStream):
         """The columns of all rows, of those of each pipeline."""
 
     @abstractmethod
-    def where(self, inputs: Inputs, row: int) -> tuple[Inputs, int]:
-        """Which pipeline's a row is, and its number there."""
+    def where(self, row: int) -> tuple[Sequence[str], int]:
+        """Which pipeline's a row is, by the names that lead to it from the outermost mix inwards, and its
+        number there.
+        """
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> StreamReader:
         raise TypeError("a mixture has no one order of its own: each shard mixes for itself")
@@ -99,8 +72,8 @@ class MixingSource(CombiningSource, asks_inputs=True):
     """A source that mixes the rows of several pipelines."""
 
     @abstractmethod
-    def parts(self, mixed: Inputs) -> dict[str, Inputs]:
-        """The inputs of each pipeline, dealt to the shards of the mix."""
+    def parts(self, mixed: MixedInputs, shard: ShardStage | None) -> dict[str, Any]:
+        """The ``Inputs`` of each pipeline, dealt to the shards of the mix."""
 
     @abstractmethod
     def migrate(self, saved: dict[str, Any], now: dict[str, Any], position: Position) -> None:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from weakref import ref
 
 from trainpipes._internal.activity import TURN, doing
@@ -22,14 +22,29 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
 from trainpipes.order.layout import WindowKey
 
-if TYPE_CHECKING:
-    from trainpipes.engine.reading.listed_windows import NumberedRows
-
-
 #: The part of the memory for windows that those read ahead may take, or one window.
 AHEAD_PART = 1 / 5
+
+
+class LazyRows(Protocol):
+    """Rows of a window that are read when they are taken."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def slice(self, start: int, stop: int) -> Block: ...
+
+    def take(self, index: IntArray) -> Block: ...
+
+    def coming(self, index: IntArray) -> None:
+        """The rows at ``index`` are asked for next."""
+        ...
+
+
 #: A window's rows in file order, and the order in which they come out, int64 ``[rows]``, or None.
-Content: TypeAlias = "tuple[Block | NumberedRows, IntArray | None]"
+Content: TypeAlias = tuple[Block | LazyRows, IntArray | None]
 
 
 @dataclass(eq=False)
@@ -85,8 +100,8 @@ class Window:
     def take(self, positions: IntArray, later: IntArray) -> Block:
         """The rows at some positions; those of ``later`` are asked for next."""
         rows, order = self.content()
-        if len(later) and (coming := getattr(rows, "coming", None)) is not None:
-            coming(later - self.first if order is None else order[later])
+        if len(later) and not isinstance(rows, Block):
+            rows.coming(later - self.first if order is None else order[later])
         if order is not None:
             return rows.take(order[positions])
         start, count = int(positions[0]), len(positions)

@@ -17,8 +17,8 @@ from typing import Any
 from trainpipes._internal.pool import MOST_WAITING, Future, Pool
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Run, Unroll
-from trainpipes.engine.planning.mixture import MixedWindows
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.reading.mixed_windows import MixedWindows
 from trainpipes.engine.reading.windows import Windows
 from trainpipes.engine.shards.lane import ENDED, PASSED, Lane, RunItems, raise_placed
 from trainpipes.engine.shards.shard_rows import (

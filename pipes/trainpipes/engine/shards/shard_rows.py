@@ -16,10 +16,10 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.bad_values import naming_bad_values
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Cursors, Run, Unroll, innermost
-from trainpipes.engine.planning.mixture import MixedWindows, RowMixture
 from trainpipes.engine.planning.open_stages import RUN_BYTES, Submitted, called, open_stages
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.listed_windows import ListedMaker, NumberedMaker
+from trainpipes.engine.reading.mixed_windows import MixedWindows, WindowedMixture
 from trainpipes.engine.reading.stream_windows import StreamMaker
 from trainpipes.engine.reading.windows import Windows
 from trainpipes.interfaces.empty_epoch_guard import check_shard
@@ -318,7 +318,7 @@ def open_windows(
 ) -> Windows | MixedWindows:
     """The windows of a pass for the shards of one process, up to ``last``."""
     chain, source = plan.chain, plan.inputs.source
-    if isinstance(source, RowMixture):
+    if isinstance(source, WindowedMixture):
         return source.windows(plan, pool, pass_number)
     if isinstance(source, RowStream):
         return Windows(StreamMaker(plan, source))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,14 +21,11 @@ from trainpipes.errors import DataChangedError, DataError, TrainpipesError, Unre
 from trainpipes.filesystems.retry import Requests
 from trainpipes.interfaces.source import Place
 from trainpipes.sources.files.ahead import Ahead
+from trainpipes.sources.files.decoded_files import DecodedFiles
 from trainpipes.sources.files.each_file import BadFileError, reason
 from trainpipes.sources.files.file_errors import changed, gone, located, unreadable
 from trainpipes.sources.files.format import OtherBytesError
 from trainpipes.sources.files.index_store import forget
-
-if TYPE_CHECKING:
-    from trainpipes.sources.files.file_source import FileSource
-
 
 #: Bytes of a block that is worth a request of its own, and of smaller ones that are fetched together.
 SMALL, TOGETHER = 1 << 20, 4 << 20
@@ -48,7 +45,7 @@ class _Fetch:
 class BlockReader:
     """One place in files; for one thread."""
 
-    def __init__(self, source: FileSource) -> None:
+    def __init__(self, source: DecodedFiles) -> None:
         self._source = source
         requests = self._requests = Requests(source.files.retry)
         weakref.finalize(self, requests.stop)

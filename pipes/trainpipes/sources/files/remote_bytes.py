@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from trainpipes._internal.activity import count
 from trainpipes._internal.locks import InterruptibleLock
@@ -20,10 +20,8 @@ from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.source import Place
 from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles, LocalBytes, cut, merged
 from trainpipes.sources.files.file_errors import changed, unreadable
+from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.folders import reported
-
-if TYPE_CHECKING:
-    from trainpipes.sources.files.file_list import FileList
 
 #: Bytes of one request at most, so that several connections share the work; ranges closer to each other than
 #: the gap are fetched as one: about what the wait for a request costs in bytes.

@@ -14,7 +14,7 @@ from trainpipes._internal.lazy import cached_property
 from trainpipes.columns.run import innermost
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.inputs import Inputs
-from trainpipes.engine.planning.mixture import MixingSource, without_shares
+from trainpipes.engine.planning.mixture import MixedInputs, MixingSource, without_shares
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, DataError, StateError, TrainpipesError
 from trainpipes.errors.text import cut
@@ -195,8 +195,8 @@ class Mix(MixingSource):
                     raise DataError(f"{what} gives no rows: leave it out of the mix")
         return Mixture(self, plans)
 
-    def parts(self, mixed: Inputs) -> dict[str, Inputs]:
-        shard, shards = mixed.chain.shard, mixed.chain.num_shards
+    def parts(self, mixed: MixedInputs, shard: kinds.ShardStage | None) -> dict[str, Inputs]:
+        shards = 1 if shard is None else shard.num_shards
         above: list[Stage] = [] if shard is None else [shard._replaced(tail="even")]
         mixture = mixed.source
         assert isinstance(mixture, Mixture)

@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from trainpipes._internal.messages import warn_once
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.run import Cursors, Run
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.lane import Lane
+from trainpipes.engine.shards.shard_rows import ShardOpener
 from trainpipes.errors import DataError, TrainpipesError
+from trainpipes.interfaces.stage import Stage
 from trainpipes.order.layout import slots_before
 from trainpipes.sources.mixed.fair_queue import (
     PLACES,
@@ -26,11 +29,36 @@ from trainpipes.sources.mixed.fair_queue import (
     whole_weights,
 )
 
-if TYPE_CHECKING:
-    from trainpipes.sources.mixed.mixture import MixWindows
-
 #: A source's cursor before so many more of its rows; None at the start of a pass.
 CursorAfter = Callable[[int], "dict[str, Any] | None"]
+
+
+class Shares(Protocol):
+    """What of which source comes next; ``Mixture`` has it."""
+
+    mix: Any
+    names: tuple[str, ...]
+    starts: list[int]
+    steps: list[tuple[int, ...]]
+    by_tokens: bool
+    max_epochs: list[int | None]
+    may_be_endless: list[bool]
+    ids: Any
+
+    def drawn_from(self, name: str, run: Run, above: Sequence[Stage]) -> tuple[Run, list[int]]: ...
+
+    def with_names(self, run: Run, source: IntArray) -> Run: ...
+
+
+class OpenedSources(Protocol):
+    """The sources of a mix as they are read; ``MixWindows`` has them."""
+
+    plan: Plan
+    openers: dict[str, ShardOpener]
+    above: dict[str, list[Stage]]
+
+    @property
+    def mixture(self) -> Shares: ...
 
 
 class SourceRows:
@@ -39,7 +67,12 @@ class SourceRows:
     """
 
     def __init__(
-        self, windows: MixWindows, name: str, shard: int, epoch: int, cursor: dict[str, Any] | None
+        self,
+        windows: OpenedSources,
+        name: str,
+        shard: int,
+        epoch: int,
+        cursor: dict[str, Any] | None,
     ) -> None:
         self.gone = bool((cursor or {}).get("gone"))
         self.left = self.passes = 0
@@ -182,7 +215,7 @@ class MixRuns(Iterator[Run]):
 
     def __init__(
         self,
-        windows: MixWindows,
+        windows: OpenedSources,
         shard: int,
         state: dict[str, Any],
         rows: tuple[int, int],

@@ -16,9 +16,9 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.columns.block import SOURCE_BIT, Block
 from trainpipes.columns.run import Run
-from trainpipes.engine.planning.inputs import Inputs
-from trainpipes.engine.planning.mixture import MixedWindows, RowMixture
+from trainpipes.engine.planning.mixture import RowMixture
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.reading.mixed_windows import MixedWindows, WindowedMixture
 from trainpipes.engine.shards.lane import Lane
 from trainpipes.engine.shards.shard_rows import RUN_ROWS, ShardOpener, open_windows
 from trainpipes.interfaces.blame import refused
@@ -62,7 +62,7 @@ def rows_of(plan: Plan) -> int | None:
     return plan.counts.batches_in_epoch if plan.counts.known else None
 
 
-class Mixture(RowMixture):
+class Mixture(WindowedMixture):
     """Rows of sources, mixed by steps of whole weights from ``starts`` on: rows or, by ``lengths``, tokens.
     The sources have numbers in the order of their names.
     """
@@ -205,11 +205,9 @@ class Mixture(RowMixture):
         fields = united(schemas, caller, caller, shaped=False)
         return pa.schema([(field.name, field.type) for field in fields])
 
-    def where(self, inputs: Inputs, row: int) -> tuple[Inputs, int]:
+    def where(self, row: int) -> tuple[Path, int]:
         ((path, _, (own,)),) = self.ids.split(np.array([row], dtype=np.int64))
-        for name in path:
-            inputs = inputs.mixed[name]
-        return inputs, int(own)
+        return path, int(own)
 
 
 class _Named(RunStage, holds_data=True):

@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes.sources.files.file_bytes import FileBytes
-from trainpipes.sources.files.range_file import RangeFile
+from trainpipes.sources.files.file_bytes import FileBytes, RangeFile
 
 #: Any: of a buffer nothing is allocated before the first read.
 BUFFER_BYTES = 4096

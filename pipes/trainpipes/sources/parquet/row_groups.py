@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 from trainpipes.columns.arrays import replaced
 from trainpipes.interfaces.source import Place
 from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.files.file_bytes import FetchedBytes, FileBytes
+from trainpipes.sources.files.file_bytes import FetchedBytes, FileBytes, RangeFile
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError
-from trainpipes.sources.files.range_file import RangeFile
 from trainpipes.sources.files.schema import cast_to
 from trainpipes.sources.parquet.column_chunks import Probe, arrow_bytes, leaves_of
 from trainpipes.sources.parquet.footers import (

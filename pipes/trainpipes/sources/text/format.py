@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import byte_count, require
 from trainpipes._internal.progress import Progress
 from trainpipes.errors.text import amount
-from trainpipes.interfaces.quarantine import leaves_out
 from trainpipes.sources.compressed import (
     Decompressed,
-    ReadAgain,
     Stream,
     kind_by_content,
     kind_by_name,
@@ -25,77 +21,14 @@ from trainpipes.sources.compressed import (
 from trainpipes.sources.files.bad_rows import bad_rows
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes, as_bytes
-from trainpipes.sources.files.format import Format, Layout, OtherBytesError
-from trainpipes.sources.files.schema import unified
-from trainpipes.sources.text.cutters import Cutter
-from trainpipes.sources.text.pieces import UNREAD, Start, TextLayout, check_of, scan
+from trainpipes.sources.files.format import Layout, OtherBytesError
+from trainpipes.sources.text.pieces import UNREAD, TextLayout, check_of, scan
 from trainpipes.sources.text.row_errors import bad_row, bad_utf8, is_utf8, separated
-
-#: Bytes of a row, unless a reader says otherwise; and the most that Arrow holds in a text.
-MAX_ROW_BYTES, MOST_ROW_BYTES = "256MB", 2_000_000_000
-#: What some programs write before UTF-8.
-BOM = b"\xef\xbb\xbf"
+from trainpipes.sources.text.text_rows import Start, TextRows
 
 
-def row_bytes(value: Any, option: str) -> int:
-    most = byte_count(value, option)
-    rule = f"a number of bytes up to {MOST_ROW_BYTES:,}, which Arrow holds in a text"
-    require(most <= MOST_ROW_BYTES, option, rule, value)
-    return most
-
-
-class TextFormat(Format):
-    """A format of rows in text, by the options of a reader; ``rule`` tells what a row is, bytes of
-    ``between`` may surround one; with ``names_columns`` a file may lack a column. ``schema`` is that of all
-    rows once it is known, ``inferred`` if it is not the user's; only ``strict`` refuses columns it lacks.
-    """
-
-    known_by_blocks = True
-    reader: ClassVar[str]
-    rule: ClassVar[str] = "rows are text"
-    between: ClassVar[bytes] = b"\r\n"
-    names_columns: ClassVar[bool] = False
-    #: The type of a column without a single value.
-    empty: ClassVar[pa.DataType] = pa.null()
-
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self.options = options
-        self.block_rows: int | None = options["block_rows"]
-        self.max_row_bytes = row_bytes(options["max_row_bytes"], "max_row_bytes")
-        self.inferred = "schema" in options and options["schema"] is None
-        self.schema: pa.Schema | None = None
-        self.strict, self.replace = False, options["errors"] == "replace"
-        self.leaves_out = leaves_out(options["on_error"])
-        self.again = ReadAgain()
-
-    @abstractmethod
-    def start(self, head: bytes, whole: bool, path: str) -> Start | None:
-        """Where the rows of a file begin; None if more bytes must be seen. Raises BadFileError."""
-
-    @abstractmethod
-    def cutter(self, start: Start) -> Cutter:
-        """What finds the ends of a file's rows, at the first of them or at any other."""
-
-    @abstractmethod
-    def parse(
-        self, data: bytes, start: Start, schema: pa.Schema | None, strict: bool = False
-    ) -> pa.Table:
-        """Rows as columns, of inferred types if ``schema`` is None. Raises pyarrow.ArrowException."""
-
-    def infer(self, data: bytes, start: Start) -> tuple[pa.Schema, list[float]]:
-        """The columns and types of rows, and the bytes of each column in memory."""
-        table = self.parse(data, start, None)
-        sizes = [float(column.nbytes) for column in table.columns]
-        return pa.schema([self.as_written(field) for field in table.schema]), sizes
-
-    def as_written(self, field: pa.Field) -> pa.Field:
-        """A field that was found, in the type that the file means."""
-        return field
-
-    def wider(self, one: pa.Field, other: pa.Field) -> pa.Field:
-        return unified(one, other)
-
-    # Files and their pieces
+class TextFormat(TextRows):
+    """A format of rows in text: its files, and their pieces."""
 
     def scan(self, file: FileBytes, progress: Progress | None = None) -> Layout:
         head = bytes(file.read([(0, min(file.size, 16))])[0])

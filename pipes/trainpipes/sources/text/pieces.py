@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +15,7 @@ from trainpipes._internal.types import IntArray
 from trainpipes.sources.compressed import Entry, Stream
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.format import Layout, packed, unpacked
-
-if TYPE_CHECKING:
-    from trainpipes.sources.text.format import TextFormat
+from trainpipes.sources.text.text_rows import Start, TextRows
 
 #: Bytes of a piece, about. Smaller ones cost a request each, larger ones memory in each reader.
 PIECE_BYTES = 4 << 20
@@ -31,20 +28,12 @@ UNREAD = -1
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
-class Start(NamedTuple):
-    """The first row's place, the columns' names, and the delimiter or "array", by the first bytes."""
-
-    at: int = 0
-    names: Sequence[str] = ()
-    kind: str = ""
-
-
 def check_of(data: bytes | memoryview) -> int:
     """A checksum of the first and last 1,024 bytes: cheap enough for every read."""
     return zlib.crc32(data[-END_BYTES:], zlib.crc32(data[:END_BYTES]))
 
 
-def scan(stream: Stream, compression: str, form: TextFormat, path: str, size: int) -> Layout:
+def scan(stream: Stream, compression: str, form: TextRows, path: str, size: int) -> Layout:
     head, start = _head(stream, form, path)
     cutter, content = form.cutter(start), zlib.crc32(head)
     pieces = _Pieces(form, stream.entries, start.at, head.count(b"\n", 0, start.at))
@@ -67,7 +56,7 @@ def scan(stream: Stream, compression: str, form: TextFormat, path: str, size: in
     return Layout(rows, begins, stops, pa.schema([]), extra)
 
 
-def _head(stream: Stream, form: TextFormat, path: str) -> tuple[bytes, Start]:
+def _head(stream: Stream, form: TextRows, path: str) -> tuple[bytes, Start]:
     head, start = b"", None
     while start is None:
         more = stream.read()
@@ -88,7 +77,7 @@ def _head(stream: Stream, form: TextFormat, path: str) -> tuple[bytes, Start]:
 class _Pieces:
     """What is noted of pieces; and of the one at hand its rows, and the line of the row at hand."""
 
-    def __init__(self, form: TextFormat, entries: list[Entry], at: int, newlines: int) -> None:
+    def __init__(self, form: TextRows, entries: list[Entry], at: int, newlines: int) -> None:
         self.noted: list[tuple[int, ...]] = []
         self._form, self._entries = form, entries
         # Of what was read: bytes, line feeds, and rows in whole pieces.

@@ -21,10 +21,10 @@ from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources.compressed import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.cutters import Cutter, RecordCutter
-from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, TextFormat, row_bytes
-from trainpipes.sources.text.pieces import Start
+from trainpipes.sources.text.format import TextFormat
 from trainpipes.sources.text.refused import refuse_rounded
 from trainpipes.sources.text.text_reader import TextReader
+from trainpipes.sources.text.text_rows import BOM, MAX_ROW_BYTES, Start, row_bytes
 
 TABBED = (".tsv", ".tab")
 #: Bytes that Arrow parses at once, unless a row has more: 4 MB take 1.6 times as long for each, since they do

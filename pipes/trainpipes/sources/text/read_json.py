@@ -25,8 +25,8 @@ from trainpipes.sources.text.cutters import (
     Cutter,
     FilledLineCutter,
 )
-from trainpipes.sources.text.format import BOM, MAX_ROW_BYTES, TextFormat, row_bytes
-from trainpipes.sources.text.pieces import PIECE_BYTES, Start
+from trainpipes.sources.text.format import TextFormat
+from trainpipes.sources.text.pieces import PIECE_BYTES
 from trainpipes.sources.text.refused import (
     INTEGER,
     check_depth,
@@ -36,6 +36,7 @@ from trainpipes.sources.text.refused import (
     refuse_rounded,
 )
 from trainpipes.sources.text.text_reader import TextReader
+from trainpipes.sources.text.text_rows import BOM, MAX_ROW_BYTES, Start, row_bytes
 
 #: What a start says of a file that is one array.
 ARRAY = "array"

@@ -19,15 +19,9 @@ from trainpipes.sources.text.cutters import (
     LineCutter,
     ParagraphCutter,
 )
-from trainpipes.sources.text.format import (
-    BOM,
-    MAX_ROW_BYTES,
-    MOST_ROW_BYTES,
-    TextFormat,
-    row_bytes,
-)
-from trainpipes.sources.text.pieces import Start
+from trainpipes.sources.text.format import TextFormat
 from trainpipes.sources.text.text_reader import TextReader
+from trainpipes.sources.text.text_rows import BOM, MAX_ROW_BYTES, MOST_ROW_BYTES, Start, row_bytes
 
 Unit = Literal["line", "paragraph", "document"]
 #: Lines that follow each other and have something.

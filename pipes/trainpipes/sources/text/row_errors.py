@@ -4,7 +4,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +16,8 @@ from trainpipes.sources.files.bad_rows import END
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_errors import without
 from trainpipes.sources.files.format import OtherBytesError
-from trainpipes.sources.text.pieces import Start, TextLayout
-
-if TYPE_CHECKING:
-    from trainpipes.sources.text.format import TextFormat
+from trainpipes.sources.text.pieces import TextLayout
+from trainpipes.sources.text.text_rows import Start, TextRows
 
 #: Characters of a row that a message shows, and bytes around one that is not UTF-8.
 SHOWN, AROUND = 80, 20
@@ -36,7 +34,7 @@ def is_utf8(data: bytes) -> bool:
 
 
 def bad_utf8(
-    form: TextFormat, name: str, layout: TextLayout, piece: int, data: bytes
+    form: TextRows, name: str, layout: TextLayout, piece: int, data: bytes
 ) -> UnreadableError:
     at = 0
     try:
@@ -55,7 +53,7 @@ def bad_utf8(
 
 
 def bad_row(
-    form: TextFormat, name: str, layout: TextLayout, piece: int, data: bytes
+    form: TextRows, name: str, layout: TextLayout, piece: int, data: bytes
 ) -> TrainpipesError | None:
     """The error for an unreadable piece; None if all rows are valid."""
     start, schema = layout.head, form.schema
@@ -91,7 +89,7 @@ def bad_row(
 
 
 def separated(
-    form: TextFormat, data: bytes, start: Start, rows: int, parse: Callable[..., Any]
+    form: TextRows, data: bytes, start: Start, rows: int, parse: Callable[..., Any]
 ) -> Iterator[tuple[int, Any]]:
     """What ``parse`` makes of stretches of a piece's rows; and of each bad row why, and its text."""
 
@@ -137,7 +135,7 @@ def _tried(make: Callable[..., Any], *args: Any) -> Any:
         return error
 
 
-def _stops(form: TextFormat, data: bytes, start: Start) -> list[int]:
+def _stops(form: TextRows, data: bytes, start: Start) -> list[int]:
     cutter = form.cutter(start)
     stops: list[int] = cutter.stops(data)[0].tolist()
     try:
@@ -156,7 +154,7 @@ class _Drift:
     said: str
     fits: bool = True
 
-    def way(self, form: TextFormat) -> str:
+    def way(self, form: TextRows) -> str:
         infers = form.inferred and form.options.get("infer") == "first"
         types = "types are those of schema="
         if form.inferred:
@@ -168,7 +166,7 @@ class _Drift:
         return f"{types}, and no type holds both: give {ways}"
 
 
-def _fits(form: TextFormat, *kinds: pa.DataType) -> bool:
+def _fits(form: TextRows, *kinds: pa.DataType) -> bool:
     """Whether a type holds values of both; to CSV each is a text."""
     try:
         pa.unify_schemas([pa.schema([("", k)]) for k in kinds], promote_options="permissive")
@@ -177,7 +175,7 @@ def _fits(form: TextFormat, *kinds: pa.DataType) -> bool:
     return True
 
 
-def _drift(form: TextFormat, row: bytes, start: Start, schema: pa.Schema) -> _Drift | None:
+def _drift(form: TextRows, row: bytes, start: Start, schema: pa.Schema) -> _Drift | None:
     inferred = _tried(form.infer, row, start)
     if isinstance(inferred, Exception):
         return None

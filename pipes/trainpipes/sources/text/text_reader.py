@@ -22,7 +22,8 @@ from trainpipes.sources.files.format import Columns, Layout, OtherBytesError
 from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.schema import chosen, same_names, wider
 from trainpipes.sources.text.format import TextFormat
-from trainpipes.sources.text.pieces import PIECE_BYTES, Start, TextLayout
+from trainpipes.sources.text.pieces import PIECE_BYTES, TextLayout
+from trainpipes.sources.text.text_rows import Start
 
 #: Threads that index files of a server, at most.
 MAX_THREADS = 16
