@@ -34,11 +34,11 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import trainpipes as tp
 from private_names import LIST, ROOTS, foreign, name_of, parsed, private, used, written
-from trainpipes._internal import callers
-from trainpipes._internal.callers import instead
 from trainpipes._internal.locks import ForkLock, start
 from trainpipes.columns.content import tensor_digest
 from trainpipes.engine.iterating import agreement, epoch_counter, worker_end, worker_message
+from trainpipes.integrations import callers
+from trainpipes.interfaces.hints import instead
 from trainpipes.look import read_states
 from trainpipes.look.profiling.profile import TORCHS
 from trainpipes.order.topology import Topology
@@ -323,7 +323,7 @@ def test_the_state_of_a_stateful_data_loader_is_known() -> None:
         rows().batch(2).load_state_dict(state)
 
 
-@private("torchdata", "StatefulDataLoader BaseNode", "callers.py")
+@private("torchdata", "StatefulDataLoader BaseNode", "hints.py")
 def test_loaders_and_nodes_of_torchdata_are_known_by_their_names() -> None:
     """From_dataset() says what to write in place of a loader or a node."""
     from torchdata.nodes import IterableWrapper

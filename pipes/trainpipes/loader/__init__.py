@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import torch.distributed as dist
 
 from trainpipes._internal.callers import (
-    instead,
     refuse_in_an_iterable,
     refuse_prepared_by_ray,
     warn_without_data_module,
@@ -22,7 +21,7 @@ from trainpipes.engine.iterating.iteration_state import MOST_EPOCHS, IterationSt
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
-from trainpipes.interfaces.hints import refuse_unknown
+from trainpipes.interfaces.hints import instead, refuse_unknown
 from trainpipes.interfaces.options import show
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import stages_within

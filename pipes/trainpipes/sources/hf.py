@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
-from trainpipes._internal.callers import instead, is_hf_stream
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.arrays import to_numpy
@@ -20,6 +19,7 @@ from trainpipes.columns.content import short_digest, table_digest
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import StateError
 from trainpipes.errors.text import amount
+from trainpipes.interfaces.hints import instead, is_hf_stream
 from trainpipes.interfaces.source import RowSource, RowStream, StreamReader
 from trainpipes.interfaces.stage_kinds import Source
 from trainpipes.sources.arrow.from_arrow import TableSource

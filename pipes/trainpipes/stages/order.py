@@ -8,10 +8,10 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from trainpipes._internal import checks
-from trainpipes._internal.callers import instead
 from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.interfaces import stage_kinds
 from trainpipes.interfaces.held import Held, in_epochs, opened
+from trainpipes.interfaces.hints import instead
 from trainpipes.interfaces.options import identify
 from trainpipes.interfaces.stage import made_once
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler

@@ -14,14 +14,25 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from trainpipes._internal.checks import require
 from trainpipes._internal.messages import warn_once
+from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
 from trainpipes.errors import ConfigError, StateError
+from trainpipes.integrations.callers import of_data_module
 from trainpipes.loader import Loader
 from trainpipes.loader.steps import take_steps
 from trainpipes.look.lengths import batches_left, ends_apart
 
 #: States that are kept: Lightning fetches one batch ahead, and training on one more may fail.
 KEPT = 4
+
+
+def begun(loader: Loader) -> EpochIterator:
+    """An iterator of a loader whose position the data module keeps."""
+    token = of_data_module.set(True)
+    try:
+        return iter(loader)
+    finally:
+        of_data_module.reset(token)
 
 
 class TrainingLoader:
@@ -155,11 +166,11 @@ class TrainingLoader:
         trainer = self._trainer
         if trainer is None:
             self.in_use = True
-            return iter(self.loader)
+            return begun(self.loader)
         place = trained, epoch = self._place
         if self._after and self._ended and self._begun[1] == epoch:
             self._ended = False  # the shorter of several loaders, once more in the same epoch
-            return iter(self.loader)
+            return begun(self.loader)
         self._settle()
         if self._nothing_left and trainer.fit_loop.restarting:
             return ()
@@ -170,7 +181,7 @@ class TrainingLoader:
             )
         if trainer.overfit_batches > 0 and not iteration_of(self.loader).upcoming().m:
             self.loader.load_state_dict(self.loader.pipeline.state_at(0))
-        batches = iter(self.loader)
+        batches = begun(self.loader)
         self.in_use, self._ended, self._begun = True, False, place
         self._after = {trained: batches.state_dict()}
         return batches
@@ -195,7 +206,7 @@ class EvaluationLoader:
 
     def __iter__(self) -> Any:
         self.loader.load_state_dict(self.loader.pipeline.state_at(0))
-        return iter(self.loader)
+        return begun(self.loader)
 
     def check(self, stage: str, in_step: bool) -> None:
         """Warn if it would leave rows out. ``in_step``: whether ranks must take as many steps, as where a

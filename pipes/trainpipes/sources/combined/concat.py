@@ -3,11 +3,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from trainpipes._internal.callers import instead, is_pipeline
 from trainpipes._internal.checks import require
 from trainpipes._internal.lazy import cached_property
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds
+from trainpipes.interfaces.hints import instead, is_pipeline
 from trainpipes.interfaces.source import RandomAccessSource, RowSource
 from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.combined.common_columns import CommonColumns

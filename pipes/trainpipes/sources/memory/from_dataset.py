@@ -11,13 +11,14 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DistributedSampler, IterableDataset
 
-from trainpipes._internal.callers import instead
+from trainpipes._internal.callers import making_rows
 from trainpipes._internal.checks import Schema
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.blame import blame
+from trainpipes.interfaces.hints import instead
 from trainpipes.interfaces.source import NumberedRowsSource, RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage, Source
@@ -192,7 +193,8 @@ class SamplerStream(RowStream):
         return len(self._sampler) if isinstance(self._sampler, Sized) else None
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
-        return IterableReader(keys_of(self._sampler, epoch))
+        with making_rows():
+            return IterableReader(keys_of(self._sampler, epoch))
 
     def fingerprint(self) -> dict[str, Any]:
         return {"rows": self.length, "dataset": self._name}

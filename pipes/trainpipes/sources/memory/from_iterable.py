@@ -7,11 +7,12 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from trainpipes._internal.callers import instead
+from trainpipes._internal.callers import making_rows
 from trainpipes._internal.checks import Schema, require
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError
 from trainpipes.errors.text import shown
+from trainpipes.interfaces.hints import instead
 from trainpipes.interfaces.options import identify, show
 from trainpipes.interfaces.source import RowStream, StreamReader
 from trainpipes.interfaces.stage_kinds import Source
@@ -78,7 +79,8 @@ class IterableStream(RowStream):
     def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
         iterable: Any = self.factory
         if callable(iterable) and not isinstance(iterable, IterableDataset):
-            iterable = iterable()
+            with making_rows():
+                iterable = iterable()
             if not isinstance(iterable, Iterable):
                 raise ConfigError(
                     "from_iterable(factory) must be a function that returns an iterable, and "
@@ -92,7 +94,8 @@ class IterableStream(RowStream):
                 iterable,
                 way,
             )
-        items = iter(iterable)
+        with making_rows():
+            items = iter(iterable)
         if items is self._items:
             raise ConfigError(
                 f"from_iterable(factory) must give a fresh iterator each time, and {show(self.factory)} "
@@ -119,4 +122,5 @@ class IterableReader(StreamReader):
     items: Iterator[Any]
 
     def read(self, rows: int) -> Payload | None:
-        return list(islice(self.items, rows)) or None
+        with making_rows():
+            return list(islice(self.items, rows)) or None

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trainpipes._internal.callers import instead
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError, StateError
+from trainpipes.interfaces.hints import instead
 from trainpipes.interfaces.source import RowStream, StreamReader
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import Source

@@ -8,7 +8,6 @@ from dataclasses import KW_ONLY, fields
 from fractions import Fraction
 from typing import Any, Literal
 
-from trainpipes._internal.callers import instead, is_pipeline
 from trainpipes._internal.checks import ColumnName, require, whole_number
 from trainpipes._internal.lazy import cached_property
 from trainpipes.columns.run import innermost
@@ -19,6 +18,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, DataError, StateError, TrainpipesError
 from trainpipes.errors.text import cut
 from trainpipes.interfaces import stage_kinds as kinds
+from trainpipes.interfaces.hints import instead, is_pipeline
 from trainpipes.interfaces.options import show
 from trainpipes.interfaces.stage import Stage
 from trainpipes.sources.combined.common_columns import Alike, CommonColumns
