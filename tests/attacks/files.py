@@ -21,7 +21,7 @@ from sources import test_growing_folders as growing
 from sources import test_replaced_files as replaced
 from sources.test_damaged_files import read_damaged
 from stages import test_quarantine_chains as chains
-from trainpipes.sources.files import range_file
+from trainpipes.sources.files import file_bytes as range_file
 from trainpipes.sources.text import pieces
 
 __all__ = ["bad_rows", "damaged_files", "growing_folders", "replaced_files"]

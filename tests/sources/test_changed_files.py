@@ -21,7 +21,8 @@ import pytest
 
 import trainpipes as tp
 from faulty_server import FaultyServer
-from trainpipes.sources.files import file_errors, range_file
+from trainpipes.sources.files import file_bytes as range_file
+from trainpipes.sources.files import file_errors
 from trainpipes.sources.text import pieces
 
 ROWS = 40_000  # more than is read ahead

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainpipes.sources.files import range_file, remote_bytes
+from trainpipes.sources.files import file_bytes as range_file
+from trainpipes.sources.files import remote_bytes
 from trainpipes.sources.files.file_bytes import FileBytes, RangeFile
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.remote_bytes import open_bytes

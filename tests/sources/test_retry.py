@@ -28,7 +28,7 @@ import trainpipes as tp
 from faulty_server import Fault, FaultyServer, first, serving
 from interpreters import python
 from trainpipes.sources.files import block_reader
-from trainpipes.sources.files import range_file as remote
+from trainpipes.sources.files import file_bytes as remote
 from trainpipes.testing import digest
 
 FILES, GROUPS, ROWS = 4, 3, 20

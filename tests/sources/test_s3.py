@@ -15,7 +15,7 @@ import pytest
 
 from trainpipes.errors import MissingFilesError
 from trainpipes.filesystems.retry import Requests
-from trainpipes.sources.files import range_file as remote
+from trainpipes.sources.files import file_bytes as remote
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.parquet import row_groups
