@@ -97,9 +97,20 @@ def of_even(tiny: bool) -> Figures:
         "pack(2048).batch(2)",
     )
     buckets, budget, packed = (even.WAYS[name][1](rows) for name in names)
+    others = [
+        even.rows_of(lengths(2_000 if tiny else 60_000, 0))
+        for name, lengths in even.LENGTHS.items()
+        if name != "lognormal"
+    ]
+    of_others = [even.WAYS[names[0]][1](one) for one in others]
     return {
         "buckets, 64 ranks": even.figures_of(buckets, 64)[0],
         "buckets, 8 ranks": even.figures_of(buckets, 8)[0],
+        "buckets, other lengths, 64 ranks": min(even.figures_of(one, 64)[0] for one in of_others),
+        "buckets, other lengths, 8 ranks": min(even.figures_of(one, 8)[0] for one in of_others),
+        "attention, pack, other lengths": max(
+            even.figures_of(even.WAYS[names[2]][1](one), 64)[2] for one in others
+        ),
         "attention, max_tokens": even.figures_of(budget, 64)[2],
         "attention, pack": even.figures_of(packed, 64)[2],
     }

@@ -1,18 +1,20 @@
 """How even the steps of many ranks are, with batches as they come and with those that take turns.
 
-    python -m benchmarks.even [--rows 60000] [--seeds 1]
+    python -m benchmarks.even [--rows 60000] [--seeds 1] [--lengths GSM8K ...]
 
-Prints Markdown tables for lengths that are lognormal (median 148, 16 to 1,024) and uniform, on 64 and on 8
-ranks, by ``stats(world_size=)``: the part of ranks x largest batch that is tokens, and the largest batch of a
-step / the mean one, in cells and in the sum of the squares of documents' lengths. Before and after
-``balance()``; buckets take turns by themselves, and before is each shard in an order of its own. All is
-counted, nothing is timed.
+Prints Markdown tables for lengths that are lognormal (median 148, 16 to 1,024), uniform, and as those of
+GSM8K's questions with answers and of WikiText-2's paragraphs, on 64 and on 8 ranks, by
+``stats(world_size=)``: the part of ranks x largest batch that is tokens, and the largest batch of a step /
+the mean one, in cells and in the sum of the squares of documents' lengths. Before and after ``balance()``;
+buckets take turns by themselves, and before is each shard in an order of its own. All is counted, nothing is
+timed.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -37,7 +39,34 @@ def uniform(rows: int, seed: int) -> IntArray:
     return np.random.default_rng(seed).integers(16, 1025, rows)
 
 
-LENGTHS: dict[str, Callable[[int, int], IntArray]] = {"lognormal": lognormal, "uniform": uniform}
+#: Tokens of texts: the shortest, 31 quantiles in equal steps, the longest. Tokens are of a byte-level BPE of
+#: 16,384 that was trained on both. GSM8K (openai/grade-school-math): the 7,473 questions of the training
+#: file, each with its answer. WikiText-2 (validation file): 1,841 paragraphs, without headings.
+QUANTILES = {
+    "GSM8K": (
+        48, 73, 81, 86, 91, 96, 99, 104, 107, 111, 114, 118, 121, 126, 130, 134, 138, 142, 147, 151, 157,
+        162, 167, 173, 179, 185, 192, 202, 212, 226, 242, 269, 438,
+    ),
+    "WikiText-2": (
+        2, 7, 12, 20, 30, 41, 50, 59, 68, 77, 86, 94, 101, 108, 115, 122, 130, 137, 144, 151, 157, 166, 175,
+        185, 192, 202, 214, 226, 243, 258, 279, 318, 492,
+    ),
+}  # fmt: skip
+
+
+def as_of(text: str, rows: int, seed: int) -> IntArray:
+    """Lengths drawn as those of a text, linearly between its quantiles."""
+    quantiles = QUANTILES[text]
+    drawn = np.random.default_rng(seed).random(rows)
+    found = np.interp(drawn, np.linspace(0, 1, len(quantiles)), quantiles)
+    return found.round().astype(np.int64)
+
+
+LENGTHS: dict[str, Callable[[int, int], IntArray]] = {
+    "lognormal": lognormal,
+    "uniform": uniform,
+    **{text: partial(as_of, text) for text in QUANTILES},
+}
 
 
 def rows_of(lengths: IntArray, seed: int = 0) -> tp.Pipeline:
@@ -111,8 +140,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=60_000)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--lengths", nargs="+", choices=list(LENGTHS), default=list(LENGTHS))
     asked = parser.parse_args()
-    for kind in LENGTHS:
+    for kind in asked.lengths:
         for ranks in RANKS:
             for line in table(kind, asked.rows, asked.seeds, ranks):
                 print(line, flush=True)

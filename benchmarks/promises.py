@@ -126,6 +126,12 @@ PROMISES = (
     least("buckets: tokens of ranks x largest, 64 ranks", 0.70, alone("even", "buckets, 64 ranks"),
           where=PACKING),
     least("the same, 8 ranks", 0.75, alone("even", "buckets, 8 ranks"), where=PACKING),
+    least("buckets of uniform, GSM8K and WikiText-2 lengths, the least: 64 ranks, 0.88", 0.80,
+          alone("even", "buckets, other lengths, 64 ranks"), where=PACKING),
+    least("the same, 8 ranks, 0.91", 0.84, alone("even", "buckets, other lengths, 8 ranks"),
+          where=PACKING),
+    most("balance(): attention, largest / mean of 64 ranks, pack(2048).batch(2), these lengths: 1.18",
+         1.30, alone("even", "attention, pack, other lengths"), where=PACKING),
     most("balance(): attention, largest / mean of 64 ranks, pack(2048).batch(2) and batch(max_tokens=4096)",
          1.35, alone("even", "attention, pack", "attention, max_tokens"), where=PACKING),
     # Mixing.

@@ -3,8 +3,8 @@
     python -m benchmarks.switches [NAME ...] [--rows 200000] [--repeats 3]
 
 Every run is a process of its own; with and without take turns. Prints a Markdown table of medians. What
-buys less than 5 % does not stay; joining as windows are decoded stays for the memory that it saves, and a
-profile is there for what it says.
+buys less than 5 % does not stay; joining as windows are decoded stays for the memory that it saves; lengths
+and a profile are there for what they say.
 """
 
 from __future__ import annotations
@@ -55,6 +55,20 @@ def epochs(folder: str, threads: int | None = None, workers: int = 0) -> float:
 
 def serial(folder: str) -> float:
     return epochs(folder, threads=0)
+
+
+def balanced(folder: str) -> float:
+    """Three epochs of even steps, after one. CPU time."""
+    import trainpipes as tp
+
+    files = tp.list_files(f"{folder}/*.parquet").read_parquet()
+    batches = files.sharding_filter(24).shuffle(40_960, seed=0).batch(32).balance()
+    loader = tp.Loader(batches.pad_collate(), threads=0)
+    sum(1 for _ in loader)
+    start = time.process_time()
+    for _ in range(3):
+        sum(1 for _ in loader)
+    return time.process_time() - start
 
 
 def workers(folder: str) -> float:
@@ -147,6 +161,13 @@ def no_memory_of_tables() -> None:
     PadCollate._by_table = property(lambda _: {})  # type: ignore[assignment]
 
 
+def no_lengths() -> None:
+    """Batches are ordered without a look at their rows."""
+    from trainpipes.stages.balance import Balance
+
+    Balance._costs = lambda _, run: np.zeros(len(run), np.int64)  # type: ignore[method-assign]
+
+
 def no_profile() -> None:
     """Nothing watches the run."""
     from contextlib import nullcontext
@@ -179,6 +200,7 @@ SWITCHES: dict[str, tuple[Callable[[], None], Callable[[str], float]]] = {
     "windows read ahead: what a trainer waits": (no_reading_ahead, waiting),
     "batches made ahead: what a trainer waits": (no_making_ahead, waiting),
     "memory shared with workers": (no_shared_memory, workers),
+    "lengths for balance(), which are to cost less than 3 %": (no_lengths, balanced),
     "a profile, which is to cost less than 3 %": (no_profile, profiled),
     "the same, two threads  ": (no_profile, profiled_threads),
 }

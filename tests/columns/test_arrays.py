@@ -17,6 +17,7 @@ from trainpipes.columns.arrays import (
     first_null,
     gathered,
     list_array,
+    list_lengths,
     one_chunk,
     python_to_arrow,
     to_arrow,
@@ -196,3 +197,20 @@ def test_memory_is_shared_where_it_can_be():
     assert not np.shares_memory(to_numpy(to_arrow(values[::2])), values)
     content, _ = apart(list_array(values, np.array([4, 6])).slice(1))
     assert np.shares_memory(to_numpy(content), values)
+
+
+@given(
+    columns(st.lists(st.integers(0, 9), max_size=5), pa.list_(pa.int32())),
+    st.lists(st.integers(0, 10**6), max_size=9),
+)
+def test_lengths_of_lists_are_known_by_their_offsets(column: Any, places: list[int]) -> None:
+    column = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+    lengths = [len(row) for row in column.to_pylist()]
+    index = np.array([n % len(lengths) for n in places] if lengths else [], dtype=np.int64)
+    assert list_lengths(column, None).tolist() == lengths
+    assert list_lengths(column, index).tolist() == [lengths[n] for n in index]
+
+
+def test_lengths_of_rows_that_may_be_null_or_no_lists_are_not_known() -> None:
+    for column in ([[1], None], [1, 2], ["a", "b"]):
+        assert list_lengths(pa.chunked_array([column]), None) is None

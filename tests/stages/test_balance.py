@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from drawn import examples
 from laws import assert_ranks_agree, assert_resumes_elsewhere
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import unplaced
+from trainpipes.stages.balance import Balance
 from trainpipes.testing import check_resume
 
 RANKS = 32
@@ -264,3 +267,13 @@ def test_columns_of_small_numbers_are_added_without_overflow() -> None:
 def test_costs_may_be_a_tensor_of_any_dtype(dtype: torch.dtype) -> None:
     rows = tp.from_tensors(n=torch.arange(8).to(dtype)).batch(1).balance(8, cost="n")
     assert sorted(row["n"].item() for batch in rows for row in batch) == [*range(8)]
+
+
+@pytest.mark.parametrize("cost", ["cells", "tokens", "attention"])
+def test_costs_are_found_without_copying_rows(cost: str) -> None:
+    table = pa.table({"input_ids": [[1], [2, 2], [3, 3, 3], [], [5]], "text": ["a"] * 5})
+    block = Block(table, np.arange(4), np.array([2, 0, 1, 3]))
+    run = unplaced(block).grouped(np.array([0, 2, 4]))
+    costs = Balance(2, cost=cost)._costs(run)
+    assert costs.tolist() == {"cells": [6, 4], "tokens": [4, 2], "attention": [10, 4]}[cost]
+    assert run.block.within is table

@@ -301,6 +301,21 @@ def is_list(kind: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
+def list_lengths(column: pa.ChunkedArray, index: IntArray | None) -> IntArray | None:
+    """How long the lists of some rows are, int64 ``[rows]``, by their offsets: no value is read or copied.
+    None where a row may be null, or holds no list.
+    """
+    if not is_list(column.type) or column.null_count:
+        return None
+    if index is None or column.num_chunks != 1:
+        lengths = to_numpy(pc.list_value_length(column)).astype(np.int64)
+        return lengths if index is None else lengths[index]
+    chunk = column.chunk(0)
+    offsets = _values(chunk, offset_dtype(chunk.type), len(chunk) + 1)
+    lengths = offsets[index + 1] - offsets[index]
+    return lengths.astype(np.int64, copy=False)
+
+
 def holds(kind: Any, *tests: Callable[[Any], bool]) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.types import IntArray
-from trainpipes.columns.arrays import stretches
+from trainpipes.columns.arrays import list_lengths, stretches
 from trainpipes.columns.payload import (
     Payload,
     join_payloads,
@@ -177,6 +177,21 @@ class Block:
     def nbytes(self) -> int:
         """Bytes of the rows, gathered; 0 for Python objects, whose size is unknown."""
         return payload_bytes(self.data)
+
+    def list_lengths(self, name: str) -> IntArray | None:
+        """How long each row's list in a column is, int64 ``[rows]``, without gathering rows; None where that
+        needs a look at the values.
+        """
+        parts: list[IntArray] = []
+        for piece in self._pieces:
+            table: Any = piece.data
+            if not isinstance(table, pa.Table) or name not in table.column_names:
+                return None
+            lengths = list_lengths(table.column(name), piece.index)
+            if lengths is None:
+                return None
+            parts.append(lengths)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     @property
     def row_bytes(self) -> float:

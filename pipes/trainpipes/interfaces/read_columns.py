@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from trainpipes._internal.messages import need_columns, no_columns
@@ -213,7 +212,9 @@ def cells(block: Block, name: str, caller: Stage) -> Any:
 
 
 def names_of(block: Block, caller: Stage) -> list[str]:
-    data: Any = block.data
+    data: Any = (
+        block.within if block.has_columns else block.data
+    )  # rows of a table are not gathered
     if isinstance(data, pa.Table):
         return list(data.column_names)
     if isinstance(data, TensorRows) and data.names is None:
@@ -235,12 +236,15 @@ def read(column: Any, name: str, caller: Stage, ids: IntArray) -> Column:
 
 def lengths_of(block: Block, name: str, caller: Stage) -> IntArray:
     """Each row's length, int64 ``[rows]``, by a column of lists or of lengths."""
-    column, lengths = cells(block, name, caller), None
+    lengths = block.list_lengths(name)
+    if lengths is not None:
+        return lengths
+    column = cells(block, name, caller)
     of_arrow = isinstance(column, pa.ChunkedArray)
     if isinstance(column, list):  # each row by itself
         lengths = np.array([_length(value) for value in column], dtype=np.int64)
-    elif of_arrow and arrays.is_list(column.type) and not column.null_count:
-        lengths = arrays.to_numpy(pc.list_value_length(column)).astype(np.int64)
+    elif of_arrow and (known := arrays.list_lengths(column, None)) is not None:
+        lengths = known  # of rows picked from others, of which some are null
     elif isinstance(numbers := read(column, name, caller, block.ids), Ragged):
         lengths = numbers.lengths
     elif isinstance(numbers, Even) and numbers.values.ndim > 1:
