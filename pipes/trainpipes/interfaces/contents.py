@@ -68,10 +68,10 @@ def used_by(function: FunctionType) -> dict[str, Any]:
     sets = {step.argval for step in steps if step.opname in SETS}
     reads = {step.argval for step in steps if step.opname in READS} - sets
     attributes = {name for code in _codes(function.__code__) for name in code.co_names}
-    found: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     for name in sorted(reads & space.keys()):
-        found.update(_parts(name, space[name], attributes, set()))
-    return found
+        parts.update(_parts(name, space[name], attributes, set()))
+    return parts
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -132,19 +132,19 @@ class Contents:
             return f"up {len(self._open) - self._open[key]}"
         self._open[key] = len(self._open)
         try:
-            found = _hash(json.dumps(self._said_of(value)))
+            digest = _hash(json.dumps(self._said_of(value)))
         finally:
             del self._open[key]
-        self._done[key] = value, found
-        return found
+        self._done[key] = value, digest
+        return digest
 
     def _each(self, values: Mapping[str, Any]) -> list[Any]:
-        found = []
+        pairs = []
         for name, value in values.items():
             self._where.append(name)
-            found.append([name, self.of(value)])
+            pairs.append([name, self.of(value)])
             self._where.pop()
-        return found
+        return pairs
 
     # Kinds of values
 
@@ -200,11 +200,11 @@ class Contents:
         for name, cell in cells:
             with suppress(ValueError):  # a variable without a value yet
                 held[name] = cell.cell_contents
-        found = [_name(function), self._each(held), self._each(vars(function))]
+        parts = [_name(function), self._each(held), self._each(vars(function))]
         if is_installed(function.__globals__.get("__name__") or ""):
-            return ["function", *found]
+            return ["function", *parts]
         own = function.__code__, function.__defaults__, function.__kwdefaults__
-        return ["function", *found, *map(self.of, own), self._each(used_by(function))]
+        return ["function", *parts, *map(self.of, own), self._each(used_by(function))]
 
     def _class(self, kind: type) -> list[Any]:
         if is_installed(kind.__module__ or ""):
@@ -220,12 +220,12 @@ class Contents:
     def _state(self, value: Any) -> Any:
         own = copyreg.dispatch_table.get(type(value))
         try:
-            found = value.__reduce_ex__(4) if own is None else own(value)
+            reduced = value.__reduce_ex__(4) if own is None else own(value)
         except Exception as error:
             raise _UnknownError(_kind(value)) from error
-        if isinstance(found, str):
-            return ["global", _name(value), found]
-        make, args, state, items, pairs, setter = [*found, None, None, None, None][:6]
+        if isinstance(reduced, str):
+            return ["global", _name(value), reduced]
+        make, args, state, items, pairs, setter = [*reduced, None, None, None, None][:6]
         named = type(state) is dict and all(type(name) is str for name in state)
         self._where.append(f"state of {_kind(value)}")
         rest = [make, args, list(items or ()), list(pairs or ()), setter]
@@ -267,11 +267,11 @@ def cache_key(stages: Sequence[Stage], caller: str, *, strict: bool = True) -> l
 
 def _done_by(stage: Stage, contents: Contents) -> dict[str, str]:
     identity = stage.identity()
-    found = {
+    digests = {
         name: contents.digest(value, f"{stage.name}({name})")
         for name, value in sorted(stage.options.items())
         if name in identity and identity[name] in (identify(value), str(value))
     }
     if not is_ours(type(stage)):
-        found["class"] = contents.digest(type(stage), stage.name)
-    return found
+        digests["class"] = contents.digest(type(stage), stage.name)
+    return digests

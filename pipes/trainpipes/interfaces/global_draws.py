@@ -27,7 +27,7 @@ _seen: dict[str, str] = {}
 
 def seen_draws(stages: Sequence[object]) -> str:
     """What this process knows of stages that draw from global generators; "" if nothing."""
-    return "; ".join(_seen[str(one)] for one in stages if str(one) in _seen)
+    return "; ".join(_seen[str(stage)] for stage in stages if str(stage) in _seen)
 
 
 @dataclass(eq=False)
@@ -56,31 +56,31 @@ class DrawWatch:
             if self._calls >= (CALLS if in_main else CALLS_ASIDE):
                 return fn(*given)
             modules, before = len(sys.modules), _states()
-            found = fn(*given)
+            returned = fn(*given)
             after = _states()
             self._calls += 1
             with suppress(TypeError):
                 _looked[self.fn] = self._calls
             moved = [name for name in before if _drew(before[name], after[name])]
             if modules != len(sys.modules):  # which may draw as they are imported
-                return found
+                return returned
             # A first call may set the seed that was set already: that looks like a draw.
             again = [name for name in moved if name in self._moved]
             self._moved.update(moved)
             if again:
                 self.hear(f"{' and '.join(again)} global generator{'s' * (len(again) > 1)}")
-            return found
+            return returned
 
         return watched
 
-    def hear(self, found: str) -> None:
+    def hear(self, generator: str) -> None:
         """Note a generator that the function drew from, here or elsewhere."""
-        if not found or self.found:
+        if not generator or self.found:
             return
-        self._calls, self.found = CALLS, found
+        self._calls, self.found = CALLS, generator
         if self.reports:
             _seen[self.said] = (
-                f"{self.said} draws from {found}, which no state holds: after a resume it draws other "
+                f"{self.said} draws from {generator}, which no state holds: after a resume it draws other "
                 f"numbers; {self.cure}"
             )
             warn_once(_seen[self.said])

@@ -129,5 +129,5 @@ def _of_loader(name: str, dataset: Any) -> str:
 
 
 def _is_node(value: Any) -> bool:
-    names = {f"{one.__module__}.{one.__qualname__}" for one in type(value).__mro__}
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(value).__mro__}
     return "torchdata.nodes.base_node.BaseNode" in names

@@ -35,7 +35,7 @@ Check = Callable[[Any, str], Any]
 @functools.cache
 def declared_checks(kind: Any) -> dict[str, Check]:
     """The checks of options declared as ``bool``, ``Literal`` or ``Annotated[..., check]``."""
-    found: dict[str, Check] = {}
+    checks: dict[str, Check] = {}
     for field in dataclasses.fields(kind):
         owners = (c for c in kind.__mro__ if field.name in vars(c).get("__annotations__", {}))
         owner = next(owners)
@@ -47,19 +47,19 @@ def declared_checks(kind: Any) -> dict[str, Check]:
                 continue
         union = get_origin(declared) in (Union, UnionType)
         parts = get_args(declared) if union else (declared,)
-        rules = [one for p in parts if get_origin(p) is Annotated for one in p.__metadata__]
+        rules = [rule for p in parts if get_origin(p) is Annotated for rule in p.__metadata__]
         if declared is bool:
-            found[field.name] = functools.partial(_one_of, (True, False))
+            checks[field.name] = functools.partial(_one_of, (True, False))
         elif all(part is NoneType or get_origin(part) is Literal for part in parts):
             values = [value for part in parts for value in get_args(part) or (None,)]
-            found[field.name] = functools.partial(_one_of, values)
+            checks[field.name] = functools.partial(_one_of, values)
         elif rules:
-            found[field.name] = functools.partial(_good, rules, NoneType in parts)
-    return found
+            checks[field.name] = functools.partial(_good, rules, NoneType in parts)
+    return checks
 
 
 def _one_of(allowed: Sequence[Any], value: Any, option: str) -> None:
-    good = any(type(value) is type(one) and value == one for one in allowed)
+    good = any(type(value) is type(choice) and value == choice for choice in allowed)
     require(good, option, either(allowed), value)
 
 
@@ -85,7 +85,11 @@ def in_our_words(name: str, options: Mapping[str, Any]) -> Iterator[None]:
 
 def either(values: Sequence[Any]) -> str:
     """``"a", "b" or "c"``; None goes without saying where there are several."""
-    said = [f'"{one}"' if isinstance(one, str) else str(one) for one in values if one is not None]
+    said = [
+        f'"{value}"' if isinstance(value, str) else str(value)
+        for value in values
+        if value is not None
+    ]
     if len(said) == 1:
         return f"{said[0]} or None"
     return f"{', '.join(said[:-1])} or {said[-1]}"
@@ -130,8 +134,8 @@ def show(value: Any) -> str:
 
 def _show_partial(value: functools.partial[Any]) -> str:
     names = argument_names(value)
-    given = [show_named(name, one) for name, one in zip(names, value.args, strict=False)]
-    given += [f"{name}={show_named(name, one)}" for name, one in value.keywords.items()]
+    given = [show_named(name, argument) for name, argument in zip(names, value.args, strict=False)]
+    given += [f"{name}={show_named(name, argument)}" for name, argument in value.keywords.items()]
     return f"partial({', '.join([show(value.func), *given])})"
 
 
@@ -140,8 +144,8 @@ def argument_names(value: Any) -> list[str]:
     try:
         names = [
             name
-            for name, one in inspect.signature(value.func).parameters.items()
-            if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+            for name, parameter in inspect.signature(value.func).parameters.items()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
     except (TypeError, ValueError):  # of some functions in C
         names = []
@@ -155,8 +159,8 @@ def show_named(name: str, value: Any) -> str:
 
 def identify_named(name: str, value: Any) -> Any:
     """``identify``, but a digest of an option that may be a credential."""
-    found = identify(value)
-    return stand_in(found) if isinstance(found, str) and is_secret(name) else found
+    identity = identify(value)
+    return stand_in(identity) if isinstance(identity, str) and is_secret(name) else identity
 
 
 def identify(value: Any) -> Any:
@@ -180,7 +184,7 @@ def identify(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         content = np.ascontiguousarray(value).tobytes()
         if value.dtype.hasobject:  # else by where its objects lie in memory
-            content = repr([identify(one) for one in value.reshape(-1).tolist()]).encode()
+            content = repr([identify(part) for part in value.reshape(-1).tolist()]).encode()
         digest = hashlib.sha256(content).hexdigest()[:16]
         return f"{value.dtype}{list(value.shape)}:{digest}"
     if isinstance(value, torch.Tensor) and value.numel() > 1000:  # its text leaves some out
@@ -195,8 +199,8 @@ def identify(value: Any) -> Any:
     inner = getattr(value, "func", None)  # functools.partial
     if inner is not None:
         given = zip(argument_names(value), value.args, strict=False)
-        named = {str(k): identify_named(str(k), one) for k, one in value.keywords.items()}
-        arguments = [[identify_named(name, one) for name, one in given], named]
+        named = {str(k): identify_named(str(k), part) for k, part in value.keywords.items()}
+        arguments = [[identify_named(name, part) for name, part in given], named]
         return {"function": identify(inner), "arguments": arguments}
     return _identify_text(
         f"{type(value).__module__}.{type(value).__qualname__}: {stable_text(value)}"

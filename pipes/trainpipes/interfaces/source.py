@@ -47,7 +47,7 @@ class Place:
     source: str | None = None  # of several that are mixed
 
     def __repr__(self) -> str:
-        values = ((one.name, getattr(self, one.name)) for one in fields(self))
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
         said = ", ".join(f"{name}={value!r}" for name, value in values)
         return hidden(f"{type(self).__name__}({said})")
 

@@ -80,9 +80,9 @@ else:
     class made_once(cached_property):
         """A property made once, even by several threads."""
 
-        def __get__(self, one, owner=None):
+        def __get__(self, stage, owner=None):
             with _lock:
-                return super().__get__(one, owner)
+                return super().__get__(stage, owner)
 
 
 class ListsWhatIsUsed(type):
@@ -221,20 +221,20 @@ class Stage(metaclass=ListsWhatIsUsed):
 
     def _fresh(self) -> Self:
         """A copy with the same options, and nothing of what has run."""
-        found = object.__new__(type(self))
-        vars(found).update(self.options)
-        return found
+        fresh = object.__new__(type(self))
+        vars(fresh).update(self.options)
+        return fresh
 
     def _replaced(self, **options: Any) -> Self:
         """A copy with other values for some options."""
         return type(self)(**{**self.options, **options})
 
-    def _resolved(self, **found: Any) -> Self:
+    def _resolved(self, **resolved: Any) -> Self:
         """This stage, together with values that were found for it beside its options."""
-        if all(vars(self).get(name) is value for name, value in found.items()):
+        if all(vars(self).get(name) is value for name, value in resolved.items()):
             return self
         stage = self._fresh()
-        vars(stage).update(found)
+        vars(stage).update(resolved)
         return stage
 
     def _set(self, **options: Any) -> None:
@@ -242,15 +242,15 @@ class Stage(metaclass=ListsWhatIsUsed):
 
     def identity(self) -> dict[str, Any]:
         """The stage's name and the options that shape rows or order, of JSON types."""
-        found = {"stage": self.name}
+        identity = {"stage": self.name}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = identify_named(field.name, getattr(self, field.name))
             if field.name not in self.free and value is not None:
-                found[field.name] = value
+                identity[field.name] = value
         versioned = self._fixed.versioned
-        if versioned is not None and found.pop("version", None) is not None:
-            found[versioned] = f"version {identify(vars(self)['version'])}"
-        return found
+        if versioned is not None and identity.pop("version", None) is not None:
+            identity[versioned] = f"version {identify(vars(self)['version'])}"
+        return identity
 
     def fingerprint(self) -> dict[str, Any]:
         """What a state knows it by as an option of another stage."""

@@ -126,19 +126,23 @@ class TableStage(RunStage, takes="columns"):
             return False
 
         try:
-            found = self._draw_watch.around(self._function)(table, Rows(block.ids, epochs))
+            table_made = self._draw_watch.around(self._function)(table, Rows(block.ids, epochs))
         except Exception as error:
             row = int(block.ids[first_bad(len(block), fails)]) if len(block) else None
             blame(error, self, row)
             raise
-        if not isinstance(found, pa.Table) or len(found) != len(table):
-            got = f"{len(found)} rows" if isinstance(found, pa.Table) else type(found).__name__
+        if not isinstance(table_made, pa.Table) or len(table_made) != len(table):
+            got = (
+                f"{len(table_made)} rows"
+                if isinstance(table_made, pa.Table)
+                else type(table_made).__name__
+            )
             raise DataError(
                 f"{self} must return as many rows as it is given, {len(table)}, got {got}; to drop "
                 "rows use filter()",
                 stage=str(self),
             )
-        return run.with_block(block.with_data(found))
+        return run.with_block(block.with_data(table_made))
 
 
 class RowStage(RunStage, per_row=True, gives="objects"):
@@ -166,10 +170,10 @@ class RowStage(RunStage, per_row=True, gives="objects"):
         raise ConfigError(f"{type(self).__name__} needs apply(row), which returns a row")
 
     def process(self, run: Run) -> Run:
-        found = applied(self, run, "row")
+        made = applied(self, run, "row")
         if run.items is None and run.bounds is None:
-            return run.with_block(run.block.with_data(found))
-        return run.with_items(found)
+            return run.with_block(run.block.with_data(made))
+        return run.with_items(made)
 
 
 class PushedStage(RunStage):
@@ -219,27 +223,27 @@ def applied(stage: RowStage | BatchStage, run: Run, item: str) -> list[Any]:
 
     rows = run.items is None and run.bounds is None
 
-    def apply(one: Any) -> Any:
-        found = stage.apply(one)
-        if found is None:
+    def apply(value: Any) -> Any:
+        made = stage.apply(value)
+        if made is None:
             raise DataError(f"{stage} returned None for a {item}; to drop one use filter()")
-        if rows and (got := _several(one, found)):
+        if rows and (got := _several(value, made)):
             raise DataError(
                 f"{stage} must return one row for each, got {got}; to make several rows of one, or none, use "
                 "flat_map()"
             )
-        return found
+        return made
 
     return each(stage, apply, run)
 
 
-def _several(row: Any, found: Any) -> str:
-    if isinstance(found, GeneratorType):
+def _several(row: Any, made: Any) -> str:
+    if isinstance(made, GeneratorType):
         return "a generator"
-    rows = isinstance(found, list) and isinstance(row, Mapping)
-    if not rows or not any(isinstance(one, Mapping) for one in found):
+    rows = isinstance(made, list) and isinstance(row, Mapping)
+    if not rows or not any(isinstance(inner, Mapping) for inner in made):
         return ""
-    return f"a list of {len(found)} row{'s' * (len(found) != 1)}"
+    return f"a list of {len(made)} row{'s' * (len(made) != 1)}"
 
 
 class RegroupStage(Stage):
@@ -393,8 +397,8 @@ class DeviceStage(Stage):
 
     def begun(self, item: Any) -> Callable[[], Any]:
         """Begin to place a batch; what is returned gives it."""
-        found = self.place(item)
-        return lambda: found
+        placed = self.place(item)
+        return lambda: placed
 
 
 class Source(Stage):
@@ -450,8 +454,8 @@ class CombiningSource(Source):
         return any(stage._runs_user_code for chain in self.chains for stage in chain)
 
     def _traits(self) -> dict[str, Any]:
-        found = [stage.traits for chain in self.chains for stage in chain]
-        reorders, in_caller = any(t.reorders for t in found), any(t.in_caller for t in found)
+        traits = [stage.traits for chain in self.chains for stage in chain]
+        reorders, in_caller = any(t.reorders for t in traits), any(t.in_caller for t in traits)
         return {"reorders": reorders, "in_caller": in_caller}
 
 

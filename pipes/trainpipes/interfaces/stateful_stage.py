@@ -102,19 +102,19 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
 
     def _working(self, kept: dict[str, Any]) -> Self:
         """A copy that may be written, as it starts or with what a state holds."""
-        found = self._fresh()
-        vars(found)["_writable"] = True
-        found.start()
+        fresh = self._fresh()
+        vars(fresh)["_writable"] = True
+        fresh.start()
         if type(self).state_dict is StatefulStage.state_dict:
-            return found
+            return fresh
         if kept:
             try:
-                found.load_state_dict(decoded(kept["kept"]))
+                fresh.load_state_dict(decoded(kept["kept"]))
             except Exception as error:
                 said = f"load_state_dict() failed: {type(error).__name__}: {error}"
                 way = "it takes what state_dict() returned, with lists as lists"
                 raise StateError(f"{self}: {said}; {way}") from error
-        return found
+        return fresh
 
     def _kept(self) -> dict[str, Any]:
         """The state of a copy at work, as JSON."""
@@ -125,13 +125,13 @@ class StatefulStage(PackingStage, per_row=True, gives="objects"):
                 raise ConfigError(f"{self} {said}: define state_dict() and load_state_dict()")
             return {}
         try:
-            found = encoded(self.state_dict())
+            state = encoded(self.state_dict())
         except TypeError as error:
             rule = "JSON types, tuples, bytes, NumPy arrays and tensors"
             raise DataError(
                 f"{self}: state_dict() must return {rule}: {error}", stage=str(self)
             ) from error
-        return {"kept": found}
+        return {"kept": state}
 
 
 def _let_set(cls: Any) -> None:
@@ -150,12 +150,12 @@ def _let_set(cls: Any) -> None:
 _let_set(StatefulStage)
 
 
-def rows_in(found: Any, stage: object, who: str) -> Iterable[Any]:
+def rows_in(returned: Any, stage: object, who: str) -> Iterable[Any]:
     """What a function returned as rows, if it can be any."""
-    if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
-        got = f"got {type(found).__name__}; for one row return [row], for none []"
+    if isinstance(returned, str | bytes | Mapping) or not isinstance(returned, Iterable):
+        got = f"got {type(returned).__name__}; for one row return [row], for none []"
         raise DataError(f"{stage}: {who} returns rows, in a list or iterable, {got}")
-    return found
+    return returned
 
 
 class _Rows:
@@ -234,9 +234,9 @@ class _Rows:
         (at,) = _whose(self._last)
         out, place = _Out(self._last, (self._base, self._given)), 1 << 20
         while rows := self._taken(made, RUN_ROWS, last, 0):
-            for one in rows:
+            for row in rows:
                 place += 1
-                self._give(one, out, 0, place, at)
+                self._give(row, out, 0, place, at)
             yield out.run()
             out = _Out(self._last, (self._base, self._given))
         if self._skip:
@@ -266,16 +266,16 @@ class _Rows:
 
     def _called(self, name: str, call: Any, run: Run, number: int) -> Iterator[Any]:
         try:
-            found = self._stage._draw_watch.around(call)()
-            return iter(rows_in(found, self._stage, f"{name}()"))
+            returned = self._stage._draw_watch.around(call)()
+            return iter(rows_in(returned, self._stage, f"{name}()"))
         except Exception as error:
             self._blame(error, run, number)
             raise
 
     def _taken(self, made: Iterator[Any], most: int, run: Run, number: int) -> list[Any]:
         try:
-            found: list[Any] = self._stage._draw_watch.around(lambda: list(islice(made, most)))()
-            return found
+            taken: list[Any] = self._stage._draw_watch.around(lambda: list(islice(made, most)))()
+            return taken
         except Exception as error:
             self._blame(error, run, number)
             raise

@@ -80,5 +80,5 @@ class Tally:
         return self.said(self.numbers)
 
 
-def _plus(one: Numbers, other: Numbers) -> Numbers:
-    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+def _plus(a: Numbers, b: Numbers) -> Numbers:
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2]

@@ -44,12 +44,12 @@ def declared_kinds(make: Any) -> dict[str, list[Any]]:
         types = get_type_hints(make)
     except Exception:  # of types that are only there for type checkers
         return {}
-    found = {}
+    kinds = {}
     for name, declared in types.items():
         union = get_origin(declared) in (Union, UnionType)
         parts = get_args(declared) if union else (declared,)
-        found[name] = [get_origin(one) or one for one in parts]
-    return found
+        kinds[name] = [get_origin(part) or part for part in parts]
+    return kinds
 
 
 def _arrow_type(text: Any) -> pa.DataType:

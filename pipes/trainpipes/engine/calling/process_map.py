@@ -82,8 +82,8 @@ class ProcessMap:
         try:
             message = pickled((items, words))
         except NO_PICKLE as error:
-            found = f"a {type(items[0]).__name__} "
-            raise _no_pickle(self._call.said, "rows", found, error) from error
+            holder = f"a {type(items[0]).__name__} "
+            raise _no_pickle(self._call.said, "rows", holder, error) from error
         answer: SimpleQueue[Answer] = SimpleQueue()
         with self._lock:
             self._start_missing()
@@ -145,13 +145,13 @@ class ProcessMap:
             if not self._workers:
                 self._answer_waiting(([], error))
 
-    def _answer_waiting(self, found: Answer) -> None:
+    def _answer_waiting(self, reply: Answer) -> None:
         with suppress(Empty):
             while True:
                 task = self._tasks.get_nowait()
                 answer = None if task is None else task[0]()
                 if answer is not None:
-                    answer.put(found)
+                    answer.put(reply)
 
     def hear(self, drawn_from: str) -> None:
         self._call.watch.hear(drawn_from)
@@ -216,16 +216,16 @@ class _Worker(threading.Thread):
                 break
             try:
                 with doing(self._said):
-                    found = self._call(task[1])
+                    reply = self._call(task[1])
             except BaseException as error:
                 self._end_process()
-                found = [], error
+                reply = [], error
             if self._process is None:
-                self._owner.lost(self, died if self._ready else found[1] or died)
-            answer.put(([], self._owner.gone()) if self._owner.closed else found)
+                self._owner.lost(self, died if self._ready else reply[1] or died)
+            answer.put(([], self._owner.gone()) if self._owner.closed else reply)
             if self._process is None:
                 break
-            del answer, found, task
+            del answer, reply, task
         self._end_process()
 
     def _call(self, message: Message) -> Answer:
@@ -286,10 +286,10 @@ def _of_no_row(kind: type[TrainpipesError], said: str, text: str) -> TrainpipesE
     return error
 
 
-def _no_pickle(said: str, what: str, found: str, error: Exception) -> ConfigError:
-    way_out = "define it at the top of a module, or " if not found else ""
+def _no_pickle(said: str, what: str, holder: str, error: Exception) -> ConfigError:
+    way_out = "define it at the top of a module, or " if not holder else ""
     return ConfigError(
-        f"{said}: {what} must pickle to reach a worker process, and {found}does not ({error}); {way_out}use "
+        f"{said}: {what} must pickle to reach a worker process, and {holder}does not ({error}); {way_out}use "
         'method="thread"',
         stage=said,
     )
@@ -306,15 +306,15 @@ _maps: Living[ProcessMap] = Living()
 
 
 def _after_fork_in_child() -> None:
-    for one in list(_maps):
-        one.forget()
+    for process_map in list(_maps):
+        process_map.forget()
 
 
 @atexit.register
 def _at_exit() -> None:
     for end in (ProcessMap.close, ProcessMap.join):
-        for one in list(_maps):
-            end(one)
+        for process_map in list(_maps):
+            end(process_map)
 
 
 if hasattr(os, "register_at_fork"):

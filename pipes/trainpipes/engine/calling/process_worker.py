@@ -81,14 +81,14 @@ def receive(sender: socket.socket) -> Message:
 
 
 def _read(sender: socket.socket, size: int) -> memoryview:
-    found = memoryview(bytearray(size))
-    left = found
+    content = memoryview(bytearray(size))
+    left = content
     while left:
         got = sender.recv_into(left)
         if not got:
             raise EOFError
         left = left[got:]
-    return found
+    return content
 
 
 def work(parent: socket.socket, call: RowCall | bytes, row: Any) -> None:

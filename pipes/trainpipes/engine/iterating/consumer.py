@@ -302,14 +302,14 @@ class Consumer:
         if self.plan.files is not None:
             extra[FILES] = self.plan.files
         with self._between_items():
-            one, given = self, self.given_up_to()
+            consumer, given = self, self.given_up_to()
             if given.over and not (turn or ends):
                 start = Position(self._after(self.pass_number), 0, self._num_shards)
                 start.reweighed = carried(self.position.reweighed)
-                one = Consumer(self.plan, topology, start)
-                given = one.given_up_to()
-            position = replace(one.position, m=given.m, cursors={}, extra=extra)
-            return render(position, one.plan.identity, one._cursors)
+                consumer = Consumer(self.plan, topology, start)
+                given = consumer.given_up_to()
+            position = replace(consumer.position, m=given.m, cursors={}, extra=extra)
+            return render(position, consumer.plan.identity, consumer._cursors)
 
     @property
     def pass_number(self) -> int:

@@ -196,15 +196,15 @@ class EpochCounter:
 
     def join(self, shared: Shared) -> tuple[int, int]:
         with self._lock:
-            found = self._find(shared) or self._enter(shared, *self._claim())
-            return int(found.number), int(found.load)
+            claim = self._find(shared) or self._enter(shared, *self._claim())
+            return int(claim.number), int(claim.load)
 
     def set_number(self, shared: Shared, number: int) -> None:
         with self._lock:
             now = self.now
-            found = self._find(shared) or self._enter(shared, -1, 0)
-            if found.number != number:
-                found.number = number
+            claim = self._find(shared) or self._enter(shared, -1, 0)
+            if claim.number != number:
+                claim.number = number
                 now.upcoming, now.offset = number, 0
                 named = now.named
                 self._claim()
@@ -214,11 +214,11 @@ class EpochCounter:
         """A pass had nothing left: in all its workers it is ``number`` now."""
         with self._lock:
             now = self.now
-            found = None if shared is None else self._find(shared)
-            if found is not None:
-                if found.number == number:
+            claim = None if shared is None else self._find(shared)
+            if claim is not None:
+                if claim.number == number:
                     return
-                found.number = number
+                claim.number = number
             if not now.loaded and self.fixed is None:
                 now.offset += 1
                 now.upcoming = max(now.upcoming, number + 1)
@@ -233,15 +233,15 @@ class EpochCounter:
 
     def _enter(self, shared: Shared, number: int, load: int) -> Any:
         now = self.now
-        found = now.claimed[now.claims % _REMEMBERED]
-        found.shared[:], found.number, found.load = shared, number, load
+        claim = now.claimed[now.claims % _REMEMBERED]
+        claim.shared[:], claim.number, claim.load = shared, number, load
         now.claims += 1
         now.elsewhere = 1
-        return found
+        return claim
 
     def _find(self, shared: Shared) -> Any:
         known = self.now.claimed[: self.now.claims]
-        return next((found for found in known if tuple(found.shared) == shared), None)
+        return next((claim for claim in known if tuple(claim.shared) == shared), None)
 
     def __getstate__(self) -> dict[str, Any]:
         if context.get_spawning_popen() is None:

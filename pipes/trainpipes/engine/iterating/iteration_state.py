@@ -187,13 +187,13 @@ class IterationState:
             if self.last is not None and self.last.ended and self.passes.now.upcoming != before:
                 self.last = None  # another epoch comes next
 
-    def begin(self, one: Consumer) -> None:
+    def begin(self, consumer: Consumer) -> None:
         """A pass is claimed, and its first item is asked for."""
-        self.begun.add(one)
-        self.last = one
+        self.begun.add(consumer)
+        self.last = consumer
 
     def claim(
-        self, own: tuple[int, Position] | None, found: tuple[tuple[int, int], Position]
+        self, own: tuple[int, Position] | None, upcoming: tuple[tuple[int, int], Position]
     ) -> Position:
         """Where the pass that begins now starts; ``own``: an iterator's load and position. ``found``: what
         came next before, and where it starts: a loaded position takes time, in which Ctrl-C may come.
@@ -206,8 +206,8 @@ class IterationState:
             return self.upcoming()
         else:
             number, load = self.passes.claim()
-            is_found = load > 0 and (number, load) == found[0]
-            position = found[1] if is_found else self.start(number, load)
+            is_found = load > 0 and (number, load) == upcoming[0]
+            position = upcoming[1] if is_found else self.start(number, load)
         if self._source is not None:
             self._source.passes.begin_in_loader(position.pass_number, self._from_source)
         return position
@@ -304,7 +304,7 @@ class IterationState:
         last = self.last
         if last is not None:
             left = last.left and not last.ended
-            if left and any(not (one.ended or one.left) for one in self.begun):
+            if left and any(not (consumer.ended or consumer.left) for consumer in self.begun):
                 warn_once(
                     "two iterators of this pipeline are unfinished, and this state is of the one "
                     "that gave the last item. For the other one, save its own state_dict(); to "
@@ -329,11 +329,11 @@ class PipelineOrLoader(Protocol):
     _iteration: IterationState
 
 
-def iteration_of(one: PipelineOrLoader) -> IterationState:
+def iteration_of(subject: PipelineOrLoader) -> IterationState:
     """Where a pipeline or a loader stands."""
-    return one._iteration
+    return subject._iteration
 
 
-def plan_of(one: PipelineOrLoader) -> Plan:
+def plan_of(subject: PipelineOrLoader) -> Plan:
     """The plan of a pipeline or a loader."""
-    return iteration_of(one).plan
+    return iteration_of(subject).plan

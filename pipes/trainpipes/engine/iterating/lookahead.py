@@ -152,7 +152,7 @@ class Lookahead(Iterator[Any]):
             self._ends = True
             origin, step = self._consumer.origin, self._consumer.step
             end = origin + (first - origin) // step * step
-            past = sum(one.error is None and one.state.m > end for one in self._taken)
+            past = sum(taken.error is None and taken.state.m > end for taken in self._taken)
             self._end_at(end)
             self._say_what_is_left(agree, end, past, first)
 

@@ -204,7 +204,7 @@ class WorkerReceiver:
         self._ready.clear()
 
     def _leave(self) -> None:
-        for received in {id(one): one for one in self._ready.values()}.values():
+        for received in {id(message): message for message in self._ready.values()}.values():
             received.leave()
         if self._pool is not None:
             self._pool.close()

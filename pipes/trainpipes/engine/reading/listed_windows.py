@@ -87,11 +87,11 @@ class ListedMaker(WindowMaker):
         return first if in_order else 0  # another order needs all rows
 
     def _reading(self, key: WindowKey, first: int) -> _SpanReading:
-        found = self._spans.get(key.span)
-        if found is None:
+        reading = self._spans.get(key.span)
+        if reading is None:
             turn = self._layouts.turn(key)
-            found = self._spans.setdefault(key.span, _SpanReading(key, turn, first))
-        return found
+            reading = self._spans.setdefault(key.span, _SpanReading(key, turn, first))
+        return reading
 
     def close(self) -> None:
         for reading in self._spans.values():
@@ -124,7 +124,7 @@ class ListedMaker(WindowMaker):
         self._began = min(self._began, turn)
         self._until = max(self._until, turn + FARTHER * (turn - self._began))
         self._expect(reading, key, wanted)
-        behind = [one for one in list(self._spans.values()) if one.ahead <= self._until]
+        behind = [span for span in list(self._spans.values()) if span.ahead <= self._until]
         for other in behind if self._is_far else ():
             if other is not reading and other.lock.acquire(blocking=False):
                 try:
@@ -163,8 +163,8 @@ class ListedMaker(WindowMaker):
         """
         if reading.at != at:
             others = list(self._spans.values())
-            near = [one for one in others if one.at == at]
-            near += [one for one in others if one.done and one.at[0] == at[0]]
+            near = [span for span in others if span.at == at]
+            near += [span for span in others if span.done and span.at[0] == at[0]]
             for other in near:
                 if other is not reading and other.lock.acquire(blocking=False):
                     reading.reader, other.reader = other.reader, reading.reader

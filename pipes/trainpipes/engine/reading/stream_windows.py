@@ -67,14 +67,14 @@ class StreamMaker(WindowMaker):
             behind = self._layout.start(key.window) - self._layout.start(current.window)
             with Progress("reading again up to the saved place", behind, "rows") as progress:
                 while True:
-                    found = self._cut(key.epoch, current)
-                    if found is None:
+                    cut = self._cut(key.epoch, current)
+                    if cut is None:
                         return None
                     current.window += 1
                     if current.window > key.window:
                         break
-                    progress.advance(len(found[0]))
-            rows, after = put_through(self._chain.before, found[0]), found[1]
+                    progress.advance(len(cut[0]))
+            rows, after = put_through(self._chain.before, cut[0]), cut[1]
         except BaseException:  # the next call reads again, so no row is lost
             self._close(key.epoch)
             raise

@@ -111,9 +111,9 @@ class Window:
 
 
 def _read_if_held(window: ref[Window]) -> None:
-    found = window()
-    if found is not None:
-        found.content()
+    held = window()
+    if held is not None:
+        held.content()
 
 
 class WindowMaker(ABC):
@@ -195,18 +195,18 @@ class Windows:
         with self._lock:
             self._move(user, key)
             self._firsts.pop(user, None)
-            found = self._held.get(key)
-            if found is None or found.failed is not None or first < found.first:
+            window = self._held.get(key)
+            if window is None or window.failed is not None or first < window.first:
                 self._limit(key.span)
                 # Leave out only rows that no user needs.
-                others = [n for one, n in self._firsts.items() if self._needs[one] == key]
-                found = self.maker.window(key, state, min([first, *others]))
-                if found is None:
+                others = [n for reader, n in self._firsts.items() if self._needs[reader] == key]
+                window = self.maker.window(key, state, min([first, *others]))
+                if window is None:
                     return None
-                self._held[key] = found
+                self._held[key] = window
         if self.pool is not None and self._moved:
             self._read_ahead(self.pool)
-        return found
+        return window
 
     def close(self) -> None:
         with self._lock:
