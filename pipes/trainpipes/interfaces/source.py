@@ -118,7 +118,10 @@ def checked_source(source: Any, caller: object) -> RowSource | RowStream:
 
 
 def read_rows(source: RowSource, reader: Reader, block: int, start: int, stop: int) -> Payload:
+    """Rows of a block; raises DataError where a source, or a format, of the user's gives others."""
     data = reader.read(block, start, stop)
+    if is_ours(type(source)) and getattr(source, "is_ours", True):
+        return data
     good = isinstance(data, pa.Table | list | TensorRows)
     if not good or len(data) != stop - start:
         got = f"{len(data):,} rows" if good else f"{type(data).__name__}"

@@ -16,7 +16,7 @@ from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.lane import Lane
-from trainpipes.engine.shards.shard_rows import ShardOpener, open_windows
+from trainpipes.engine.shards.shard_rows import Shards, open_windows
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
@@ -188,12 +188,12 @@ def _of_whole_shards(plan: Plan) -> float | None:
         [s._fresh() for s in stages], plan.inputs.source, plan.inputs.schemas, quiet=True
     )
     windows = open_windows(whole)
-    opener = ShardOpener(whole, windows)
+    sampled = Shards(whole, windows)
     count = min(shards, 2 * SAMPLE_ROWS * shards // rows)
     sample = [number * shards // count for number in range(count)]  # of all parts of the data
     with closing(windows):
         items = sum(
-            last - first for shard in sample for first, last in _runs(Lane(opener, shard, 0))
+            last - first for shard in sample for first, last in _runs(Lane(sampled, shard, 0))
         )
     return items / count * shards * (chain.times or 1)
 

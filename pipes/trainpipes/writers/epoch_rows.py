@@ -16,7 +16,7 @@ from trainpipes.engine.planning.as_columns import row_schema
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.record import Record
 from trainpipes.engine.shards.lane import Lane
-from trainpipes.engine.shards.shard_rows import ShardOpener, open_windows
+from trainpipes.engine.shards.shard_rows import Shards, open_windows
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.blame import say_where
@@ -115,8 +115,8 @@ class EpochRows(TableGroups):
             cursor = self._cursor_at(row, epoch)
         threads = default_threads()
         self._pool = Pool(threads) if threads and not self.plan.runs_user_code else None
-        opener = ShardOpener(self.plan, open_windows(self.plan, self._pool, epoch, last))
-        self._lane = Lane(opener, shard, epoch, cursor)
+        shards = Shards(self.plan, open_windows(self.plan, self._pool, epoch, last))
+        self._lane = Lane(shards, shard, epoch, cursor)
 
     def open_part(self, start: int, stop: int, epoch: int = 0) -> None:
         """Begin at a row, where positions follow by arithmetic (``plan.counted``), for those before

@@ -19,9 +19,9 @@ from trainpipes.columns.payload import Payload, payload_bytes
 from trainpipes.columns.row_types import is_open, written
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.columns.value_column import SchemaFinder, UnfitRow
+from trainpipes.engine.calling.open_stages import open_stages
 from trainpipes.engine.planning.inputs import SAMPLE_ROWS, Inputs
 from trainpipes.engine.planning.mixture import RowMixture
-from trainpipes.engine.planning.open_stages import open_stages
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.interfaces.source import RowStream, read_full, read_rows
 from trainpipes.interfaces.stage import Stage

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, MutableSequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from trainpipes._internal import activity
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Cursors, Run, Unroll, innermost
+from trainpipes.engine.calling.open_stages import RAISED_STOP, Submitted, open_stages
 from trainpipes.engine.planning.mixture import without_shares
-from trainpipes.engine.planning.open_stages import RAISED_STOP, Submitted
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.shards.shard_rows import ShardOpener
+from trainpipes.engine.reading.mixed_windows import MixedWindows
+from trainpipes.engine.shards.shard_rows import Shards, open_rows, own_items
 from trainpipes.errors import DataError
 from trainpipes.interfaces.blame import is_about_a_row, say_where
 from trainpipes.interfaces.empty_epoch_guard import check_shard
 from trainpipes.interfaces.stage_kinds import CountingStage
-from trainpipes.order.layout import slots_before
+from trainpipes.order.layout import WindowKey, slots_before
 from trainpipes.state.cursor import cursor_text
 
 #: What a lane gives past its last item.
@@ -47,14 +49,14 @@ class Lane:
 
     def __init__(
         self,
-        opener: ShardOpener,
+        shards: Shards,
         shard: int,
         pass_number: int,
         cursor: dict[str, Any] | None = None,
         unroll: Unroll = Run.unroll,
         singly: bool = False,
     ) -> None:
-        self._opener, self._plan = opener, opener.plan
+        self._shards, self._plan = shards, shards.plan
         self._shard, self._pass_number = shard, pass_number
         self._unroll = unroll
         self.singly = singly
@@ -91,7 +93,7 @@ class Lane:
             # Without counts, items to skip are made and dropped.
             at = self._skip if plan.counted else 0
             cursor = {**plan.counts.start(slot, at), "at": at}
-            stream = self._opener.windows.start(epoch)
+            stream = self._shards.windows.start(epoch)
             if stream:
                 cursor["stream"] = stream
             if self._given_out and plan.chain.takes_turns:
@@ -100,8 +102,17 @@ class Lane:
         self._at = int(cursor["at"])  # batches of the slot before the next run
         self._made: tuple[Cursors, int] | None = None  # of the epoch's last run, and where it ends
         self._opened: tuple[Iterator[Run], Submitted | None] | None = None
-        # Keeps the windows that this shard needs.
-        self._opener.expect(self._shard, self._first_epoch, cursor)
+        self._expect(cursor)
+
+    def _expect(self, cursor: dict[str, Any]) -> None:
+        """Keep the windows that this shard needs."""
+        windows, place = self._shards.windows, innermost(cursor)
+        if isinstance(windows, MixedWindows):
+            windows.expect(self._shard, place, self._shards.count)
+            return
+        span = self._plan.counts.slot(self._shard, place["epoch"], self._first_epoch).span
+        key = WindowKey(place["epoch"], span, place["window"])
+        windows.expect(self._shard, key, int(place["row"]))
 
     def next_run(self) -> tuple[Run, int, int] | None:
         """The next run with something to give: which of its items, from the first to before the last.
@@ -154,7 +165,7 @@ class Lane:
 
     def begin(self) -> None:
         """Have workers of a stage begin with the next run."""
-        if self._opener.has_workers and not self._is_over:
+        if self._shards.has_workers and not self._is_over:
             _, submitted = self._open()
             if submitted is not None:
                 submitted.begin()
@@ -169,7 +180,7 @@ class Lane:
         start = self._shard + (self._given_out - first) * shards
         self._given_out += last - first
         numbers = range(start, start + len(run) * shards, shards)
-        items = self._opener.items(run, numbers, self._unroll)
+        items = own_items(self._shards, run, numbers, self._unroll)
         if activity.observer is not None:
             activity.look_at(items, first)
         return RunItems(items, run.cursors, first, last)
@@ -183,9 +194,13 @@ class Lane:
             self._change_weights()
         if self._opened is None:
             state = {key: value for key, value in self._start.items() if key != "at"}
-            self._opened = self._opener.open(
-                self._shard, state, self._first_epoch, self.singly, self._weights
-            )
+            shards, size = self._shards, self._plan.chain.batch_size
+            # First runs differ in length: one batch in the first shard's, and so on.
+            first = size * (1 + self._shard % max(1, shards.run_rows // size))
+            rows = (min(size, shards.run_rows),) * 2 if self.singly else (shards.run_rows, first)
+            # This does not refer to the lane, which lets go of all rows when nobody else has it.
+            below = partial(open_rows, shards, self._shard, rows, self._first_epoch, self._weights)
+            self._opened = open_stages(shards.stages, below, state, size)
         return self._opened
 
     def _items_to_change(self) -> int:
@@ -243,9 +258,10 @@ class Lane:
     def again(self, error: BaseException) -> Lane:
         """The lane from the last item taken on, after an error in making a run. No row is lost."""
         ours = is_about_a_row(error) and not self._plan.runs_user_code
-        singly = ours and not self.singly and self._opener.divisible
+        divisible = self._shards.run_rows > self._plan.chain.batch_size
+        singly = ours and not self.singly and divisible
         return Lane(
-            self._opener, self._shard, self._pass_number, self.cursor(), self._unroll, singly
+            self._shards, self._shard, self._pass_number, self.cursor(), self._unroll, singly
         )
 
     def cursor(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from trainpipes.engine.reading.mixed_windows import MixedWindows
 from trainpipes.engine.reading.windows import Windows
 from trainpipes.engine.shards.lane import ENDED, PASSED, Lane, RunItems, raise_placed
 from trainpipes.engine.shards.shard_rows import (
-    ShardOpener,
+    Shards,
     has_workers,
     open_windows,
     stages_to_open,
@@ -57,7 +57,7 @@ class ShardItems:
         self._position = position
         self._num_lanes = plan.counts.num_shards
         self._own = shards * plan.layouts.lanes // sharers
-        self._opener = ShardOpener(plan, windows, self._own, None, stage_pool, own)
+        self._shards = Shards(plan, windows, self._own, None, stage_pool, own)
         self._pool = pool
         self._unroll = unroll
         self._lanes: dict[int, Lane] = {}
@@ -72,7 +72,7 @@ class ShardItems:
 
     def begin(self, m: int, stride: int, end: float) -> None:
         """Have other threads, or a stage's workers, begin at batch ``m``."""
-        if self._pool is None and self._opener.has_workers:
+        if self._pool is None and self._shards.has_workers:
             self._most = SUBMITTED
         self._stride = stride
         for first in range(m, m + stride * self._own, stride):
@@ -172,14 +172,14 @@ class ShardItems:
         return "" if self._plan.counted else self._of(shard).cursor_text()
 
     def close(self) -> None:
-        self._opener.windows.close()
+        self._shards.windows.close()
 
     def _of(self, number: int) -> Lane:
         lane = self._lanes.get(number)
         if lane is None:
             position = self._position
             cursor = self._plan.counts.cursor(position, number)
-            lane = Lane(self._opener, number, position.pass_number, cursor, self._unroll)
+            lane = Lane(self._shards, number, position.pass_number, cursor, self._unroll)
             self._lanes[number] = lane
         return lane
 

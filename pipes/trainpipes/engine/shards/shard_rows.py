@@ -15,8 +15,8 @@ from trainpipes._internal.pool import Pool
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.bad_values import naming_bad_values
 from trainpipes.columns.lazy_batches import LazyBatches
-from trainpipes.columns.run import Cursors, Run, Unroll, innermost
-from trainpipes.engine.planning.open_stages import RUN_BYTES, Submitted, called, open_stages
+from trainpipes.columns.run import Cursors, Run, Unroll
+from trainpipes.engine.calling.open_stages import RUN_BYTES, called
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.listed_windows import ListedMaker, NumberedMaker
 from trainpipes.engine.reading.mixed_windows import MixedWindows, WindowedMixture
@@ -105,10 +105,11 @@ class PooledStages(WorkingStage):
 
 
 @dataclass(eq=False)
-class ShardOpener:
-    """Opens the ``shards`` of one process.
+class Shards:
+    """What the lanes of one process share.
 
     Args:
+        count: shards of the process.
         most_rows: rows in a run, at most.
         own: of a consumer that passes over batches of others: whether a batch, by its number, is its own.
             The last stages run only for these.
@@ -116,7 +117,7 @@ class ShardOpener:
 
     plan: Plan
     windows: Windows | MixedWindows
-    shards: int = 1
+    count: int = 1
     most_rows: int | None = None
     stage_pool: Pool | None = None
     own: Callable[[int], bool] | None = None
@@ -125,85 +126,65 @@ class ShardOpener:
         # A run holds every window that it has rows of: no more than a part of one.
         layout = self.plan.layouts.usual
         part = max(LEAST_ROWS, layout.window_rows // layout.sharers)
-        most = min(RUN_ROWS, part, max(1, ALL_ROWS // self.shards))
-        found = rows_at_a_time(self.plan, most)
-        self.run_rows = found if self.most_rows is None else min(found, self.most_rows)
+        most = min(RUN_ROWS, part, max(1, ALL_ROWS // self.count))
+        rows = rows_at_a_time(self.plan, most)
+        self.run_rows = rows if self.most_rows is None else min(rows, self.most_rows)
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages that a lane opens."""
+        return stages_to_open(self.plan, self.stage_pool, self.last)
+
+    @cached_property
+    def last(self) -> tuple[RunStage, ...]:
+        """Those that run for own batches alone."""
+        return () if self.own is None else last_stages(self.plan)
 
     @cached_property
     def has_workers(self) -> bool:
-        return has_workers(self._stages)
-
-    @cached_property
-    def _stages(self) -> tuple[Stage, ...]:
-        return stages_to_open(self.plan, self.stage_pool, self._last)
-
-    @cached_property
-    def _last(self) -> tuple[RunStage, ...]:
-        return () if self.own is None else last_stages(self.plan)
-
-    def items(self, run: Run, numbers: Sequence[int], unroll: Unroll) -> MutableSequence[Any]:
-        """The items of a run, by the numbers of its batches; those of other consumers are not made."""
-        if self.own is None:
-            return unroll(run)
-        own = [k for k, m in enumerate(numbers) if self.own(m)]
-        found: MutableSequence[Any] = [None] * len(numbers)
-        if own:
-            run = run.pick(np.array(own, dtype=np.int64))
-            for stage in self._last:
-                run = called(stage, stage.process, run)
-            made = unroll(run)
-            if isinstance(made, LazyBatches):
-                return made.among(own, len(numbers))
-            for place, k in enumerate(own):
-                found[k] = made[place]
-        return found
-
-    @property
-    def divisible(self) -> bool:
-        return self.run_rows > self.plan.chain.batch_size
-
-    def expect(self, shard: int, first_epoch: int, cursor: dict[str, Any]) -> None:
-        place = innermost(cursor)
-        if isinstance(self.windows, MixedWindows):
-            self.windows.expect(shard, place, self.shards)
-            return
-        span = self.plan.counts.slot(shard, place["epoch"], first_epoch).span
-        key = WindowKey(place["epoch"], span, place["window"])
-        self.windows.expect(shard, key, int(place["row"]))
-
-    def open(
-        self,
-        shard: int,
-        state: dict[str, Any],
-        first_epoch: int,
-        singly: bool = False,
-        weights: int | None = None,
-    ) -> tuple[Iterator[Run], Submitted | None]:
-        chain = self.plan.chain
-        # First runs differ in length: one batch in the first shard's, and so on.
-        first = chain.batch_size * (1 + shard % max(1, self.run_rows // chain.batch_size))
-        rows = self.run_rows, first
-        if singly:
-            rows = (min(chain.batch_size, self.run_rows),) * 2
-        below = partial(self._rows, shard, rows, first_epoch, weights)
-        return open_stages(self._stages, below, state, chain.batch_size)
-
-    def _rows(
-        self,
-        shard: int,
-        rows: tuple[int, int],
-        first_epoch: int,
-        weights: int | None,
-        state: dict[str, Any],
-    ) -> Iterator[Run]:
-        if isinstance(self.windows, MixedWindows):
-            opened = self.windows.open(shard, state, rows, self.shards, first_epoch, weights)
-            return each(self.plan.chain.opener, opened)
-        opened = ShardRows(self.plan, self.windows, shard, rows, first_epoch, state, self.shards)
-        return each(self.plan.chain.shuffle or self.plan.chain.opener, opened)
+        return has_workers(self.stages)
 
 
-#: Rows after those of a run that all shards of a process name to a source that fetches rows one by one.
+def own_items(
+    shards: Shards, run: Run, numbers: Sequence[int], unroll: Unroll
+) -> MutableSequence[Any]:
+    """The items of a run, by the numbers of its batches; those of other consumers are not made."""
+    if shards.own is None:
+        return unroll(run)
+    own = [k for k, m in enumerate(numbers) if shards.own(m)]
+    items: MutableSequence[Any] = [None] * len(numbers)
+    if own:
+        run = run.pick(np.array(own, dtype=np.int64))
+        for stage in shards.last:
+            run = called(stage, stage.process, run)
+        made = unroll(run)
+        if isinstance(made, LazyBatches):
+            return made.among(own, len(numbers))
+        for place, k in enumerate(own):
+            items[k] = made[place]
+    return items
+
+
+def open_rows(
+    shards: Shards,
+    shard: int,
+    rows: tuple[int, int],
+    first_epoch: int,
+    weights: int | None,
+    state: dict[str, Any],
+) -> Iterator[Run]:
+    """The runs of a shard below all stages from a state on; ``rows``: most rows in a run, and in the first
+    one; ``weights``: which of a mix's new ones hold.
+    """
+    plan, windows = shards.plan, shards.windows
+    if isinstance(windows, MixedWindows):
+        mixed = windows.open(shard, state, rows, shards.count, first_epoch, weights)
+        return each(plan.chain.opener, mixed)
+    runs = ShardRows(plan, windows, shard, rows, first_epoch, state, shards.count)
+    return each(plan.chain.shuffle or plan.chain.opener, runs)
+
+
+#: How many upcoming rows are named to a source that fetches rows one by one, over all shards of a process.
 ROWS_AHEAD = 128
 
 

@@ -17,7 +17,7 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.lane import Lane
-from trainpipes.engine.shards.shard_rows import ShardOpener
+from trainpipes.engine.shards.shard_rows import Shards
 from trainpipes.errors import DataError, TrainpipesError
 from trainpipes.interfaces.stage import Stage
 from trainpipes.order.layout import slots_before
@@ -54,7 +54,7 @@ class OpenedSources(Protocol):
     """The sources of a mix as they are read; ``MixWindows`` has them."""
 
     plan: Plan
-    openers: dict[str, ShardOpener]
+    shards_of: dict[str, Shards]
     above: dict[str, list[Stage]]
 
     @property
@@ -79,9 +79,9 @@ class SourceRows:
         self._counted: int | None = None  # the pass whose rows have counted last
         self._mixture, self._name, self._start = windows.mixture, name, cursor
         self._above = windows.above[name]
-        opener = windows.openers[name]
-        self._first_epoch = opener.plan.chain.first_epoch(epoch)
-        self._lane = None if self.gone else Lane(opener, shard, epoch, cursor)
+        source_shards = windows.shards_of[name]
+        self._first_epoch = source_shards.plan.chain.first_epoch(epoch)
+        self._lane = None if self.gone else Lane(source_shards, shard, epoch, cursor)
         self._made: tuple[Cursors, int] | None = None  # of the run, and where it ends
         self._run: Run | None = None
         self._lengths: list[int] = []

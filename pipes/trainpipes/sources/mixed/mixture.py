@@ -20,7 +20,7 @@ from trainpipes.engine.planning.mixture import RowMixture
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.mixed_windows import MixedWindows, WindowedMixture
 from trainpipes.engine.shards.lane import Lane
-from trainpipes.engine.shards.shard_rows import RUN_ROWS, ShardOpener, open_windows
+from trainpipes.engine.shards.shard_rows import RUN_ROWS, Shards, open_windows
 from trainpipes.interfaces.blame import refused
 from trainpipes.interfaces.read_columns import lengths_of
 from trainpipes.interfaces.source import RowStream
@@ -231,7 +231,7 @@ class MixWindows(MixedWindows):
             mixture.mix.reweighed(new.weights).steps(mixture.sizes)[1][0]
             for new in plan.new_weights
         ]
-        self.openers: dict[str, ShardOpener] = {}
+        self.shards_of: dict[str, Shards] = {}
         above = plan.chain.after + plan.inputs.above
         #: Of each source the stages that rows have yet to go through.
         self.above = {
@@ -241,7 +241,7 @@ class MixWindows(MixedWindows):
 
     def _open(self, shards: int) -> None:
         mixture, plans = self.mixture, self.plan.mixed
-        if not self.openers:
+        if not self.shards_of:
             steps = [*mixture.steps, *self.new_weights]
             totals = [sum(step) for step in steps]
             for name, *weights in zip(mixture.names, *steps, strict=True):
@@ -250,14 +250,14 @@ class MixWindows(MixedWindows):
                 sharing = max(1, round(shards / max(2 * share, 0.01)))
                 # Runs are as long as the share asks for: others wait for the last row of each.
                 most = max(16, math.ceil(2 * share * RUN_ROWS))
-                self.openers[name] = ShardOpener(plans[name], windows, sharing, most)
+                self.shards_of[name] = Shards(plans[name], windows, sharing, most)
 
     def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
         self._open(shards)
-        for name, opener in self.openers.items():
+        for name, source_shards in self.shards_of.items():
             cursor = state.get("sources", {}).get(name)
             if not (cursor or {}).get("gone"):
-                Lane(opener, shard, state["epoch"], cursor)  # asks for what it needs
+                Lane(source_shards, shard, state["epoch"], cursor)  # asks for what it needs
 
     def open(
         self,
@@ -276,8 +276,8 @@ class MixWindows(MixedWindows):
         return MixRuns(self, shard, state, rows, first, new)
 
     def close(self) -> None:
-        for opener in self.openers.values():
-            opener.windows.close()
+        for source_shards in self.shards_of.values():
+            source_shards.windows.close()
 
 
 def _calls_rows(mix: Plan) -> bool:
