@@ -140,7 +140,16 @@ def test_each_name_leads_there_from_a_pipeline_and_from_the_module() -> None:
     codes = (code for left, _ in ROW.findall(TEXT) for code in re.findall(r"`([^`]+)`", left))
     found = (re.fullmatch(r"(?:wds\.)?(\w+)(\(.*\))?", code) for code in codes)
     asked = sorted({match[1] for match in found if match} - NOT_ASKED)
-    assert {"concat", "slice", "readlines", "set_length", "fork", "demux", "groupby"} < {*asked}
+    assert {
+        "concat",
+        "slice",
+        "readlines",
+        "set_length",
+        "fork",
+        "demux",
+        "groupby",
+        "group_by",
+    } < {*asked}
     for name in asked:
         for owner, names in ((rows(), dir(tp.Pipeline)), (tp, [*tp.__all__, "zip"])):
             if name not in names:

@@ -156,5 +156,11 @@ def test_explain_says_what_functions_make_and_buckets_hold() -> None:
         "bucket_by_length(8) holds up to 4,800 rows that map() makes, whose size"
     )
     assert note.endswith("map() after bucket_by_length() makes them when they are due")
+    mixed = (
+        dealt().flat_map(lambda row: [row, row]).shuffle(100)
+    )  # whose rows the shuffle is to mix
+    (note,) = [n for n in mixed.explain().notes if "holds" in n]
+    assert "rows that flat_map() makes" in note
+    assert note.endswith("; a smaller buffer_size holds fewer")
     (note,) = [n for n in tp.from_iterable([]).bucket_by_length(2).explain().notes if "holds" in n]
     assert note.startswith("bucket_by_length(2) holds up to 1,024 rows, whose size is not known")

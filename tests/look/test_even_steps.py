@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,15 @@ def test_the_figures_are_those_of_the_batches_of_each_step() -> None:
 
 def test_it_says_what_balance_makes_of_them() -> None:
     """Exactly what the pipeline with the stage gives, also of the last window, which is shorter."""
-    for pipe in (dealt().batch(4), dealt().batch(max_tokens=900), dealt().pack(300).batch(2)):
-        plain, real = (figures(p, batches=10_000, world_size=RANKS) for p in (pipe, pipe.balance()))
+    for pipe, cost in (
+        (dealt().batch(4), None),
+        (dealt().batch(max_tokens=900), "attention"),  # cells are about the same anyway
+        (dealt().pack(300).batch(2), None),
+    ):
+        pipes = pipe, pipe.balance(cost=cost)
+        plain, real = (figures(p, batches=10_000, world_size=RANKS) for p in pipes)
         assert real.balanced is None
-        assert plain.balanced == real
+        assert plain.balanced == replace(real, cost=cost)
         assert plain.balanced.cells < plain.cells or plain.balanced.attention < plain.attention
 
 
@@ -81,11 +87,13 @@ def test_they_are_printed_and_in_the_dict() -> None:
     found = dealt().batch(4).stats(world_size=RANKS)
     steps = found.to_dict()["steps"]
     assert json.loads(json.dumps(steps)) == steps
-    assert {*steps} == {"world_size", "steps", "tokens", "cells", "attention", "balanced"}
+    assert {*steps} == {"world_size", "steps", "tokens", "cells", "attention", "balanced", "cost"}
     lines = [line for line in str(found).splitlines() if "largest / mean" in line]
     assert len(lines) == 2
     assert f"64 steps of 16 ranks: {steps['tokens']:.1%} of ranks x largest" in lines[0]
     assert f"with .balance(): {steps['balanced']['tokens']:.1%}" in lines[1]
+    found = dealt().batch(max_tokens=900).stats(world_size=RANKS)
+    assert 'with .balance(cost="attention"): ' in str(found)
 
 
 def test_without_ranks_nothing_is_said_of_them() -> None:

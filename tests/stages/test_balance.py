@@ -221,7 +221,12 @@ def test_where_it_cannot_stand_is_said(make: Any, said: str) -> None:
         ({"cost": lambda lengths: lengths}, r"must be a number of 0 or more, got .*array"),
         ({"cost": lambda lengths: 10**400}, "must be a number of 0 or more, got a number of"),
         ({"cost": "input_ids"}, "cost must be a column of numbers, one a row, got 'input_ids'"),
-        ({"cost": "lenght"}, "no column 'lenght' .did you mean 'length'"),
+        (
+            {"cost": "lenght"},
+            r"cost must be one of 'cells', 'tokens', 'attention', or a column of numbers \(.*length.*\), got "
+            r"'lenght' .did you mean 'length'",
+        ),
+        ({"cost": "cellz"}, "got 'cellz' .did you mean 'cells'"),
         ({"column": "ids"}, "no column 'ids'"),
     ],
 )

@@ -219,6 +219,14 @@ def test_a_limit_looks_at_the_beginning_of_each_epoch_that_ends():
     assert check_resume(pipe, limit=10, processes=0).items == (10, 10, 10)
 
 
+@pytest.mark.parametrize("limit", [6, 8])
+def test_an_epoch_may_end_before_the_limit(limit):
+    pipe = tp.from_dataset(range(10)).shuffle(4).batch(2)
+    report = check_resume(lambda: tp.Loader(pipe), limit=limit, processes=1)
+    assert report.items == (5, 5, 5)
+    assert report.points == report.possible == 5 + 1 + 5 + 1 + 2
+
+
 def test_a_limit_finds_a_function_with_memory_in_an_epoch_that_ends():
     counts = iter(range(1000))
     pipe = tp.from_dataset(range(40)).map(lambda row: row + next(counts)).batch(4)

@@ -77,9 +77,10 @@ ELSEWHERE = {
     **dict.fromkeys(("Batcher", "batched"), ".batch"),
     "collate_fn": ".collate(fn)",
     **dict.fromkeys(("bucketbatch", "max_token_bucketize"), ".bucket_by_length"),
-    "groupby": (
+    **dict.fromkeys(
+        ("groupby", "group_by"),
         "pyarrow's group_by(key) before tp.from_arrow; of neighbors a StatefulStage, or "
-        ".windows(n, within=key)"
+        ".windows(n, within=key)",
     ),
     **dict.fromkeys(("window", "sliding_window"), ".windows(n, stride=1)"),
     "demux": ".split for parts by share; by a function, .filter(fn) for each part",

@@ -203,7 +203,8 @@ class Lines:
             errors = [f"  {count:,} x {who}: {why}" for (who, why), count in most]
             folder = hidden(str(self._quarantine.folder))
             way = f"they are listed in {folder}: fix the files, or raise max_share"
-            return "\n".join(["of all stages:", *errors, "the first ones:", *self._first, way])
+            whose = "of all stages of this process, of earlier pipelines too:"
+            return "\n".join([whose, *errors, "the first ones:", *self._first, way])
 
 
 _lock, _open = ForkLock(), dict[tuple[int, Quarantine], Lines]()

@@ -34,6 +34,7 @@ class Steps:
         attention: the same of the sum of the squares of the documents' lengths.
         balanced: the same with ``balance()`` after ``batch``; None where a stage balances already, or none
             cuts batches.
+        cost: of the balanced ones, the ``cost`` of ``balance``; None for its default.
     """
 
     world_size: int
@@ -42,6 +43,7 @@ class Steps:
     cells: float
     attention: float
     balanced: Steps | None = None
+    cost: str | None = None
 
     def __str__(self) -> str:
         steps, ranks = (
@@ -51,7 +53,9 @@ class Steps:
         text = f"{steps} of {ranks}: {self.tokens:.1%} of ranks x largest is tokens; {self._ratios}"
         if self.balanced is None:
             return text
-        return f"{text}\nwith .balance(): {self.balanced.tokens:.1%}; {self.balanced._ratios}"
+        option = "" if self.balanced.cost is None else f'cost="{self.balanced.cost}"'
+        with_it = f"with .balance({option}): {self.balanced.tokens:.1%}; {self.balanced._ratios}"
+        return f"{text}\n{with_it}"
 
     @property
     def _ratios(self) -> str:
@@ -110,12 +114,17 @@ def steps_of(works: Sequence[tuple[int, int, int, int]], world_size: int, chain:
             f"stats(world_size) must be at most the batches that are looked at, got {world_size:,} with "
             f"{len(works):,}; ask for fewer ranks or, if an epoch has them, more batches"
         )
-    may_be_balanced = chain.batch is not None and not chain.groups and not chain.takes_turns
-    if not may_be_balanced:
+    batch = chain.batch
+    if batch is None or chain.groups or chain.takes_turns:
         return plain
-    cost = costs[:, 2 if kinds.first_of(chain.stages, Pack) else 0]
+    # Batches of a budget have about as many cells; what differs is attention.
+    is_packed, of_budget = kinds.first_of(chain.stages, Pack), batch.batch_size is None
+    cost = costs[:, 2 if is_packed or of_budget else 0]
     order = _balanced(numbers, cost, chain.num_shards)
-    return replace(plain, balanced=_steps(numbers, costs[order], world_size))
+    balanced = _steps(numbers, costs[order], world_size)
+    if balanced is not None and of_budget and not is_packed:
+        balanced = replace(balanced, cost="attention")
+    return replace(plain, balanced=balanced)
 
 
 def _steps(numbers: IntArray, costs: IntArray, world_size: int) -> Steps | None:

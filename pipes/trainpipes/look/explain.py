@@ -292,11 +292,13 @@ def _unknown_sizes(plan: Plan, processes: int) -> Iterator[str]:
         if maker is None and plan.layouts.window_row_bytes:
             continue
         whose = "rows" if maker is None else f"rows that {maker.name}() makes"
-        way = (
-            ""
-            if maker is None
-            else f"; {maker.name}() after {stage.name}() makes them when they are due"
-        )
+        way = ""
+        if maker is not None and maker.traits.keeps_rows:
+            way = f"; {maker.name}() after {stage.name}() makes them when they are due"
+        elif (
+            maker is not None and "buffer_size" in stage.options
+        ):  # it is there to mix what is made
+            way = "; a smaller buffer_size holds fewer"
         yield f"{stage} holds up to {rows:,} {whose}, {said}{way}"
 
 

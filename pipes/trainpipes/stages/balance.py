@@ -11,12 +11,12 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy as np
 
 from trainpipes._internal.checks import ColumnName, Ge, Seed
-from trainpipes._internal.messages import need_columns
+from trainpipes._internal.messages import nearest
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
-from trainpipes.errors import ConfigError, DataError
+from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.blame import at_row, blame
 from trainpipes.interfaces.held import Held, Turn, opened
@@ -138,7 +138,14 @@ class Balance(BalanceStage, depends_on={"row"}, versioned="cost"):
         return costs
 
     def _numbers(self, block: Block, name: str) -> Array:
-        need_columns(names_of(block, self), [name], self)
+        columns = names_of(block, self)
+        if name not in columns:
+            words = ", ".join(map(repr, NAMED))
+            raise SchemaError(
+                f"{self}: cost must be one of {words}, or a column of numbers ({', '.join(columns)}), got "
+                f"{name!r}{nearest(name, [*NAMED, *columns])}",
+                stage=str(self),
+            )
         column = read(cells(block, name, self), name, self, block.ids)
         if (
             isinstance(column, Even)

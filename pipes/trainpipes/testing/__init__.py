@@ -118,7 +118,7 @@ def check_resume(
         state = reference[epoch].states[k]
         before = json.dumps(state)
         largest = max(largest, len(before))
-        walked = _walk(make(), epochs - epoch, limit, state, k)
+        walked = _walk(make(), epochs - epoch, limit, state, _begun(reference[epoch], k, limit))
         _compare(reference, epoch, k, walked, hint)
         if json.dumps(state) != before:
             raise ResumeError(f"loading the state of epoch {epoch}, item {k} changed it")
@@ -128,8 +128,8 @@ def check_resume(
     alone = chosen[:: max(1, len(chosen) // processes)][:processes] if processes else []
     for epoch, k in alone:
         state = reference[epoch].states[k]
-        given = epochs - epoch, limit, state, k
-        walked = _in_process(make, given, start_method)
+        given = epochs - epoch, limit, state, _begun(reference[epoch], k, limit)
+        walked = _in_process(make, given, k, start_method)
         _compare(reference, epoch, k, walked, hint, where=" in a fresh process")
     items = tuple(len(e.items) for e in reference)
     return ResumeReport(items, len(chosen), len(alone), largest, len(possible))
@@ -308,7 +308,14 @@ def _hint(functions: Sequence[Stage]) -> str:
     )
 
 
-def _in_process(make: Callable[[], Subject], given: Any, start_method: str) -> list[_Epoch]:
+def _begun(epoch: _Epoch, k: int, limit: int | None) -> int:
+    """How many items of the epoch that is gone on with came before a state: none at the end of one, after
+    which the next begins.
+    """
+    return 0 if k == len(epoch.items) != limit else k
+
+
+def _in_process(make: Callable[[], Subject], given: Any, k: int, start_method: str) -> list[_Epoch]:
     context: Any = multiprocessing.get_context(start_method)
     receive, send = context.Pipe(duplex=False)
     sent: Any = make
@@ -325,16 +332,16 @@ def _in_process(make: Callable[[], Subject], given: Any, start_method: str) -> l
     process.join()
     if isinstance(answer, str):
         raise ResumeError(
-            f"after resuming in a fresh process at item {given[-1]}, the run failed: {answer}"
+            f"after resuming in a fresh process at item {k}, the run failed: {answer}"
         )
     return [_Epoch(own) for own in answer]
 
 
 def _answer(send: Any, make: Any, given: Any) -> None:
-    epochs, limit, state, k = given
+    epochs, limit, state, begun = given
     try:
         subject = make if not callable(make) else make()
-        walked = _walk(subject, epochs, limit, json.loads(json.dumps(state)), k)
+        walked = _walk(subject, epochs, limit, json.loads(json.dumps(state)), begun)
         send.send([own.items for own in walked])
     except Exception as error:
         send.send(f"{type(error).__name__}: {error}")

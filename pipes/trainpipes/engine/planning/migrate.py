@@ -29,8 +29,8 @@ from trainpipes.errors import StateError
 from trainpipes.errors.text import shown
 from trainpipes.order.layout import Layout, StreamLayout
 from trainpipes.state.cursor import shard_key
-from trainpipes.state.format import BatchSizes, Position, fitting, read, render
-from trainpipes.state.identity import take_over
+from trainpipes.state.format import BatchSizes, Position, Saved, fitting, read, render
+from trainpipes.state.identity import named_difference, take_over
 
 #: What ``load_state_dict(state, allow_changes=...)`` may name.
 ALLOWED = ("batch_size", "data", "mix", "pack_length")
@@ -40,7 +40,10 @@ def position_of(state: Any, plan: Plan) -> Position:
     saved = read(state)
     reweighed = saved.reweighed
     identity = plan.reweighed(reweighed).identity
-    position = fitting(saved, identity, plan.chain.num_shards, plan.inputs.file_name)
+    try:
+        position = fitting(saved, identity, plan.chain.num_shards, plan.inputs.file_name)
+    except StateError as error:
+        raise _refusal(saved, plan) or error from None
     position.reweighed = reweighed
     if plan.counted:
         most = plan.resized(position.sizes).counts.batches_in_pass
@@ -51,6 +54,21 @@ def position_of(state: Any, plan: Plan) -> Position:
                 f"after {position.m}; load it as it was saved"
             )
     return position
+
+
+def _refusal(saved: Saved, plan: Plan) -> StateError | None:
+    """Why what differs first cannot change where a state stands, though it may elsewhere."""
+    before, now = json.loads(saved.pipeline), json.loads(plan.identity)
+    found = named_difference(before, now)
+    change = None if found is None else _CHANGES.get(found[0])
+    if change is not None and [s["stage"] for s in before["stages"]] == [
+        s["stage"] for s in now["stages"]
+    ]:
+        try:
+            change(before, saved.position, plan)
+        except StateError as error:
+            return error
+    return None
 
 
 def at_start(state: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
@@ -177,3 +195,7 @@ def _sizes(position: Position, plan: Plan, old: Chain) -> BatchSizes | None:
         return BatchSizes(sizes.epoch, m, ((0, size),)) if m else None
     passed = m - sizes.start + (0 if chain.rolling else chain.skip_batches)
     return replace(sizes, sizes=(*sizes.sizes, (passed, size)))
+
+
+#: What may change only where a state stands right, by its path in an identity.
+_CHANGES = {"stages/batch/batch_size": _rebatch, "stages/pack/max_length": _repack}
