@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import resource
@@ -61,6 +62,34 @@ def test_a_reader_lists_the_rows_that_it_leaves_out(kind: str, tmp_path: Path) -
     assert {*lines[0]} == {"epoch", "file", "block", "row", "source", "stage", "error", "value"}
     with pytest.raises(tp.DataError):
         ids_of(read(files))
+
+
+@pytest.mark.parametrize("on_error", ["skip", "quarantine"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_of_which_no_row_can_be_read_is_named(
+    on_error: str, workers: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = {
+        "good": ['{"id": 1}'] * 300,
+        "some": ['{"id": 1}', "{"] * 20,
+        "none": ["{"] * 30,
+        "only": ["{"],
+    }
+    for name, rows in lines.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    how: Any = "skip" if on_error == "skip" else tp.Quarantine(tmp_path / "bad", max_share=0.2)
+    pipe = tp.read_json(str(tmp_path / "*.jsonl"), on_error=how).sharding_filter(2).shuffle(50)
+    loader = tp.Loader(pipe.batch(8), num_workers=workers)
+    handler = logging.StreamHandler()  # of this process and its workers
+    logging.getLogger("trainpipes").addHandler(handler)
+    try:
+        assert sum(map(len, loader)) == 320
+    finally:
+        logging.getLogger("trainpipes").removeHandler(handler)
+    said = [line for line in capfd.readouterr().err.splitlines() if "such so far" in line]
+    assert len(said) == 2  # once each, and no other file
+    assert any("none.jsonl: none of its 30 rows can be read; left out" in line for line in said)
+    assert any("only.jsonl: its only row cannot be read; left out" in line for line in said)
 
 
 @pytest.mark.parametrize(

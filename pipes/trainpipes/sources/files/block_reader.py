@@ -21,6 +21,7 @@ from trainpipes.errors import DataChangedError, DataError, TrainpipesError, Unre
 from trainpipes.filesystems.retry import Requests
 from trainpipes.interfaces.source import Place
 from trainpipes.sources.files.ahead import Ahead
+from trainpipes.sources.files.bad_rows import BAD
 from trainpipes.sources.files.decoded_files import DecodedFiles
 from trainpipes.sources.files.each_file import BadFileError, reason
 from trainpipes.sources.files.file_errors import changed, gone, located, unreadable
@@ -67,6 +68,7 @@ class BlockReader:
         self._batch: Any = None  # the last one
         self._begins = self._row = 0  # in the file: of that batch, and of the next one
         self._next = 0  # the first row that is not decoded yet
+        self._bad = 0  # rows that cannot be read, of those of the format's block before it
 
     def expect(
         self, blocks: Sequence[int], turns: Sequence[float] = (), most: float = math.inf
@@ -174,7 +176,7 @@ class BlockReader:
         number = int(np.searchsorted(self._ends, row, side="right"))
         if number != self._number or row < self._row:
             self._stop_decoding()
-            self._batches, self._number = self._begin(number), number
+            self._batches, self._number, self._bad = self._begin(number), number, 0
             self._next = int(self._ends[number] - source.layouts[self._file].rows[number])
         self._begins = self._row = 0
         while not self._begins <= row < self._row:
@@ -187,6 +189,16 @@ class BlockReader:
             first = max(0, self._begins - int(source.begins[self._block]))
             place = partial(source.place, self._block, first)
             self._batch = source.conform(batch, place)
+            if source.rows_schema is not None:
+                self._count_bad()
+
+    def _count_bad(self) -> None:
+        """Count bad rows of the batch at hand; where all rows of a block or file are bad, that is logged."""
+        why = self._batch.column(BAD.name)
+        self._bad += len(why) - why.null_count
+        rows = int(self._source.layouts[self._file].rows[self._number])
+        if self._bad == rows and self._row == int(self._ends[self._number]):
+            self._source.say_all_bad(self._file, self._number, rows)
 
     def _left_out(self, error: Exception) -> pa.RecordBatch:
         """The rows left of the format's block, which cannot be read; raises if they are not left out."""

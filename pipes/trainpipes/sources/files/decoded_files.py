@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from trainpipes.filesystems.retry import Requests
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stage import is_ours
+from trainpipes.interfaces.tally import is_aside
 from trainpipes.sources.files.bad_rows import BAD, bad_rows
 from trainpipes.sources.files.each_file import is_of_content, reason
 from trainpipes.sources.files.file_bytes import FileBytes
@@ -25,6 +27,11 @@ from trainpipes.sources.files.format import Columns, Format, Layout
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.remote_bytes import open_bytes
 from trainpipes.sources.files.schema import cast_to
+
+log = logging.getLogger("trainpipes")
+
+#: Files or blocks of which no row can be read that are all named in the log.
+MOST_SAID = 10
 
 
 class DecodedFiles(FileBlocks):
@@ -69,6 +76,7 @@ class DecodedFiles(FileBlocks):
             spread = np.concatenate([np.empty(0), *map(_spread, blocks, self.layouts)])
             block_bytes = spread if spread.any() else None
         self.block_bytes = block_bytes
+        self._all_bad = set[tuple[int, int]]()
 
     #: The columns of rows that can be read, of a reader that leaves out others; see ``BadRows``.
     rows_schema: pa.Schema | None = None
@@ -78,6 +86,17 @@ class DecodedFiles(FileBlocks):
         if self.rows_schema is None or not is_of_content(error):
             raise error
         return bad_rows(self.rows_schema, rows, reason(error))  # type: ignore[arg-type]
+
+    def say_all_bad(self, file: int, number: int, rows: int) -> None:
+        """Log once that all rows of a file or block are left out: of the first ten, the 100th, ..."""
+        if is_aside() or (file, number) in self._all_bad:
+            return
+        self._all_bad.add((file, number))
+        count, several = len(self._all_bad), len(self.layouts[file].rows) > 1
+        if count <= MOST_SAID or set(str(count)[1:]) == {"0"}:
+            place = Place(self.files.names[file], number if several else None)
+            said = "its only row cannot" if rows == 1 else f"none of its {rows:,} rows can"
+            log.warning("%s: %s be read; left out (%s such so far)", place, said, f"{count:,}")
 
     def data(self, file: int, requests: Requests | None = None) -> FileBytes:
         return open_bytes(self.files, file, requests, self._kept)
