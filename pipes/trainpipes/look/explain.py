@@ -13,7 +13,6 @@ import pyarrow as pa
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.pool import default_threads
 from trainpipes.engine.iterating.iteration_state import IterationState
-from trainpipes.engine.planning.as_columns import columns, columns_if_known, known_columns
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import AHEAD_PART
 from trainpipes.engine.record import Record
@@ -83,7 +82,7 @@ class Explanation:
         >>> tp.from_tensors(x=range(3), y=range(3)).rename({"y": "label"}).explain().columns
         {'x': 'int64', 'label': 'int64'}
         """
-        return columns(self._iteration.plan.inputs)
+        return self._iteration.plan.types.columns()
 
     @property
     def mermaid(self) -> str:
@@ -187,7 +186,7 @@ def explain(
 
 
 def _column_lines(plan: Plan) -> Lines:
-    known, more = columns_if_known(plan.inputs), ""
+    known, more = plan.types.columns_if_known(), ""
     schema = getattr(plan.inputs.source, "schema", None)
     if not known and isinstance(schema, pa.Schema):
         known, more = {field.name: str(field.type) for field in schema}, ", as they are read"
@@ -232,7 +231,7 @@ def _left_out_by_pack(plan: Plan) -> Iterator[str]:
     steps = [*plan.chain.before, *plan.chain.after_on_rows]
     for place, pack in enumerate(steps):
         if isinstance(pack, Pack):
-            schema = known_columns(plan.inputs, steps[:place])
+            schema = plan.types.known(steps[:place])
             if said := pack.others(None if schema is None else schema.names):
                 yield said
 

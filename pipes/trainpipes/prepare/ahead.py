@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainpipes._internal.checks import require
-from trainpipes.engine.planning.as_columns import gives_objects
+from trainpipes.engine.planning.column_types import gives_objects
 from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.interfaces import stage_kinds as kinds

@@ -21,7 +21,7 @@ from trainpipes.columns.columns import from_columns, table_of, untyped_columns
 from trainpipes.columns.run import Run, unplaced
 from trainpipes.engine.calling.process_map import ProcessMap
 from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, ThreadMap, words_of
-from trainpipes.engine.planning.first_rows import find_schema
+from trainpipes.engine.planning.column_types import ColumnTypes
 from trainpipes.errors import DataError, SchemaError, TrainpipesError
 from trainpipes.interfaces.blame import at_row, blame, refused
 from trainpipes.interfaces.contents import digest_of
@@ -333,7 +333,7 @@ class ColumnFunction(
             steps = inputs.chain.steps
             below = steps[: steps.index(self)]
             cure = "have the function return Arrow arrays of a type, pa.array(values, pa.string())"
-            return find_schema(inputs, below, str(self), cure, self._untyped)
+            return ColumnTypes(inputs).find(below, str(self), cure, self._untyped)
 
         schema = inputs.schemas.get(key, find)
         return schema.field(name).type if name in schema.names else None

@@ -12,7 +12,6 @@ from trainpipes._internal.pool import Pool, default_threads
 from trainpipes.columns.payload import Payload, slice_payload
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.iterating.iteration_state import plan_of
-from trainpipes.engine.planning.as_columns import row_schema
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.record import Record
 from trainpipes.engine.shards.lane import Lane
@@ -93,7 +92,7 @@ class EpochRows(TableGroups):
 
     def know_columns(self) -> pa.Schema | None:
         """Find the columns before any but the first rows are read."""
-        return row_schema(self.plan.inputs, self.caller)
+        return self.plan.types.of_rows(self.caller)
 
     @property
     def count(self) -> int | None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from trainpipes._internal.checks import need, require, wrong
 from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
-from trainpipes.engine.planning.as_columns import row_schema
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, SchemaError, StateError, TopologyError
 from trainpipes.errors.text import shown
@@ -174,7 +173,7 @@ def to_hf(pipeline: Record) -> IterableDataset:
 def _features(pipeline: Record) -> Any:
     """Features of the rows; None where rows are Python objects, or have types that datasets lacks."""
     try:
-        schema = row_schema(plan_of(pipeline).inputs, "to_hf()")
+        schema = plan_of(pipeline).types.of_rows("to_hf()")
         known = None if schema is None else schema.remove_metadata()
         return None if known is None else datasets.Features.from_arrow_schema(known)
     except (SchemaError, ValueError):  # they can be read only once, or have such types

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from trainpipes.engine.planning.as_columns import with_columns
 from trainpipes.engine.planning.chain import Chain
+from trainpipes.engine.planning.column_types import with_columns
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.stage import Stage

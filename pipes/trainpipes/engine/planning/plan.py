@@ -13,6 +13,7 @@ from typing import Any
 from trainpipes._internal.lazy import cached_property
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.chain import Chain
+from trainpipes.engine.planning.column_types import ColumnTypes
 from trainpipes.engine.planning.counts import Counts
 from trainpipes.engine.planning.growing import grows, listed_files, refuse_repeat, versions
 from trainpipes.engine.planning.inputs import Inputs, Schemas
@@ -48,6 +49,10 @@ class Plan:
     @cached_property
     def layouts(self) -> Layouts:
         return Layouts(self.inputs, self.inputs.chain)
+
+    @cached_property
+    def types(self) -> ColumnTypes:
+        return ColumnTypes(self.inputs)
 
     @cached_property
     def counts(self) -> Counts:

@@ -17,8 +17,7 @@ from trainpipes.columns.row_types import NoColumn, fixed_shape, unite
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.value_column import UnfitRow, table_of_rows
-from trainpipes.engine.planning.as_columns import gives_objects, known_columns
-from trainpipes.engine.planning.first_rows import UnfitRows, find_schema, first_rows
+from trainpipes.engine.planning.column_types import ColumnTypes, UnfitRows, gives_objects
 from trainpipes.engine.planning.inputs import Inputs, searching
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.interfaces.blame import at_row
@@ -71,14 +70,14 @@ class CommonColumns:
 
     def _kind(self, inputs: Inputs, steps: Sequence[Stage]) -> Any:
         """``columns_of`` the rows, or None for no rows."""
-        known = known_columns(inputs, steps)
+        known = ColumnTypes(inputs).known(steps)
         if known is not None:
             empty = isinstance(inputs.source, RowSource) and not inputs.blocks.rows
             return None if empty else known
         if _is_python(inputs) or inputs.chain.opener.traits.read_once:
             return OBJECTS
         try:
-            data = first_rows(inputs, steps, str(self.stage))
+            data = ColumnTypes(inputs).first_rows(steps, str(self.stage))
         except Exception as error:
             if isinstance(error, TrainpipesError) and not hasattr(error, "_trainpipes"):
                 raise
@@ -99,14 +98,16 @@ class CommonColumns:
             other = next(own for own in kinds if own != name)
             pair = name, said(kinds[name]), other, said(kinds[other])
             raise _unlike(*pair, f"{self.stage.name}()", str(self.stage), self._beside)
-        data = first_rows(*self.parts[name], str(self.stage))
+        inputs, steps = self.parts[name]
+        data = ColumnTypes(inputs).first_rows(steps, str(self.stage))
         assert data is not None
         return table_of(data, self.stage).schema.remove_metadata()
 
     def _of_objects(self, name: Any, typed: set[str], kinds: Mapping[Any, Any]) -> pa.Schema:
         caller = f"{self.stage.name}()"
         try:
-            return find_schema(*self.parts[name], caller, typed=typed)
+            inputs, steps = self.parts[name]
+            return ColumnTypes(inputs).find(steps, caller, typed=typed)
         except UnfitRows as error:
             other = next((own for own, kind in kinds.items() if kind != OBJECTS), name)
             raise SchemaError(

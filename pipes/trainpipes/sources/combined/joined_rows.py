@@ -17,7 +17,7 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.payload import Payload, join_payloads, take_payload
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.planning.arrange import arrange
-from trainpipes.engine.planning.as_columns import known_columns
+from trainpipes.engine.planning.column_types import ColumnTypes
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.row_names import file_names
 from trainpipes.errors import ConfigError, DataError, SchemaError
@@ -175,7 +175,7 @@ class JoinedRows(RowSource):
         self.block_bytes = self._block_bytes()
         if stage.beside:
             self.named_by = self.parts[0].inputs, self.parts[0].skipped
-            known = [known_columns(part.inputs, part.inputs.chain.steps) for part in self.parts]
+            known = [ColumnTypes(part.inputs).known(part.inputs.chain.steps) for part in self.parts]
             self._check_names([[] if schema is None else schema.names for schema in known])
             if None not in known:
                 self.schema = pa.schema([field for schema in known for field in schema])  # type: ignore[union-attr]

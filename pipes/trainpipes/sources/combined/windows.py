@@ -22,7 +22,7 @@ from trainpipes.columns.columns import table_of
 from trainpipes.columns.content import short_digest
 from trainpipes.columns.payload import join_payloads
 from trainpipes.columns.row_types import CELL, array_of, fixed_shape, lists_of
-from trainpipes.engine.planning.as_columns import gives_objects
+from trainpipes.engine.planning.column_types import gives_objects
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.interfaces.source import LooksAhead, Place, RandomAccessSource, Reader, RowSource
 from trainpipes.interfaces.stage import Stage
