@@ -27,7 +27,6 @@ from trainpipes.columns.packing import (
 )
 from trainpipes.columns.run import Run
 from trainpipes.interfaces.blame import at_row
-from trainpipes.interfaces.empty_epoch_guard import not_empty
 from trainpipes.interfaces.held import Held, around, opened
 from trainpipes.interfaces.read_columns import lengths_of
 from trainpipes.interfaces.stage import Stage
@@ -83,7 +82,7 @@ class PackBatches(BatchingStage, keeps_rows=False):
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> Iterator[Run]:
         at, used = opened(at)
-        return not_empty(self._batches(Held(self, below(at), joints=True), used), self)
+        return self._batches(Held(self, below(at), joints=True), used)
 
     def _batches(self, held: Held, used: int) -> Iterator[Run]:
         size, least = self.buffer_size, 0

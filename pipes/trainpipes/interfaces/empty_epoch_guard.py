@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from trainpipes.columns.run import Cursors, Run, round_of
 from trainpipes.errors import DataError
 from trainpipes.order.layout import Layout, StreamLayout
@@ -48,23 +46,6 @@ class EmptyRounds:
                 'the files: then sharding_filter(split="stride") deals them to all shards',
                 stage=str(stage),
             )
-
-
-def not_empty(runs: Iterator[Run], stage: object) -> Iterator[Run]:
-    """The runs of a stage that have an item; raises after many epochs without. No run that was given is
-    held: its memory is free for the next one.
-    """
-    rounds = EmptyRounds()
-
-    def has_items(run: Run) -> bool:
-        if len(run):
-            rounds.gave()
-            return True
-        rounds.saw(run)
-        rounds.check(stage)
-        return False
-
-    return filter(has_items, runs)
 
 
 def check_shard(layout: Layout | StreamLayout, shard: int, epoch: int, given: int) -> None:

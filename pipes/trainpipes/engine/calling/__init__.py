@@ -1,1 +1,1 @@
-"""Calls user functions for rows, several at a time: in threads and in processes."""
+"""Calls stages for a shard's rows, and user functions: several at a time, in threads and in processes."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from trainpipes._internal.activity import each
 from trainpipes.columns.bad_values import naming_bad_values
 from trainpipes.columns.run import Run
-from trainpipes.interfaces.empty_epoch_guard import not_empty
+from trainpipes.interfaces.empty_epoch_guard import EmptyRounds
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import (
     FinishingStage,
@@ -89,6 +89,23 @@ def _open_stage(
         assert isinstance(stage, RunStage)
         runs = map(partial(called, stage, stage.process), below(at))
     return not_empty(runs, stage)
+
+
+def not_empty(runs: Iterator[Run], stage: object) -> Iterator[Run]:
+    """The runs of a stage that have an item; raises after many epochs without. No run that was given is
+    held: its memory is free for the next one.
+    """
+    rounds = EmptyRounds()
+
+    def has_items(run: Run) -> bool:
+        if len(run):
+            rounds.gave()
+            return True
+        rounds.saw(run)
+        rounds.check(stage)
+        return False
+
+    return filter(has_items, runs)
 
 
 def called(stage: RunStage, function: Callable[[Run], _Made], run: Run) -> _Made:
