@@ -332,6 +332,17 @@ def test_one_may_ask_for_the_last_batch_meanwhile() -> None:
     assert found == wanted[1:]
 
 
+@pytest.mark.parametrize("name", ["rows", "an end"])
+def test_optimizer_steps_go_on_with_the_new_shares(name: str) -> None:
+    whole = by_states(CHAINS[name], 14, 40)
+    loader = tp.Loader(CHAINS[name]())
+    steps = iter(tp.steps(loader, batches=4))
+    found = [names(batch) for step in islice(steps, 2) for batch in step]
+    loader.set_weights({"b": 5, "c": 0}, at_step=14)  # within a step
+    found += [names(batch) for step in islice(steps, 8) for batch in step]
+    assert found == whole
+
+
 def test_the_same_mix_keeps_a_change_and_another_one_replaces_it() -> None:
     loader = tp.Loader(batched())
     batches = iter(loader)
