@@ -17,9 +17,9 @@ import torch
 from trainpipes import ConfigError, DataError
 from trainpipes._internal.checks import need, require
 from trainpipes.columns.packing import IGNORED
+from trainpipes.tokenizers.adapters import load
 from trainpipes.tokenizers.chat import Chat, Written
 from trainpipes.tokenizers.engine import Loaded, TokenizerEngine, digest
-from trainpipes.tokenizers.load import load
 
 __all__ = ["Processor"]
 

@@ -17,7 +17,7 @@ import trainpipes as tp
 from tokenizer_fixtures import TEXTS, bpe, bracketed
 from trainpipes.errors.text import escaped
 from trainpipes.look.decoded import KnownIds, pieces_of, token_grids
-from trainpipes.tokenizers.load import load
+from trainpipes.tokenizers.adapters import load
 
 V = 300
 ENGINES = {"bytes": load("bytes"), "bpe": load(bpe())}

@@ -12,7 +12,7 @@ import pytest
 
 import trainpipes as tp
 from trainpipes.cli.app import run as command
-from trainpipes.look.profiling.curves import area, bars, layers_of
+from trainpipes.look.profiling.page import area, bars, layers_of
 
 VOID = {"meta", "link", "br", "img"}
 

@@ -9,8 +9,8 @@ import pytest
 
 from trainpipes._internal.activity import BYTES, SENDING, TURN, UNROLL
 from trainpipes._internal.activity_sampler import Counts
-from trainpipes.look.profiling.measured import Facts, Measured, StageFacts
-from trainpipes.look.profiling.text import lines
+from trainpipes.look.profiling.facts import Facts, Measured, StageFacts
+from trainpipes.look.profiling.page import lines
 from trainpipes.look.profiling.verdict import Verdict, verdict
 
 PARQUET = StageFacts("read_parquet()", "read_parquet")

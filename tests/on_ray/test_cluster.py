@@ -22,7 +22,7 @@ from trainpipes.errors import (
     UnreachableError,
     WorkerError,
 )
-from trainpipes.filesystems.output_file import check_stop
+from trainpipes.filesystems.places import check_stop
 from trainpipes.writers import Ray
 
 

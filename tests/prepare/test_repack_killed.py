@@ -30,7 +30,7 @@ def some(rows: int = 400) -> tp.Pipeline:
 def test_a_full_disk_is_one_sentence_and_the_work_goes_on(threads, after, tmp_path, monkeypatch):
     options: dict[str, Any] = {**LITTLE, "executor": Threads(threads), "rows_per_file": 80}
     whole = repack(some(), tmp_path / "whole", **options)
-    from trainpipes.filesystems.output_file import OutputFile
+    from trainpipes.filesystems.places import OutputFile
 
     real, calls = OutputFile.sync, 0
 
@@ -122,7 +122,7 @@ def test_damaged_temporary_files_are_found(damage, tmp_path, monkeypatch):
 
 
 def test_rows_that_were_lost_on_the_way_are_found(tmp_path, monkeypatch):
-    from trainpipes.prepare import pieces as reading
+    from trainpipes.prepare import shuffle as reading
 
     real = reading.read_pieces
 

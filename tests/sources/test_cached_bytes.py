@@ -27,7 +27,7 @@ from interpreters import python
 from s3_store import address_of, s3_store
 from trainpipes._internal import messages
 from trainpipes.cache import kept_file
-from trainpipes.cache.store import Store
+from trainpipes.cache.kept_file import Store
 from trainpipes.sources.files import remote_bytes
 from trainpipes.sources.files.remote_bytes import CHUNK, open_bytes
 from trainpipes.testing import digest
@@ -215,7 +215,7 @@ def test_a_limit_holds_and_the_least_recently_used_goes_first(
 PUT = """
 import os, sys
 from pathlib import Path
-from trainpipes.cache.store import Store
+from trainpipes.cache.kept_file import Store
 store = Store(Path(sys.argv[1]), "bytes", 100_000, "most", "own", "none")
 def size(path):
     try:

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 import trainpipes as tp
 from trainpipes.testing import digest
 from trainpipes.writers import Processes, Threads
-from trainpipes.writers.npy_files import PartFile
+from trainpipes.writers.memmap import PartFile
 
 DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
           "float16", "float32", "float64"]  # fmt: skip

@@ -32,9 +32,9 @@ from trainpipes.errors import ConfigError
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.testing import check_resume
 from trainpipes.tokenizers import gigatoken, parallelism
+from trainpipes.tokenizers.engine import Ragged
 from trainpipes.tokenizers.gigatoken import EVERY, FIRST, SHOWN, Checked
 from trainpipes.tokenizers.hf import HuggingFace
-from trainpipes.tokenizers.ragged import Ragged
 
 BAD = "a text that goes wrong"
 

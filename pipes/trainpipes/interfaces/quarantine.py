@@ -22,8 +22,7 @@ from trainpipes._internal.data_parallel import data_parallel
 from trainpipes._internal.locks import ForkLock
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import cut, shown
-from trainpipes.filesystems.output_file import writing
-from trainpipes.filesystems.places import place_at
+from trainpipes.filesystems.places import place_at, writing
 from trainpipes.interfaces.options import either
 from trainpipes.interfaces.source import Place
 

@@ -35,7 +35,7 @@ from trainpipes.look.values import (
     small,
     with_rows,
 )
-from trainpipes.tokenizers.load import load
+from trainpipes.tokenizers.adapters import load
 
 #: Items, and rows of each, at most: nobody reads more.
 MOST = 1000

@@ -15,8 +15,7 @@ from trainpipes._internal.pool import default_threads
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.pipeline.starts import read_by_name
-from trainpipes.prepare.pieces import CALLER
-from trainpipes.prepare.shuffle import Shuffle, temporary_place
+from trainpipes.prepare.shuffle import CALLER, Shuffle, temporary_place
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.files.file_reader import ends_of_names
 from trainpipes.sources.parquet.read_parquet import ReadParquet

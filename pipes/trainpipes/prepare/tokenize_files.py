@@ -1,35 +1,269 @@
-"""``tokenize``: the files of a pipeline as token ids, made once."""
+"""``tokenize``: the files of a pipeline as token ids, made once, and read again."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import require, whole_number
+from trainpipes.columns.arrays import one_chunk, to_numpy
+from trainpipes.columns.block import Block
+from trainpipes.columns.columns import table_of
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.errors import ConfigError
-from trainpipes.filesystems.places import place_at
+from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.filesystems.places import MANIFEST, OutputFile, Place, place_at
 from trainpipes.filesystems.retry import NORMAL, Retry
+from trainpipes.interfaces.blame import say_where
 from trainpipes.interfaces.options import either
+from trainpipes.interfaces.quarantine import OnError
+from trainpipes.interfaces.source import LooksAhead, Reader, read_rows
 from trainpipes.interfaces.stage import Stage
+from trainpipes.interfaces.stage_kinds import put_through
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.pipeline.starts import list_files
-from trainpipes.prepare.ahead import Parts, cut, open_plan
-from trainpipes.prepare.token_files import BareFile, Task, first_rows, make, tasks_of
-from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.tokenizers.adapters import Bytes
+from trainpipes.prepare.ahead import CALLER, Parts, cut, open_plan
+from trainpipes.sources.files.file_reader import FileBlocks, cut_by_bytes
+from trainpipes.stages.chat_template import ChatTemplate
+from trainpipes.stages.tokenize import Tokenize
+from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
+from trainpipes.state.identity import said
+from trainpipes.tokenizers.adapters import Bytes, load
+from trainpipes.writers.epoch_rows import check_columns, compact, decoded
 from trainpipes.writers.executor import Executor, Processes, Threads, checked_executor, cores
 from trainpipes.writers.formats import CODECS, check_codec, parquet_form
-from trainpipes.writers.inputs import open_output
-from trainpipes.writers.output_folder import Manifest
+from trainpipes.writers.output_folder import ABOUT, FileInfo, Manifest
 from trainpipes.writers.output_folder import run as make_files
-from trainpipes.writers.write import Format, refuse_functions
+from trainpipes.writers.write import FileWriter, Format, open_output, refuse_functions
+
+#: Rows of the first piece, and from which columns are taken; rows and bytes of ids of any piece, at most: a
+#: tokenizer's own objects take some 50 times what the text does.
+FIRST_ROWS, PIECE_ROWS, PIECE_BYTES = 16, 8192, 1 << 20
+
+
+@dataclass(frozen=True)
+class Task:
+    """One output file: blocks ``first`` to ``stop`` of an input file, named below the folder that was asked
+    for.
+    """
+
+    name: str
+    source: str
+    source_name: str
+    first: int
+    stop: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.source}"
+
+
+def tasks_of(plan: Plan, suffix: str, bytes_per_file: int) -> list[Task]:
+    source: Any = plan.inputs.source
+    lengths = plan.inputs.blocks.lengths
+    own = source.block_bytes
+    own = source.lengths * (source.row_bytes or 1.0) if own is None else own
+    sizes = (own * lengths / np.maximum(1, source.lengths)).astype(np.int64)
+    parts = []
+    for file in range(len(source.files)):
+        first, stop = np.searchsorted(source.file_of_block, [file, file + 1]).tolist()
+        edges = first + cut_by_bytes(sizes[first:stop], bytes_per_file)
+        parts += [(file, *edge) for edge in pairwise(edges.tolist())] or [(file, first, stop)]
+    names, short = source.files.names, source.files.relative_names()
+    width = max(5, len(str(len(parts) - 1)))
+    return [
+        Task(
+            f"part-{number:0{width}d}{suffix}", names[file], short[file], first, stop,
+            int(lengths[first:stop].sum()),
+        )
+        for number, (file, first, stop) in enumerate(parts)
+    ]  # fmt: skip
+
+
+class BareFile:
+    """Nothing but the documents' ids in order, native numbers of one type, as nanoGPT's ``train.bin``."""
+
+    def __init__(self, dtype: str, file: OutputFile, schema: pa.Schema) -> None:
+        self.columns = {field.name: str(field.type) for field in schema}
+        self._file, self._dtype = file, np.dtype(dtype)
+
+    def write(self, group: pa.Table, first_row: int) -> None:
+        ids = to_numpy(one_chunk(group.column("input_ids")).flatten())
+        narrow = ids.astype(self._dtype)
+        odd = ids[narrow != ids]
+        if len(odd):
+            raise DataError(
+                f'tokenize(format="bin", dtype="{self._dtype}"): there is a token {odd[0]}, which that type '
+                "cannot hold; give a dtype that does"
+            )
+        self._file.write(narrow.data)
+
+    def close(self) -> None:
+        """Nothing follows the last id."""
+
+
+def make(
+    open_file: Callable[[OutputFile, pa.Schema], FileWriter], schema: pa.Schema, ids: Sequence[str],
+    task: Task, file: OutputFile, plan: Plan,
+) -> FileInfo:  # fmt: skip
+    source: Any = plan.inputs.source
+    blocks, step = plan.inputs.blocks, FIRST_ROWS
+    rows = tokens = 0
+    with closing(source.reader()) as reader, closing(open_file(file, schema)) as writer:
+        if isinstance(reader, LooksAhead):
+            reader.expect(range(task.first, task.stop))
+        for block in range(task.first, task.stop):
+            # A row group for each block of the input, which may have no rows.
+            parts = [pa.Table.from_batches([], schema)]
+            begin = int(blocks.begins[block])
+            stop = begin + int(blocks.lengths[block])
+            while begin < stop:  # piece by piece, of as many rows as have few bytes
+                end = min(begin + step, stop)
+                table = rows_of(plan, reader, block, begin, end)
+                check_columns(schema, table.schema, "tokenize", f" in {task.source}")
+                parts.append(table)
+                tokens += sum(len(one_chunk(table.column(name)).flatten()) for name in ids)
+                file.advance(end - begin)
+                if table.nbytes < PIECE_BYTES // 2 and end < stop:
+                    step = min(2 * step, PIECE_ROWS)
+                elif table.nbytes > PIECE_BYTES:
+                    step = max(step // 2, 1)
+                begin = end
+            group = pa.concat_tables(parts)
+            writer.write(group, rows)
+            rows += len(group)
+    return FileInfo(rows, writer.columns, notes={"tokens": tokens, "source": task.source_name})
+
+
+def rows_of(plan: Plan, reader: Reader, block: int, begin: int, end: int) -> pa.Table:
+    """What the stages make of rows of a block, as a table of these alone."""
+    inputs = plan.inputs
+    ids = int(inputs.blocks.firsts[block]) + np.arange(begin, end, dtype=np.int64)
+    try:
+        data = read_rows(inputs.listed, reader, block, begin, end)
+        made = put_through(plan.chain.steps, Block(data, ids, epoch=0))
+        return compact(decoded(table_of(made.data, CALLER)).replace_schema_metadata())
+    except Exception as error:
+        say_where(error, plan.inputs.place_of)
+        raise
+
+
+def first_rows(plan: Plan) -> pa.Table:
+    source: Any = plan.inputs.source
+    blocks = plan.inputs.blocks
+    there = np.flatnonzero(blocks.lengths)
+    if not len(there):
+        raise DataError(
+            f"{CALLER}: {plan.chain.opener} has no rows, and nothing is written: check which files are named"
+        )
+    block = int(there[0])
+    begin, length = int(blocks.begins[block]), int(blocks.lengths[block])
+    with closing(source.reader()) as reader:
+        return rows_of(plan, reader, block, begin, begin + min(FIRST_ROWS, length))
+
+
+#: The stages that make ids, by their names in a manifest.
+MAKERS: dict[str, Any] = {"tokenize": Tokenize, "chat_template": ChatTemplate}
+
+
+def tokenized_rows(
+    rows: Pipeline,
+    tokenizer: Any,
+    columns: Sequence[str],
+    *,
+    caller: str,
+    made_by: Mapping[str, Mapping[str, Any]],
+    on_error: OnError | None = None,
+) -> Pipeline | None:
+    """Rows of token ids with the tokenizer that made them; None where the files are not of ``tokenize``."""
+    source = Plan.of(rows.stages, quiet=True).inputs.source
+    if not isinstance(source, FileBlocks) or source.schema is None:
+        return None
+    folders = _folders(source)
+    about: Any = next(filter(None, folders.values()), None)
+    if about is None:
+        return None
+    stages = about["pipeline"]["stages"]
+    for folder, manifest in folders.items():
+        if manifest is None or manifest["pipeline"]["stages"] != stages:
+            raise ConfigError(
+                f"{caller}: {folder} and {next(iter(folders))} were not tokenized by the same pipeline: "
+                "give files of one",
+                path=folder,
+            )
+    lacking = [name for name in columns if name not in source.schema.names]
+    if lacking:
+        raise SchemaError(
+            f"{caller} needs a column {lacking[0]!r}, and the files that were tokenized have "
+            f"{source.schema.names}: tokenize them for this recipe, trainpipes tokenize ... --recipe "
+            f"{caller}",
+            stage=caller,
+        )
+    for stage in stages:
+        if stage["stage"] in made_by and "tokenizer" in stage:
+            _check(caller, stage, tokenizer, made_by[stage["stage"]])
+    return rows.then(TokenizedBy(tokenizer, about["tokenized"]["ids"], on_error=on_error))
+
+
+def _check(
+    caller: str, saved: Mapping[str, Any], tokenizer: Any, options: Mapping[str, Any]
+) -> None:
+    """Raise ConfigError for the first option that differs; one of ``...`` may be anything but None."""
+    given = {name: value for name, value in options.items() if value is not ...}
+    now = {"tokenizer": load(tokenizer).fingerprint()}
+    if saved["tokenizer"] == json.loads(json.dumps(now["tokenizer"])):
+        now = MAKERS[saved["stage"]](tokenizer, **given).identity()
+    now = json.loads(json.dumps(now))
+    for name in ("tokenizer", *options):
+        before, present = saved.get(name), now.get(name)
+        if options.get(name) is ...:
+            if before is None:
+                raise ConfigError(
+                    f"{caller}: the files were tokenized without {name}, for another recipe: tokenize the "
+                    "texts for this one"
+                )
+        elif before != present:
+            raise ConfigError(
+                f"{caller}({name}): the files were tokenized with {said(before)}, and now it is "
+                f"{said(present)}: give the same, or tokenize the texts again"
+            )
+
+
+def _folders(source: FileBlocks) -> dict[str, dict[str, Any] | None]:
+    """What is said of the files in each folder; None of those that ``tokenize`` has not written."""
+    abouts: dict[str, dict[str, Any] | None] = {}
+    files = source.files
+    for number, (name, path) in enumerate(zip(files.names, files.paths, strict=True)):
+        folder = str(name).rpartition("/")[0]
+        if folder in abouts:
+            continue
+        place = Place(folder, "tokenize", files.system(number), str(path).rpartition("/")[0])
+        abouts[folder] = _about(place, MANIFEST)
+        if abouts[folder] is None and _about(place, ABOUT):
+            raise ConfigError(
+                f"{folder} is not finished: some of its files are still to be made; tokenize again, which "
+                "goes on where it was",
+                path=folder,
+            )
+    return abouts
+
+
+def _about(place: Place, name: str) -> dict[str, Any] | None:
+    about: Any = None
+    with suppress(OSError, ValueError, RecursionError):
+        about = json.loads(place.read(name))
+    ours = isinstance(about, dict) and {"tokenized", "pipeline"} <= about.keys()
+    return about if ours else None
+
 
 #: Bytes of an input file after which another output file begins.
 FILE_BYTES = 256 << 20

@@ -14,8 +14,7 @@ from trainpipes._internal.activity import count
 from trainpipes._internal.types import IntArray
 from trainpipes.cache import kept_file
 from trainpipes.cache.entries import LOCK, ROWS, SCHEMAS, folder, path_of
-from trainpipes.cache.kept_file import locked
-from trainpipes.cache.store import Store
+from trainpipes.cache.kept_file import Store, locked
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import join_payloads

@@ -17,7 +17,7 @@ from trainpipes.interfaces.stage import made_once
 from trainpipes.stages.columns import row_table
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.chat import Chat, Written, messages_of, tools_of
-from trainpipes.tokenizers.ragged import Ragged, assemble
+from trainpipes.tokenizers.engine import Ragged, assemble
 
 
 class ChatTemplate(Tokenizes, takes="columns"):

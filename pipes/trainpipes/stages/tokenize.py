@@ -26,8 +26,7 @@ from trainpipes.stages.targets import WereCut
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers import text_columns
 from trainpipes.tokenizers.adapters import Function
-from trainpipes.tokenizers.engine import Affixes, Pair
-from trainpipes.tokenizers.ragged import Ragged, assemble
+from trainpipes.tokenizers.engine import Affixes, Pair, Ragged, assemble
 
 
 def end_token(value: Any, option: str) -> None:

@@ -17,11 +17,9 @@ from trainpipes.interfaces.read_columns import cells, lists_of, names_of, read
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
 from trainpipes.stages.targets import TargetStage, have_target
-from trainpipes.tokenizers.adapters import Function
-from trainpipes.tokenizers.engine import TokenizerEngine
-from trainpipes.tokenizers.load import load
+from trainpipes.tokenizers.adapters import Function, load
+from trainpipes.tokenizers.engine import Ragged, TokenizerEngine
 from trainpipes.tokenizers.parallelism import take_turns
-from trainpipes.tokenizers.ragged import Ragged
 
 #: Rows whose labels are looked at in a process where nobody asks for it.
 LOOKED_AT = 1 << 16

@@ -17,9 +17,8 @@ import numpy.typing as npt
 from trainpipes._internal.checks import need, require, wrong
 from trainpipes._internal.locks import ForkLock
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.tokenizers.engine import Loaded, digest
-from trainpipes.tokenizers.load import auto_tokenizer, is_hub_name
-from trainpipes.tokenizers.ragged import Ragged
+from trainpipes.tokenizers.adapters import auto_tokenizer, is_hub_name
+from trainpipes.tokenizers.engine import Loaded, Ragged, digest
 
 #: What a template marks the assistant's part with, for transformers.
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")

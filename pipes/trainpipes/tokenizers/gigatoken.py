@@ -22,7 +22,7 @@ from trainpipes.columns.arrays import apart, to_arrow, to_numpy
 from trainpipes.errors import ConfigError
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import cut
-from trainpipes.tokenizers.ragged import Ragged
+from trainpipes.tokenizers.engine import Ragged
 
 #: Bytes of text after which the engine is made anew. It keeps every word that it has ever seen: some
 #: 10 MiB of them in so much prose or code, where words are random letters up to 60 bytes for each.

@@ -18,10 +18,18 @@ from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.tokenizers.engine import Affixes, Pair, Special, TokenizerEngine, digest, read
+from trainpipes.tokenizers.engine import (
+    Affixes,
+    Pair,
+    Ragged,
+    Special,
+    TokenizerEngine,
+    assemble,
+    digest,
+    read,
+)
 from trainpipes.tokenizers.gigatoken import EVERY, Checked, Gigatoken, why_not
 from trainpipes.tokenizers.parallelism import settle
-from trainpipes.tokenizers.ragged import Ragged, assemble
 
 #: Names that end a text in published tokenizers.
 ENDS = ("</s>", "<|endoftext|>", "<eos>", "<|im_end|>", "<|end_of_text|>", "<|eos|>", "[EOS]")

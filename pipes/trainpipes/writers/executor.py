@@ -23,7 +23,7 @@ from trainpipes._internal.pool import Future, Pool
 from trainpipes.engine.calling.process_map import preload
 from trainpipes.errors import ConfigError, WorkerError
 from trainpipes.errors.text import how_ended
-from trainpipes.filesystems.output_file import TaskStopped, set_stop_check
+from trainpipes.filesystems.places import TaskStopped, set_stop_check
 from trainpipes.tokenizers.parallelism import VARIABLE
 
 T = TypeVar("T")

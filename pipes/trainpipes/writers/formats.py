@@ -16,12 +16,12 @@ from trainpipes.columns.arrays import holds, is_text
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.engine.record import Record
 from trainpipes.errors import DataError, SchemaError
-from trainpipes.filesystems.output_file import OutputFile
+from trainpipes.filesystems.places import OutputFile
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.interfaces.options import either
+from trainpipes.writers.epoch_rows import compact
 from trainpipes.writers.executor import Executor
 from trainpipes.writers.output_folder import Manifest
-from trainpipes.writers.table_groups import compact
 from trainpipes.writers.write import ANY, Format, Output, write
 
 #: A group's rows and bytes in memory, where its rows are not counted. A row group of Parquet is small enough

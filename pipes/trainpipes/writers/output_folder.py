@@ -33,8 +33,16 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
-from trainpipes.filesystems.output_file import OutputFile
-from trainpipes.filesystems.places import LOCK_NAME, MANIFEST, OURS, WORK, Place, clean_up, place_at
+from trainpipes.filesystems.places import (
+    LOCK_NAME,
+    MANIFEST,
+    OURS,
+    WORK,
+    OutputFile,
+    Place,
+    clean_up,
+    place_at,
+)
 from trainpipes.state.identity import check_identity, first_difference, said, take_over
 from trainpipes.writers.executor import Executor, Threads
 

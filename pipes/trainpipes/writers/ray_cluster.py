@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from trainpipes._internal.checks import flag, need, require
 from trainpipes.errors import ConfigError, UnreachableError, WorkerError
-from trainpipes.filesystems.output_file import TaskStopped, set_stop_check
+from trainpipes.filesystems.places import TaskStopped, set_stop_check
 from trainpipes.version import __version__
 from trainpipes.writers.executor import feed, portable, refuse_memory, use_threads
 

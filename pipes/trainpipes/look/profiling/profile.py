@@ -18,18 +18,30 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from trainpipes._internal import activity
-from trainpipes._internal.activity_report import folder_of, reported
-from trainpipes._internal.activity_sampler import ITERATES, SYSTEM, TICK, ActivitySampler, Counts
+from trainpipes._internal.activity_sampler import (
+    ITERATES,
+    SYSTEM,
+    TICK,
+    ActivitySampler,
+    Counts,
+    folder_of,
+    reported,
+)
 from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.table import table
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.errors import ConfigError, TrainpipesError
-from trainpipes.filesystems.output_file import writing
+from trainpipes.filesystems.places import writing
 from trainpipes.interfaces.hints import instead
-from trainpipes.look.profiling.facts import busy_seconds, cpu_of, facts_of, parts_of
-from trainpipes.look.profiling.measured import Facts, Measured
-from trainpipes.look.profiling.page import page
-from trainpipes.look.profiling.text import CALLED, lines
+from trainpipes.look.profiling.facts import (
+    Facts,
+    Measured,
+    busy_seconds,
+    cpu_of,
+    facts_of,
+    parts_of,
+)
+from trainpipes.look.profiling.page import CALLED, lines, page
 from trainpipes.look.profiling.verdict import Verdict, verdict
 from trainpipes.look.show import html_of
 from trainpipes.look.shuffle_quality import order_quality

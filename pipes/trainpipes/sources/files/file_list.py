@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainpipes._internal.types import IntArray
-from trainpipes.cache.store import Store
+from trainpipes.cache.kept_file import Store
 from trainpipes.errors.secrets import kept_name, known_name
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.filesystems.systems import is_local

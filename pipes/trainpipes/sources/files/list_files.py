@@ -11,7 +11,7 @@ import numpy as np
 
 from trainpipes._internal.checks import byte_count, local_path, require, several
 from trainpipes.cache import entries
-from trainpipes.cache.store import Store
+from trainpipes.cache.kept_file import Store
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.errors.secrets import hidden
 from trainpipes.filesystems.retry import Requests, Retry
