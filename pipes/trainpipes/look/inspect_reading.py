@@ -36,8 +36,7 @@ from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.quarantine import PLACES
 from trainpipes.interfaces.source import Place, RowSource
 from trainpipes.interfaces.stage import snake_case
-from trainpipes.sources.arrow.read_arrow import ReadArrow
-from trainpipes.sources.arrow.saved_dataset import saved_files
+from trainpipes.sources.arrow.read_arrow import ReadArrow, saved_files
 from trainpipes.sources.files.bad_rows import BAD, separate
 from trainpipes.sources.files.each_file import each_file, reason
 from trainpipes.sources.files.file_list import FileList
