@@ -494,7 +494,7 @@ def test_a_source_of_datasets_has_what_is_overridden() -> None:
     assert pipeline_of(datasets.Dataset.from_dict({"n": [1]}).to_iterable_dataset()) is None
 
 
-@private("datasets", "_data_files", "saved_dataset.py")
+@private("datasets", "_data_files", "read_arrow.py")
 def test_a_saved_dataset_names_its_files(tmp_path: Path) -> None:
     """Read_arrow() reads the files that save_to_disk() wrote, and no others."""
     import datasets
