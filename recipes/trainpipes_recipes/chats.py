@@ -116,16 +116,16 @@ class CheckedRows(tp.RowStage, asks_inputs=True):
         return {**row, self.column: None}
 
     def process(self, run: Run) -> Run:
-        checked = super().process(run)
+        made = super().process(run)
         if leaves_out(self.on_error):
-            rows, given = checked.block.rows(), run.block
+            rows, given = made.block.rows(), run.block
             gone = np.array([row[self.column] is None for row in rows], dtype=np.int64)
 
             def error_of(n: int) -> str | None:
                 return self._looked_at(given.slice(n, n + 1).rows()[0])[1]
 
             self._left_out.drop(given, gone, error_of)
-        return checked
+        return made
 
     def _looked_at(self, row: Any) -> tuple[Any, str | None]:
         """A row in one layout, and what is wrong with it."""

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from ranks import Meeting
 from trainpipes.engine.iterating import lookahead
+from trainpipes.loader.steps import take_steps
 
 ROWS = 103
 #: Of each rank the steps that it was given, each a list of batches.
@@ -259,6 +260,20 @@ def test_ranks_exchange_gradients_for_the_last_batch_of_a_step(kind: Any) -> Non
     assert found == [(n, n % 3 < 2, n % 3 == 2) for n in range(6)]
 
 
+def test_a_loop_within_the_loop_over_a_step_moves_nothing() -> None:
+    step = next(iter(tp.steps(tp.Loader(tp.from_dataset(range(6)).batch(1)), batches=3)))
+    found = []
+    for _ in step:
+        assert sum(len(batch) for batch in step) == 3
+        assert next(iter(step)) == [0]
+        found.append(step.is_last())
+        if len(found) == 3:
+            break
+    assert found == [False, False, True]
+    with pytest.raises(tp.ConfigError, match="in a loop over the step's batches"):
+        step.is_last()
+
+
 def test_a_model_on_one_device_is_left_alone() -> None:
     model = torch.nn.Linear(1, 1)
     step = next(iter(tp.steps(tp.Loader(tp.from_dataset(range(6)).batch(1)), batches=3)))
@@ -293,6 +308,9 @@ def test_bad_options_are_refused(ranks: int, options: dict[str, Any], words: str
 
 
 def test_what_has_no_steps_is_refused() -> None:
+    other: Any = torch.utils.data.DataLoader([1, 2])
+    with pytest.raises(tp.ConfigError, match=r"a Loader, got .*; write steps\(trainpipes.Loader"):
+        tp.steps(other, batches=2)
     pipe: Any = numbers().batch(1)
     with pytest.raises(tp.ConfigError, match=r"write steps\(trainpipes.Loader\(pipe\)"):
         tp.steps(pipe, batches=2)
@@ -316,3 +334,13 @@ def test_an_epoch_without_a_whole_step_is_warned_of(
         assert not list(tp.steps(loader, batches=8))
         assert "of 3 batches (100.0%) are left out: steps end" in caplog.text
     assert loader.state_dict()["epoch"] == 1
+
+
+def test_a_trainers_option_is_left_out_or_right() -> None:
+    loader = tp.Loader(numbers().batch(1).distributed(rank=0, world_size=2))
+    for accumulated, is_read in ((1, False), (4, False), (4, True)):
+        assert take_steps(loader, 8, "option", accumulated, is_read) == 4
+    with pytest.raises(tp.ConfigError, match=r"option must be 4 .*, got 3; leave it out"):
+        take_steps(loader, 8, "option", 3)
+    with pytest.raises(tp.ConfigError, match=r"got 1; write that number, which DeepSpeed reads"):
+        take_steps(loader, 8, "option", 1, is_read=True)

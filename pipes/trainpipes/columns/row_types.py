@@ -320,8 +320,8 @@ def written(schema: pa.Schema) -> str:
 
 
 def _fields(fields: Iterable[pa.Field]) -> str:
-    written = [f"({json.dumps(field.name)}, {_type(field.type)})" for field in fields]
-    return f"[{', '.join(written)}]"
+    texts = [f"({json.dumps(field.name)}, {_type(field.type)})" for field in fields]
+    return f"[{', '.join(texts)}]"
 
 
 def _type(kind: pa.DataType) -> str:

@@ -156,7 +156,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         most, total = max(rows), sum(rows)
         if any(lacking for _, lacking in everyone):  # fewer batches than ranks
             shown = None if batch is None else send_to_device(batch, "cpu")
-            before = next(batch_of for batch_of in gather_object([shown]) if batch_of is not None)
+            before = next(other for other in gather_object([shown]) if other is not None)
         good = rows == [max(0, min(most, total - most * rank)) for rank in range(len(rows))]
         rule = "of full batches on the first ranks (rows of each)"
         way = "resume an evaluation on as many processes, or start it anew"

@@ -212,9 +212,8 @@ def cells(block: Block, name: str, caller: Stage) -> Any:
 
 
 def names_of(block: Block, caller: Stage) -> list[str]:
-    data: Any = (
-        block.within if block.has_columns else block.data
-    )  # rows of a table are not gathered
+    # Rows of a table are not gathered for its names.
+    data: Any = block.within if block.has_columns else block.data
     if isinstance(data, pa.Table):
         return list(data.column_names)
     if isinstance(data, TensorRows) and data.names is None:

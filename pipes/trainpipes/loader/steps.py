@@ -12,7 +12,6 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.loader import Loader
 from trainpipes.order.layout import slots_before
-from trainpipes.pipeline.chain import Pipeline
 
 
 class Step(list[Any]):
@@ -30,9 +29,12 @@ class Step(list[Any]):
         self._at: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        for self._at, batch in enumerate(super().__iter__()):
-            yield batch
-        self._at = None
+        outer = self._at  # of a loop around this one
+        try:
+            for self._at, batch in enumerate(super().__iter__()):
+                yield batch
+        finally:
+            self._at = outer
 
     def is_last(self) -> bool:
         """Whether the batch at hand, in a loop over this step, is its last one on this rank.
@@ -85,9 +87,7 @@ class Steps:
 
     def __init__(self, loader: Loader, batches: int, uneven: bool = False) -> None:
         way = "write steps(trainpipes.Loader(pipe), batches=...)"
-        is_pipeline = isinstance(loader, Pipeline)
-        good = isinstance(loader, Loader)
-        require(good, "steps(loader)", "a Loader", loader, way if is_pipeline else "")
+        require(isinstance(loader, Loader), "steps(loader)", "a Loader", loader, way)
         self.loader = loader
         self.batches = whole_number(batches, 1, "steps(batches)", "batches of a step of all ranks")
         self.uneven = flag(uneven, "steps(uneven)")
@@ -173,12 +173,15 @@ def sharing(
     return rank, world
 
 
-def take_steps(loader: Loader, global_batches: Any, option: str, accumulated: int) -> int:
+def take_steps(
+    loader: Loader, global_batches: Any, option: str, accumulated: int, is_read: bool = False
+) -> int:
     """Let all passes of a loader have whole steps of so many batches over all ranks, as a trainer takes them.
 
     Args:
         option: of the trainer, which says how many batches a rank accumulates.
         accumulated: its value; 1 if it was left out.
+        is_read: whether DeepSpeed has read it, so that it must be given.
 
     Returns:
         What the option is to be.
@@ -187,7 +190,9 @@ def take_steps(loader: Loader, global_batches: Any, option: str, accumulated: in
     world = sharing(loader, batches, "global_batches")[1]
     own = batches // world
     rule = f"{own} for global_batches={batches} on {world} ranks"
-    require(accumulated in (1, own), option, rule, accumulated, "leave it out")
+    way = "write that number, which DeepSpeed reads first" if is_read else "leave it out"
+    good = accumulated == own or (accumulated == 1 and not is_read)
+    require(good, option, rule, accumulated, way)
     loader._step = batches
     return own
 

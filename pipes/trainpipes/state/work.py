@@ -201,7 +201,7 @@ def read_work(state: Any) -> WorkState:
     identity, check = unsealed(pipeline) if isinstance(pipeline, str) else ("", None)
     if check is None or check != checksum(identity, *common) or not isinstance(retired, str):
         raise StateError(f"pipeline: its checksum does not fit {', '.join(names)}; {_EDITED}")
-    _, first, shards, step = (int(field) for field in common if field is not None)
+    _, first, shards, step = (int(number) for number in common if number is not None)
     classes = {}
     for key, value in state.items():
         if not key.startswith("work-"):

@@ -105,17 +105,11 @@ class TrainingLoader:
         changes = any(isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks)
         rule = f"as global_batches={global_batches} sets it"
         require(not changes, option, rule, "one that changes", way)
-        before = trainer.accumulate_grad_batches
-        own = take_steps(self.loader, global_batches, option, before)
-        way = f"write Trainer(accumulate_grad_batches={own}), which DeepSpeed reads first"
-        good = own == before or not isinstance(trainer.strategy, DeepSpeedStrategy)
-        require(good, option, f"{own} for global_batches={global_batches}", before, way)
-        limit, rule = (
-            trainer.limit_train_batches,
-            f"divisible by the {own} batches of a step on a rank",
-        )
-        good = isinstance(limit, float) or limit % own == 0
-        require(good, "limit_train_batches", rule, limit)
+        before, limit = trainer.accumulate_grad_batches, trainer.limit_train_batches
+        is_read = isinstance(trainer.strategy, DeepSpeedStrategy)
+        own = take_steps(self.loader, global_batches, option, before, is_read)
+        rule = f"divisible by the {own} batches of a step on a rank"
+        require(isinstance(limit, float) or limit % own == 0, "limit_train_batches", rule, limit)
         trainer.accumulate_grad_batches = own
 
     def resume(self, state: dict[str, Any], allow_changes: Collection[str]) -> None:

@@ -110,12 +110,10 @@ class PipelineTrainerMixin(Base):
     def _take_steps(self, loader: Loader) -> None:
         if self._global_batches is not None:
             args, option = self.args, "gradient_accumulation_steps"
-            before = args.gradient_accumulation_steps
-            own = take_steps(loader, self._global_batches, option, before)
-            way = f"write TrainingArguments(gradient_accumulation_steps={own}), which DeepSpeed reads first"
-            rule = f"{own} for global_batches={self._global_batches}"
-            require(own == before or not args.deepspeed, option, rule, before, way)
-            args.gradient_accumulation_steps = own
+            before, is_read = args.gradient_accumulation_steps, bool(args.deepspeed)
+            args.gradient_accumulation_steps = take_steps(
+                loader, self._global_batches, option, before, is_read
+            )
 
     def _times(self) -> int:
         """How often training takes each batch, one time after the other."""

@@ -24,7 +24,7 @@ CALLED = {
 }  # fmt: skip
 
 
-def lines(facts: Facts, m: Measured) -> Iterator[tuple[str, str]]:
+def text_lines(facts: Facts, m: Measured) -> Iterator[tuple[str, str]]:
     """The text of a profile: labels, and what they say."""
     decided = verdict(facts, m)
     whose = "the trainer" if decided.bound in ("trainer", "padding") else "the pipeline"
@@ -247,8 +247,8 @@ def page(
         shuffle: how well rows are mixed, as text, or "".
         rows: the first rows, as HTML within ``pre``, or "".
     """
-    verdict = next((text for label, text in lines if label == "verdict"), "A run")
-    body = [f"<h1>{escape(verdict)}</h1>", _table(lines), *_over_time(series, called)]
+    headline = next((text for label, text in lines if label == "verdict"), "A run")
+    body = [f"<h1>{escape(headline)}</h1>", _table(lines), *_over_time(series, called)]
     if lengths:
         body += ["<h2>Tokens of a row</h2>", bars("Tokens of a row", _binned(lengths), "")]
     if shuffle:

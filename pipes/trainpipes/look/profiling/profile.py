@@ -41,7 +41,7 @@ from trainpipes.look.profiling.facts import (
     facts_of,
     parts_of,
 )
-from trainpipes.look.profiling.page import CALLED, lines, page
+from trainpipes.look.profiling.page import CALLED, page, text_lines
 from trainpipes.look.profiling.verdict import Verdict, verdict
 from trainpipes.look.show import html_of
 from trainpipes.look.shuffle_quality import order_quality
@@ -352,7 +352,7 @@ class Profile:
 
     def lines(self) -> list[tuple[str, str]]:
         """The text, as label and text."""
-        return list(lines(self._facts, self.measured))
+        return list(text_lines(self._facts, self.measured))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a page to look at: an HTML file that needs no other.

@@ -110,7 +110,7 @@ def _by_exact_name(folders: Folders, path: str) -> tuple[Entry | None, dict[str,
 def _walk(
     folders: Folders, wanted: Wanted, requests: Requests, known: dict[str, list[Entry]]
 ) -> Found:
-    reported: Found = {}
+    listed: Found = {}
     marks: set[str] = set()
     in_whole: dict[str, list[str]] = {}  # files by the folder that was named or matched
     level: list[tuple[str, frozenset[int], str | None]] = [(wanted.root, wanted.start(), None)]
@@ -128,7 +128,7 @@ def _walk(
 
     with Progress("listing", None, "files") as progress:
         while level:
-            below, so_far = [], len(reported)
+            below, so_far = [], len(listed)
             for step, inside in zip(level, requests.map(entries, level, folders.many), strict=True):
                 above = len(names_in(step[0]))
                 for entry in inside:
@@ -147,17 +147,17 @@ def _walk(
                     if entry.is_folder and reached and names:
                         below.append((entry.path, reached, whole))
                     elif not entry.is_folder and names and wanted.holds(reached, entry.path):
-                        reported[entry.path] = folders.reported(entry)
+                        listed[entry.path] = folders.reported(entry)
                         if whole is not None:
                             in_whole.setdefault(whole, []).append(entry.path)
-            progress.advance(len(reported) - so_far)
+            progress.advance(len(listed) - so_far)
             level = below
     for folder, files in in_whole.items():
         check_outputs(folder, files, marks)
     _check_manifests(
-        folders, wanted, reported, [mark for mark in marks if mark.endswith(f"/{MANIFEST}")]
+        folders, wanted, listed, [mark for mark in marks if mark.endswith(f"/{MANIFEST}")]
     )
-    return reported
+    return listed
 
 
 def _check_manifests(

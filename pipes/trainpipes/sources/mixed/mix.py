@@ -160,8 +160,8 @@ class Mix(MixingSource):
     @cached_property
     def gives(self) -> Gives:
         """What is mixed. Raises ConfigError where it is not the same of all sources."""
-        kinds = {name: _gives(pipeline.stages) for name, pipeline in self.sources.items()}
-        (first, gives), *others = kinds.items()
+        given_by = {name: _gives(pipeline.stages) for name, pipeline in self.sources.items()}
+        (first, gives), *others = given_by.items()
         for name, other in others:
             if other is not gives:
                 raise ConfigError(
