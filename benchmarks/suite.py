@@ -9,7 +9,6 @@ See benchmarks/README.md.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -27,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import environments
-from benchmarks.alone import NEEDS
 from benchmarks.contestants import ENTRIES, ENVIRONMENTS
 from benchmarks.corpus import make
 from benchmarks.jobs import JOBS, job
@@ -36,7 +34,7 @@ from benchmarks.processes import pss
 from benchmarks.report import write
 from benchmarks.settings import SETTINGS, Settings
 
-__all__ = ["main"]
+__all__ = ["ROOT", "Suite"]
 
 ROOT = Path(__file__).parent.parent
 #: Seconds between two looks at a process's memory.
@@ -212,39 +210,3 @@ class Suite:
     @staticmethod
     def tell(text: str) -> None:
         print(f"\r{text:<100}", end="", file=sys.stderr, flush=True)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
-    parser.add_argument("--quick", action="store_true", help="a few minutes; the default")
-    parser.add_argument("--full", action="store_true", help="what results are quoted from")
-    parser.add_argument(
-        "--check", action="store_true", help="a few minutes: does what README and docs promise hold"
-    )
-    parser.add_argument("--install", action="store_true", help="install what peers need, first")
-    parser.add_argument("--jobs", nargs="+", default=[], choices=JOBS, metavar="NAME")
-    parser.add_argument("--only", nargs="+", default=[], choices=list(ENTRIES), metavar="NAME")
-    parser.add_argument("--repeats", type=int, help="runs of each cell; 3 quick, 5 full")
-    parser.add_argument("--folder", type=Path, default=Path("build/benchmarks"))
-    args = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # children are ended on the way out
-    folder = args.folder.absolute()
-    if args.install:
-        for name in sorted(NEEDS.values()) if args.check else ENVIRONMENTS:
-            Suite.tell(f"installing {name}")
-            error = environments.install(folder / "environments", name)
-            if error:
-                Suite.tell(f"{name}: {error}\n")
-    if args.check:
-        from benchmarks.check import check  # which runs this suite
-
-        sys.exit(1 if check(folder) else 0)
-    suite = Suite("full" if args.full else "quick", folder, args.jobs, args.only, args.repeats)
-    suite.load = os.getloadavg()  # type: ignore[attr-defined]
-    suite.run()
-    print((suite.results / "results.md").read_text())
-    print(f"{suite.results}/results.md, results.json and pictures")
