@@ -10,7 +10,7 @@ import pytest
 from trainpipes._internal.activity import BYTES, SENDING, TURN, UNROLL
 from trainpipes._internal.activity_sampler import Counts
 from trainpipes.look.profiling.facts import Facts, Measured, StageFacts
-from trainpipes.look.profiling.page import lines
+from trainpipes.look.profiling.page import text_lines
 from trainpipes.look.profiling.verdict import Verdict, verdict
 
 PARQUET = StageFacts("read_parquet()", "read_parquet")
@@ -247,7 +247,7 @@ def test_a_kept_tokenizer_is_not_to_be_kept() -> None:
 
 def test_a_run_that_is_over_soon_after_its_first_batch_does_not_name_a_bound() -> None:
     ends = {
-        first: dict(lines(facts(), Measured(1.0, first, first)))["waiting"] for first in (0.4, 0.9)
+        first: dict(text_lines(facts(), Measured(1.0, first, first)))["waiting"] for first in (0.4, 0.9)
     }
     assert ends[0.4].endswith("40% of 1.0 s: the trainer bounds this run")
     assert "most of it before the first batch" in ends[0.9]
@@ -271,5 +271,5 @@ SHUFFLE = StageFacts("shuffle(9)", "shuffle")
 def test_waiting_for_the_longest_batch_is_said_where_one_rank_can_know(
     run: Facts, sizes: dict[int, int], said: str | None
 ) -> None:
-    text = dict(lines(run, Measured(1.0, 0.0, sizes=sizes))).get("ranks")
+    text = dict(text_lines(run, Measured(1.0, 0.0, sizes=sizes))).get("ranks")
     assert text is None if said is None else said in str(text)

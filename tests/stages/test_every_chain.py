@@ -33,7 +33,10 @@ def test_there_are_forty_at_least() -> None:
 
 
 @pytest.mark.filterwarnings(
-    "ignore:.*do not divide num_shards", "ignore:.*columns that", "ignore:mix.*never ends"
+    "ignore:.*do not divide num_shards",
+    "ignore:.*columns that",
+    "ignore:mix.*never ends",
+    "ignore:.*hardly moves",
 )
 @given(st.integers(0, 2**32))
 @examples(300, often=20, shrink=False)
