@@ -25,6 +25,7 @@ def chat(
     max_length: int = 2048,
     packed: bool = False,
     batch_size: int = 8,
+    balance: int | None = None,
     buffer_size: int = 40_960,
     seed: int = 0,
     num_shards: int = 24,
@@ -95,4 +96,7 @@ def chat(
         ).select("input_ids", "labels")  # fmt: skip
     rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
     length = max_length if packed else None
-    return given.batches(rows, batch_size, drop_last=train and drop_last, packed=length, seed=seed)
+    return given.batches(
+        rows, batch_size, drop_last=train and drop_last, packed=length, seed=seed,
+        balance=balance if train else None,
+    )  # fmt: skip

@@ -32,7 +32,7 @@ from trainpipes.sources.files.file_reader import one_reader
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",
-    "Input", "OnBadRow", "OnError", "documented", "with_context",
+    "Input", "OnBadRow", "OnError", "balanced", "documented", "with_context",
 ]  # fmt: skip
 
 log = logging.getLogger("trainpipes")
@@ -78,6 +78,8 @@ COMMON = {
     "tokenizer": 'as in ``tokenize``: a name on the Hugging Face hub, a path, "bytes", an object.',
     "train": "False to evaluate: every row once, in file order; ranks may end a step apart.",
     "batch_size": "rows in a batch.",
+    "balance": "to train, give batches of about the same cost to all ranks of a step: so many batches of a "
+    "shard are sorted together, 64 for instance. See ``Pipeline.balance``.",
     "buffer_size": "the fewest rows that the shuffle mixes with each other.",
     "seed": "for the order of rows.",
     "num_shards": "a multiple of every number of ranks that the run may have.",
@@ -318,13 +320,20 @@ class Input:
         return rows
 
     def batches(
-        self, rows: tp.Pipeline, batch_size: int, *, drop_last: bool, packed: int | None, seed: int
-    ) -> tp.Pipeline:
+        self, rows: tp.Pipeline, batch_size: int, *, drop_last: bool, packed: int | None, seed: int,
+        balance: int | None,
+    ) -> tp.Pipeline:  # fmt: skip
         """Padded batches of rows of token ids, or of rows packed to so many tokens."""
         if packed is None:
-            return rows.batch(batch_size, drop_last=drop_last).pad_collate()
+            return balanced(rows.batch(batch_size, drop_last=drop_last), balance).pad_collate()
         # Each shard packs its own, and keeps what is left; all rows were looked at.
-        return rows.pack(packed, seed=seed, on_error="keep").batch(batch_size).pad_collate()
+        batches = rows.pack(packed, seed=seed, on_error="keep").batch(batch_size)
+        return balanced(batches, balance).pad_collate()
+
+
+def balanced(batches: tp.Pipeline, window: int | None, **options: Any) -> tp.Pipeline:
+    """Batches in an order in which those of a step cost about the same, if a window is given."""
+    return batches if window is None else batches.balance(window, **options)
 
 
 def with_context(rows: tp.Pipeline, prompt: str, context: str) -> tp.Pipeline:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from trainpipes import Pipeline
-from trainpipes_recipes.inputs import TEXTS, Input, OnError, documented
+from trainpipes_recipes.inputs import TEXTS, Input, OnError, balanced, documented
 
 __all__ = ["pretrain"]
 
@@ -22,6 +22,7 @@ def pretrain(
     method: Literal["concat", "first_fit", "best_fit"] = "best_fit",
     pack_buffer_size: int = 1024,
     batch_size: int = 8,
+    balance: int | None = None,
     epochs: int | None = None,
     buffer_size: int = 40_960,
     seed: int = 0,
@@ -67,4 +68,4 @@ def pretrain(
     rows = given.arrange(rows, train, buffer_size, seed, num_shards, cache)
     rows = rows.repeat(epochs if train else 1)
     rows = rows.pack(max_length, method=method, buffer_size=pack_buffer_size, seed=seed)
-    return rows.batch(batch_size).pad_collate()
+    return balanced(rows.batch(batch_size), balance if train else None).pad_collate()

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainpipes import Pipeline
-from trainpipes_recipes.inputs import CONVERSATIONS, PAIRS, Input, OnBadRow, documented
+from trainpipes_recipes.inputs import CONVERSATIONS, PAIRS, Input, OnBadRow, balanced, documented
 from trainpipes_recipes.vision import Processor
 from trainpipes_recipes.vision_pack import PackBatches
 from trainpipes_recipes.vision_rows import VisionBatches, VisionRows
@@ -32,6 +32,7 @@ def vision_chat(
     packed: bool = False,
     max_tokens: int | None = None,
     batch_size: int = 8,
+    balance: int | None = None,
     buffer_size: int = 1024,
     seed: int = 0,
     num_shards: int = 24,
@@ -77,7 +78,7 @@ def vision_chat(
         storage_options: of the file system of the files, and of pictures at URLs: those of the files'
             own scheme ("s3://"), or all where files are on disk.
         max_tokens: instead of ``batch_size``: the most tokens in a batch, rows x longest row. Rows
-            of about one length come together.
+            of about one length come together, and ``balance`` is not needed.
         buffer_size: the fewest rows that the shuffle mixes with each other, and the most that are
             packed or sorted by length together; their pictures wait as bytes or paths.
 
@@ -106,13 +107,16 @@ def vision_chat(
             storage_options=storage_options,
         )
     )  # fmt: skip
+    window = balance if train else None
     if packed:
         rows = rows.then(
             PackBatches(max_length, rows=batch_size, buffer_size=buffer_size, seed=seed)
         )
+        rows = balanced(rows, window, column="length", cost="attention")
         return rows.then(VisionBatches(own, max_length=max_length, on_error=on_error))
     if max_tokens is None:
         rows = rows.batch(batch_size, drop_last=train and drop_last)
+        rows = balanced(rows, window, column="length")
     else:
         rows = rows.bucket_by_length(
             max_tokens=max_tokens, column="length", buffer_size=buffer_size, seed=seed

@@ -247,7 +247,8 @@ def test_a_kept_tokenizer_is_not_to_be_kept() -> None:
 
 def test_a_run_that_is_over_soon_after_its_first_batch_does_not_name_a_bound() -> None:
     ends = {
-        first: dict(text_lines(facts(), Measured(1.0, first, first)))["waiting"] for first in (0.4, 0.9)
+        first: dict(text_lines(facts(), Measured(1.0, first, first)))["waiting"]
+        for first in (0.4, 0.9)
     }
     assert ends[0.4].endswith("40% of 1.0 s: the trainer bounds this run")
     assert "most of it before the first batch" in ends[0.9]

@@ -135,6 +135,32 @@ def test_a_processor_that_does_not_count_is_called_for_each_row() -> None:
     assert rows[0] == rows[1]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_balanced_batches_of_a_step_cost_about_the_same_on_all_ranks(packed: bool) -> None:
+    options: dict[str, Any] = {"batch_size": 2, "num_shards": 4, "seed": 1}
+    if packed:
+        options |= {"packed": True, "max_length": 300, "batch_size": 1}
+
+    def costs(**more: Any) -> list[int]:
+        rows = tp.from_dataset(talks(161))
+        pipe = vision_chat(rows, processor_of("qwen2_vl"), **options, **more)
+        if packed:  # where a conversation begins, positions of text begin again
+            starts = [np.flatnonzero(b["position_ids"][0].ravel() == 0).tolist() for b in pipe]
+            return [sum(n * n for n in np.diff([*s, 300]).tolist()) for s in starts]
+        return [batch["input_ids"].numel() for batch in pipe]
+
+    def share_of_longest(costs: list[int]) -> float:
+        steps = np.array(costs[: len(costs) // 4 * 4]).reshape(-1, 4)
+        return float((steps.max(1) / steps.mean(1)).mean())
+
+    assert sorted(costs(balance=8)) == sorted(costs())
+    assert share_of_longest(costs(balance=8)) < share_of_longest(costs()) - 0.05
+    evaluated = vision_chat(
+        tp.from_dataset(talks(161)), processor_of("qwen2_vl"), train=False, balance=8, **options
+    )
+    assert "balance" not in {stage.name for stage in evaluated.stages}
+
+
 def test_batches_of_a_budget_of_tokens_hold_all_rows() -> None:
     pipe = seen(family="qwen2_vl", max_tokens=400, num_shards=2, seed=1, train=True)
     sizes = [tuple(batch["input_ids"].shape) for batch in pipe]

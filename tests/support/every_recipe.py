@@ -162,4 +162,5 @@ EVERY: dict[str, Make] = {
     "vision_chat": lambda f, **o: seen(**o),
     "vision_chat / tokens": lambda f, **o: seen(max_tokens=400, **o),
     "vision_chat / packed": lambda f, **o: seen(packed=True, max_length=300, **o),
+    "vision_chat / balanced": lambda f, **o: seen(packed=True, max_length=300, balance=2, **o),
 }

@@ -142,6 +142,7 @@ def explain(
             for n, s in enumerate(chain.stages)
         ),
         *source_lines,
+        *(("weights" if n == 0 else "", text) for n, text in enumerate(_new_weights(iteration))),
         *([] if "columns" in dict(source_lines) else _column_lines(plan)),
         ("an epoch", _epoch(plan, batches, world_size)),
     ]
@@ -183,6 +184,13 @@ def explain(
         tuple(map(hidden, [*_notes(plan, window, world_size), *_unknown_sizes(plan, processes)])),
         pipeline, iteration, loader,
     )  # fmt: skip
+
+
+def _new_weights(iteration: IterationState) -> Iterator[str]:
+    """Of a mix, where ``set_weights`` has changed them."""
+    for new in iteration.reweighed():
+        shares = ", ".join(f"{name}={weight}" for name, weight in new.weights.items())
+        yield f"set_weights(): from batch {new.batch:,} of the pass on {shares}"
 
 
 def _column_lines(plan: Plan) -> Lines:

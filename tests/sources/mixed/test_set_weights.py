@@ -481,3 +481,16 @@ def test_ranks_agree_on_the_batch_and_train_on_one_sequence(tmp_path: Path) -> N
     steps = len(told[0]["ending"])
     assert [told[m % 2]["ending"][m // 2] for m in range(2 * steps)] == ending[: 2 * steps]
     assert 0 <= len(ending) - 2 * steps < 8
+
+
+def test_explain_says_which_weights_have_been_set() -> None:
+    loader = tp.Loader(batched())
+    assert "weights" not in dict(loader.explain().lines)
+    loader.set_weights({"b": 5, "c": 0}, at_step=13)
+    words = "set_weights(): from batch 13 of the pass on a=1, b=5, c=0"
+    assert dict(loader.explain().lines)["weights"] == words
+    batches = iter(loader)
+    taken(batches, 14)
+    assert dict(loader.explain().lines)["weights"] == words
+    again = resumed(batched(), loader.state_dict())
+    assert dict(again.explain().lines)["weights"] == words

@@ -267,6 +267,12 @@ class IterationState:
         own = reweighed if number == of_pass else carried(reweighed)
         return Position(number, 0, self.plan.chain.num_shards, reweighed=own)
 
+    def reweighed(self) -> Reweighed:
+        """The weights of a mix that have been changed for the pass at hand, or else for the next one."""
+        if self.last is not None and not self.last.ended:
+            return self._reweighed[1]
+        return self.upcoming().reweighed
+
     def reweigh(self, position: Position, goes_on: Consumer | None) -> None:
         """From a position on, the weights of a mix change: ``goes_on`` gives what was left of the last pass,
         or None where none is at hand.
