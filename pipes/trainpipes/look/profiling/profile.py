@@ -250,7 +250,8 @@ class Profile:
                 return
             counts = self._sampler.take()
             self._counts.add(counts)
-            waited, self._exact = self._waited() - self._exact, self._waited()
+            waited_until_now = max(self._exact, self._waited())  # samples may have counted too much
+            waited, self._exact = waited_until_now - self._exact, waited_until_now
             workers = Counts()
             while activity.from_workers:
                 workers.add(activity.from_workers.pop())
