@@ -31,6 +31,7 @@ from benchmarks import (
     samplers,
     scale,
     state,
+    wide,
 )
 from benchmarks.processes import pss
 
@@ -186,6 +187,16 @@ def of_memory(tiny: bool) -> Figures:
     return {"grown": held[7] / held[2]}
 
 
+def of_wide(tiny: bool) -> Figures:
+    rates = wide.rates_of(2_000 if tiny else 400_000, 24 if tiny else 120, 1 if tiny else 3)
+    own, none = rates["ours, 2 threads"], rates["ours, no threads"]
+    return {
+        "of forty lines": own / rates["forty lines"],
+        "of forty lines, no threads": none / rates["forty lines"],
+        "of the scan": own / rates["scan"],
+    }
+
+
 ALONE: dict[str, Callable[[bool], Figures]] = {
     "memmap": of_memmap,
     "samplers": of_samplers,
@@ -201,6 +212,7 @@ ALONE: dict[str, Callable[[bool], Figures]] = {
     "webdataset": of_webdataset,
     "scale": of_scale,
     "map_workers": of_map_workers,
+    "wide": of_wide,
     "images_decode": of_images_decode,
     "memory": of_memory,
 }

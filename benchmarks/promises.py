@@ -53,6 +53,7 @@ SPEED, DATASETS, PACKING, MIXING = (
 STEADY = "benchmarks/jobs/steady.py"
 STATE, SCALE = "benchmarks/state.py", "benchmarks/scale.py"
 COLLATING = "benchmarks/collating.py"
+WIDE = "benchmarks/wide.py"
 FORMATS = "benchmarks/README.md"
 
 PROMISES = (
@@ -134,6 +135,10 @@ PROMISES = (
          1.30, alone("even", "attention, pack, other lengths"), where=PACKING),
     most("balance(): attention, largest / mean of 64 ranks, pack(2048).batch(2) and batch(max_tokens=4096)",
          1.35, alone("even", "attention, pack", "attention, max_tokens"), where=PACKING),
+    # Tables of many columns.
+    least("120 columns of numbers: of forty lines over Arrow, 0.66", 0.5, alone("wide", "of forty lines"),
+          where=WIDE),
+    least("the same, of the scan, 0.35", 0.27, alone("wide", "of the scan"), where=WIDE),
     # Mixing.
     most("choosing by short weights, 0.02 us a row", 0.04, alone("mix", "short weights"), where=MIXING),
     most("choosing of 10 by many digits, up to 2 us", 3, alone("mix", "10 sources, many digits"),

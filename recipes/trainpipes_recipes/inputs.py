@@ -321,7 +321,7 @@ class Input:
 
     def batches(
         self, rows: tp.Pipeline, batch_size: int, *, drop_last: bool, packed: int | None, seed: int,
-        balance: int | None,
+        balance: int | None = None,
     ) -> tp.Pipeline:  # fmt: skip
         """Padded batches of rows of token ids, or of rows packed to so many tokens."""
         if packed is None:

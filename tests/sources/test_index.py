@@ -23,6 +23,7 @@ from every_format import FORMATS, opened, table
 from trainpipes._internal import messages
 from trainpipes.cache import kept_file
 from trainpipes.sources.files import index_store
+from trainpipes.sources.files.decoded_files import DecodedFiles
 from trainpipes.sources.files.index_store import IndexStore
 
 context = multiprocessing.get_context("fork")
@@ -488,3 +489,14 @@ def test_workers_read_the_index_that_their_parent_made(kind, data, scans):
     loader = tp.Loader(pipe, num_workers=2)
     assert sum(len(batch) for batch in loader) == 150
     assert tp.cache.info().indexes == 1
+
+
+def test_files_of_the_same_columns_share_one_schema(tmp_path: Path) -> None:
+    for n in range(6):
+        odd = {"more": [n]} if n == 3 else {}
+        pq.write_table(pa.table({"x": [n], "y": [0.5], **odd}), tmp_path / f"{n}.parquet")
+    pipe = tp.read_parquet(str(tmp_path), columns=["x"], index=False)
+    source = pipe._iteration.plan.inputs.source
+    assert isinstance(source, DecodedFiles)
+    assert len({id(layout.schema) for layout in source.layouts}) == 2
+    assert [row["x"] for row in pipe] == list(range(6))

@@ -7,15 +7,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import (
     TEXTS,
     Array,
     apart,
+    dtype_of,
+    gathered,
     is_list,
+    numbers,
     offset_dtype,
     one_chunk,
     to_numpy,
 )
+from trainpipes.columns.matrices import matrix_kinds
 from trainpipes.errors import SchemaError
 
 #: Bytes from which it matters.
@@ -44,21 +49,38 @@ class Joining:
         self._rows = rows
         self._schema: pa.Schema | None = None
         self._columns: list[_Column] = []
+        self.rows = 0
+        #: Whether most columns are numbers that lie side by side; see ``matrices``.
+        self.is_wide = False
 
     def add(self, table: pa.Table) -> None:
         """The next rows, copied, or referred to where they are few or the last."""
         if self._schema is None:
             self._schema = table.schema
             self._columns = [_Column(field.type) for field in table.schema]
+            self._lay_side_by_side(len(table))
         elif table.schema != self._schema:
             raise unlike(self._schema, table.schema)
+        self.rows += len(table)
         share = self._rows / max(1, len(table)) * MARGIN if len(table) < self._rows else 0
         for column, given in zip(self._columns, table.columns, strict=True):
             column.add(given, share)
 
-    def table(self) -> pa.Table:
+    def _lay_side_by_side(self, rows: int) -> None:
+        """Give columns of one type, if there are many, room in one array; see ``matrices``."""
         assert self._schema is not None
-        columns = [column.joined() for column in self._columns]
+        room = rows if self._rows <= rows else int(self._rows * MARGIN) + 1
+        kinds = matrix_kinds(self._schema)
+        self.is_wide = 2 * sum(map(len, kinds.values())) > len(self._schema)
+        for kind, places in kinds.items():
+            rooms = np.empty((len(places), room), dtype_of(kind))
+            for place, own in zip(places, rooms, strict=True):
+                self._columns[place].fill(own)
+
+    def table(self, order: IntArray | None = None) -> pa.Table:
+        """The rows, in this order of their places if one is given."""
+        assert self._schema is not None
+        columns = [column.joined(order) for column in self._columns]
         return pa.table(columns, schema=self._schema)
 
 
@@ -72,15 +94,27 @@ class _Column:
         plain = pa.types.is_integer(inner) or pa.types.is_floating(inner)
         self._can_be_copied = kind in TEXTS or plain  # Arrow joins all others
         self._room: Array | None = None
+        self._is_number = False
         self._count = 0  # values in it
         self._lengths: list[Array] = []  # of rows, where those differ
         self._chunks: list[Any] = []
 
+    def fill(self, room: Array) -> None:
+        """Copy the rows to come, numbers, into this array, as long as they fit."""
+        self._room, self._is_number = room, True
+
     def add(self, given: pa.ChunkedArray, share: float) -> None:
         """The next rows; in all there will be about ``share`` times as many, or if 0 no more."""
-        is_large = self._can_be_copied and share > 0 and given.nbytes * share >= LARGE
+        if self._is_number and not self._chunks and not given.null_count:
+            assert self._room is not None
+            for chunk in given.chunks:  # the usual case of many columns, in few calls
+                self._write(numbers(chunk, self._room.dtype), 0)
+            return
+        copies = self._room is not None or (
+            self._can_be_copied and share > 0 and given.nbytes * share >= LARGE
+        )
         for chunk in filter(len, given.chunks):
-            copies = not self._chunks and (self._room is not None or is_large)
+            copies = copies and not self._chunks
             if not copies or not self._copy(chunk, share * len(given) / len(chunk)):
                 self._chunks.append(chunk)
 
@@ -93,11 +127,15 @@ class _Column:
             if values.null_count:
                 return False
             values = to_numpy(values)
-        stop = self._count + len(values)
         if edges is not None:
-            if stop > largest(edges.dtype):
+            if self._count + len(values) > largest(edges.dtype):
                 return False
             self._lengths.append(np.diff(edges))
+        self._write(values, share)
+        return True
+
+    def _write(self, values: Array, share: float) -> None:
+        stop = self._count + len(values)
         if self._room is None:
             self._room = np.empty(int(len(values) * max(1, share)) + 1, values.dtype)
         elif stop > len(self._room):
@@ -106,10 +144,18 @@ class _Column:
             self._room[: self._count] = before
         self._room[self._count : stop] = values
         self._count = stop
-        return True
 
-    def joined(self) -> Any:
-        filled = [] if self._room is None else [self._filled(self._room)]
+    def joined(self, order: IntArray | None = None) -> Any:
+        if order is None:
+            return self._joined()
+        if self._room is None or self._chunks or self._is_ragged:
+            return gathered(one_chunk(self._joined()), order)
+        self._room[: self._count] = self._room[: self._count].take(order)
+        return self._joined()
+
+    def _joined(self) -> Any:
+        has_rows = self._count or self._lengths
+        filled = [] if self._room is None or not has_rows else [self._filled(self._room)]
         column = pa.chunked_array(filled + self._chunks, self._kind)
         try:
             return one_chunk(column)

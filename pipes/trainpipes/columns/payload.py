@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -66,6 +66,24 @@ def payload_rows(data: Payload) -> list[Any]:
 
 
 def join_payloads(parts: Iterable[Payload], rows: int | None = None) -> Payload:
+    joined = _joined(parts, rows)
+    return joined.table() if isinstance(joined, Joining) else joined
+
+
+def join_in_order(
+    parts: Iterable[Payload], rows: int, order_of: Callable[[int], IntArray | None]
+) -> tuple[Payload, IntArray | None]:
+    """The parts joined; and the order in which their rows lie, or None if they are as they came. Rows of
+    many columns are put in order at once: batch by batch, each would be far from the last one in memory.
+    """
+    joined = _joined(parts, rows)
+    if not isinstance(joined, Joining):
+        return joined, None
+    order = order_of(joined.rows) if joined.is_wide else None
+    return joined.table(order), order
+
+
+def _joined(parts: Iterable[Payload], rows: int | None) -> Payload | Joining:
     if rows is None:
         parts = list(parts)
         rows = sum(map(len, parts))
@@ -81,7 +99,7 @@ def join_payloads(parts: Iterable[Payload], rows: int | None = None) -> Payload:
         del part
     if joining is not None:
         if not others:
-            return joining.table()
+            return joining
         others.insert(0, joining.table())
     tensors = [part for part in others if isinstance(part, TensorRows)]
     if len(tensors) == len(others):

@@ -15,8 +15,9 @@ from torch.utils.data import default_collate, get_worker_info
 from trainpipes._internal.checks import Function
 from trainpipes.columns.arrays import Array, is_number, one_chunk, to_numpy
 from trainpipes.columns.bad_values import BadCell
-from trainpipes.columns.block import Block
+from trainpipes.columns.block import Block, Part, Piece
 from trainpipes.columns.lazy_batches import late_if_small
+from trainpipes.columns.matrices import matrices
 from trainpipes.columns.row_types import array_of, fixed_shape, python_rows, python_values
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
@@ -30,7 +31,10 @@ from trainpipes.stages.pack import kept_columns
 #: What ``default_collate`` makes of numbers of these types.
 NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
 #: What it makes of columns of numbers; uint64 and float16 are taken as Python's.
-WIDE = {"i": np.int64, "u": np.int64, "f": np.float64, "b": np.bool_}
+WIDE: dict[str, type[np.generic]] = {
+    "i": np.int64, "u": np.int64, "f": np.float64, "b": np.bool_,
+}  # fmt: skip
+AS_PYTHON = (pa.uint64(), pa.float16())
 
 
 def stacked(rows: Any) -> Any:
@@ -72,32 +76,67 @@ def _stacked_values(values: Sequence[Any]) -> Any:
     return stacked(values)
 
 
-def stacked_columns(
-    table: pa.Table, edges: Sequence[int], kept: Collection[str] = ()
-) -> MutableSequence[Any]:
-    """What ``default_collate`` makes of the rows between ``edges``; of columns ``kept``, lists."""
-    if len(set(table.column_names)) < table.num_columns:
-        raise ValueError("two columns have the same name")
-    cuts: dict[str, Callable[[int], Any]] = {}
-    nbytes = 0
-    for name in table.column_names:
-        values = _values(table.column(name))
-        if values is None:
-            rows = python_values(table.column(name))
-            made = list if name in kept else stacked
-            cuts[name] = [made(rows[a:b]) for a, b in pairwise(edges)].__getitem__
-        else:
-            nbytes += values.nbytes
-            cuts[name] = partial(_cut, values, edges)
+def stacked_columns(parts: Sequence[Part], kept: Collection[str] = ()) -> MutableSequence[Any]:
+    """What ``default_collate`` makes of the batches of tables; of columns ``kept``, lists."""
+    makers = [_batches(part, kept) for part in parts]
+    if len(makers) == 1:
+        return late_if_small(*makers[0])
+    firsts = np.cumsum([0, *(count for _, count, _ in makers)])
 
     def make(k: int) -> dict[str, Any]:
-        return {name: cut(k) for name, cut in cuts.items()}
+        number = int(np.searchsorted(firsts, k, side="right")) - 1
+        return makers[number][0](k - int(firsts[number]))
 
-    return late_if_small(make, len(edges) - 1, nbytes)
+    return late_if_small(make, int(firsts[-1]), sum(nbytes for *_, nbytes in makers))
+
+
+def _batches(part: Part, kept: Collection[str]) -> tuple[Callable[[int], dict[str, Any]], int, int]:
+    """What makes the k-th batch of a table, how many there are, and their bytes."""
+    table: Any = part.data
+    edges: list[int] = part.bounds.tolist()
+    names = table.column_names
+    if len(set(names)) < len(names):
+        raise ValueError("two columns have the same name")
+    wide: list[tuple[list[str], Array]] = []
+    nbytes, others = 0, set(range(len(names)))
+    for matrix in matrices(table):
+        if matrix.kind not in AS_PYTHON:
+            numbers = matrix.gathered(part.index)
+            wide.append(([names[place] for place in matrix.places], numbers))
+            others -= {*matrix.places}
+            nbytes += numbers.size * WIDE[numbers.dtype.kind]().itemsize
+    rest: Any = Piece(table.select(sorted(others)), part.index).gathered() if others else {}
+    made: list[tuple[str, Callable[[int], Any]]] = []
+    for name in (names[place] for place in sorted(others)):
+        values = _values(rest[name])
+        if values is None:
+            rows = python_values(rest[name])
+            stack = list if name in kept else stacked
+            made.append((name, [stack(rows[a:b]) for a, b in pairwise(edges)].__getitem__))
+        else:
+            nbytes += values.nbytes
+            made.append((name, partial(_cut, values, edges)))
+
+    def make(k: int) -> dict[str, Any]:
+        batch: dict[str, Any] = dict.fromkeys(names)
+        for columns, numbers in wide:
+            tensors = _cut_matrix(numbers, edges, k).unbind(0)
+            batch.update(zip(columns, tensors, strict=True))
+        batch.update((name, cut(k)) for name, cut in made)
+        return batch
+
+    return make, len(edges) - 1, nbytes
 
 
 def _cut(values: Array, edges: Sequence[int], k: int) -> torch.Tensor:
     return torch.from_numpy(values[edges[k] : edges[k + 1]].copy())
+
+
+def _cut_matrix(values: Array, edges: Sequence[int], k: int) -> torch.Tensor:
+    """Rows of ``[columns, rows]``, copied unless they are all and in memory of their own."""
+    cut = values[:, edges[k] : edges[k + 1]]
+    copies = values.base is not None or cut.shape != values.shape
+    return torch.from_numpy(cut.astype(WIDE[values.dtype.kind], order="C", copy=copies))
 
 
 def _values(column: pa.ChunkedArray) -> Array | None:
@@ -105,7 +144,7 @@ def _values(column: pa.ChunkedArray) -> Array | None:
     array = one_chunk(column)
     if not is_number(array.type):
         return None if fixed_shape(array.type) is None else array_of(array)
-    if array.null_count or array.type in (pa.uint64(), pa.float16()):
+    if array.null_count or array.type in AS_PYTHON:
         return None
     numbers = to_numpy(array)
     return numbers.astype(WIDE[numbers.dtype.kind], copy=False)
@@ -156,10 +195,10 @@ class Collate(CollatingStage, versioned="fn"):
                 return run.with_items(self._collated(run))
             if run.bounds is not None and run.block.of_kind(TensorRows):
                 return run.with_items(batches_of(part.cut for part in run.block.parts(run.bounds)))
-            data, edges = run.block.data, [] if run.bounds is None else run.bounds.tolist()
-            if isinstance(data, pa.Table) and edges:
+            if run.bounds is not None and run.block.has_columns:
                 with suppress(Exception):  # whose row is looked for below
-                    return run.with_items(stacked_columns(data, edges, self._kept))
+                    parts = run.block.parts(run.bounds)
+                    return run.with_items(stacked_columns(parts, self._kept))
             return run.with_items(self._collated(run))
         if run.bounds is None:
             raise ConfigError(f"{self} works on batches: put .batch(n) before it")

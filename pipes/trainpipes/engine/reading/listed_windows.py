@@ -13,7 +13,7 @@ from trainpipes._internal.activity import doing
 from trainpipes._internal.locks import InterruptibleLock
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block
-from trainpipes.columns.payload import join_payloads
+from trainpipes.columns.payload import join_in_order
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import Content, Window, WindowMaker
 from trainpipes.errors import DataError
@@ -103,6 +103,7 @@ class ListedMaker(WindowMaker):
         self, key: WindowKey, reading: _SpanReading, first: int
     ) -> tuple[Block, IntArray | None]:
         wanted = self._layouts.stretches(key, first)
+        order: IntArray | None = None
         with reading.lock, doing(self._opener):
             reader = self._reader(reading, wanted[0][:2])
             if self._cached is not None:
@@ -110,13 +111,21 @@ class ListedMaker(WindowMaker):
             else:
                 self._look_ahead(reading, key, wanted)
                 parts = (read_rows(self._source, reader, *stretch) for stretch in wanted)
-                data = join_payloads(parts, len(self._layouts.places(key)) - first)
+                data, order = join_in_order(
+                    parts, len(self._layouts.places(key)) - first, partial(self._order, key)
+                )
                 ids = self._layouts.inputs.blocks.numbers(wanted)
-                rows = Block(data, ids, epoch=key.epoch)
+                rows = Block(data, ids if order is None else ids[order], epoch=key.epoch)
             reading.at = wanted[-1][0], wanted[-1][2]
             reading.done = not self._layouts.places(key._replace(window=key.window + 1))
             rows = put_through(self._before, rows)
+        if order is not None:  # the rows lie in it already
+            return rows, np.arange(len(rows), dtype=np.int64)
         return rows, self._layouts.row_order(key, len(rows))
+
+    def _order(self, key: WindowKey, rows: int) -> IntArray | None:
+        """The order of a window's rows; None where stages before the shuffle may leave out some."""
+        return None if self._before else self._layouts.row_order(key, rows)
 
     def _look_ahead(self, reading: _SpanReading, key: WindowKey, wanted: Stretches) -> None:
         """Have the blocks of a window fetched, then those that all spans need next, in order of need."""

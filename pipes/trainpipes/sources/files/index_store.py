@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ PATIENCE = 600.0
 TICK = 10_000_000
 #: Rows of files that are not in the listing at hand, for each one that is; so many stay in any case.
 OTHERS, SOME_OTHERS = 4, 10_000
+#: Schemas of files scanned lately that others are compared with.
+MOST_SCHEMAS = 16
 #: A row for each file: its blocks' rows, starts and stops as one array, and what else its layout holds.
 COLUMNS = pa.schema(
     [
@@ -83,6 +85,7 @@ class IndexStore:
         self.sizes: IntArray = files.sizes.copy()
         self.kept = KeptFiles()
         self._found: dict[int, Layout] = {}
+        self._schemas: list[pa.Schema] = []  # of files scanned lately, each once
 
     def _path(self, index: str | bool | None, key: str, least_bytes: float) -> Path | None:
         root, files = folder(), self.files
@@ -138,7 +141,8 @@ class IndexStore:
 
                     def look(file: int, requests: Requests) -> None:
                         data = open_bytes(self.files, file, requests, self.kept)
-                        known[file] = scan(Scan(file, data, known.get(file), requests, bar))
+                        layout = scan(Scan(file, data, known.get(file), requests, bar))
+                        known[file] = self._with_shared_schema(layout)
                         self.sizes[file] = data.size
 
                     if self.files.cache is None:
@@ -152,6 +156,14 @@ class IndexStore:
 
     def forget(self) -> None:
         forget(self.path)
+
+    def _with_shared_schema(self, layout: Layout) -> Layout:
+        """Files of the same columns hold one schema, which takes 290 bytes a column."""
+        for schema in self._schemas:
+            if schema.equals(layout.schema, check_metadata=True):
+                return replace(layout, schema=schema)
+        self._schemas = [*self._schemas[-MOST_SCHEMAS:], layout.schema]
+        return layout
 
     def _find(self) -> None:
         if (table := self._load()) is None:

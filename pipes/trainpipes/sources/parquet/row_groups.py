@@ -26,6 +26,8 @@ from trainpipes.sources.parquet.footers import (
 #: Bytes of rows that are decoded at a time, about, and the bounds of that in rows.
 BATCH_BYTES = 1 << 20
 BATCH_ROWS = (8, 65_536)
+#: Rows that are decoded at a time where there are many columns, and bytes of them, at most.
+MANY_COLUMNS, WIDE_ROWS, WIDE_BYTES = 16, 8192, 4 << 20
 #: Bytes that a column is read by.
 BUFFER_BYTES = 256 << 10
 #: Bytes of a remote file that is fetched whole at first.
@@ -158,10 +160,17 @@ class ParquetFile:
             raise OtherBytesError(CHANGED)  # what was kept of its footer is wrong
         self._probe.check(row_group, self._leaves)
         row_bytes = sum(arrow_bytes(metadata, row_group, self._leaves)) / rows
-        most = int(np.clip(BATCH_BYTES // max(1.0, row_bytes), *BATCH_ROWS))
+        most = self._rows_at_a_time(row_bytes)
         for batch in self._parquet.iter_batches(most, [row_group], self._columns, False):
             self._data.check()
             yield batch
+
+    def _rows_at_a_time(self, row_bytes: float) -> int:
+        """More where there are many columns: each takes its time, also for few rows."""
+        nbytes = float(BATCH_BYTES)
+        if len(self._leaves) >= MANY_COLUMNS:
+            nbytes = max(nbytes, min(WIDE_BYTES, WIDE_ROWS * row_bytes))
+        return int(np.clip(nbytes // max(1.0, row_bytes), *BATCH_ROWS))
 
     def _expect(self, row_groups: Sequence[int]) -> None:
         """Tell a remote file the row groups to come; and the footer, unless each reply says that it is of the

@@ -1,0 +1,175 @@
+"""Wide tables: columns side by side in memory give the batches that column by column gives."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+import trainpipes as tp
+from trainpipes.columns import joined, matrices
+from trainpipes.columns.payload import join_payloads
+from trainpipes.testing import check_resume, digest
+
+ROWS = 600
+NUMBERS = np.random.default_rng(0)
+
+
+def wide(rows: int = ROWS) -> pa.Table:
+    columns: dict[str, Any] = {"id": np.arange(rows)}
+    for n in range(12):
+        columns[f"float{n}"] = NUMBERS.standard_normal(rows).astype(np.float32)
+        columns[f"int{n}"] = NUMBERS.integers(-9, 9, rows).astype(np.int16)
+        columns[f"double{n}"] = NUMBERS.standard_normal(rows)
+    columns["big"] = np.arange(rows, dtype=np.uint64)
+    columns["text"] = [f"row {n}" for n in range(rows)]
+    columns["yes"] = NUMBERS.integers(0, 2, rows).astype(bool)
+    return pa.table(columns)
+
+
+TABLE = wide()
+
+
+def parts(table: pa.Table, *sizes: int) -> list[pa.Table]:
+    edges = np.cumsum([0, *sizes]).tolist()
+    return [table.slice(a, b - a) for a, b in pairwise(edges)]
+
+
+def test_joined_columns_of_one_type_are_gathered_as_one_array() -> None:
+    table = join_payloads(parts(TABLE, 100, 1, 300, 199))
+    assert table.equals(TABLE)
+    table.validate(full=True)
+    found = matrices.matrices(table)
+    assert sorted(len(matrix.places) for matrix in found) == [12, 12, 12]
+    index = np.random.default_rng(1).permutation(ROWS)[:50]
+    for matrix in found:
+        rows, whole = matrix.gathered(index), matrix.gathered(None)
+        for place, some, values in zip(matrix.places, rows, whole, strict=True):
+            column = TABLE.column(place)
+            assert some.tolist() == column.take(pa.array(index)).to_pylist()
+            assert values.tolist() == column.to_pylist()
+
+
+def test_columns_with_nulls_and_those_of_other_tables_are_left_alone() -> None:
+    columns = dict(zip(TABLE.column_names, TABLE.columns, strict=True))
+    columns["float3"] = pa.chunked_array([[None, *[1.5] * (ROWS - 1)]], pa.float32())
+    table = join_payloads(parts(pa.table(columns), 250, 350))
+    assert table.equals(pa.table(columns))
+    names = [{table.column_names[n] for n in m.places} for m in matrices.matrices(table)]
+    assert not any("float3" in some for some in names)
+    assert {f"float{n}" for n in range(4, 12)} in names  # 0 to 2 are too few
+    apart = pa.table({f"x{n}": pa.array(range(5)) for n in range(7)})
+    assert matrices.matrices(apart) == ()
+
+
+def test_what_is_known_of_a_table_goes_with_it() -> None:
+    gc.collect()
+    before = len(matrices._known)
+    table = join_payloads(parts(TABLE, 300, 300))
+    matrices.matrices(table)
+    assert len(matrices._known) == before + 1
+    del table
+    gc.collect()
+    assert len(matrices._known) == before
+
+
+def test_a_part_of_a_table_and_some_of_its_columns() -> None:
+    table = join_payloads(parts(TABLE, 300, 300))
+    names = [f"double{n}" for n in (0, 1, 2, 3, 4, 5, 6, 7, 8)]
+    some = table.slice(17, 80).select(["id", *names])
+    (matrix,) = matrices.matrices(some)
+    assert matrix.gathered(None).tolist() == [some[name].to_pylist() for name in names]
+    index = np.array([3, 79, 0])
+    assert matrix.gathered(index)[2].tolist() == some["double2"].take(pa.array(index)).to_pylist()
+
+
+CHAINS: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
+    "batches": lambda rows: rows.shuffle(150, seed=3).batch(16).collate(),
+    "in order": lambda rows: rows.batch(50, drop_last=True).collate(),
+    "shards": lambda rows: rows.sharding_filter(4).shuffle(50).batch(7).collate(),
+    "one batch": lambda rows: rows.shuffle(1000).batch(ROWS).collate(),
+    "filtered": lambda rows: rows.shuffle(100).filter(pc.field("int0") > 0).batch(9).collate(),
+    "columns": lambda rows: (
+        rows.shuffle(100).drop_columns("float5").rename({"int1": "i"}).batch(8).collate()
+    ),
+    "function": lambda rows: (
+        rows.shuffle(100).map_batches(doubled, format="numpy").batch(8).collate()
+    ),
+    "balanced": lambda rows: rows.shuffle(100).batch(8).balance(4, cost="id").collate(),
+    "packed up": lambda rows: rows.shuffle(100).batch(8).shuffle(4).collate(),
+}
+
+
+def doubled(columns: dict[str, Any]) -> dict[str, Any]:
+    return columns | {"float1": columns["float1"] * 2}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("wide")
+    table = TABLE.drop_columns(["text", "big"])
+    pq.write_table(table.slice(0, 400), folder / "a.parquet", row_group_size=90)
+    pq.write_table(table.slice(400), folder / "b.parquet", row_group_size=70)
+    return str(folder / "*.parquet")
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_batches_are_those_of_columns_one_by_one(
+    files: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def batches() -> list[Any]:
+        pipe = CHAINS[name](tp.read_parquet(files))
+        return [*pipe, *pipe]  # two epochs
+
+    together = batches()
+    monkeypatch.setattr(matrices, "LEAST_COLUMNS", 1 << 20)
+    one_by_one = batches()
+    assert [list(batch) for batch in together] == [list(batch) for batch in one_by_one]
+    assert digest(together) == digest(one_by_one)
+    assert together[0]["float0"].dtype == torch.float64  # as of Python's numbers
+    check_resume(CHAINS[name](tp.read_parquet(files)), points=3, processes=0, epochs=2)
+
+
+def test_a_batch_is_what_default_collate_makes_of_its_rows() -> None:
+    rows = tp.from_arrow(TABLE.drop_columns(["big"]))
+    batches = [*rows.shuffle(200).batch(32).collate()]
+    lists = [*rows.shuffle(200).batch(32)]
+    for batch, own in zip(batches, lists, strict=True):
+        expected = default_collate(own)
+        assert list(batch) == list(expected)
+        for name, value in expected.items():
+            same = torch.equal(batch[name], value) if name != "text" else batch[name] == value
+            assert same, name
+
+
+def test_a_batch_may_be_changed_in_place(files: str) -> None:
+    pipe = tp.read_parquet(files).shuffle(200, seed=1).batch(16).collate()
+    plain = [*tp.Pipeline(pipe.stages)]
+    changed = []
+    for batch in pipe:
+        changed.append({name: value.clone() for name, value in batch.items()})
+        for value in batch.values():
+            value.zero_()
+    assert digest(changed) == digest(plain)
+
+
+@pytest.mark.parametrize("name", ["batches", "shards"])
+def test_worker_processes_give_the_same(files: str, name: str) -> None:
+    alone, shared = (CHAINS[name](tp.read_parquet(files)) for _ in range(2))
+    assert digest([*tp.Loader(shared, num_workers=2)]) == digest([*alone])
+
+
+def test_more_rows_than_expected_are_joined_all_the_same() -> None:
+    joining = joined.Joining(10)
+    for part in parts(TABLE, 30, 400, 170):
+        joining.add(part)
+    assert joining.table().equals(TABLE)
