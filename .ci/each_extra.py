@@ -166,6 +166,14 @@ fsspec.filesystem("gs", token="anon", endpoint_url="http://127.0.0.1:9")
 import fsspec
 fsspec.filesystem("az", account_name="x", account_key="eA==")
 """,
+    "audio": """
+import io, soundfile
+sound = io.BytesIO()
+soundfile.write(sound, [0.0] * 800, 8000, format="WAV")
+rows = tp.from_dataset([{"audio": sound.getvalue()}])
+assert len(next(iter(rows.decode_audio(sampling_rate=16_000)))["audio"]) == 1600
+import av
+""",
     "images": """
 import io
 from PIL import Image

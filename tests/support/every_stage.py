@@ -170,6 +170,25 @@ def decoded(folder: Path) -> Pipeline:
     return rows.drop_columns("path").decode_image()
 
 
+@cache
+def sounds(folder: Path) -> str:
+    """WAV files of 0.1 to 0.5 s at 8,000 Hz, every fifth of two channels, and one that is cut off."""
+    import soundfile
+
+    rng = np.random.default_rng(8)
+    (folder / "sounds").mkdir(exist_ok=True)
+    for n in range(41):
+        samples = rng.normal(0, 0.1, (int(rng.integers(800, 4000)), 1 + (n % 5 == 0)))
+        soundfile.write(folder / "sounds" / f"{n}.wav", samples, 8000)
+    (folder / "sounds" / "cut.wav").write_bytes((folder / "sounds" / "0.wav").read_bytes()[:400])
+    return str(folder / "sounds")
+
+
+def heard(folder: Path) -> Pipeline:
+    rows = tp.read_bytes(sounds(folder), block_rows=5).rename({"bytes": "audio"})
+    return rows.sharding_filter(4).shuffle(7)
+
+
 class Jitter:
     """Draws from torch's global generator, as transforms of torchvision do."""
 
@@ -287,6 +306,10 @@ def jitter_all(batch: list[Any], rng: np.random.Generator) -> tuple[Any, float]:
 
 def some_fail(row: dict[str, Any]) -> dict[str, Any]:
     return {"x": row["x"], "word": row["text"].split()[3]}
+
+
+def whole_sound(row: dict[str, Any]) -> bool:
+    return not row["path"].endswith("cut.wav")
 
 
 def has_fourth(row: dict[str, Any]) -> bool:
@@ -645,6 +668,21 @@ FINITE: dict[str, Make] = {
     "decode_image / skip": lambda f: (
         tp.read_bytes([pictures(f), str(images(f))], block_rows=9).sharding_filter(4).shuffle(7)
         .decode_image(on_error="skip").batch(4)
+    ),
+    "audio_info": lambda f: (
+        heard(f).filter(whole_sound).audio_info(sampling_rate=4000).filter(pc.field("audio_samples") > 600)
+        .batch(4)
+    ),
+    "audio_info / skip": lambda f: (
+        heard(f).audio_info(on_error="skip")
+        .bucket_by_length(max_tokens=9000, column="audio_samples", buffer_size=12).decode_audio()
+        .pad_collate(mask={"audio": "audio_mask"})
+    ),
+    "decode_audio": lambda f: (
+        heard(f).filter(whole_sound).decode_audio(sampling_rate=4000).batch(4).pad_collate()
+    ),
+    "decode_audio / crop": lambda f: (
+        heard(f).decode_audio(start=0.02, duration=tp.random_crop(0.05), on_error="skip").batch(4).collate()
     ),
     "resize": lambda f: decoded(f).resize((6, 5)).batch(4).collate(),
     "center_crop": lambda f: decoded(f).center_crop(8).batch(4).collate(),

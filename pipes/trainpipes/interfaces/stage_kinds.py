@@ -27,6 +27,8 @@ class RunStage(Stage):
     """A stage without a position of its own: makes a run of a run."""
 
     _inside = Stage._inside | {"process"}
+    #: Whether it takes rows one by one after ``batch``, too, where others of its kind take batches.
+    _rows_of_batches: ClassVar[bool] = False
 
     @abstractmethod
     def process(self, run: Run) -> Run:

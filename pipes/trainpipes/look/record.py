@@ -27,7 +27,8 @@ from trainpipes.version import __version__
 #: Packages whose versions are recorded, beside torch's.
 PACKAGES = (
     "torchdata", "pyarrow", "numpy", "fsspec", "tokenizers", "transformers", "tiktoken", "sentencepiece",
-    "gigatoken", "datasets", "pillow", "torchvision", "s3fs", "gcsfs", "adlfs", "huggingface_hub",
+    "gigatoken", "datasets", "pillow", "torchvision", "soundfile", "soxr", "av", "s3fs", "gcsfs", "adlfs",
+    "huggingface_hub",
 )  # fmt: skip
 
 #: Characters of a line in a box, and lines.

@@ -36,6 +36,7 @@ from trainpipes.stages.cache import Cache
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import DropColumns, Enumerate, Rename, Select
+from trainpipes.stages.decode_audio import AudioInfo, DecodeAudio
 from trainpipes.stages.decode_image import DecodeImage
 from trainpipes.stages.deduplicate import Deduplicate
 from trainpipes.stages.device import Pin, To
@@ -185,6 +186,8 @@ class Pipeline(Record):
     mask_tokens = Method(MaskTokens)
     encode_labels = Method(EncodeLabels)
     decode_image = Method(DecodeImage)
+    audio_info = Method(AudioInfo)
+    decode_audio = Method(DecodeAudio)
     resize = Method(Resize)
     center_crop = Method(CenterCrop)
     random_crop = Method(RandomCrop)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY
 from io import BytesIO
@@ -10,18 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal.checks import ColumnName, Count, need
-from trainpipes.columns.run import Run
-from trainpipes.engine.calling.row_call import Answer
-from trainpipes.errors import UnreadableError
 from trainpipes.errors.text import shown
-from trainpipes.interfaces.blame import blame, refused
-from trainpipes.interfaces.left_out import LeftOut
-from trainpipes.interfaces.quarantine import OnBadRow, leaves_out
-from trainpipes.interfaces.read_columns import cell
-from trainpipes.interfaces.stage import made_once
-from trainpipes.interfaces.tally import Tally
-from trainpipes.stages.columns import taken
-from trainpipes.stages.map import RowFunction
+from trainpipes.interfaces.blame import refused
+from trainpipes.interfaces.quarantine import OnBadRow
+from trainpipes.stages.decoding import Decoder, Undecodable, bytes_of
 
 #: An image, ``[C, H, W]``.
 Pixels = npt.NDArray[Any]
@@ -35,7 +26,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000
 MOST_PIXELS = 1 << 28
 
 
-class NoPicture(ValueError):
+class NoPicture(Undecodable):
     """Bytes of which no picture can be made."""
 
 
@@ -105,7 +96,7 @@ def resized(
     return planes(np.asarray(Image.fromarray(rows).resize((width, height), by, box)))
 
 
-class DecodeImage(RowFunction, asks_inputs=True):
+class DecodeImage(Decoder):
     """Decode images: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF and JPEG 2000.
 
     The column holds the files' bytes, or structs with ``bytes``; rows become dicts with an array,
@@ -138,10 +129,7 @@ class DecodeImage(RowFunction, asks_inputs=True):
     ((3, 2, 4), [255, 0, 0], 3)
     """
 
-    rng = False
-    method = "thread"
-    shares = True
-    thread_safe = True
+    said, unit = "picture", "image"
 
     column: ColumnName = "bytes"
     _: KW_ONLY
@@ -156,55 +144,7 @@ class DecodeImage(RowFunction, asks_inputs=True):
     def identity(self) -> dict[str, Any]:
         return {**super().identity(), "decoder": "pillow"}  # other decoders give other pixels
 
-    def _traits(self) -> dict[str, Any]:
-        return {"keeps_rows": not leaves_out(self.on_error)}
-
-    def _settle(self, threads: int) -> None:
-        # Where the thread that iterates calls functions of the user's, others decode for it.
-        self._running.workers = threads
-
-    @property
-    def function(self) -> tuple[Callable[..., Any], Any]:
-        return self._fresh()._decoded_or_not, ""
-
-    def _items(self, run: Run) -> Sequence[Any]:
-        self._check_rows(run, single=not self.traits.keeps_rows)
-        return run.block.rows()
-
-    def _decoded_or_not(self, row: Any) -> dict[str, Any] | NoPicture:
-        try:
-            return self._decoded(row)
-        except NoPicture as error:
-            if not self.traits.keeps_rows:
-                return error
-            said = f"column {self.column!r} holds no picture that can be decoded: {error}"
-            way = 'fix it, or leave such rows out with on_error="skip"'
-            raise UnreadableError(f"{self}: {said}; {way}", stage=str(self)) from None
-
-    def _with(self, run: Run, answer: Answer) -> Run:
-        (pictures, error), ids = answer, run.block.ids
-        if error is not None:
-            blame(error, self, int(ids[len(pictures)]))
-            raise error
-        given, run = run.block, run.with_block(run.block.with_data(pictures))
-        if self.traits.keeps_rows:
-            return run
-        kept = np.array(
-            [not isinstance(picture, NoPicture) for picture in pictures], dtype=np.bool_
-        )
-        self._left_out.drop(given, (~kept).astype(np.int64), lambda row: pictures[row])
-        return run if kept.all() else run.pick(np.flatnonzero(kept))
-
-    def _decoded(self, row: Any) -> dict[str, Any]:
-        given = cell(row, self.column, self)
-        if self.output_column != self.column and self.output_column in row:
-            raise taken(self.output_column, self)
-        several = isinstance(given, list | tuple)
-        image = [*map(self._pixels, given)] if several else self._pixels(given)
-        names = {self.column: self.output_column}
-        return {names.get(k, k): image if k == self.column else v for k, v in row.items()}
-
-    def _pixels(self, value: Any) -> Pixels:
+    def decoded(self, value: Any, row: Any, rng: Any) -> Pixels:
         content = bytes_of(value)
         if content is None:
             raise NoPicture("it is null")
@@ -213,18 +153,3 @@ class DecodeImage(RowFunction, asks_inputs=True):
             rule = f": column {self.column!r} holds the bytes of image files, got {got}"
             raise refused(self, f"{rule}; read_images() and read_webdataset() read files whole")
         return by_pillow(content, self.mode, self.min_size)
-
-    @made_once
-    def _left_out(self) -> LeftOut:
-        why = "they cannot be decoded"
-        return LeftOut(self, why, "image", unit="", on_error=self.on_error)
-
-    def _tallies(self) -> Sequence[Tally]:
-        return (self._left_out,)
-
-
-def bytes_of(value: Any) -> Any:
-    """The bytes of a file, also in a struct as Hugging Face's datasets have them."""
-    if isinstance(value, Mapping) and "bytes" in value:
-        value = value["bytes"]
-    return bytes(value) if isinstance(value, bytearray | memoryview) else value

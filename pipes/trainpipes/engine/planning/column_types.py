@@ -225,7 +225,8 @@ def _on_rows(stages: Sequence[Stage]) -> list[Stage]:
     batch = kinds.first_of(stages, kinds.BatchingStage)
     cut = len(stages) if batch is None else stages.index(batch)
     later = kinds.without(stages[cut:], kinds.FinishingStage | kinds.BatchingStage)
-    return [*stages[:cut], *(stage for stage in later if stage.traits.takes != "rows")]
+    by_row = (s for s in later if s.traits.takes != "rows" or getattr(s, "_rows_of_batches", False))
+    return [*stages[:cut], *by_row]
 
 
 def _run_of(data: Payload, first: int) -> Run:

@@ -1,0 +1,124 @@
+"""What stages that decode files have in common: pictures, sound, video."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Run
+from trainpipes.engine.calling.row_call import Answer, row_words
+from trainpipes.errors import UnreadableError
+from trainpipes.interfaces.blame import blame
+from trainpipes.interfaces.left_out import LeftOut
+from trainpipes.interfaces.quarantine import leaves_out
+from trainpipes.interfaces.read_columns import cell
+from trainpipes.interfaces.stage import made_once
+from trainpipes.interfaces.tally import Tally
+from trainpipes.stages.columns import taken
+from trainpipes.stages.map import RowFunction
+
+
+class Undecodable(ValueError):
+    """A value that cannot be decoded; says why."""
+
+
+class Decoder(RowFunction, asks_inputs=True):
+    """A stage that decodes a column, in the engine's threads: ``column``, ``output_column`` and ``on_error``
+    are its options.
+
+    Attributes:
+        said: what a value holds, in errors.
+        unit: the same in counts of rows that are left out.
+    """
+
+    rng = False
+    method = "thread"
+    shares = True
+    thread_safe = True
+    _rows_of_batches = True
+
+    said: ClassVar[str]
+    unit: ClassVar[str]
+
+    @abstractmethod
+    def decoded(self, value: Any, row: Any, rng: Any) -> Any:
+        """What a value of a row becomes; raises ``Undecodable``. With ``rng`` it gets the row's generator."""
+
+    @property
+    def _output(self) -> str:
+        output: str | None = self.options["output_column"]
+        return output or str(self.options["column"])
+
+    def _decoded_row(self, row: Any, rng: Any) -> dict[str, Any]:
+        column, output = self.options["column"], self._output
+        value = cell(row, column, self)
+        if output != column and output in row:
+            raise taken(output, self)
+        several = isinstance(value, list | tuple)
+        values = [self.decoded(v, row, rng) for v in (value if several else [value])]
+        made = values if several else values[0]
+        return {output if k == column else k: made if k == column else v for k, v in row.items()}
+
+    def _traits(self) -> dict[str, Any]:
+        return {"keeps_rows": not leaves_out(self.options["on_error"])}
+
+    def _settle(self, threads: int) -> None:
+        # Where the thread that iterates calls functions of the user's, others decode for it.
+        self._running.workers = threads
+
+    @property
+    def function(self) -> tuple[Callable[..., Any], Any]:
+        return self._fresh()._decoded_or_not, ""
+
+    def _items(self, run: Run) -> Sequence[Any]:
+        self._check_rows(run, single=not self.traits.keeps_rows)
+        return run.block.rows()
+
+    def _words(self, run: Run) -> Any:
+        return row_words(run.block) if self.rng else None
+
+    def _decoded_or_not(self, row: Any, rng: Any = None) -> dict[str, Any] | Undecodable:
+        try:
+            return self._decoded_row(row, rng)
+        except Undecodable as error:
+            if not self.traits.keeps_rows:
+                return error
+            column = self.options["column"]
+            said = f"column {column!r} holds no {self.said} that can be decoded: {error}"
+            way = 'fix it, or leave such rows out with on_error="skip"'
+            raise UnreadableError(f"{self}: {said}; {way}", stage=str(self)) from None
+
+    def _with(self, run: Run, answer: Answer) -> Run:
+        (rows, error), ids = answer, run.block.ids
+        if error is not None:
+            blame(error, self, int(ids[len(rows)]))
+            raise error
+        given, run = run.block, run.with_block(self._filled(run.block, rows))
+        if self.traits.keeps_rows:
+            return run
+        kept = np.array([not isinstance(row, Undecodable) for row in rows], dtype=np.bool_)
+        self._left_out.drop(given, (~kept).astype(np.int64), lambda row: rows[row])
+        return run if kept.all() else run.pick(np.flatnonzero(kept))
+
+    def _filled(self, block: Block, made: list[Any]) -> Block:
+        """Rows with what was made of them; where that is ``Undecodable``, they are left out after it."""
+        return block.with_data(made)
+
+    @made_once
+    def _left_out(self) -> LeftOut:
+        why, on_error = "they cannot be decoded", self.options["on_error"]
+        return LeftOut(self, why, self.unit, unit="", on_error=on_error)
+
+    def _tallies(self) -> Sequence[Tally]:
+        return (self._left_out,)
+
+
+def bytes_of(value: Any) -> Any:
+    """The bytes of a file, also in a struct as Hugging Face's datasets have them."""
+    if isinstance(value, Mapping) and "bytes" in value:
+        value = value["bytes"]
+    return bytes(value) if isinstance(value, bytearray | memoryview) else value

@@ -1,0 +1,274 @@
+"""Sound out of files: by libsndfile, and what that does not know by FFmpeg."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trainpipes._internal.checks import need
+from trainpipes.stages.decoding import Undecodable
+
+#: Samples, ``[channels, samples]``.
+Samples = npt.NDArray[np.float32]
+
+#: What FFmpeg may take a file for: none of those that name other files, as playlists do.
+CONTAINERS = (
+    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,aac,mp3,mp2,wav,w64,flac,ogg,mpegts,mpeg,aiff,caf,avi,asf,flv,amr,"
+    "amrnb,amrwb,au,ape,wv,tta,ac3,eac3,dts,mpc,mpc8,oma"
+)
+#: How files begin that libsndfile does not know, from which byte.
+FOR_FFMPEG = ((4, b"ftyp"), (0, b"\x1aE\xdf\xa3"), (0, b"\x00\x00\x01\xba"), (0, b"0&\xb2u"))
+#: Samples of all channels that are decoded at most (2 GiB), and that are asked of libsndfile at a time.
+MOST, AT_ONCE = 1 << 29, 1 << 24
+#: Seconds that FFmpeg decodes before the first one that is wanted: codecs need some sound before it. Seconds
+#: at its end that a file may lack of what its header says.
+BEFORE, LACKING = 0.2, 0.5
+
+
+#: What soundfile raises beside its own.
+SNDFILE_ERRORS = (RuntimeError, TypeError, ValueError)
+
+
+class NoSound(Undecodable):
+    """A file of which no sound can be made."""
+
+
+class Header(NamedTuple):
+    """What a file says of its sound; ``samples`` is -1 where it does not say."""
+
+    sampling_rate: int
+    channels: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The part of a sound that is wanted, in seconds; ``place``, from 0 to 1, says where in the room after
+    ``start`` it lies.
+    """
+
+    start: float = 0.0
+    duration: float | None = None
+    place: float | None = None
+
+    def within(self, samples: int, rate: int) -> tuple[int, int]:
+        """The first sample, and the one after the last; raises ``NoSound`` for none."""
+        first = round(self.start * rate)
+        if first >= samples > 0:
+            raise NoSound(
+                f"it ends after {samples / rate:g} s, and is to start at {self.start:g} s"
+            )
+        if self.duration is None:
+            return first, samples
+        # Another sample for the resampler, whose number is rounded.
+        wanted = math.ceil(self.duration * rate - 1e-6) + 1
+        if self.place is not None:
+            first += int(self.place * max(0, samples - first - wanted + 2))
+        return first, min(samples, first + wanted)
+
+
+WHOLE = Clip()
+
+
+@contextmanager
+def _explained(file: BinaryIO, libraries: tuple[type[BaseException], ...]) -> Iterator[None]:
+    """What a library raises of a file as ``NoSound``."""
+    try:
+        yield
+    except libraries as error:
+        check(file)
+        said = " ".join(str(error).split()).replace("Error opening <_io.", "").split(": ", 1)[-1]
+        raise NoSound(said or type(error).__name__) from error
+    check(file)
+
+
+def check(file: BinaryIO) -> None:
+    raises: Callable[[], None] | None = getattr(file, "check", None)
+    if raises is not None:
+        raises()
+
+
+def opened(file: BinaryIO) -> Any:
+    """A file as libsndfile's; None of those that it does not know."""
+    import soundfile
+
+    file.seek(0)
+    head = file.read(16)
+    check(file)
+    if not head:
+        raise NoSound("it is empty")
+    file.seek(0)
+    if any(head[at:].startswith(mark) for at, mark in FOR_FFMPEG):
+        return None
+    try:
+        return soundfile.SoundFile(file)
+    except (*SNDFILE_ERRORS, soundfile.SoundFileError):
+        check(file)
+        file.seek(0)
+        return None
+
+
+def header_of(file: BinaryIO) -> Header:
+    """What a file says of its sound, without decoding it."""
+    return _decoded(file, None)[1]
+
+
+def samples_of(file: BinaryIO, clip: Clip = WHOLE) -> tuple[Samples, int]:
+    """The samples of a part of a file, and how many a second has."""
+    samples, header = _decoded(file, clip)
+    if not samples.size:
+        raise NoSound("it holds no samples")
+    if not np.isfinite(samples).all():
+        raise NoSound("it holds samples that are infinite or no numbers")
+    return samples, header.sampling_rate
+
+
+def _decoded(file: BinaryIO, clip: Clip | None) -> tuple[Samples, Header]:
+    sound = opened(file)
+    return _by_ffmpeg(file, clip) if sound is None else _by_sndfile(file, sound, clip)
+
+
+def _by_sndfile(file: BinaryIO, sound: Any, clip: Clip | None) -> tuple[Samples, Header]:
+    import soundfile
+
+    with _explained(file, (*SNDFILE_ERRORS, soundfile.SoundFileError)), sound:
+        header = Header(sound.samplerate, sound.channels, sound.frames)
+        refuse_cut_off(sound.extra_info)
+        if clip is None:
+            return np.empty((sound.channels, 0), dtype=np.float32), header
+        first, stop = clip.within(sound.frames, sound.samplerate)
+        refuse_long((stop - first) * sound.channels)
+        if first:
+            sound.seek(first)
+        parts = []
+        while first < stop:
+            count = min(stop - first, max(1, AT_ONCE // sound.channels))
+            parts.append(sound.read(count, dtype="float32", always_2d=True))
+            first += len(parts[-1])
+            if len(parts[-1]) < count:
+                break
+        lacking = (stop - first) / sound.samplerate
+    if lacking > LACKING:
+        raise NoSound(f"it is cut off, or damaged: {lacking:.3g} s of it cannot be decoded")
+    samples = parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty((0, 1), "f4")])
+    return samples.T, header
+
+
+def refuse_cut_off(log: str) -> None:
+    """Raise for a file that has fewer bytes than its header says, by what libsndfile notes of it."""
+    for line in log.splitlines():
+        name, _, rest = line.partition(":")
+        said, _, there = rest.partition("(should be ")
+        if name.strip() in ("data", "SSND") and there:
+            size, real = int(said), int(there.rstrip(") \r"))
+            # A size that nobody knew as the file was begun is as large as can be, or 0.
+            if real < size < 0x7FFFF000:
+                raise NoSound(f"it is cut off: it has {real:,} of {size:,} bytes")
+
+
+def refuse_long(count: float) -> None:
+    if count > MOST:
+        way = "decode parts of it, by start= and duration="
+        raise NoSound(f"it has {count:,.0f} samples, and up to {MOST:,} are decoded: {way}")
+
+
+def _by_ffmpeg(file: BinaryIO, clip: Clip | None) -> tuple[Samples, Header]:
+    need("av", "sound that is none of libsndfile's formats (WAV, FLAC, MP3, Ogg, AIFF, ...)")
+    import av
+
+    options = {"format_whitelist": CONTAINERS, "protocol_whitelist": ""}
+    errors = av.FFmpegError, EOFError, OverflowError, TypeError, ValueError, IndexError
+    with (
+        _explained(file, errors),
+        av.open(file, "r", options=options, metadata_errors="ignore") as container,
+    ):
+        if not container.streams.audio:
+            raise NoSound(
+                f"it has no sound ({container.format.long_name or container.format.name})"
+            )
+        stream = container.streams.audio[0]
+        rate, tick = stream.codec_context.sample_rate, float(stream.time_base or 0)
+        if not (rate and tick and stream.codec_context.channels):
+            raise NoSound("it does not say how its sound is coded")
+        length = stream.duration * tick if stream.duration else (container.duration or -1e6) / 1e6
+        header = Header(rate, stream.codec_context.channels, max(-1, round(length * rate)))
+        if clip is None:
+            return np.empty((header.channels, 0), dtype=np.float32), header
+        if clip.place is not None and header.samples < 0:
+            first, stop = 0, MOST  # drawn when all is decoded
+        else:
+            known = header.samples if header.samples >= 0 else MOST
+            first, stop = clip.within(known, rate)
+        start = stream.start_time or 0
+        before = first / rate - BEFORE
+        if before > 0:
+            container.seek(start + int(before / tick), stream=stream)
+        parts: list[Any] = []
+        at, count = None, 0
+        for frame in container.decode(stream):
+            if at is None:
+                late = ((frame.pts if frame.pts is not None else start) - start) * tick
+                at = round(late * rate) if before > 0 else 0
+            if frame.sample_rate != rate:
+                raise NoSound(f"its sampling rate changes, from {rate:,} to {frame.sample_rate:,}")
+            count += frame.samples
+            refuse_long(count * header.channels)
+            parts.append(planes_of(frame))
+            if at + count >= stop and clip.duration is not None:
+                break
+    if not parts or at is None:
+        raise NoSound("it holds no samples")
+    shapes = {part.shape[0] for part in parts}
+    if len(shapes) > 1:
+        raise NoSound(f"its number of channels changes: {sorted(shapes)}")
+    samples = np.concatenate(parts, axis=1)
+    if clip.duration is None:
+        lacking = (header.samples - at - count) / rate
+        if lacking > LACKING:
+            raise NoSound(f"it is cut off, or damaged: {lacking:.3g} s of it cannot be decoded")
+        stop = at + count
+    elif header.samples < 0:
+        first, stop = clip.within(at + count, rate)
+    return floats_of(samples[:, max(0, first - at) : max(0, stop - at)]), header
+
+
+def planes_of(frame: Any) -> Any:
+    """A frame's samples as they are coded, ``[channels, samples]``."""
+    array = frame.to_ndarray()
+    return array if frame.format.is_planar else array.reshape(frame.samples, -1).T
+
+
+def floats_of(samples: Any) -> Samples:
+    """Integers as floats from -1 to 1."""
+    if samples.dtype.kind == "f":
+        return np.asarray(samples, dtype=np.float32)
+    info = np.iinfo(samples.dtype)
+    half = (float(info.max) + 1) / (1 if info.min else 2)
+    values = samples.astype(np.float32) if info.min else samples.astype(np.float32) - half
+    return np.asarray(values / half, dtype=np.float32)
+
+
+def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
+    """Samples at another rate, ``[channels, samples]``; of n there are ``n * wanted / rate``, rounded."""
+    if rate == wanted:
+        return samples
+    need("soxr", f"resampling from {rate:,} to {wanted:,} Hz")
+    import soxr
+
+    flat = np.ascontiguousarray(samples.T if len(samples) > 1 else samples[0])
+    made: Samples = soxr.resample(flat, rate, wanted)
+    return made.T if made.ndim == 2 else made[None]
+
+
+def mixed(samples: Samples) -> Samples:
+    """All channels as one, ``[1, samples]``: their mean."""
+    if len(samples) == 1:
+        return samples
+    mean: Samples = samples.mean(axis=0, dtype=np.float32, keepdims=True)
+    return mean
