@@ -75,6 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = config.getoption("markexpr", default="")
+    _mark_beyond_samples(items)
     kept, skipped = [], []
     for item in items:
         if "nightly" in chosen and is_hypothesis_test(getattr(item, "obj", None)):
@@ -84,6 +85,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if skipped:
         config.hook.pytest_deselected(items=skipped)
         items[:] = kept
+
+
+def _mark_beyond_samples(items: list[pytest.Item]) -> None:
+    """Of tests with many parameters, alike in what they ask, all but some are slow ones."""
+    variants: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") is not None:
+            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for of_test in variants.values():
+        marker = of_test[0].get_closest_marker("sample")
+        assert marker is not None
+        count, most = len(of_test), marker.args[0]
+        kept = {round((n + 0.5) * count / most - 0.5) for n in range(min(most, count))}
+        for number, item in enumerate(of_test):
+            if number not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

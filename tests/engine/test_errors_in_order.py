@@ -68,6 +68,7 @@ def cases() -> Iterator[Any]:
         yield pytest.param(make, way, number, id=named, marks=[] if few else pytest.mark.slow)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.usefixtures("no_processes_left")
 @pytest.mark.parametrize(("make", "way", "number"), list(cases()))
 def test_batches_before_one_that_fails_are_given(make: Any, way: str, number: int) -> None:

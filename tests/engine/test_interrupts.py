@@ -78,6 +78,7 @@ def is_interrupted(items: Iterator[Any], place: Place) -> bool:
 
 
 # One that is raised in a generator's close is only reported.
+@pytest.mark.sample(3)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("loaded", [False, True])

@@ -84,6 +84,7 @@ def variants(quick: Callable[[str], bool]) -> list[Any]:
     return [pytest.param(n, marks=() if quick(n) else pytest.mark.slow) for n in names]
 
 
+@pytest.mark.sample(50)
 @pytest.mark.parametrize(
     "name", variants(lambda n: " / " not in n or n in EXCEPTIONS or n.startswith(KEEP))
 )

@@ -61,6 +61,7 @@ WAYS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("way", "workers", "options"), WAYS)
 def test_each_iteration_is_the_next_epoch(way: Any, workers: int, options: Any) -> None:
     """After one that was broken off, too, and with the same global seed before each."""
@@ -263,6 +264,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_workers_that_are_spawned_before_any_was_forked_begin_another_epoch_each_time(
     method: str, tmp_path: Path

@@ -91,6 +91,7 @@ def test_the_pipeline_stays_where_it_stands_and_the_loader_begins_where_it_is_to
     assert given_by(tp.Loader(pipe)) == whole[3]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "workers"), [*((name, 0) for name in PIPES), ("counted", 2)])
 def test_a_loaded_state_goes_on_there_and_then_comes_the_epoch_again(
     name: str, workers: int

@@ -67,6 +67,7 @@ def test_set_epoch_starts_that_epoch(kind: Any, options: dict[str, Any]) -> None
     assert run.epoch(2) == EPOCHS[2]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("kind", "options", "named"),
     [

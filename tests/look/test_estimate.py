@@ -186,6 +186,7 @@ CUTS: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
 }
 
 
+@pytest.mark.sample(24)
 @pytest.mark.filterwarnings("ignore:an epoch of this pipeline gives nothing")
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("shards", [1, 8, 24])

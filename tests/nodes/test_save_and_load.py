@@ -267,6 +267,7 @@ OVER: dict[str, Any] = {
 EVERY = pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
 
 
+@pytest.mark.sample(8)
 @EVERY
 @pytest.mark.parametrize("kind", ALONE)
 def test_a_chain_of_ours_keeps_torchdatas_contract(kind: str, every: int) -> None:
@@ -277,6 +278,7 @@ def test_a_chain_of_ours_keeps_torchdatas_contract(kind: str, every: int) -> Non
 THREADED_ABOVE = [kind for kind in UNDER if "Prefetcher" in kind or "ParallelMapper" in kind]
 
 
+@pytest.mark.sample(5)
 @EVERY
 @pytest.mark.parametrize(
     "kind",
@@ -304,6 +306,7 @@ def pairs() -> list[Any]:
     return found
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(("below", "over"), pairs())
 def test_a_chain_of_ours_keeps_the_contract_above_torchdatas_nodes(below: str, over: str) -> None:
     check_contract(lambda: OVER[over](BELOW[below]()), every=6 if below in THREADED else 3)

@@ -91,6 +91,7 @@ RECIPES: dict[str, Make] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_gives_the_same_batches_of_files_that_are_tokenized(name, tmp_path):
     make = RECIPES[name]

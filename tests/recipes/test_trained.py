@@ -184,6 +184,7 @@ RECIPES = (
 )  # fmt: skip
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("steps", "below"), [(24, 1.0), pytest.param(200, 0.8, marks=pytest.mark.slow)]
 )

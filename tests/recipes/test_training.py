@@ -76,6 +76,7 @@ def train(data: Path, tmp_path: Path) -> Train:
     return run
 
 
+@pytest.mark.sample(2)
 @pytest.mark.filterwarnings("ignore:.*no target:UserWarning")
 @pytest.mark.parametrize("script", [path.stem for path in SCRIPTS])
 def test_a_script_learns_and_goes_on_where_it_was_stopped(

@@ -68,7 +68,7 @@ def write_pictures(folder: Path, files: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
-        ("packed", 60),
+        ("packed", 40),
         pytest.param("packed", 5000, marks=pytest.mark.slow),
         pytest.param("batches", 5000, marks=pytest.mark.slow),
     ],

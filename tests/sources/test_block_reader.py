@@ -39,6 +39,7 @@ def numbers(name: str, rows: Any) -> list[int]:
     return [FORMATS[name].number(row) for row in payload_rows(rows)]
 
 
+@pytest.mark.sample(16)
 @every
 def test_any_sequence_of_reads_gives_the_rows_that_are_there(name, source, monkeypatch):
     monkeypatch.setattr(block_reader, "SMALL", 300)  # some are fetched together, some alone

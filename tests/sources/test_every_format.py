@@ -247,6 +247,7 @@ def long_file(name: str, rows: int, total: int) -> bytes:
     return FORMATS[name].write(table(0, total), rows)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("name", "above"), list(ends()))
 def test_a_resume_near_the_end_reads_little_more_than_what_is_left(tmp_path, counted, name, above):
     format, url = FORMATS[name], f"counted://d/a{FORMATS[name].suffix}"

@@ -48,6 +48,7 @@ def test_columns_are_those_that_pyarrow_makes(tmp_path, folders):
     assert sorted(found, key=lambda row: row["x"]) == sorted(theirs, key=lambda row: row["x"])
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("columns", [None, ["x"]])
 @pytest.mark.parametrize("index", [False, "footers.arrow"])
 @pytest.mark.parametrize(

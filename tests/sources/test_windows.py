@@ -134,6 +134,7 @@ def test_series_are_told_apart_by_several_columns_and_where_they_come_again() ->
     assert (first["a"], first["b"]) == (0, "x")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "chain",
     [

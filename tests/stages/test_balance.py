@@ -182,6 +182,7 @@ def small() -> tp.Pipeline:
     return one(150).sharding_filter(4).shuffle(40, seed=2)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CHAINS)
 def test_it_resumes_exactly_on_any_ranks(name: str) -> None:
     endless = CHAINS[name]()._iteration.plan.chain.endless

@@ -35,6 +35,7 @@ def test_a_stage_resumes_exactly(name, folder):
     assert report.items[0] >= 3
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", ENDLESS)
 def test_an_endless_stage_resumes_exactly(name, folder):
     report = check_resume(ENDLESS[name](folder), limit=10, epochs=2, every=6, processes=0)
@@ -63,6 +64,7 @@ WORKERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(75)
 @pytest.mark.parametrize(
     ("option", "name"), [*(("threads", n) for n in FINITE), *(("num_workers", n) for n in WORKERS)]
 )

@@ -270,6 +270,7 @@ CHAINS: dict[str, Callable[[], tp.Pipeline]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("points", [4, pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CHAINS)
 def test_positions_over_joints_resume_on_other_ranks_too(name: str, points: int | None) -> None:

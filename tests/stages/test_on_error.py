@@ -102,6 +102,7 @@ def test_rows_of_which_the_function_raises_are_left_out_and_listed(
     assert "at row 0" in caught.value.__notes__[0]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", STAGES)
 def test_resumes_are_exact(kind: str) -> None:
     add = STAGES[kind]

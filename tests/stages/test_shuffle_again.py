@@ -76,6 +76,7 @@ def words(item: Any) -> str:
 SIZES = [(name, size) for n, name in enumerate(CHAINS) for size in (6, (1, 1000)[n % 2])]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_all_items_come_once_in_another_order_every_epoch(name: str, size: int) -> None:
     make, _ = CHAINS[name]
@@ -89,6 +90,7 @@ def test_all_items_come_once_in_another_order_every_epoch(name: str, size: int) 
     assert [*map(words, again)] == after
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_resume_goes_on_exactly(name: str) -> None:
     make, above = CHAINS[name]

@@ -120,6 +120,7 @@ def test_a_state_goes_on_as_it_did(name: str, kept: dict[str, Any], tmp_path: Pa
                 loader.load_state_dict(bare)
 
 
+@pytest.mark.sample(27)
 @pytest.mark.parametrize("name", MAKES)
 def test_states_go_on_on_other_numbers_of_ranks(
     name: str, kept: dict[str, Any], tmp_path: Path
@@ -132,6 +133,7 @@ def test_states_go_on_on_other_numbers_of_ranks(
             check_ranks(pipe, run["states"], run["next"])
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("name", COUNTED)
 def test_a_counted_pipeline_gives_the_same_from_any_batch_on(name: str, tmp_path: Path) -> None:
     pipe = COUNTED[name](tmp_path)

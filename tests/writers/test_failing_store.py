@@ -128,6 +128,7 @@ def asked(job: Job, server: FaultyServer) -> list[str]:
     return [one.replace(folder.rpartition("/")[2], "N") for one in server.asked]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_all_requests_of_a_job_may_fail_once(fault, server, store):
     job, whole = JOBS["parquet"], new_folder()

@@ -79,6 +79,7 @@ def some_of(found: list[Place], part: int, parts: int) -> list[Place]:
     return found[part % parts :: parts]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_of_a_writer(name, tmp_path):
     write, here, clear = local(name, tmp_path, 2)
@@ -98,6 +99,7 @@ def test_of_a_writer_at_every_place(name, threads, tmp_path):
     check_all(write, here, clear, found)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["counted, json", "repack, shuffled", "memmap"])
 def test_as_a_writer_ends(name, tmp_path):
     write, here, clear = local(name, tmp_path, 1)
@@ -107,6 +109,7 @@ def test_as_a_writer_ends(name, tmp_path):
     check_all(write, here, clear, found[:: 5 if name.startswith("repack") else 2])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])  # as a handler of SIGTERM raises
 def test_twice(error, tmp_path):
     write, here, clear = local("tokenize", tmp_path, 2)
@@ -134,6 +137,7 @@ def s3() -> Iterator[dict[str, Any]]:
         yield options
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("job", ["write_json", "repack"])
 def test_as_a_writer_to_a_store_ends(job, s3, monkeypatch):
     monkeypatch.setattr(places, "LEASE", 0.3)  # of a lock that was sent as Ctrl-C came

@@ -73,6 +73,7 @@ CHAINS: dict[str, Callable[[], tp.Pipeline]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_resume_goes_on_exactly(name):
     limit = 60 if name == "tasks by weights" else None
@@ -85,6 +86,7 @@ def words(batch: Any) -> Any:
     return [words(one) for one in batch] if isinstance(batch, list) else str(batch)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.filterwarnings("ignore:.*do not divide num_shards")
 @pytest.mark.parametrize("name", ["tasks", "rows collated above", "dropped rows", "a mix of mixes"])
 def test_ranks_workers_and_threads_give_the_same_batches(name):

@@ -56,6 +56,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("way", PASSES)
 @pytest.mark.parametrize("shards", [1, 24])
 @pytest.mark.parametrize(("weights", "rows"), SIZES)
@@ -137,6 +138,7 @@ def test_an_epoch_has_what_its_end_promises_and_resumes_anywhere(
     assert first + list(resumed) == expected
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stop", ["all_exhausted", "first_exhausted"])
 @pytest.mark.parametrize("rolls", [True, False])
 def test_ends_of_epochs_are_exact_on_any_ranks(stop: Any, rolls: bool) -> None:

@@ -56,6 +56,7 @@ CUTS: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("way", CUTS)
 @pytest.mark.parametrize("shards", [1, 4])
 def test_shares_are_of_tokens_that_are_trained(way: str, shards: int) -> None:
@@ -88,6 +89,7 @@ def test_lengths_may_stand_in_a_column_of_their_own() -> None:
     assert abs(times[1] / times.total() - 0.5) < 0.012
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", ["truncated", "dropped"])
 def test_a_resume_counts_the_same(way: str) -> None:
     def make() -> tp.Pipeline:

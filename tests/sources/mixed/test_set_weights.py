@@ -95,6 +95,7 @@ def resumed(pipe: tp.Pipeline, state: dict[str, Any], **options: Any) -> tp.Load
     return loader
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_change_is_what_a_state_loaded_into_the_new_mix_gives(name: str) -> None:
     make = CHAINS[name]
@@ -120,6 +121,7 @@ def test_a_change_is_what_a_state_loaded_into_the_new_mix_gives(name: str) -> No
             assert again == whole[number : number + 6], (called, number)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["rows", "tokens", "repeated"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_and_workers_of_any_number_go_on_alike(name: str, workers: int) -> None:
