@@ -238,30 +238,56 @@ def test_a_worker_that_dies_is_noticed_at_once_and_the_row_is_named(
         next(batches)
 
 
-def test_asked_again_after_a_death_it_goes_on_and_no_row_is_lost(tmp_path: Path) -> None:
+def test_rows_of_a_worker_that_dies_once_are_done_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     function = fn.ExitsOnce(tmp_path / "mark")
     pipe = source().map(function, num_workers=1, method="process").batch(4)
-    batches, found = iter(pipe), []
-    while True:
-        try:
-            found.append(next(batches))
-        except tp.WorkerError:
-            continue
-        except StopIteration:
-            break
-    assert [row["x"] for batch in found for row in batch] == list(range(120))
+    assert [row["x"] for batch in pipe for row in batch] == list(range(120))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "has ended with exit code 3; its rows are done again by another one" in said
 
 
 def test_a_worker_killed_from_outside_is_noticed_while_it_works(tmp_path: Path) -> None:
-    pipe = source().map(fn.SleepsAtRow0(tmp_path / "pid"), num_workers=2, method="process")
-    batches = iter(pipe.batch(8))
+    pipe = source().map(fn.SleepsOnce(tmp_path / "pid"), num_workers=2, method="process")
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(next, batches)
-        pid = pid_in(tmp_path / "pid")
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(tp.WorkerError, match=rf"process {pid} .*SIGKILL.*at row 0") as caught:
-            waiting.result(60)
-    assert caught.value.row == 0
+        waiting = pool.submit(lambda: [row["x"] for row in pipe])
+        os.kill(pid_in(tmp_path / "pid"), signal.SIGKILL)
+        assert waiting.result(60) == list(range(120))
+
+
+def test_workers_may_be_killed_at_any_time(workers: Any, caplog: pytest.LogCaptureFixture) -> None:
+    expected = digests(sharded(900).map(fn.slow_noisy, rng=True).batch(7).collate())
+    how: dict[str, Any] = {"num_workers": 2, "method": "process", "start_method": "fork"}
+    pipe = sharded(900).map(fn.slow_noisy, rng=True, **how).batch(7)
+    found: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: found.extend(digests(tp.Loader(pipe.collate()))))
+        for kill in range(10):
+            some = workers(1)
+            for process in some[: 1 + kill % 2]:  # one, or both
+                process.kill()
+            time.sleep(0.2)  # some rows get through
+            if waiting.done():
+                break
+        waiting.result(100)
+    assert kill > 3
+    assert found == expected
+    assert "such so far" in caplog.text
+
+
+def test_a_row_at_which_three_workers_die_is_left_out_if_asked(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"num_workers": 2, "method": "process", "start_method": "fork"}
+    (tmp_path / "rows").mkdir()
+    pipe = files(tmp_path / "rows").map(
+        fn.killed_57, on_error=tp.Quarantine(tmp_path / "bad"), **how
+    )
+    assert [row["x"] for row in pipe] == [x for x in range(80) if x != 57]
+    (line,) = [
+        json.loads(line)
+        for line in next((tmp_path / "bad").glob("*.jsonl")).read_text().splitlines()
+    ]
+    assert "3 workers died one after the other" in str(line)
 
 
 def pid_in(file: Path) -> int:

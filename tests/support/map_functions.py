@@ -46,6 +46,11 @@ def where(row: Row) -> Row:
     return {**row, "process": os.getpid()}
 
 
+def slow_noisy(row: Row, rng: np.random.Generator) -> Row:
+    time.sleep(0.002)
+    return noisy(row, rng)
+
+
 def slow(row: Row) -> Row:
     time.sleep(0.01)
     return row
@@ -108,14 +113,14 @@ class ExitsOnce:
         return row
 
 
-class SleepsAtRow0:
-    """Writes the number of its process to a file, and sleeps."""
+class SleepsOnce:
+    """Writes the number of its process to a file, and sleeps, at a row, once."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     def __call__(self, row: Row) -> Row:
-        if row["x"] == 0:
+        if row["x"] == 0 and not self.file.exists():
             self.file.write_text(str(os.getpid()))
             very_slow(row)
         return row

@@ -195,7 +195,8 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
             that the platform has. A fork copies locks that threads hold, and may hang.
 
     Raises:
-        WorkerError: a worker process died; names the row that it worked on.
+        WorkerError: three worker processes died at one row, which it names. One that dies otherwise is
+            replaced, and its rows are done again: the function must not mind.
         ConfigError: the function or an item does not pickle.
         DataError: the function returned None, or a value that does not pickle.
 

@@ -1,10 +1,12 @@
 """Worker processes for ``map(method="process")``, each fed by a thread of the parent. They start with
-the first rows, and end with the pipeline, their parent, or after an idle minute.
+the first rows, and end with the pipeline, their parent, or after an idle minute. One that dies is replaced,
+and its rows are done again.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import multiprocessing
 import os
 import pickle
@@ -13,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver
 from multiprocessing.reduction import ForkingPickler
 from queue import Empty, SimpleQueue
@@ -23,6 +26,7 @@ from trainpipes._internal.activity import doing
 from trainpipes._internal.locks import Living, get, start
 from trainpipes._internal.pool import waits
 from trainpipes.engine.calling.process_worker import (
+    NO_ROW,
     Message,
     pickled,
     receive,
@@ -33,6 +37,7 @@ from trainpipes.engine.calling.process_worker import (
 from trainpipes.engine.calling.row_call import Answer, RowCall, Words
 from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
 from trainpipes.errors.text import how_ended
+from trainpipes.interfaces.left_out import Failed, Guarded
 
 #: Seconds without rows after which the processes end.
 IDLE = 60.0
@@ -44,10 +49,26 @@ PATIENCE = 5.0
 #: The process that imported this; its fork server does not serve its forks.
 HOME = os.getpid()
 
-#: Where an answer goes, and the rows, which are dropped once nobody waits.
-Task = tuple["ref[SimpleQueue[Answer]]", Message]
+#: Workers that may die at one row before it is taken for the cause.
+TRIES = 3
+
+log = logging.getLogger("trainpipes")
 
 NO_PICKLE = (pickle.PicklingError, AttributeError, TypeError)
+
+
+@dataclass(eq=False)
+class Task:
+    """Rows to call the function for; nobody does once nobody waits for the answer.
+
+    Args:
+        message: the rows, their random words, and what is known instead of calling the function.
+        deaths: the rows at which workers died, by their places.
+    """
+
+    answer: ref[SimpleQueue[Answer]]
+    message: Message
+    deaths: list[int] = field(default_factory=list)
 
 
 class ProcessMap:
@@ -67,6 +88,7 @@ class ProcessMap:
         self._workers: list[_Worker] = []
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._last_submit = 0.0
+        self._deaths = 0
         #: Rows of a task, at least: as the last one took.
         self.least_rows = 1
         self.closed = False
@@ -80,7 +102,7 @@ class ProcessMap:
     def submit(self, items: Sequence[Any], words: Words | None) -> Callable[[], Answer]:
         """Returns a function that waits for the answer; to drop it is to cancel."""
         try:
-            message = pickled((items, words))
+            message = pickled((items, words, {}))
         except NO_PICKLE as error:
             holder = f"a {type(items[0]).__name__} "
             raise _no_pickle(self._call.said, "rows", holder, error) from error
@@ -88,7 +110,7 @@ class ProcessMap:
         with self._lock:
             self._start_missing()
             self._last_submit = time.monotonic()
-            self._tasks.put((ref(answer), message))
+            self._tasks.put(Task(ref(answer), message))
         if self.closed:  # meanwhile
             self._answer_waiting(([], self.gone()))
 
@@ -145,11 +167,36 @@ class ProcessMap:
             if not self._workers:
                 self._answer_waiting(([], error))
 
+    def does_again(self, task: Task, row: int, how: str) -> bool:
+        """Whether another worker is to have a task whose worker died at a row: unless the row is taken for
+        the cause and may not be left out.
+        """
+        if self.closed:
+            return False
+        task.deaths.append(row)
+        with self._lock:
+            self._deaths = count = self._deaths + 1
+        if count <= 10 or set(str(count)[1:]) == {"0"}:
+            log.warning(
+                "%s: %s; its rows are done again by another one (%s such so far)",
+                self._call.said, how, f"{count:,}",
+            )  # fmt: skip
+        if task.deaths.count(row) < TRIES:
+            return True
+        if row == NO_ROW or not isinstance(self._call.fn, Guarded):
+            return False
+        items, words, known = unpickled(task.message)
+        known[row] = Failed(
+            f"{TRIES} workers died one after the other as they called the function for it"
+        )
+        task.message = pickled((items, words, known))
+        return True
+
     def _answer_waiting(self, reply: Answer) -> None:
         with suppress(Empty):
             while True:
                 task = self._tasks.get_nowait()
-                answer = None if task is None else task[0]()
+                answer = None if task is None else task.answer()
                 if answer is not None:
                     answer.put(reply)
 
@@ -187,8 +234,9 @@ class _Worker(threading.Thread):
         self._said = said
         self._context = context
         self._payload = payload
-        self._row = context.RawValue("q", 0)
+        self._row = context.RawValue("q", NO_ROW)
         self._process: Any = None
+        self._exit_code: int | None = None
         self._ready = False
         self.connection, self._its_end = socket.socketpair()
 
@@ -207,7 +255,7 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         while (task := self._owner.next_task(self)) is not None:
-            answer = task[0]()
+            answer = task.answer()
             if answer is None:  # nobody waits for it any more
                 continue
             died = _of_no_row(WorkerError, self._said, "its worker processes have died")
@@ -216,7 +264,13 @@ class _Worker(threading.Thread):
                 break
             try:
                 with doing(self._said):
-                    reply = self._call(task[1])
+                    reply = self._call(task.message)
+            except _Died as death:
+                if self._owner.does_again(task, death.row, death.how):
+                    self._owner.lost(self, died, task)
+                    break
+                wrong = (self._died_at_row if self._ready else self._not_ready)(death.how)
+                reply = [None] * max(0, death.row), wrong
             except BaseException as error:
                 self._end_process()
                 reply = [], error
@@ -239,10 +293,9 @@ class _Worker(threading.Thread):
                 took = time.perf_counter() - began
         except (EOFError, OSError):
             how = self._end_process()
-            if not self._ready:
+            if not self._ready and (self._exit_code or 0) >= 0:  # it ended by itself
                 return [], self._not_ready(how)
-            died = f"{how} while the function was called for a row; num_workers=0 shows what it does there"
-            return [None] * self._row.value, WorkerError(f"{self._said}: {died}", stage=self._said)
+            raise _Died(how, self._row.value) from None
         if problem is not None:
             self._end_process()
             raise _of_no_row(ConfigError, self._said, problem)
@@ -251,6 +304,11 @@ class _Worker(threading.Thread):
         if results:
             self._owner.least_rows = int(TASK * len(results) / took)
         return results, error
+
+    def _died_at_row(self, how: str) -> TrainpipesError:
+        text = f"{how} while the function was called for a row, the third one at this row; "
+        way = 'num_workers=0 shows what it does there, on_error="skip" leaves such rows out'
+        return WorkerError(f"{self._said}: {text}{way}", stage=self._said)
 
     def _receive(self) -> Message:
         if self.connection not in connection.wait([self.connection, self._process.sentinel]):
@@ -270,6 +328,7 @@ class _Worker(threading.Thread):
         if process.exitcode is None:
             process.kill()
             process.join(PATIENCE)
+        self._exit_code = process.exitcode
         return f"worker process {process.pid} {how_ended(process.exitcode)}"
 
     def _not_ready(self, how: str) -> TrainpipesError:
@@ -278,6 +337,14 @@ class _Worker(threading.Thread):
             "import the script"
         )
         return _of_no_row(WorkerError, self._said, f"{how} before it was ready; {cure}")
+
+
+class _Died(Exception):
+    """A worker process died, at a row of its task."""
+
+    def __init__(self, how: str, row: int) -> None:
+        super().__init__(how)
+        self.how, self.row = how, row
 
 
 def _of_no_row(kind: type[TrainpipesError], said: str, text: str) -> TrainpipesError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -32,6 +32,7 @@ Answer = tuple[list[Any], BaseException | None]
 #: The upper counter words of some items: uint64 ``[items, 3]``.
 Words = npt.NDArray[np.uint64]
 _NOTHING = np.zeros(4, dtype=np.uint64)
+NONE_KNOWN: Mapping[int, Any] = {}
 
 
 class RowKey(ISeedSequence):  # a Philox asks it for its key
@@ -94,15 +95,24 @@ class RowCall:
     said: str
     watch: DrawWatch
 
-    def each(self, items: Sequence[Any], words: Words | None, at: Any = None) -> Answer:
-        """Call the function for each item, up to the first at which it raises or returns None.
-        ``at.value`` is the number of the item at work.
+    def each(
+        self,
+        items: Sequence[Any],
+        words: Words | None,
+        at: Any = None,
+        known: Mapping[int, Any] = NONE_KNOWN,
+    ) -> Answer:
+        """Call the function for each item, up to the first at which it raises or returns None. ``at.value``
+        is the number of the item at work; of items in ``known`` the result is known.
         """
         results: list[Any] = []
         counters = None if words is None else words.tolist()
         fn = self.watch.around(self.fn)
         try:
             for number, item in enumerate(items):
+                if number in known:
+                    results.append(known[number])
+                    continue
                 if at is not None:
                     at.value = number
                 if self.key is None or counters is None:
