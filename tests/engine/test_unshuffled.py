@@ -35,6 +35,8 @@ EXCEPTIONS = {
     "mask_tokens": "masks other tokens in each epoch",
     "mask_tokens / packed": "masks other tokens in each epoch",
     "mask_tokens / endless across": "masks other tokens in each epoch",
+    "mask_spans": "masks other spans in each epoch",
+    "mask_spans / samples": "masks other spans in each epoch",
     "decode_audio / crop": "crops at another place in each epoch",
     "random_crop": "crops at another place in each epoch",
     "random_crop / endless across": "crops at another place in each epoch",

@@ -421,6 +421,10 @@ class TestRowsThatAreDicts:
                 [torch.ones(1, dtype=torch.bfloat16), torch.ones(2)],
                 torch.tensor([[1.0, 0], [1, 1]]),
             ),
+            (
+                [np.ones((1, 2)), np.ones((2, 2))],
+                torch.tensor([[[1.0, 1], [0, 0]], [[1, 1], [1, 1]]]),
+            ),
             (["a", None], ["a", None]),
             ([["a"], None], [["a"], None]),
             ([None, None], [None, None]),
@@ -438,7 +442,7 @@ class TestRowsThatAreDicts:
             ([[1], 2], DataError, 1, r"is 2 where the row before it is \[1\]"),
             ([[[1], [2, 3]], [[1]]], SchemaError, 0, "holds lists of lists"),
             ([[[1, 2]], [[1, 2]]], SchemaError, 0, "holds lists of lists"),
-            ([np.ones((1, 2)), np.ones((2, 2))], DataError, 1, r"shape \[2, 2\] .* has \[1, 2\]"),
+            ([np.ones((2, 1)), np.ones((2, 2))], DataError, 1, r"shape \[2, 2\] .* has \[2, 1\]"),
         ],
     )
     def test_must_be_of_one_kind(

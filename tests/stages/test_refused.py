@@ -47,7 +47,7 @@ NEVER: dict[str, list[Any]] = {
 }
 #: A call of each stage with the options that it needs.
 CALLS: dict[str, dict[str, Any]] = {
-    "audio_info": {}, "decode_audio": {},
+    "audio_info": {}, "decode_audio": {}, "log_mel": {}, "mask_spans": {},
     "add_labels": {}, "batch": {}, "bucket_by_length": {}, "cache": {}, "center_crop": {"size": 2},
     "collate": {}, "decode_image": {}, "encode_labels": {"classes": ["a"]}, "enumerate": {},
     "filter": {"predicate": len}, "flat_map": {"fn": list}, "flip": {}, "image_transform": {"transform": len},
@@ -108,6 +108,12 @@ OPTIONS: list[tuple[Make, str]] = [
     (lambda p: p.normalize(mean="imagenet"), "a number, or one of each channel"),
     (lambda p: p.normalize(mean=[]), "a number, or one of each channel"),
     (lambda p: p.decode_image(on_error="drop"), '"raise" or "skip"'),
+    (lambda p: p.log_mel(pad_seconds=0), "a number of seconds above 0"),
+    (lambda p: p.log_mel(hop_length=401), "at most n_fft, 400"),
+    (lambda p: p.mask_spans(value="mean"), "must be a number, got 'mean'"),
+    (lambda p: p.mask_spans(time_share=1.5), "a number from 0 to 1"),
+    (lambda p: p.pad_collate(lengths=["x"]), "a dict of columns and names"),
+    (lambda p: p.pad_collate(mask={"x": "y"}, lengths={"z": "y"}), "another name for each"),
     (lambda p: p.decode_audio(duration=0), "a number of seconds above 0, the name of a column"),
     (lambda p: p.decode_audio(duration={"random_crop": -1}), "a number of seconds above 0"),
     (lambda p: p.decode_audio(start=-0.5), "a number of seconds, or the name of a column"),

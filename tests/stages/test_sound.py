@@ -343,6 +343,84 @@ def test_a_resume_has_the_same_crops(tmp_path: Path, workers: int) -> None:
     assert [batch["audio"].numpy().tobytes() for batch in tp.Loader(make(), num_workers=2)] == whole
 
 
+# What models take
+
+
+@pytest.mark.parametrize("num_mels", [80, 128])
+def test_log_mel_is_what_whisper_takes(num_mels: int) -> None:
+    from transformers import WhisperFeatureExtractor
+
+    extractor = WhisperFeatureExtractor(feature_size=num_mels)
+    seconds = (0.012, 0.3, 5.003, 29.995, 30, 31.5)
+    sounds = [tone(length, seed=n)[:, 0] for n, length in enumerate(seconds)]
+    sounds += [np.zeros(1600, np.float32), np.ones(1, np.float32)]
+    rows = tp.from_dataset([{"audio": sound} for sound in sounds])
+    wanted = extractor(sounds, sampling_rate=16_000, return_tensors="np")["input_features"]
+    padded = [row["input_features"] for row in rows.log_mel(num_mels, pad_seconds=30)]
+    assert np.abs(np.stack(padded) - wanted).max() < 1e-4
+    for sound in sounds[1:6]:
+        options: Any = {"padding": "do_not_pad", "truncation": False, "return_tensors": "np"}
+        wanted = extractor([sound], sampling_rate=16_000, **options)["input_features"][0]
+        (row,) = tp.from_dataset([{"audio": sound}]).log_mel(num_mels, time_first=True)
+        assert np.abs(row["input_features"].T - wanted).max() < 1e-4
+
+
+def test_log_mel_of_columns_of_arrow_and_of_batches() -> None:
+    sounds = [tone(0.1 + n / 50, seed=n)[:, 0] for n in range(7)]
+    expected = [
+        row["input_features"] for row in tp.from_dataset([{"audio": s} for s in sounds]).log_mel()
+    ]
+    lists = pa.array([s.tolist() for s in sounds], pa.list_(pa.float32()))
+    rows = tp.from_arrow(pa.table({"x": range(7), "audio": lists})).log_mel()
+    found = {row["x"]: row["input_features"] for row in rows}
+    assert all(np.array_equal(found[n], expected[n]) for n in range(7))
+    batched = tp.from_dataset([{"audio": s} for s in sounds]).batch(3).log_mel(time_first=True)
+    batches = list(batched.pad_collate(lengths={"input_features": "frames"}))
+    assert [batch["input_features"].shape for batch in batches] == [
+        (3, 14, 80),
+        (3, 20, 80),
+        (1, 22, 80),
+    ]
+    assert [n for batch in batches for n in batch["frames"].tolist()] == [
+        len(e.T) for e in expected
+    ]
+    assert np.array_equal(batches[0]["input_features"][0, :10], expected[0].T)
+    alike = tp.from_dataset([{"audio": sounds[0]}] * 2).log_mel(time_first=True).batch(2)
+    (batch,) = alike.pad_collate(lengths={"input_features": "n"}, mask={"input_features": "mask"})
+    assert (batch["n"].tolist(), batch["mask"].shape) == ([10, 10], (2, 10))
+    for bad, said in (
+        (np.zeros(150, np.float32), "201 samples or more, got 150"),
+        (b"x", "decode_audio"),
+    ):
+        with pytest.raises(tp.errors.DataError, match=said):
+            list(tp.from_dataset([{"audio": bad}]).log_mel())
+
+
+def test_spans_are_masked_by_row_and_epoch() -> None:
+    ones = np.ones((20, 100), np.float32)
+    rows = tp.from_dataset([{"input_features": ones, "x": n} for n in range(50)])
+    pipe = rows.mask_spans(1, 30, 1, 8, time_share=0.2)
+    epochs = [[row["input_features"] for row in pipe] for _ in range(2)]
+    assert ones.all()
+    assert not np.array_equal(epochs[0], epochs[1])
+    for masked in epochs[0]:
+        times, bands = (masked == 0).all(axis=0), (masked == 0).all(axis=1)
+        assert np.array_equal(masked == 0, times[None] | bands[:, None])
+        assert times.sum() <= 20
+        assert bands.sum() <= 8
+        assert np.abs(np.diff(times.astype(int))).sum() <= 2
+    widths = [int((masked == 0).all(axis=0).sum()) for masked in epochs[0]]
+    assert (min(widths), max(widths)) == (0, 20)
+    shuffled = rows.sharding_filter(4).shuffle(9).batch(4).mask_spans(1, 30, 1, 8, time_share=0.2)
+    found = {row["x"]: row["input_features"] for batch in shuffled for row in batch}
+    assert all(np.array_equal(found[n], epochs[0][n]) for n in range(50))
+    turned = tp.from_dataset([{"input_features": ones.T}] * 50).mask_spans(1, 30, 1, 8, time_share=0.2,
+        time_first=True)  # fmt: skip
+    assert np.array_equal([row["input_features"].T for row in turned], epochs[0])
+    with pytest.raises(tp.errors.DataError, match=r"put log_mel\(\) before"):
+        list(tp.from_dataset([{"input_features": [1]}]).mask_spans())
+
+
 MUTATED = """
 import faulthandler, io, sys
 import numpy as np

@@ -684,6 +684,17 @@ FINITE: dict[str, Make] = {
     "decode_audio / crop": lambda f: (
         heard(f).decode_audio(start=0.02, duration=tp.random_crop(0.05), on_error="skip").batch(4).collate()
     ),
+    "log_mel": lambda f: (
+        heard(f).decode_audio(on_error="skip").log_mel(8, sampling_rate=8000, time_first=True).batch(4)
+        .pad_collate(lengths={"input_features": "frames"})
+    ),
+    "mask_spans": lambda f: (
+        heard(f).decode_audio(on_error="skip").log_mel(8, sampling_rate=8000, pad_seconds=0.5)
+        .mask_spans(2, 9, 1, 4, time_share=0.5).batch(4).collate()
+    ),
+    "mask_spans / samples": lambda f: (
+        heard(f).filter(whole_sound).decode_audio().batch(4).mask_spans(2, 9, column="audio").pad_collate()
+    ),
     "resize": lambda f: decoded(f).resize((6, 5)).batch(4).collate(),
     "center_crop": lambda f: decoded(f).center_crop(8).batch(4).collate(),
     "random_crop": lambda f: decoded(f).random_crop((12, 9), padding=1).batch(4).collate(),

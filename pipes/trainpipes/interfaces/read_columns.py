@@ -112,10 +112,15 @@ def of_list(values: Sequence[Any], name: str) -> Column:
         return lists
     rows = [as_array(value) for value in values]
     shapes = [np.shape(row) for row in rows]
-    odd = next((k for k, shape in enumerate(shapes) if shape != shapes[0]), None)
+    odd = next((k for k, shape in enumerate(shapes) if shape[1:] != shapes[0][1:]), None)
+    if odd is None and len({*shapes}) > 1:
+        lengths = np.array([len(row) for row in rows], dtype=np.int64)
+        return Ragged(np.concatenate(rows), lengths)
     if odd is not None:
         got = f"has shape {list(shapes[odd])} where the first of its batch has {list(shapes[0])}"
-        raise BadCell(odd, f"{got}: arrays of two dimensions or more are stacked, not padded")
+        raise BadCell(
+            odd, f"{got}: arrays of two dimensions or more may differ in the first one only"
+        )
     return Even(np.array(rows))
 
 

@@ -56,6 +56,7 @@ from trainpipes.stages.map import Map, MapBatches, WithColumns
 from trainpipes.stages.order import Repeat, ShardingFilter, Shuffle, Skip, Take
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_collate import PadCollate
+from trainpipes.stages.sound_features import LogMel, MaskSpans
 from trainpipes.stages.token_ids import AddLabels, MaskTokens, Truncate
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenizing import TokenizedBy
@@ -188,6 +189,8 @@ class Pipeline(Record):
     decode_image = Method(DecodeImage)
     audio_info = Method(AudioInfo)
     decode_audio = Method(DecodeAudio)
+    log_mel = Method(LogMel)
+    mask_spans = Method(MaskSpans)
     resize = Method(Resize)
     center_crop = Method(CenterCrop)
     random_crop = Method(RandomCrop)

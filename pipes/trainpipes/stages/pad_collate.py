@@ -26,7 +26,7 @@ from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.interfaces.blame import at_row, in_column, naming, refused
 from trainpipes.interfaces.options import declared_checks
-from trainpipes.interfaces.read_columns import Opaque, Ragged, check_fit, limits, read
+from trainpipes.interfaces.read_columns import Even, Opaque, Ragged, check_fit, limits, read
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.stages.columns import CollatingStage, unbatched
 from trainpipes.stages.pack import Pack, kept_columns
@@ -102,10 +102,12 @@ class Rule:
         return rule
 
 
+def is_naming(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(n, str) for p in value.items() for n in p)
+
+
 def asked_masks(mask: Any, rules: Mapping[str, Rule]) -> dict[str, str]:
-    good = mask is None or mask is False
-    if isinstance(mask, Mapping):
-        good = all(isinstance(name, str) for pair in mask.items() for name in pair)
+    good = mask is None or mask is False or is_naming(mask)
     rule = 'False, or a dict of columns and their masks such as {"input_ids": "input_mask"}'
     require(good, "pad_collate(mask)", rule, mask)
     masks: dict[str, str] = dict(mask or {})
@@ -123,7 +125,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
 
     - lists of numbers: ``[B, L]``; integers as int64, bools as bool, float32 and float64 as
       float32, float16 as float16
-    - lists of fixed-size lists of n numbers: ``[B, L, n]``, with the same dtypes
+    - lists of fixed-size lists of n numbers, arrays ``[L, n]`` of any L: ``[B, L, n]``, with the same dtypes
     - integers: int64 ``[B]``; bools, float32, float64: their own dtype, ``[B]``
     - fixed-size lists or tensors of numbers: their own dtype, ``[B, n, ...]``
     - anything else (strings, times, structs): a list of B Python objects
@@ -132,7 +134,8 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
     ``pad_to_multiple_of``. Rows that ``pack`` made get no mask, but ``cu_seqlens`` (int32
     ``[sequences + 1]``) and ``max_seqlen`` (int): where documents start in the B * L tokens. In
     rows that are Python dicts, integers become int64, floats float64, and arrays of several
-    dimensions are stacked. Tensors are contiguous, writable and share no memory.
+    dimensions are stacked, or padded where only the first one differs. Tensors are contiguous,
+    writable and share no memory.
 
     Args:
         max_length: L of every ragged column; longer rows are cut.
@@ -147,6 +150,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         columns: other options for some columns, by name: dicts of ``max_length``,
             ``pad_to_multiple_of``, ``padding_side``, ``truncation_side``, ``value``, ``dtype``, or
             ``mask`` (a name).
+        lengths: a dict of ragged columns and the names of columns for their rows' lengths, int64 ``[B]``.
         dtype: an integer dtype for ragged columns of integers, or a float dtype for all columns of
             floats.
         tokenizer: made the "input_ids" that the rows hold already; gives pad token and padding
@@ -177,11 +181,16 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
     value: PadValue | None = None
     mask: Mapping[str, str] | bool | None = None
     columns: Mapping[str, Mapping[str, Any]] | None = None
+    lengths: Mapping[str, str] | None = None
     dtype: Annotated[torch.dtype, dtype_of_numbers] = torch.int64
     tokenizer: Any = None
 
     def check(self) -> None:
         _ = self._own, self._masks  # what is wrong with them is said here
+        rule = 'a dict of columns and names such as {"audio": "audio_lengths"}'
+        self._require(self.lengths is None or is_naming(self.lengths), "lengths", rule)
+        names = [*self._masks.values(), *(self.lengths or {}).values()]
+        self._require(not repeated(names), "lengths", "another name for each, and for each mask")
 
     @cached_property
     def _rule(self) -> Rule:
@@ -279,8 +288,8 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
         self, run: Run, bounds: IntArray, names: tuple[str, ...]
     ) -> Iterator[tuple[TensorRows, list[int]]]:
         ids = run.block.ids
-        need_columns(names, [*self._rules, *self._masks], self)
-        for name, mask in self._masks.items():
+        need_columns(names, [*self._rules, *self._masks, *(self.lengths or ())], self)
+        for name, mask in (*self._masks.items(), *(self.lengths or {}).items()):
             raise in_column(_no_mask(mask), name, self, ids)
         change = self.dtype.is_floating_point or any(rule.dtype for rule in self._rules.values())
         for part in run.block.parts(bounds):
@@ -335,12 +344,13 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
 
     def _writers(self, columns: Mapping[str, Any], ids: IntArray) -> list[Writer]:
         present = list(columns)
-        need_columns(present, [*self._rules, *self._masks], self)
+        lengths = self.lengths or {}
+        need_columns(present, [*self._rules, *self._masks, *lengths], self)
         masks = dict(self._masks)
         asked = self.mask is not None or self._rule_of("input_ids").mask is not None
         if not asked and self._pack is None and "attention_mask" not in {*present, *masks.values()}:
             masks = {"input_ids": "attention_mask"} | masks
-        taken = sorted(set(masks.values()) & set(present))
+        taken = sorted({*masks.values(), *lengths.values()} & {*present})
         if taken:
             way = "give the mask another name"
             raise refused(self, f": the rows have a column {taken[0]!r} already; {way}")
@@ -355,8 +365,13 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
             of_arrow = isinstance(values, pa.ChunkedArray)
             return _object_writer(name, values.combine_chunks() if of_arrow else values)
         column = read(values, name, self, ids)
-        if not isinstance(column, Ragged) and name in self._masks:
-            raise _no_mask(self._masks[name])
+        length = (self.lengths or {}).get(name)
+        named = self._masks.get(name) or length
+        if isinstance(column, Even) and named is not None and column.values.ndim > 2:
+            rows, each, *inner = column.values.shape  # of arrays that happen to be of one length
+            column = Ragged(column.values.reshape(-1, *inner), np.full(rows, each, dtype=np.int64))
+        if not isinstance(column, Ragged) and named is not None:
+            raise _no_mask(named)
         if isinstance(column, Opaque):
             return _object_writer(name, column.values)
         ragged = isinstance(column, Ragged)
@@ -372,7 +387,7 @@ class PadCollate(TakesTokenizer, CollatingStage, takes="columns or objects"):
             padding_side=rule.padding_side or self._side_below,
             truncation_side=rule.truncation_side or "right", mask=None if mask is None else np.int64,
         )  # fmt: skip
-        return _ragged_writer(name, rows, mask)
+        return _ragged_writer(name, rows, mask, length)
 
     def _dtype(self, name: str, values: Any, ragged: bool) -> np.dtype[Any]:
         own, asked = self._rule_of(name).dtype, numpy_dtype(self.dtype, "")
@@ -411,15 +426,20 @@ def _no_mask(mask: str) -> BadCell:
     return BadCell(None, f"has no lists to pad, and so no mask {mask!r}: leave its mask out")
 
 
-def _ragged_writer(name: str, rows: RaggedRows, mask: str | None) -> Writer:
+def _ragged_writer(
+    name: str, rows: RaggedRows, mask: str | None, length: str | None = None
+) -> Writer:
     def cut(index: IntArray | None, bounds: IntArray) -> Cut:
         rectangles = rows.rectangles(index, bounds)
+        lengths = rows.lengths if index is None else rows.lengths[index]
 
         def batch(k: int) -> dict[str, Any]:
             cells, real = rectangles[k]
             tensors = {name: torch.from_numpy(cells)}
             if mask is not None and real is not None:
                 tensors[mask] = torch.from_numpy(real)
+            if length is not None:
+                tensors[length] = torch.from_numpy(lengths[bounds[k] : bounds[k + 1]].copy())
             return tensors
 
         return batch
