@@ -10,7 +10,7 @@
     │   └── DataChangedError   (OSError)            a file has changed since it was listed
     ├── UnreachableError       (OSError)            a server does not answer, or denies access
     ├── StateError             (ValueError)         a checkpoint does not fit this pipeline
-    ├── WorkerError            (RuntimeError)       a worker process of ours has died
+    ├── WorkerError            (RuntimeError)       worker processes have died
     └── MissingExtraError      (ImportError)        an optional package is not installed
 
 Each message states the rule, the value received and a way out, without secrets: of a URL's user and
@@ -131,7 +131,9 @@ class StateError(TrainpipesError, ValueError):
 
 
 class WorkerError(TrainpipesError, RuntimeError):
-    """A worker process of ``map`` or of a ``Loader`` has died, or what it made cannot be sent."""
+    """Worker processes of ``map`` or of a ``Loader`` have died again and again, or what one made cannot be
+    sent.
+    """
 
 
 class MissingExtraError(TrainpipesError, ImportError):

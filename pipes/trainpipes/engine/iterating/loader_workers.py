@@ -235,7 +235,7 @@ class LoaderWorkers:
                 pass  # the pass is left; the processes can begin another
             kept = sound and self.persistent
         except (RuntimeError, EOFError, OSError):
-            died = None if watch is None else watch.error(data.memory, data.position.num_shards)
+            died = None if watch is None else watch.death(data.memory, data.position.num_shards)
             if died is None:
                 raise
             raise died from None

@@ -80,6 +80,23 @@ PATIENCE = 1.0
 GRACE = 0.5
 
 
+class WorkerDeath(Exception):
+    """A worker process has died.
+
+    Args:
+        said: which one, how, and at which batch.
+        way: what to do if workers die there again and again.
+        at_start: whether it ended by itself before it made a batch, as all others would.
+    """
+
+    def __init__(self, said: str, way: str, at_start: bool) -> None:
+        super().__init__(said)
+        self.said, self.way, self.at_start = said, way, at_start
+
+    def error(self) -> WorkerError:
+        return WorkerError(f"{self.said}; {self.way}")
+
+
 class WorkerWatch:
     """A thread that ends all workers where one dies: that one may hold a lock that they share."""
 
@@ -100,7 +117,8 @@ class WorkerWatch:
     def is_well(self) -> bool:
         return not connection.wait([worker.sentinel for worker in self._workers], 0)
 
-    def error(self, memory: WorkerMemory, num_shards: int) -> WorkerError | None:
+    def death(self, memory: WorkerMemory, num_shards: int) -> WorkerDeath | None:
+        """The worker that has died, if one has."""
         ended_one = connection.wait([worker.sentinel for worker in self._workers], PATIENCE)
         if ended_one and self._thread.ident is not None:  # it was started
             self._thread.join(PATIENCE)
@@ -117,6 +135,7 @@ class WorkerWatch:
         )
         process = self._workers[worker]
         again = "loader.load_state_dict(loader.state_dict()) goes on after the last batch that came"
+        said = f"worker {worker} of the Loader (process {process.pid}) {how_ended(process.exitcode)} {at}"
         way = f"{again}, with fewer workers if memory ran out; num_workers=0 shows what a function does there"
         if process.exitcode == -signal.SIGBUS:  # num_workers=0 would end the trainer
             way = (
@@ -124,9 +143,7 @@ class WorkerWatch:
                 "batches; write a new file and rename it, in place of cutting one that is read, and keep it "
                 f"on a disk of the machine; then {again}"
             )
-        return WorkerError(
-            f"worker {worker} of the Loader (process {process.pid}) {how_ended(process.exitcode)} {at}; {way}"
-        )
+        return WorkerDeath(said, way, m is None and (process.exitcode or 0) > 0)
 
     def end(self) -> None:
         batches, workers = self._batches, self._workers

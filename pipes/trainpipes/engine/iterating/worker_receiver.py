@@ -1,9 +1,14 @@
-"""The items that workers send, in the process that trains: each is unpacked once, large ones ahead."""
+"""The items that workers send, in the process that trains: each is unpacked once, large ones ahead. Where a
+worker dies, others make what is due again.
+"""
 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Generator
+import json
+import logging
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import finalize
 
@@ -15,13 +20,19 @@ from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.locks import InterruptibleLock, Living
 from trainpipes._internal.pool import Pool
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
+from trainpipes.engine.iterating.worker_end import WorkerDeath
 from trainpipes.engine.iterating.worker_message import WorkerMemory, WorkerMessage
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.shard_items import ShardItems, items_of
 from trainpipes.errors import WorkerError
+from trainpipes.interfaces.tally import Numbers
 from trainpipes.order.topology import Topology
 from trainpipes.state.format import Position
 
+log = logging.getLogger("trainpipes")
+
+#: Deaths of workers while one batch is due, after which it is taken for the cause.
+TRIES = 3
 #: Bytes of a message whose batches are unpacked by a thread.
 LARGE = 4 << 20
 #: In place of a batch that is unpacked.
@@ -48,11 +59,14 @@ class Received:
         self._lock = InterruptibleLock()
         self.places = {m: n for n, (m, _, _) in enumerate(message.items)}
         self.texts = [text for _, _, text in message.items]
+        self.counted = message.counted
+        self.is_begun = False  # whether an item was taken
         self.nbytes = sum(batch.size for batch in message.batches)
         if not self._left:
             memory.has_unpacked(*self._whose)
 
     def take(self, n: int) -> Any:
+        self.is_begun = True
         with self._lock:
             self._unpack(n)
             item = self._items.pop(n)
@@ -121,9 +135,18 @@ class WorkerReceiver:
         self._ready: dict[int, Received] = {}
         self._pool: Pool | None = None  # unpacks large batches while the program is at work
         self._cursors: dict[int, str] = {}  # by shard, after what was taken
+        self._deaths: list[int] = []  # the batch that was due, of the last deaths alike
+        self._count = 0  # of all deaths
         _all.add(self)
 
     def take(self, m: int) -> Any:
+        while True:
+            try:
+                return self._take(m)
+            except WorkerDeath as death:
+                self._begin_again(m, death)
+
+    def _take(self, m: int) -> Any:
         try:
             if self._error is not None:
                 raise self._error
@@ -135,6 +158,8 @@ class WorkerReceiver:
             del self._ready[m]
             if isinstance(item, ExceptionWrapper):
                 item.reraise()  # type: ignore[no-untyped-call]
+        except WorkerDeath:
+            raise
         except BaseException as error:
             self._leave()
             self._error = error if isinstance(error, Exception) else WorkerError(_INTERRUPTED)
@@ -142,6 +167,26 @@ class WorkerReceiver:
         if text:
             self._cursors[m % self._position.num_shards] = text
         return item
+
+    def _begin_again(self, m: int, death: WorkerDeath) -> None:
+        """Have other workers make what comes from batch ``m`` on; raises where they die there, too."""
+        self._deaths = [*(batch for batch in self._deaths if batch == m), m]
+        if death.at_start or len(self._deaths) == TRIES:
+            self._leave()
+            self._error = death.error()
+            raise self._error from None
+        self._count += 1
+        if self._count <= 10 or set(str(self._count)[1:]) == {"0"}:
+            again = f"workers start again at batch {m:,} ({self._count:,} such so far)"
+            log.warning("%s; %s", death.said, again)
+        for received in {id(each): each for each in self._ready.values()}.values():
+            if not received.is_begun:  # its rows are counted again
+                self._adopt([(-a, -b, -c) for a, b, c in received.counted])
+        self.close()
+        texts = {shard: json.loads(text) for shard, text in self._cursors.items()}
+        position = self._position
+        self._position = replace(position, m=m, cursors={**position.cursors, **texts})
+        vars(self).pop("_at_start", None)
 
     #: The worker has passed over it.
     pass_over = take
@@ -165,8 +210,7 @@ class WorkerReceiver:
         if message.profile is not None:
             activity.from_workers.append(message.profile)
         self._plan.inputs.schemas.adopt(message.schemas)
-        for tally, more in zip(self._plan.tallies, message.counted, strict=True):
-            tally.adopt(more)
+        self._adopt(message.counted)
         received = Received(memory, message)
         self._ready.update(dict.fromkeys(received.places, received))
         if received.nbytes < LARGE:
@@ -176,6 +220,10 @@ class WorkerReceiver:
             self._pool = Pool(1, name="trainpipes-receiving")
             finalize(self, self._pool.close)
         self._pool.submit(received.unpack_all)
+
+    def _adopt(self, counted: Sequence[Numbers]) -> None:
+        for tally, more in zip(self._plan.tallies, counted, strict=True):
+            tally.adopt(more)
 
     def _unpacked(self, received: Received, n: int) -> Any:
         try:
