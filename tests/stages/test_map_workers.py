@@ -290,6 +290,38 @@ def test_a_row_at_which_three_workers_die_is_left_out_if_asked(tmp_path: Path) -
     assert "3 workers died one after the other" in str(line)
 
 
+def test_a_call_that_hangs_is_tried_once_more_and_then_named(tmp_path: Path) -> None:
+    once = fn.SleepsOnce(tmp_path / "pid")
+    how: dict[str, Any] = {"num_workers": 2, "method": "process", "timeout": 0.5}
+    assert [row["x"] for row in source().map(once, **how)] == list(range(120))
+    rows = list(range(80))
+    with pytest.raises(
+        tp.WorkerError, match=r"after 0.5 s \(timeout\).*second one at this row"
+    ) as e:
+        list(files(tmp_path).map(fn.hangs_57, **how))
+    assert (e.value.row_group, e.value.row) == (1, 17)
+    pipe = files(tmp_path).map(fn.hangs_57, on_error="skip", **how)
+    rows.remove(57)
+    assert [row["x"] for row in pipe] == rows
+
+
+def test_a_slow_function_is_no_hang() -> None:
+    pipe = source(30).map(fn.slow, num_workers=1, method="process", timeout=0.2)
+    assert [row["x"] for row in pipe] == list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"timeout": 0, "method": "process"}, r"map\(timeout\) must be more than 0 seconds, got 0"),
+        ({"timeout": 1}, r"map\(method\) must be .*\"process\".*got 'thread'"),
+    ],
+)
+def test_a_timeout_that_cannot_be_is_refused(how: dict[str, Any], said: str) -> None:
+    with pytest.raises(tp.ConfigError, match=said):
+        source().map(fn.plain, num_workers=1, **how)
+
+
 def pid_in(file: Path) -> int:
     """The number of the process that sleeps, once it does."""
     deadline = time.monotonic() + 60

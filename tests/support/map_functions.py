@@ -61,6 +61,12 @@ def very_slow(row: Row) -> Row:
     return row
 
 
+def hangs_57(row: Row) -> Row:
+    if row["x"] == 57:
+        time.sleep(1000)
+    return row
+
+
 def refuse_57(row: Row) -> Row:
     if row["x"] == 57:
         raise ValueError("57 is not wanted")

@@ -61,6 +61,10 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
     def start_method(self) -> str | None:
         return None
 
+    @property
+    def timeout(self) -> float | None:
+        return None
+
     _turn = 0  # which one it is of several alike
 
     def _resolve(self, below: Sequence[Stage]) -> Self:
@@ -116,7 +120,9 @@ class RowFunction(WorkingStage, per_row=True, gives="objects"):
             workers = running.pool
             if workers is None or workers.pid != os.getpid():
                 if self.method == "process":
-                    workers = ProcessMap(self._call, running.workers, self.start_method)
+                    workers = ProcessMap(
+                        self._call, running.workers, self.start_method, self.timeout
+                    )
                 else:
                     workers = ThreadMap(self._call, running.workers, self.shares)
                 running.pool = workers
@@ -191,6 +197,8 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
             pickle.
         schema: Arrow types of the columns that it returns, as a ``pyarrow.Schema``. Left out, they
             are found from the first rows when a stage needs columns.
+        timeout: with processes, the seconds that a call may take, at least: then its worker is killed, and
+            another one tries the row once more. A second time the row is a ``WorkerError``, or left out.
         start_method: how processes start: "forkserver", "spawn" or "fork"; by default the first
             that the platform has. A fork copies locks that threads hold, and may hang.
 
@@ -208,7 +216,7 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
     ([91, 77, 7], [84, 38, 96])
     """
 
-    free = frozenset({"num_workers", "method", "start_method", "schema", "thread_safe"})
+    free = frozenset({"num_workers", "method", "start_method", "timeout", "schema", "thread_safe"})
 
     fn: Function
     _: KW_ONLY
@@ -218,6 +226,7 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
     num_workers: Natural = 0
     method: Literal["thread", "process"] = "thread"
     start_method: Literal["forkserver", "spawn", "fork"] | None = None
+    timeout: float | None = None
     schema: Schema | None = None
     thread_safe: bool = False
     on_error: OnBadRow = "raise"
@@ -225,6 +234,10 @@ class Map(CallsFunction, RowFunction, versioned="fn"):
     def check(self) -> None:
         there = get_all_start_methods()
         self._require(self.start_method in (None, *there), "start_method", f"one of {there} here")
+        if self.timeout is not None:
+            self._require(self.timeout > 0, "timeout", "more than 0 seconds")
+            way = 'method="process", since a thread cannot be ended'
+            self._require(self.method == "process", "method", f"{way}, where timeout is given")
 
     def _traits(self) -> dict[str, Any]:
         return {**super()._traits(), **({"depends_on": {"row", "epoch"}} if self.rng else {})}

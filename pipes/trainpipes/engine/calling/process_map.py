@@ -74,10 +74,13 @@ class Task:
 class ProcessMap:
     """Worker processes that call one function. A fork of ``pid`` can't use them."""
 
-    def __init__(self, call: RowCall, workers: int, method: str | None = None) -> None:
+    def __init__(
+        self, call: RowCall, workers: int, method: str | None = None, timeout: float | None = None
+    ) -> None:
         self.pid = os.getpid()
         self._call = call
         self._count = workers
+        self.timeout = timeout
         if method is None:  # not fork, which copies locks of other threads
             there = "forkserver" in multiprocessing.get_all_start_methods()
             method = "forkserver" if there and self.pid == HOME else "spawn"
@@ -167,27 +170,28 @@ class ProcessMap:
             if not self._workers:
                 self._answer_waiting(([], error))
 
-    def does_again(self, task: Task, row: int, how: str) -> bool:
+    def does_again(self, task: Task, death: _Died) -> bool:
         """Whether another worker is to have a task whose worker died at a row: unless the row is taken for
         the cause and may not be left out.
         """
         if self.closed:
             return False
+        row = death.row
         task.deaths.append(row)
         with self._lock:
             self._deaths = count = self._deaths + 1
         if count <= 10 or set(str(count)[1:]) == {"0"}:
             log.warning(
                 "%s: %s; its rows are done again by another one (%s such so far)",
-                self._call.said, how, f"{count:,}",
+                self._call.said, str(death), f"{count:,}",  # the error would hold the workers
             )  # fmt: skip
-        if task.deaths.count(row) < TRIES:
+        if task.deaths.count(row) < death.tries:
             return True
         if row == NO_ROW or not isinstance(self._call.fn, Guarded):
             return False
         items, words, known = unpickled(task.message)
         known[row] = Failed(
-            f"{TRIES} workers died one after the other as they called the function for it"
+            f"{death.tries} workers died one after the other as they called the function for it: {death}"
         )
         task.message = pickled((items, words, known))
         return True
@@ -266,10 +270,10 @@ class _Worker(threading.Thread):
                 with doing(self._said):
                     reply = self._call(task.message)
             except _Died as death:
-                if self._owner.does_again(task, death.row, death.how):
+                if self._owner.does_again(task, death):
                     self._owner.lost(self, died, task)
                     break
-                wrong = (self._died_at_row if self._ready else self._not_ready)(death.how)
+                wrong = self._died_at_row(death) if self._ready else self._not_ready(str(death))
                 reply = [None] * max(0, death.row), wrong
             except BaseException as error:
                 self._end_process()
@@ -289,7 +293,7 @@ class _Worker(threading.Thread):
                 self._ready = True
                 began = time.perf_counter()
                 send(self.connection, message)
-                answer = self._receive()
+                answer = self._receive(self._owner.timeout)
                 took = time.perf_counter() - began
         except (EOFError, OSError):
             how = self._end_process()
@@ -305,13 +309,21 @@ class _Worker(threading.Thread):
             self._owner.least_rows = int(TASK * len(results) / took)
         return results, error
 
-    def _died_at_row(self, how: str) -> TrainpipesError:
-        text = f"{how} while the function was called for a row, the third one at this row; "
+    def _died_at_row(self, death: _Died) -> TrainpipesError:
+        which = "third" if death.tries == TRIES else "second"
+        text = f"{death} while the function was called for a row, the {which} one at this row; "
         way = 'num_workers=0 shows what it does there, on_error="skip" leaves such rows out'
         return WorkerError(f"{self._said}: {text}{way}", stage=self._said)
 
-    def _receive(self) -> Message:
-        if self.connection not in connection.wait([self.connection, self._process.sentinel]):
+    def _receive(self, timeout: float | None = None) -> Message:
+        row = self._row.value
+        while not (ready := connection.wait([self.connection, self._process.sentinel], timeout)):
+            if row == self._row.value:  # it has been at this row since the last look
+                self._process.kill()
+                self._end_process()
+                raise _Died(f"a worker process was ended after {timeout:g} s (timeout)", row, 2)
+            row = self._row.value
+        if self.connection not in ready:
             raise EOFError
         return receive(self.connection)
 
@@ -340,11 +352,11 @@ class _Worker(threading.Thread):
 
 
 class _Died(Exception):
-    """A worker process died, at a row of its task."""
+    """A worker process died, at a row of its task, which is the cause after so many tries."""
 
-    def __init__(self, how: str, row: int) -> None:
+    def __init__(self, how: str, row: int, tries: int = TRIES) -> None:
         super().__init__(how)
-        self.how, self.row = how, row
+        self.row, self.tries = row, tries
 
 
 def _of_no_row(kind: type[TrainpipesError], said: str, text: str) -> TrainpipesError:
