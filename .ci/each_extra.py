@@ -174,6 +174,18 @@ rows = tp.from_dataset([{"audio": sound.getvalue()}])
 assert len(next(iter(rows.decode_audio(sampling_rate=16_000)))["audio"]) == 1600
 import av
 """,
+    "video": """
+import io, av
+file = io.BytesIO()
+with av.open(file, "w", format="mp4") as out:
+    stream = out.add_stream("mpeg4", rate=5)
+    stream.width = stream.height = 16
+    for _ in range(5):
+        out.mux(stream.encode(av.VideoFrame(16, 16, "rgb24")))
+    out.mux(stream.encode(None))
+rows = tp.from_dataset([{"video": file.getvalue()}])
+assert next(iter(rows.decode_video(num_frames=2)))["video"].shape == (2, 16, 16, 3)
+""",
     "images": """
 import io
 from PIL import Image

@@ -38,6 +38,7 @@ EXCEPTIONS = {
     "mask_spans": "masks other spans in each epoch",
     "mask_spans / samples": "masks other spans in each epoch",
     "decode_audio / crop": "crops at another place in each epoch",
+    "decode_video / crop": "crops at another place in each epoch",
     "random_crop": "crops at another place in each epoch",
     "random_crop / endless across": "crops at another place in each epoch",
     "random_resized_crop": "crops at another place in each epoch",

@@ -297,13 +297,16 @@ def test_flips_are_of_the_axis_and_the_share() -> None:
     assert np.abs(corners(rows.flip().flip()) - [500, 500, 0, 0]).max() < 80
 
 
-def test_a_batch_of_videos_whose_channels_come_last_is_refused_with_the_way_out() -> None:
-    videos = tp.from_dataset([{"image": np.zeros((2, 8, 9, 3), np.uint8)}] * 4)
-    with pytest.raises(
-        tp.DataError, match=r"8 channels, and mean 3 .* normalize.. before batch.. for"
-    ):
-        list(videos.batch(2).collate().normalize())
-    assert next(iter(videos.normalize().batch(2).collate()))["image"].shape == (2, 2, 3, 8, 9)
+def test_clips_are_normalized_in_rows_and_batches_alike() -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (4, 2, 8, 9, 3), dtype=np.uint8)
+    clips = tp.from_dataset([{"image": clip} for clip in pixels])
+    before = next(iter(clips.normalize().batch(4).collate()))["image"]
+    assert before.shape == (4, 2, 3, 8, 9)
+    after = next(iter(clips.batch(4).collate().normalize()))["image"]
+    assert torch.equal(before, after)
+    assert after.is_contiguous()
+    with pytest.raises(tp.DataError, match="3 channels, and mean 2 values"):
+        list(clips.batch(2).collate().normalize(mean=[0.5, 0.5]))
 
 
 def test_pixels_are_normalized_in_rows_and_batches_alike() -> None:

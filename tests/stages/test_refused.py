@@ -47,7 +47,7 @@ NEVER: dict[str, list[Any]] = {
 }
 #: A call of each stage with the options that it needs.
 CALLS: dict[str, dict[str, Any]] = {
-    "audio_info": {}, "decode_audio": {}, "log_mel": {}, "mask_spans": {},
+    "audio_info": {}, "decode_audio": {}, "decode_video": {}, "log_mel": {}, "mask_spans": {},
     "add_labels": {}, "batch": {}, "bucket_by_length": {}, "cache": {}, "center_crop": {"size": 2},
     "collate": {}, "decode_image": {}, "encode_labels": {"classes": ["a"]}, "enumerate": {},
     "filter": {"predicate": len}, "flat_map": {"fn": list}, "flip": {}, "image_transform": {"transform": len},
@@ -117,6 +117,12 @@ OPTIONS: list[tuple[Make, str]] = [
     (lambda p: p.decode_audio(duration=0), "a number of seconds above 0, the name of a column"),
     (lambda p: p.decode_audio(duration={"random_crop": -1}), "a number of seconds above 0"),
     (lambda p: p.decode_audio(start=-0.5), "a number of seconds, or the name of a column"),
+    (lambda p: p.decode_video(fps=0), "a number of frames above 0 in a second, got 0"),
+    (lambda p: p.decode_video(num_frames=2, fps=1.5), r"\(fps\) must be left out beside num_frames"),
+    (lambda p: p.decode_video(frames=[]), "a list of numbers of frames, at least one"),
+    (lambda p: p.decode_video(frames=[0], start=1), r"decode_video\(start\) must be left out with frames"),
+    (lambda p: p.decode_video(size=(2, 0)), r"decode_video\(size\) must be an integer of 1 or more"),
+    (lambda p: p.decode_video(times_column="video"), "a column of its own"),
     (lambda p: p.map(len, method="fork"), r'^map\(method\) must be "thread" or "process", got .fork.$'),
     (lambda p: p.map(len, start_method="magic"), r"map\(start_method\) must be .forkserver., .spawn"),
     (lambda p: p.mask_tokens(random_replace_prob=0.6), "at most 1 together, got \\(0.8, 0.6\\)"),
@@ -158,6 +164,7 @@ PLACES: list[tuple[Make, str]] = [
     (lambda p: p.batch(2).pad_collate().flip(), "put it before pad_collate"),
     (lambda p: p.batch(2).decode_image(on_error="skip"), r"put it before batch\(\)"),
     (lambda p: p.batch(2).decode_audio(on_error="skip"), r"put it before batch\(\)"),
+    (lambda p: p.batch(2).decode_video(on_error="skip"), r"put it before batch\(\)"),
     *((lambda p, step=step: step(p.batch(2)), r"put it before batch\(\)") for step in (
         lambda p: p.truncate(2, on_error="skip"),
         lambda p: p.tokenize("bytes", on_error="skip"),

@@ -189,6 +189,26 @@ def heard(folder: Path) -> Pipeline:
     return rows.sharding_filter(4).shuffle(7)
 
 
+@cache
+def videos(folder: Path) -> str:
+    """MP4 files of 6 to 20 frames of 16 x 24 pixels, 10 a second, and one that is cut off."""
+    from video_fixtures import video
+
+    rng = np.random.default_rng(9)
+    (folder / "videos").mkdir(exist_ok=True)
+    for n in range(17):
+        count = int(rng.integers(6, 21))
+        content = video(count, codec="mpeg4", rate=10, size=(16, 24), gop=5, seed=n)
+        (folder / "videos" / f"{n:02}.mp4").write_bytes(content)
+    (folder / "videos" / "cut.mp4").write_bytes(content[: len(content) // 2])
+    return str(folder / "videos")
+
+
+def watched(folder: Path) -> Pipeline:
+    rows = tp.read_bytes(videos(folder), block_rows=3).rename({"bytes": "video"})
+    return rows.sharding_filter(4).shuffle(7)
+
+
 class Jitter:
     """Draws from torch's global generator, as transforms of torchvision do."""
 
@@ -310,6 +330,10 @@ def some_fail(row: dict[str, Any]) -> dict[str, Any]:
 
 def whole_sound(row: dict[str, Any]) -> bool:
     return not row["path"].endswith("cut.wav")
+
+
+def whole_video(row: dict[str, Any]) -> bool:
+    return not row["path"].endswith("cut.mp4")
 
 
 def has_fourth(row: dict[str, Any]) -> bool:
@@ -694,6 +718,13 @@ FINITE: dict[str, Make] = {
     ),
     "mask_spans / samples": lambda f: (
         heard(f).filter(whole_sound).decode_audio().batch(4).mask_spans(2, 9, column="audio").pad_collate()
+    ),
+    "decode_video": lambda f: (
+        watched(f).filter(whole_video).decode_video(num_frames=3, times_column="times").batch(4).collate()
+    ),
+    "decode_video / crop": lambda f: (
+        watched(f).decode_video(fps=5, start=0.1, duration=tp.random_crop(0.4), size=8, on_error="skip")
+        .flip(column="video").batch(4).collate()
     ),
     "resize": lambda f: decoded(f).resize((6, 5)).batch(4).collate(),
     "center_crop": lambda f: decoded(f).center_crop(8).batch(4).collate(),

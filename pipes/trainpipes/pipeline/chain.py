@@ -38,6 +38,7 @@ from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import DropColumns, Enumerate, Rename, Select
 from trainpipes.stages.decode_audio import AudioInfo, DecodeAudio
 from trainpipes.stages.decode_image import DecodeImage
+from trainpipes.stages.decode_video import DecodeVideo
 from trainpipes.stages.deduplicate import Deduplicate
 from trainpipes.stages.device import Pin, To
 from trainpipes.stages.filter import Filter, Sample, Split, checked_parts
@@ -191,6 +192,7 @@ class Pipeline(Record):
     decode_audio = Method(DecodeAudio)
     log_mel = Method(LogMel)
     mask_spans = Method(MaskSpans)
+    decode_video = Method(DecodeVideo)
     resize = Method(Resize)
     center_crop = Method(CenterCrop)
     random_crop = Method(RandomCrop)

@@ -267,7 +267,10 @@ def unfit(rows: Sequence[Any]) -> BadCell:
         way = "fill it with map(), or drop it with filter()"
         problem = f"is null, which a tensor cannot hold: {way}"
     elif None not in (sizes := [size_of(row), size_of(first)]) and sizes[0] != sizes[1]:
-        rule = "only equal shapes can be stacked: pad_collate() pads lists of numbers"
+        way = "pad_collate() pads lists of numbers"
+        if len(sizes[0] or ()) > 2:  # images or clips
+            way = "crop or resize images to one size, and decode videos with num_frames="
+        rule = f"only equal shapes can be stacked: {way}"
         got = f"has the shape {sizes[0]} where the first row of its batch has {sizes[1]}"
         problem = f"{got}, and {rule}"
     return BadCell(number, f"{where} {problem}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY
 from io import BytesIO
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,7 @@ class ClipDecoder(Decoder):
     """
 
     free = frozenset({"folder", "storage_options", "retry"})
+    package: ClassVar[str] = "soundfile"
 
     @property
     def _crop(self) -> float | None:
@@ -98,7 +99,7 @@ class ClipDecoder(Decoder):
         return {**super()._traits(), **depends}
 
     def identity(self) -> dict[str, Any]:
-        identity = {**super().identity(), "decoder": "soundfile"}
+        identity = {**super().identity(), "decoder": self.package}
         if not self.rng:  # a seed that nothing is drawn with
             identity.pop("seed", None)
         return identity
@@ -147,7 +148,7 @@ class ClipDecoder(Decoder):
             ) from None
 
     def check(self) -> None:
-        need("soundfile", f"{self.name}()")
+        need(self.package, f"{self.name}()")
         self._set(retry=Retry.of(self.options["retry"], f"{self.name}(retry)"))
 
 

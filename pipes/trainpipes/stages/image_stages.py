@@ -104,11 +104,16 @@ class RandomImageStage(ImageStage, depends_on={"row", "epoch"}):
 def frames_of(video: Any, column: str, caller: object) -> Sequence[Pixels]:
     """The frames ``[C, H, W]`` of an array ``[T, C, H, W]`` or ``[T, H, W, C]``, one or more."""
     frames: Any = video.numpy(force=True) if isinstance(video, torch.Tensor) else video
-    if frames.shape[1] not in CHANNELS and frames.shape[3] in CHANNELS:
+    if is_channels_last(frames.shape):
         frames = np.ascontiguousarray(frames.transpose(0, 3, 1, 2))
     if not len(frames):
         raise NoPicture("has no frames")
     return [image_of(frame, column, caller) for frame in frames]
+
+
+def is_channels_last(shape: Sequence[int]) -> bool:
+    """Whether frames are ``[T, H, W, C]``, and not ``[T, C, H, W]``."""
+    return shape[1] not in CHANNELS and shape[3] in CHANNELS
 
 
 def image_of(image: Any, column: str, caller: object) -> Pixels:
@@ -153,6 +158,12 @@ def size_of(value: Any, option: str) -> tuple[int, int]:
     return height, width
 
 
+def shorter_side(pixels: int, height: int, width: int) -> tuple[int, int]:
+    """Height and width of an image whose shorter side is to have so many pixels."""
+    short = min(height, width)
+    return pixels * height // short, pixels * width // short
+
+
 #: A side of a square, or height and width.
 Size = Annotated[int | Sequence[int], size_of]
 
@@ -187,10 +198,9 @@ class Resize(ImageStage):
         return resized(image, self._size(*image.shape[1:]), self.interpolation)
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
-        if not isinstance(self.size, int):
-            return self._sides
-        short = min(height, width)
-        return self.size * height // short, self.size * width // short
+        if isinstance(self.size, int):
+            return shorter_side(self.size, height, width)
+        return self._sides
 
 
 class RandomCrop(RandomImageStage):
@@ -361,9 +371,9 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class Normalize(ImageStage):
     """Turn pixels into float32: ``(x / 255 - mean) / std``, by channel.
 
-    Takes rows with an image ``[C, H, W]``, or after ``collate`` batches ``[B, C, H, W]`` or
-    ``[B, T, C, H, W]``, which is faster. Floats are not divided; other integers are divided by the
-    largest of their type.
+    Takes rows with an image ``[C, H, W]``, or after ``collate`` batches ``[B, C, H, W]``,
+    ``[B, T, C, H, W]`` or ``[B, T, H, W, C]`` (of which the second comes out), which is faster. Floats
+    are not divided; other integers are divided by the largest of their type.
 
     Args:
         mean: of each channel, for values from 0 to 1, or one for all; by default those of ImageNet.
@@ -409,10 +419,6 @@ class Normalize(ImageStage):
         for name, values in (("mean", mean), ("std", std)):
             if len(values) not in (1, channels):
                 got = f"{channels} channels, and {name} {len(values)} values: give one for each"
-                if image.shape[-1] == len(
-                    values
-                ):  # [H, W, C], which stages on rows turn to [C, H, W]
-                    got += ", or put normalize() before batch() for arrays [T, H, W, C]"
                 raise refused(self, f": an image has {got}", DataError)
         pixels: Pixels = image.astype(np.float32)
         if image.dtype.kind in "iu":
@@ -438,21 +444,24 @@ class Normalize(ImageStage):
                 f": column {self.column!r} holds int64, as pad_collate() makes of integers in lists"
             )
             raise refused(self, f"{said}: {way}")
+        if images.dim() == 5 and is_channels_last(images.shape[1:]):
+            images = images.movedim(-1, 2).contiguous()
         return {**batch, self.column: torch.from_numpy(self.changed(images.numpy(), ()))}
 
 
 class ImageTransform(
     RowFunction, depends_on={"row", "epoch"}, in_caller=True, versioned="transform"
 ):
-    """Apply a transform, such as one of ``torchvision.transforms.v2``, to each image ``[C, H, W]``.
+    """Apply a transform, such as one of ``torchvision.transforms.v2``, to each image ``[C, H, W]``, or to
+    the frames of a video ``[T, C, H, W]`` at once.
 
     torch's global generator is seeded for the row before each call, and put back after it: draws
     depend on seed, epoch and row alone. In a process only the thread that iterates calls it. For
     draws from Python's ``random`` or NumPy's global generator use ``map(fn, rng=True)``.
 
     Args:
-        transform: takes a tensor ``[C, H, W]``, uint8 after ``decode_image``, and returns the new
-            value.
+        transform: takes a tensor ``[C, H, W]`` or ``[T, C, H, W]``, uint8 after ``decode_image``, and
+            returns the new value.
         column: the image.
         seed: for the draws.
         version: names the transform in checkpoints. Left out, a module is known by how it prints, a
@@ -486,9 +495,10 @@ class ImageTransform(
         )
 
     def _seeded(self, row: Any, rng: np.random.Generator) -> dict[str, Any]:
-        image = torch.from_numpy(
-            np.array(image_of(cell(row, self.column, self), self.column, self))
-        )
+        given = cell(row, self.column, self)
+        is_video = getattr(given, "ndim", 0) == 4
+        pixels = (frames_of if is_video else image_of)(given, self.column, self)
+        image = torch.from_numpy(np.array(pixels))
         generator = torch.default_generator
         before = generator.get_state()
         # Not torch.manual_seed, which seeds the devices' generators, too.
