@@ -17,6 +17,7 @@ from pathlib import Path
 
 import trainpipes as tp
 from benchmarks import (
+    audio,
     collating,
     even,
     footers,
@@ -174,6 +175,13 @@ def of_images_decode(tiny: bool) -> Figures:
     return {"of a DataLoader": rates["decode_image"] / rates["DataLoader, workers"]}
 
 
+def of_audio(tiny: bool) -> Figures:
+    rates = audio.rates_of(16 if tiny else 200, 2, 1 if tiny else 5, "FLAC")
+    alone = rates["decode_audio"] / rates["threads, decoding alone"]
+    workers = rates["decode_audio"] / rates["DataLoader, workers"]
+    return {"of a DataLoader": workers, "of threads": alone}
+
+
 def of_memory(tiny: bool) -> Figures:
     """What this process holds after many epochs, over what it held after a few."""
     table = mix.table_of(1_000 if tiny else 60_000, 150, 0)
@@ -214,6 +222,7 @@ ALONE: dict[str, Callable[[bool], Figures]] = {
     "map_workers": of_map_workers,
     "wide": of_wide,
     "images_decode": of_images_decode,
+    "audio": of_audio,
     "memory": of_memory,
 }
 

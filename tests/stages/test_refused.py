@@ -162,9 +162,6 @@ PLACES: list[tuple[Make, str]] = [
     (lambda p: tp.list_files("x").sample(0.5).read_parquet(), "file paths"),
     (lambda p: p.batch(2).pad_collate().truncate(2), "put it before pad_collate"),
     (lambda p: p.batch(2).pad_collate().flip(), "put it before pad_collate"),
-    (lambda p: p.batch(2).decode_image(on_error="skip"), r"put it before batch\(\)"),
-    (lambda p: p.batch(2).decode_audio(on_error="skip"), r"put it before batch\(\)"),
-    (lambda p: p.batch(2).decode_video(on_error="skip"), r"put it before batch\(\)"),
     *((lambda p, step=step: step(p.batch(2)), r"put it before batch\(\)") for step in (
         lambda p: p.truncate(2, on_error="skip"),
         lambda p: p.tokenize("bytes", on_error="skip"),

@@ -226,6 +226,15 @@ def test_what_cannot_be_decoded_is_an_error_with_its_row(name: str) -> None:
     assert [row["x"] for row in rows.decode_audio(on_error="skip")] == [0, 2]
 
 
+def test_a_batch_has_a_row_less_for_one_that_cannot_be_decoded() -> None:
+    good, bad = encoded(tone(0.1)), encoded(tone(0.1))[:60]
+    rows = rows_of(good, bad, good, bad, bad, good).batch(2)
+    batches = list(rows.decode_audio(on_error="skip").pad_collate())
+    assert [batch["x"].tolist() for batch in batches] == [[0], [2], [5]]
+    rows = rows_of(good, bad, good, bad, bad, bad).batch(2)
+    assert [[r["x"] for r in batch] for batch in rows.decode_audio(on_error="skip")] == [[0], [2]]
+
+
 def test_missing_files_and_nulls_are_left_out_if_asked(tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_bytes(encoded(tone(0.1)))
     names = ["a.wav", "gone.wav", None, "."]
@@ -457,3 +466,48 @@ def test_mutated_files_give_sound_or_a_reason(count: int) -> None:
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=280)
     assert child.returncode == 0, child.stderr.decode()[-3000:]
     assert count < int(child.stdout) < 3 * count
+
+
+# On a server
+
+
+def test_a_clip_is_fetched_from_s3_by_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from s3_store import s3_store
+    from trainpipes.filesystems.retry import Requests
+
+    fetched: list[int] = []
+    ranges = Requests.ranges
+
+    def counted(self: Requests, system: Any, path: str, wanted: Any, *about: Any) -> Any:
+        fetched.extend(stop - start for start, stop in wanted)
+        return ranges(self, system, path, wanted, *about)
+
+    monkeypatch.setattr(Requests, "ranges", counted)
+    with s3_store("test-sound") as options:
+        system = fsspec.filesystem("s3", **options)
+        for format, content in (
+            ("WAV", encoded(tone(60))),
+            ("FLAC", encoded(tone(60), format="FLAC")),
+            ("M4A", by_ffmpeg(tone(60, 48_000), 48_000, "mp4", "aac")),
+        ):
+            system.pipe_file("test-sound/long", content)
+            clip: dict[str, Any] = {"start": 29.3, "duration": 2}
+            fetched.clear()
+            part = heard("s3://test-sound/long", storage_options=options, **clip)
+            assert np.array_equal(part, heard(content, **clip))
+            assert 0 < sum(fetched) <= 0.3 * len(content), format
+            rows = tp.from_dataset([{"audio": "s3://test-sound/long"}])
+            fetched.clear()
+            (row,) = rows.audio_info(storage_options=options)
+            assert abs(row["audio_seconds"] - 60) < 0.1
+            assert sum(fetched) <= 0.15 * len(content), format
+        gone = tp.from_dataset([{"audio": "s3://test-sound/gone"}])
+        aside = tp.Quarantine(tmp_path, max_share=1)
+        assert not list(gone.decode_audio(storage_options=options, on_error=aside))
+        with pytest.raises(tp.errors.UnreadableError, match="test-sound/gone"):
+            list(gone.decode_audio(storage_options=options))
+    retry = tp.Retry(max_attempts=1, deadline=1)
+    with pytest.raises(tp.errors.UnreachableError):  # which says nothing about the row
+        list(gone.decode_audio(storage_options=options, retry=retry, on_error="skip"))

@@ -705,6 +705,9 @@ FINITE: dict[str, Make] = {
     "decode_audio": lambda f: (
         heard(f).filter(whole_sound).decode_audio(sampling_rate=4000).batch(4).pad_collate()
     ),
+    "decode_audio / skip in batches": lambda f: (
+        heard(f).batch(1).decode_audio(on_error="skip").pad_collate()
+    ),
     "decode_audio / crop": lambda f: (
         heard(f).decode_audio(start=0.02, duration=tp.random_crop(0.05), on_error="skip").batch(4).collate()
     ),

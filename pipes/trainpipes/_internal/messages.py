@@ -68,6 +68,7 @@ ELSEWHERE = {
     ),
     **dict.fromkeys(("to_tuple", "drop", "slice", "unzip"), ".select, .drop_columns or .rename"),
     **dict.fromkeys(("decode", "routed_decode"), ".decode_image"),
+    "torch_audio": ".decode_audio",
     "class_encode_column": ".encode_labels",
     **dict.fromkeys(
         ("DataCollatorWithPadding", "DataCollatorForSeq2Seq", "rows2columnar"),

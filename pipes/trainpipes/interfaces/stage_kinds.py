@@ -29,6 +29,8 @@ class RunStage(Stage):
     _inside = Stage._inside | {"process"}
     #: Whether it takes rows one by one after ``batch``, too, where others of its kind take batches.
     _rows_of_batches: ClassVar[bool] = False
+    #: Whether its rows hold large arrays, which stay as they are: types are not found by making some twice.
+    _gives_arrays: ClassVar[bool] = False
 
     @abstractmethod
     def process(self, run: Run) -> Run:

@@ -170,7 +170,8 @@ class DecodeAudio(ClipDecoder):
             ``tp.random_crop(seconds)`` for a part at a random place, shorter sounds as a whole.
         output_column: the column of samples; by default in place of ``column``.
         on_error: for a file that cannot be decoded, is not there, or holds no samples, or a null: "raise";
-            or "skip" the row and log how many; or list it, too, with ``Quarantine``.
+            or "skip" the row and log how many; or list it, too, with ``Quarantine``. After ``batch`` its
+            batch has a row less.
         seed: for random places.
         folder: what paths are relative to.
         storage_options: options of the fsspec file system of URLs; never shown or saved.
@@ -253,6 +254,7 @@ class AudioInfo(ClipDecoder, takes="columns", gives="rows"):
     """
 
     said, unit = "sound", "sound"
+    _gives_arrays = False
 
     column: ColumnName = "audio"
     _: KW_ONLY
@@ -273,7 +275,6 @@ class AudioInfo(ClipDecoder, takes="columns", gives="rows"):
         return self.decoded(row, row, rng)
 
     def _items(self, run: Run) -> Sequence[Any]:
-        self._check_rows(run, single=not self.traits.keeps_rows)
         names = [f"{self.column}_{name}" for name in INFO]
         table = row_table(run, self, [self.column], names)[1]
         values: list[Any] = table.column(self.column).to_pylist()

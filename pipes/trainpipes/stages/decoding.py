@@ -28,7 +28,7 @@ class Undecodable(ValueError):
 
 class Decoder(RowFunction, asks_inputs=True):
     """A stage that decodes a column, in the engine's threads: ``column``, ``output_column`` and ``on_error``
-    are its options.
+    are its options. Of a batch it leaves out rows, and of batches those without any.
 
     Attributes:
         said: what a value holds, in errors.
@@ -39,7 +39,7 @@ class Decoder(RowFunction, asks_inputs=True):
     method = "thread"
     shares = True
     thread_safe = True
-    _rows_of_batches = True
+    _rows_of_batches = _gives_arrays = True
 
     said: ClassVar[str]
     unit: ClassVar[str]
@@ -75,7 +75,7 @@ class Decoder(RowFunction, asks_inputs=True):
         return self._fresh()._decoded_or_not, ""
 
     def _items(self, run: Run) -> Sequence[Any]:
-        self._check_rows(run, single=not self.traits.keeps_rows)
+        self._check_rows(run)
         return run.block.rows()
 
     def _words(self, run: Run) -> Any:
@@ -102,7 +102,12 @@ class Decoder(RowFunction, asks_inputs=True):
             return run
         kept = np.array([not isinstance(row, Undecodable) for row in rows], dtype=np.bool_)
         self._left_out.drop(given, (~kept).astype(np.int64), lambda row: rows[row])
-        return run if kept.all() else run.pick(np.flatnonzero(kept))
+        if kept.all() or run.bounds is None:
+            return run if kept.all() else run.pick(np.flatnonzero(kept))
+        # Of batches with the rows that are left, those that have any.
+        bounds = np.concatenate([[0], np.cumsum(kept)])[run.bounds].astype(np.int64)
+        shorter = Run(run.block.take(np.flatnonzero(kept)), run.cursors, bounds)
+        return shorter.keep(np.diff(bounds) > 0)
 
     def _filled(self, block: Block, made: list[Any]) -> Block:
         """Rows with what was made of them; where that is ``Undecodable``, they are left out after it."""

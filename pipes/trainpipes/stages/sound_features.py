@@ -90,7 +90,7 @@ class LogMel(RunStage, per_row=True, gives="objects"):
     """
 
     thread_safe = True
-    _rows_of_batches = True
+    _rows_of_batches = _gives_arrays = True
 
     num_mels: Count = 80
     _: KW_ONLY
@@ -214,7 +214,7 @@ class MaskSpans(RandomImageStage):
     """
 
     thread_safe = True
-    _rows_of_batches = True
+    _rows_of_batches = _gives_arrays = True
 
     time_masks: Natural = 2
     time_width: Natural = 100

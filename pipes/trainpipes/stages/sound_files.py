@@ -193,11 +193,12 @@ def _by_ffmpeg(file: BinaryIO, clip: Clip | None) -> tuple[Samples, Header]:
                 f"it has no sound ({container.format.long_name or container.format.name})"
             )
         stream = container.streams.audio[0]
-        rate, tick = stream.codec_context.sample_rate, float(stream.time_base or 0)
-        if not (rate and tick and stream.codec_context.channels):
-            raise NoSound("it does not say how its sound is coded")
+        coded, tick = stream.codec_context, float(stream.time_base or 0)
+        if coded is None or not (coded.sample_rate and tick and coded.channels):
+            raise NoSound("it does not say how its sound is coded, or in a way that FFmpeg lacks")
+        rate = coded.sample_rate
         length = stream.duration * tick if stream.duration else (container.duration or -1e6) / 1e6
-        header = Header(rate, stream.codec_context.channels, max(-1, round(length * rate)))
+        header = Header(rate, coded.channels, max(-1, round(length * rate)))
         if clip is None:
             return np.empty((header.channels, 0), dtype=np.float32), header
         if clip.place is not None and header.samples < 0:

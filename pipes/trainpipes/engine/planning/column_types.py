@@ -388,13 +388,15 @@ def gives_objects(stages: Sequence[Stage]) -> bool:
 def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
     """The stages, with ``AsColumns`` where objects must become columns; and whether they give objects."""
     found: list[Stage] = []
-    objects = batched = False
+    objects = batched = arrays = False
     number = 0
     for stage in stages:
         traits = stage.traits
-        needs_columns = traits.takes != "rows"
-        if needs_columns and objects and not _in_batches(stage, stages[0], batched):
-            stays, ragged = traits.takes == "columns or objects", traits.ragged
+        needs_columns, stays = traits.takes != "rows", traits.takes == "columns or objects"
+        due = needs_columns and objects and not _in_batches(stage, stages[0], batched)
+        arrays = arrays or getattr(stage, "_gives_arrays", False)
+        if due and not (stays and arrays):
+            ragged = traits.ragged
             found.append(AsColumns(str(stage), may_stay=stays, key=str(number), ragged=ragged))
             number += 1
         found.append(stage)
