@@ -28,6 +28,7 @@ MOST_CLICKS = 2
 ASKED = (
     "S3", "gated", "FSDP", "torch.compile", "packed documents", "slow", "batch size", "memory", "bad rows",
     "augment", "evaluate in the middle", "curriculum", "shuffled", "checkpoint", "later versions",
+    "weights", "infinite stream", "Kafka", "wandb", "several nodes", "context parallelism", "remote files",
 )  # fmt: skip
 
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]*))?\)")
