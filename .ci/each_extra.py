@@ -162,6 +162,11 @@ except tp.UnreachableError:
 import fsspec
 fsspec.filesystem("gs", token="anon", endpoint_url="http://127.0.0.1:9")
 """,
+    "delta": """
+from deltalake import write_deltalake
+write_deltalake("table", pa.table({"x": [1, 2, 3]}))
+assert list(tp.read_delta("table")) == [{"x": 1}, {"x": 2}, {"x": 3}]
+""",
     "azure": """
 import fsspec
 fsspec.filesystem("az", account_name="x", account_key="eA==")

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from trainpipes.pipeline.starts import read_arrow as read_arrow
     from trainpipes.pipeline.starts import read_bytes as read_bytes
     from trainpipes.pipeline.starts import read_csv as read_csv
+    from trainpipes.pipeline.starts import read_delta as read_delta
     from trainpipes.pipeline.starts import read_files as read_files
     from trainpipes.pipeline.starts import read_images as read_images
     from trainpipes.pipeline.starts import read_json as read_json
@@ -103,7 +104,7 @@ _NAMES = {
     "pipeline.starts": (
         "concat from_arrow from_dataset from_hf from_iterable from_memmap "
         "from_tensors from_torchdata list_files mix read_arrow read_bytes "
-        "read_csv read_files read_images read_json read_numpy read_parquet read_text "
+        "read_csv read_delta read_files read_images read_json read_numpy read_parquet read_text "
         "read_webdataset zip"
     ),
     "stages.decode_audio": "random_crop",

@@ -278,7 +278,7 @@ def group() -> Iterator[None]:
 def test_ranks_agree_by_the_store_of_the_default_group() -> None:
     """Ranks whose batches are not counted agree where an epoch ends, in a group of their own."""
     assert agreement.agreement_over(Topology())(5, True) == 5
-    assert agreement.from_first_rank(Topology(), lambda: "some") == "some"
+    assert agreement.from_first_rank(Topology(), lambda: "some", *"123") == "some"
 
 
 @pytest.mark.usefixtures("group")

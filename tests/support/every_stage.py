@@ -105,6 +105,17 @@ def arrow_files(folder: Path) -> list[str]:
 
 
 @cache
+def of_delta(folder: Path) -> str:
+    """The rows of the Parquet files as a Delta table of two files, and others in an older version."""
+    from deltalake import write_deltalake
+
+    rows, uri = table(folder), str(folder / "delta")
+    write_deltalake(uri, rows.slice(0, 50).append_column("old", rows["x"].slice(0, 50)))
+    write_deltalake(uri, rows.slice(50), mode="append", schema_mode="merge")
+    return uri
+
+
+@cache
 def text_files(folder: Path) -> dict[str, list[str]]:
     """The rows of the Parquet files as lines of JSON, compressed ones too, and some columns as CSV."""
     found = table(folder)
@@ -436,6 +447,10 @@ FINITE: dict[str, Make] = {
         tp.read_parquet(in_folders(f), partitioning="hive").sharding_filter(4).shuffle(9, seed=3).batch(4)
     ),
     "read_parquet / columns": lambda f: rows(f).sharding_filter(4).select("x").batch(4).collate(),
+    "read_delta": lambda f: tp.read_delta(of_delta(f), 0).sharding_filter(4).shuffle(9, seed=3).batch(4),
+    "read_delta / filter": lambda f: (
+        tp.read_delta(of_delta(f), 1, ["text"], [["x", ">", 9]]).sharding_filter(4).shuffle(9).batch(4)
+    ),
     "read_arrow": lambda f: (
         tp.read_arrow(arrow_files(f)).sharding_filter(4).shuffle(7).batch(4).pad_collate()
     ),
@@ -906,7 +921,7 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
     """Options without which a stage cannot be made."""
     return {
         "EncodeLabels": {"classes": 2}, "Deduplicate": {"columns": "x"},
-        "ListFiles": {"urls": "x"}, "FromArrow": {"table": pa.table({"x": [1]})},
+        "ListFiles": {"urls": "x"}, "ReadDelta": {"uri": "x"}, "FromArrow": {"table": pa.table({"x": [1]})},
         "FromHf": {"dataset": SavedRows(pa.table({"x": [1]}))},
         "FromDataset": {"dataset": [1]}, "FromTensors": {"tensors": ([1],)},
         "FromTorchdata": {"node": IterableWrapper([1])},

@@ -142,7 +142,7 @@ class Record(IterableDataset[Any]):
         if self._batching() is None:
             raise ConfigError(f"{option} must make batches, got single rows; {way}:\n{self}")
 
-    def _plan(self, files: Sequence[Sequence[str]] | None = None) -> Plan:
+    def _plan(self, files: Sequence[Sequence[str] | None] | None = None) -> Plan:
         return Plan.of(self.stages if files is None else of_files(self.stages, files))
 
     def __bool__(self) -> bool:

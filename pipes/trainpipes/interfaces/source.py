@@ -192,6 +192,8 @@ class RowSource(ABC):
     named_by: tuple[Any, int] | None = None
     joined_inputs: Sequence[Any] = ()
     file_of_block: IntArray | None = None
+    #: What a state names of a source that grows: files below what was listed, or a version.
+    epoch_files: Sequence[str] = ()
 
     def reader(self) -> Reader:
         """A reader of a span's blocks. Different threads may use different readers."""

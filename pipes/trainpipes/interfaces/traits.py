@@ -38,6 +38,7 @@ class Traits:
         read_once: of a source: rows can be read only once.
         endless: of a source: an epoch has no end.
         grows: of a source: each epoch has the files that stand there when it begins.
+        pins: of a source: all epochs have the version that is the newest when the run begins; states name it.
         one_consumer: of a source: why ranks or workers cannot share it; "" if they can.
     """
 
@@ -60,6 +61,7 @@ class Traits:
     read_once: bool = False
     endless: bool = False
     grows: bool = False
+    pins: bool = False
     one_consumer: str = ""
 
     def __post_init__(self) -> None:

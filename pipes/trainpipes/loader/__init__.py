@@ -327,7 +327,8 @@ class Loader:
                 with the same names and rows. "pack_length": packed rows have the
                 new length; only for states from the start of an epoch. "mix": sources of
                 ``mix`` may come and go, and their weights, schedule and max_epochs may change;
-                sources that stay continue where they stand.
+                sources that stay continue where they stand. "version": another version of a table;
+                only for states from the start of an epoch.
 
         Raises:
             StateError: the state does not fit the pipeline.
@@ -409,9 +410,9 @@ def _pinned(pipeline: Pipeline) -> Pipeline:
     return Pipeline((*stages[:place], Pin(), *stages[place:]), pipeline._ranks, pipeline._members)
 
 
-def _plan(pipeline: Pipeline, files: Sequence[Sequence[str]] | None) -> Plan:
+def _plan(pipeline: Pipeline, files: Sequence[Sequence[str] | None] | None) -> Plan:
     plan = pipeline._iteration.plan
-    return pipeline._plan(files) if plan.grows else plan
+    return pipeline._plan(files) if plan.grows or files is not None else plan
 
 
 def packed_stages(pipeline: Pipeline) -> list[Stage]:

@@ -58,7 +58,7 @@ def coming(iteration: IterationState, options: RunOptions = SERIAL) -> Iterator[
     position = iteration.upcoming()
     plan = iteration.plan_of(position)
     if plan.grows and not position.m:
-        plan = iteration.make_plan(None)
+        plan = iteration.make_plan(iteration.of_run())
     starts = [position]
     if position.m:  # there may be nothing left
         starts.append(iteration.start_of(iteration.passes.after(position.pass_number)))

@@ -19,6 +19,7 @@ _CURES = {
 _MAY_CHANGE = {
     "stages/batch/batch_size": "batch_size",
     "stages/pack/max_length": "pack_length",
+    "data/version": "version",
 }
 #: Characters of each of two values that differ.
 MOST = 200

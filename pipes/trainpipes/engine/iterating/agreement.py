@@ -52,7 +52,9 @@ def agreement_over(topology: Topology) -> Agreement:
     return agreed
 
 
-def from_first_rank(topology: Topology, make: Callable[[], str]) -> str:
+def from_first_rank(
+    topology: Topology, make: Callable[[], str], why: str, what: str, or_else: str
+) -> str:
     """A text that rank 0 makes, on all data-parallel ranks; if it fails there, it fails on all.
 
     Raises:
@@ -64,8 +66,7 @@ def from_first_rank(topology: Topology, make: Callable[[], str]) -> str:
             text = f"+{make()}"
         except Exception as error:
             text, failed = f"-{type(error).__name__}: {error}", error
-    why, what = "list_files(refresh) lists files for each epoch", "on the files of an epoch"
-    group = _group_over(topology, why, what, "leave out refresh")
+    group = _group_over(topology, why, what, or_else)
     if topology.members and len(topology.members) != dist.get_world_size():
         raise TopologyError(
             f"{why}, which all processes must agree on, and the mesh has {len(topology.members)} of "

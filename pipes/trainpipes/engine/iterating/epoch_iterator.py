@@ -81,11 +81,14 @@ class EpochIterator:
         self._rest: Iterator[Any] | None = None
         self._info = get_worker_info()
         self._shared: Shared | None = None  # what the workers of a pass have in common
-        if self._info is not None and iteration.plan.grows:
+        if self._info is not None and iteration.plan.growing:
+            alike = "list_files(refresh) must be left out", "the files of an epoch"
+            if not iteration.plan.grows:
+                alike = "the version of a table must be named", "the newest one"
             raise TopologyError(
-                "list_files(refresh) must be left out in workers of a plain DataLoader, which cannot agree "
-                f"on the files of an epoch, got {self._info.num_workers} workers; use trainpipes.Loader, "
-                "which takes any number of workers, or num_workers=0"
+                f"{alike[0]} in workers of a plain DataLoader, which cannot agree on {alike[1]}, got "
+                f"{self._info.num_workers} workers; use trainpipes.Loader, which takes any number of "
+                "workers, or num_workers=0"
             )
         end_in_peace()
         #: How items are made.
@@ -247,7 +250,7 @@ class EpochIterator:
         start = iteration.upcoming() if own is None else iteration.loaded(own[1])
         if claims:
             iteration.list_files(start)
-        if current is None or current.plan.grows or start != self._start:
+        if current is None or current.plan.growing or start != self._start:
             current = self._open(start)
         self._start = start
         if claims:

@@ -13,7 +13,7 @@ from trainpipes._internal.messages import has_warned, warn_once
 from trainpipes.engine.iterating.agreement import from_first_rank
 from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.epoch_counter import EpochCounter
-from trainpipes.engine.planning.growing import FILES, files_of
+from trainpipes.engine.planning.growing import FILES, files_of, of_run
 from trainpipes.engine.planning.migrate import at_start, migrate, position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
@@ -35,7 +35,7 @@ class IterationState:
 
     def __init__(
         self,
-        make_plan: Callable[[Sequence[Sequence[str]] | None], Plan],
+        make_plan: Callable[[Sequence[Sequence[str] | None] | None], Plan],
         ranks: Callable[[], tuple[int, int]],
         source: IterationState | None = None,
         fixed: int | None = None,
@@ -59,6 +59,8 @@ class IterationState:
         self.how: dict[str, int | None] = {"threads": 0, "workers": 0}
         #: A pass, and the weights of a mix that change in it; the last ones hold in later passes.
         self._reweighed: tuple[int, Reweighed] = 0, ()
+        #: Whether all ranks read the same version of tables that do not grow.
+        self._agreed = False
         #: Seconds that loops of this process have waited for items.
         self.wait_seconds = 0.0
         #: How often a worker has iterated it.
@@ -95,33 +97,55 @@ class IterationState:
 
     def plan_of(self, position: Position) -> Plan:
         """The plan of a pass from a position on, with the files that its epoch began with."""
-        return self._plan_of(position.extra.get(FILES) if position.m else None)
+        return self._plan_of(position.extra.get(FILES), position.m > 0)
 
-    def _plan_of(self, files: Any) -> Plan:
+    def _plan_of(self, files: Any, within: bool) -> Plan:
+        """The plan with a state's files, of its run alone where it is not ``within`` an epoch."""
         plan = self.plan
-        if files is None or not plan.grows or (plan.inputs.is_open and plan.files == files):
+        if files is None or not plan.growing or (plan.inputs.is_open and plan.files == files):
             return plan
-        self._plan = self.make_plan(files_of(files, plan.growing))
-        return self._plan
+        names: Sequence[Sequence[str] | None] = files_of(files, plan.growing)
+        if not within:
+            names = of_run(names, plan.chain.stages)  # type: ignore[arg-type]
+        if any(own is not None for own in names):
+            self._plan = self.make_plan(names)
+        return self.plan
 
     def list_files(self, position: Position) -> None:
         """A pass begins: where folders grow and it is an epoch's start, all ranks take the files that stand
-        there now on rank 0. A collective then.
+        there now on rank 0, and of tables the version. A collective then.
         """
         before = self.plan
-        if not before.grows or position.m:
+        self._agreed |= position.extra.get(FILES) is not None
+        if not before.growing or position.m:
             return
         topology = self.topology()
+        if not before.grows and (self._agreed or topology.world_size == 1):
+            return
+        self._agreed = True
 
         def listed() -> str:
-            self._plan = self.make_plan(None)
-            return self._plan.files or ""
+            if before.grows:
+                self._plan = self.make_plan(self.of_run())
+            return self.plan.files or ""
 
-        files = listed() if topology.world_size == 1 else from_first_rank(topology, listed)
+        why = (
+            "list_files(refresh) lists files for each epoch",
+            "on the files of an epoch",
+            "leave out refresh",
+        )
+        if not before.grows:
+            why = "the newest version of a table is read", "on its number", "name the version"
+        files = listed() if topology.world_size == 1 else from_first_rank(topology, listed, *why)
         if topology.rank:
             self._plan = self.make_plan(files_of(files, before.growing))
         if before.has_same_files(self.plan):
             self._plan = before  # whose workers can go on
+
+    def of_run(self) -> list[Sequence[str] | None]:
+        """The versions that all epochs of a run have; None for what each epoch lists."""
+        files, stages = self.plan.files, self.plan.chain.stages
+        return of_run(files_of(files, self.plan.growing), stages)
 
     def topology(self) -> Topology:
         """This consumer, checked against the pipeline's shards."""
@@ -141,15 +165,18 @@ class IterationState:
         that those of the epoch before do not count.
         """
         plan = self.plan
-        if not plan.grows or not isinstance(state, Mapping) or "trainpipes" not in state:
+        if not plan.growing or not isinstance(state, Mapping) or "trainpipes" not in state:
             return state, plan
-        if state.get("batches") == 0:
-            return at_start(state, plan), plan
-        return state, self._plan_of(state.get(FILES))
+        within = state.get("batches") != 0
+        plan = self._plan_of(state.get(FILES), within)
+        return state if within or not plan.grows else at_start(state, plan), plan
 
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
         allowed = bool(allow_changes) if isinstance(allow_changes, list | tuple) else True
         if allowed and isinstance(state, Mapping) and "pipeline" in state:
+            if "version" in allow_changes and state.get("batches") == 0:
+                state = {key: value for key, value in state.items() if key != FILES}
+                self._plan = self.make_plan(None)
             state = migrate(*self._fitting(state), allow_changes)
         self.place(state)
 

@@ -1,4 +1,6 @@
-"""Folders that grow: the files of one epoch, as rank 0 found them and as a state keeps them."""
+"""Folders and tables that grow: the files of an epoch, or the version of a run, as rank 0 found them and as a
+state keeps them.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,11 @@ def grows(stages: Sequence[Stage]) -> bool:
     return any(stage.traits.grows for stage in stages_within(stages))
 
 
+def kept_in_states(stages: Sequence[Stage]) -> list[Stage]:
+    """The sources of which states name the files of an epoch, or the version."""
+    return [s for s in stages_within(stages) if s.traits.grows or s.traits.pins]
+
+
 def refuse_repeat(stages: Sequence[Stage]) -> None:
     """Raise ConfigError where files are listed for each epoch, and epochs have no end of their own."""
     listing = next((s for s in stages_within(stages) if s.traits.grows), None)
@@ -38,25 +45,25 @@ def refuse_repeat(stages: Sequence[Stage]) -> None:
         )
 
 
-def of_files(stages: Sequence[Stage], files: Sequence[Sequence[str]]) -> list[Stage]:
-    """The stages, with the files of an epoch in place of what stands there now."""
+def of_files(stages: Sequence[Stage], files: Sequence[Sequence[str] | None]) -> list[Stage]:
+    """The stages, with the files of an epoch in place of what stands there now; None leaves that."""
     return _given(stages, iter(files))
 
 
-def _given(stages: Sequence[Stage], files: Iterator[Sequence[str]]) -> list[Stage]:
+def _given(stages: Sequence[Stage], files: Iterator[Sequence[str] | None]) -> list[Stage]:
     found: list[Stage] = []
     for stage in stages:
         if isinstance(stage, CombiningSource):
             stage = stage.of_chains([_given(chain, files) for chain in stage.chains])
-        elif stage.traits.grows:
-            stage = stage._resolved(only=tuple(next(files)))
+        elif kept_in_states([stage]) and (names := next(files)) is not None:
+            stage = stage._resolved(only=tuple(names))
         found.append(stage)
     return found
 
 
 def listed_files(inputs: Inputs) -> str:
     """The files of growing folders, for a state. Opens the source."""
-    names = [files.below for files in _lists(inputs)]
+    names = [source.epoch_files for source in _lists(inputs)]
     text = b64encode(zlib.compress(json.dumps(names).encode(), 9)).decode()
     if len(text) > MOST_TEXT:
         raise ConfigError(
@@ -69,7 +76,8 @@ def listed_files(inputs: Inputs) -> str:
 
 def versions(inputs: Inputs) -> list[Any]:
     """What tells the files of growing folders from others of the same names."""
-    return [[files.names, files.sizes.tolist(), files.stamps] for files in _lists(inputs)]
+    lists = [getattr(source, "files", None) for source in _lists(inputs)]
+    return [None if f is None else [f.names, f.sizes.tolist(), f.stamps] for f in lists]
 
 
 def _lists(inputs: Inputs) -> Iterator[Any]:
@@ -79,9 +87,14 @@ def _lists(inputs: Inputs) -> Iterator[Any]:
         names = getattr(opener, "sources", ())
         for part in [inputs.mixed[name] for name in names] or inputs.parts:
             yield from _lists(part)
-    elif opener.traits.grows:
-        source: Any = inputs.source
-        yield source.files
+    elif kept_in_states([opener]):
+        yield inputs.source
+
+
+def of_run(files: Sequence[Sequence[str]], stages: Sequence[Stage]) -> list[Sequence[str] | None]:
+    """What all epochs of a run have of these; None for what each epoch lists."""
+    sources = kept_in_states(stages)
+    return [None if s.traits.grows else own for s, own in zip(sources, files, strict=True)]
 
 
 def files_of(text: Any, count: int) -> list[list[str]]:

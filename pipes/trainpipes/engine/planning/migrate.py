@@ -6,6 +6,8 @@ later one.
 
 Pack length: changes where an epoch begins.
 
+Version of a table: changes where an epoch begins, and all that its files hold with it.
+
 Mix: see ``MixingSource.migrate``.
 
 Data: sizes and contents of files, whose names and rows are as they were.
@@ -14,7 +16,7 @@ Data: sizes and contents of files, whose names and rows are as they were.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,10 +32,10 @@ from trainpipes.errors.text import shown
 from trainpipes.order.layout import Layout, StreamLayout
 from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import BatchSizes, Position, Saved, fitting, read, render
-from trainpipes.state.identity import named_difference, take_over
+from trainpipes.state.identity import named_difference, said, take_over
 
 #: What ``load_state_dict(state, allow_changes=...)`` may name.
-ALLOWED = ("batch_size", "data", "mix", "pack_length")
+ALLOWED = ("batch_size", "data", "mix", "pack_length", "version")
 
 
 def position_of(state: Any, plan: Plan) -> Position:
@@ -98,6 +100,8 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
     identity = json.loads(saved.pipeline)
     if "data" in allow_changes:
         take_over(identity["data"], json.loads(plan.identity)["data"])
+    if "version" in allow_changes:
+        _reversion(identity, position, plan)
     if "mix" in allow_changes and isinstance(plan.chain.opener, MixingSource):
         plan.chain.opener.migrate(identity, json.loads(plan.identity), position)
     if "pack_length" in allow_changes:
@@ -145,6 +149,34 @@ def _begins_epoch(cursor: dict[str, Any], shard: int, pass_number: int, plan: Pl
     epoch, layout = place["epoch"], plan.layouts.of(place["epoch"])
     span = plan.counts.slot(shard, epoch, plan.chain.first_epoch(pass_number)).span
     return isinstance(layout, Layout) and bool(place["window"] >= layout.num_windows(span))
+
+
+# The versions of tables
+
+
+def _reversion(identity: dict[str, Any], position: Position, plan: Plan) -> None:
+    for before, now in _tables(identity["data"], json.loads(plan.identity)["data"]):
+        old, new = before.get("version"), now["version"]
+        if old != new and position.m:
+            raise StateError(
+                f"data/version: saved {said(old)}, now {said(new)}; it may change only between epochs, and "
+                f"the state is within epoch {position.pass_number} (batches = {position.m}): read version "
+                f"{said(old)} until then, load the state of an epoch's start, or start a new run"
+            )
+        before.clear()
+        before.update(now)
+
+
+def _tables(saved: Any, present: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """What a state and a pipeline say of the same tables."""
+    if isinstance(saved, dict) and isinstance(present, dict):
+        if "table" in saved and saved["table"] == present.get("table"):
+            yield saved, present
+            return
+        saved, present = zip(*((saved[key], present.get(key)) for key in saved), strict=True)
+    if isinstance(saved, list | tuple) and isinstance(present, list | tuple):
+        for old, new in zip(saved, present, strict=False):
+            yield from _tables(old, new)
 
 
 # The size of batches
@@ -198,4 +230,8 @@ def _sizes(position: Position, plan: Plan, old: Chain) -> BatchSizes | None:
 
 
 #: What may change only where a state stands right, by its path in an identity.
-_CHANGES = {"stages/batch/batch_size": _rebatch, "stages/pack/max_length": _repack}
+_CHANGES = {
+    "stages/batch/batch_size": _rebatch,
+    "stages/pack/max_length": _repack,
+    "data/version": _reversion,
+}

@@ -15,7 +15,13 @@ from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.planning.column_types import ColumnTypes
 from trainpipes.engine.planning.counts import Counts
-from trainpipes.engine.planning.growing import grows, listed_files, refuse_repeat, versions
+from trainpipes.engine.planning.growing import (
+    grows,
+    kept_in_states,
+    listed_files,
+    refuse_repeat,
+    versions,
+)
 from trainpipes.engine.planning.inputs import Inputs, Schemas
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.errors import ConfigError
@@ -131,13 +137,13 @@ class Plan:
 
     @cached_property
     def files(self) -> str | None:
-        """The files of folders that grow, for a state; None without such folders."""
-        return listed_files(self.inputs) if self.grows else None
+        """What a state names: the files of folders that grow, versions of tables; None without such."""
+        return listed_files(self.inputs) if self.growing else None
 
-    @property
+    @cached_property
     def growing(self) -> int:
-        """How many folders grow."""
-        return sum(s.traits.grows for s in kinds.stages_within(self.chain.stages))
+        """How many folders and tables there are of which a state names files or version."""
+        return len(kept_in_states(self.chain.stages))
 
     def require_fixed(self, what: str) -> None:
         """Raise ConfigError for folders that grow, where files are listed once."""

@@ -63,6 +63,7 @@ class DecodedFiles(FileBlocks):
         self.layouts = store.layouts() if layouts is None else layouts
         self.kept_in, self.schema, self.row_bytes = store.kept_in, schema, row_bytes
         self.files, self.sizes, self.blocks_called = store.files, store.sizes, format.blocks_called
+        self.epoch_files = store.files.below
         rows = [layout.rows for layout in self.layouts]
         blocks = rows if edges is None else [np.diff(edge) for edge in edges]
         counts = [len(each) for each in blocks]

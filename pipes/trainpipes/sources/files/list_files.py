@@ -22,7 +22,7 @@ from trainpipes.interfaces.stage_kinds import ListingSource
 from trainpipes.sources.files.ahead import PREFETCH_BYTES
 from trainpipes.sources.files.file_list import FileList, Listed, digests
 from trainpipes.sources.files.folders import Found, Reported, Wanted
-from trainpipes.sources.files.listing import expand
+from trainpipes.sources.files.listing import by_exact_name, expand
 
 log = logging.getLogger("trainpipes")
 
@@ -41,7 +41,7 @@ class ListFiles(ListingSource):
     - A URL (``s3://``, ``gs://``, ``hf://``, also chained) is one of these on that file system.
 
     Files come in natural order (``part-2`` before ``part-10``), folder by folder; a list keeps its order. Of
-    a Delta Lake or Iceberg table, list the files that its library names.
+    an Iceberg table, list the files that its library names; of a Delta Lake table see ``read_delta``.
 
     Args:
         urls: a path, folder, glob or URL, or a list of them.
@@ -85,6 +85,8 @@ class ListFiles(ListingSource):
 
     #: The only files that are listed, by their names below what was listed.
     only: ClassVar[tuple[str, ...] | None] = None
+    #: Whether these are files by the very names of ``urls``, as a table's log has them.
+    exact: ClassVar[bool] = False
     _known: ClassVar[FileList | None] = None
 
     @staticmethod
@@ -146,6 +148,8 @@ class ListFiles(ListingSource):
         opened = [open_system(url, options, retry) for url in urls]
 
         def find(which: int) -> tuple[Found, Wanted | None]:
+            if self.exact:
+                return by_exact_name(opened[which], requests), None
             return expand(urls[which], opened[which], suffixes, requests)
 
         listings = requests.map(find, range(len(urls)), 16)
@@ -231,7 +235,7 @@ class PathSource(RowSource):
     """Names of files as rows: ``list_files`` without a reader."""
 
     def __init__(self, files: FileList) -> None:
-        self.files = files
+        self.files, self.epoch_files = files, files.below
         self.lengths = np.array([len(files)], dtype=np.int64)
         self.row_bytes = 64.0 + sum(map(len, files.names)) / max(1, len(files))
 

@@ -92,6 +92,14 @@ def expand(
     return {name: files[name] for name in sorted(files, key=natural)}, wanted
 
 
+def by_exact_name(opened: tuple[Any, str], requests: Requests) -> Found:
+    """A file whose name is no pattern; raises FileNotFoundError."""
+    system, path = opened
+    if is_local(system):
+        return {path: LocalFolders().reported(Entry(path, False))}
+    return {path: reported(requests.call(system, "info", path))}
+
+
 def _by_exact_name(folders: Folders, path: str) -> tuple[Entry | None, dict[str, list[Entry]]]:
     """What is there by the very name of a pattern; and the folder in which it was looked for. Not where
     ``*`` names that folder.

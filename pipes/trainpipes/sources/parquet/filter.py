@@ -110,8 +110,11 @@ def _missing(problem: Exception | None) -> list[str]:
 # What footers say
 
 
-def bounds_of(metadata: Any, data: FileBytes, filter: pc.Expression) -> FileBounds:
-    said, every = text_of(filter), list(_leaves(metadata.schema.to_arrow_schema()))
+def bounds_of(
+    metadata: Any, data: FileBytes, filter: pc.Expression, schema: pa.Schema | None = None
+) -> FileBounds:
+    """The bounds of what a filter names; ``schema``: the file's, by other names."""
+    said, every = text_of(filter), list(_leaves(schema or metadata.schema.to_arrow_schema()))
     leaves = {n: path for n, (path, _) in enumerate(every) if path and all(p in said for p in path)}
     of_groups: FileBounds = [{} for _ in range(metadata.num_row_groups)]
     if not leaves or len(every) != metadata.num_columns:

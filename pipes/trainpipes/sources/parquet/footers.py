@@ -48,6 +48,11 @@ class RowGroupLayout(Layout):
         pass  # its numbers were checked when they were scanned
 
     @property
+    def written(self) -> IntArray:
+        """Rows of each row group in the file."""
+        return self.rows
+
+    @property
     def footer_range(self) -> tuple[int, int]:
         return self.size - int(footer_numbers(self)[0]), self.size
 
@@ -114,6 +119,23 @@ def read_footers(
     both: bool = False,
     look: Callable[[int, Any, FileBytes], None] | None = None,
 ) -> Footers:
+    scanned = scan_footers(files, columns, caller, index, look)
+    different = different_schemas(files.names, [layout.schema for layout in scanned.layouts])
+    folders = _beside(folders, different, both, caller)
+    different = [(name, pa.schema([*schema, *folders.schema])) for name, schema in different]
+    schema = one_schema(different, columns, caller)
+    chosen = [name for name in folders.column_names if name in schema.names]
+    return replace(scanned, schema=schema, folders=folders.select(chosen))
+
+
+def scan_footers(
+    files: FileList,
+    columns: Sequence[str] | None,
+    caller: str,
+    index: str | bool | None = None,
+    look: Callable[[int, Any, FileBytes], None] | None = None,
+) -> Footers:
+    """What each footer says by itself, without a schema over all files."""
     store = IndexStore(files, "read_parquet", "Parquet", index=index)
     step, key = max(1, -(-len(files) // SAMPLED_FILES)), repr(columns and list(columns))
     looked_at: set[int] = set()
@@ -136,11 +158,7 @@ def read_footers(
         return bool(file % step) or key in _samples(layout)
 
     store.complete(scan, caller, enough=enough, alone=look is None, job="reading Parquet footers")
-    names, layouts = files.names, store.layouts()
-    different = different_schemas(names, [layout.schema for layout in layouts])
-    folders = _beside(folders, different, both, caller)
-    different = [(name, pa.schema([*schema, *folders.schema])) for name, schema in different]
-    schema = one_schema(different, columns, caller)
+    layouts = store.layouts()
     footers = [
         RowGroupLayout(
             layout.rows,
@@ -157,9 +175,8 @@ def read_footers(
     if not rows:  # no row group could be asked
         rows = sum(int(layout.rows.sum()) for layout in layouts)
         nbytes = sum(float(layout.group_bytes.sum()) for layout in footers)
-    chosen = [name for name in folders.column_names if name in schema.names]
     row_bytes = nbytes / rows if rows else None
-    return Footers(store, footers, schema, row_bytes, folders.select(chosen), parsed)
+    return Footers(store, footers, pa.schema([]), row_bytes, NO_FOLDERS, parsed)
 
 
 def footer_numbers(layout: Layout) -> IntArray:

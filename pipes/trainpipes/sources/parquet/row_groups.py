@@ -50,6 +50,10 @@ class RowGroups(Format):
     blocks_called, known_by_blocks, places_blocks = "row groups", True, True
     fetches_parts = True
 
+    def read_columns(self, layout: Any) -> Sequence[str] | None:
+        """What is read of a file, by the names in it."""
+        return self.columns
+
     def scan(self, file: FileBytes) -> Layout:
         return footer_of(file, self.columns)[1]
 
@@ -121,7 +125,8 @@ class ParquetFile:
         known = format.parsed.known(data.name) is not None
         if not data.local and data.size <= WHOLE_BYTES and not (known and data.checked):
             data = FetchedBytes(data, [(0, data.size)])  # its footer and rows by one request
-        self._data, self._layout, self._columns, self.name = data, layout, format.columns, data.name
+        self._data, self._layout, self.name = data, layout, data.name
+        self._columns = format.read_columns(layout)
         self._remote = None if data.local else RangeFile(data, held)
         opened = pa.OSFile(data.name) if data.local else pa.PythonFile(self._remote, mode="r")
         self._handle: Any = opened
@@ -153,7 +158,7 @@ class ParquetFile:
 
     def batches(self, row_group: int) -> Iterator[pa.RecordBatch]:
         self._data.check()
-        metadata, rows = self._parquet.metadata, int(self._layout.rows[row_group])
+        metadata, rows = self._parquet.metadata, int(self._layout.written[row_group])
         if self._remote is not None and row_group not in self._expected:
             self._expect([row_group])
         if metadata.row_group(row_group).num_rows != rows:

@@ -1,0 +1,1 @@
+"""Tables with versions: their libraries say which files and rows a version has, we read these."""

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from datetime import datetime
+from typing import Any, Literal
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainpipes._internal.checks import need, require
+from trainpipes._internal.types import IntArray
+from trainpipes.columns.arrays import to_numpy
+from trainpipes.errors import UnreadableError
+from trainpipes.filesystems.retry import Retry
+from trainpipes.interfaces.quarantine import OnBadRow
+from trainpipes.sources.files.ahead import PREFETCH_BYTES
+from trainpipes.sources.tables.fields import TableFields
+from trainpipes.sources.tables.table import ReadTable, instant
+from trainpipes.sources.tables.table_files import TableVersion
+
+#: What a table may ask of its readers; that there may be variants, deltalake says of all.
+FEATURES = {
+    "deletionVectors", "columnMapping", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "variantType",
+}  # fmt: skip
+#: What fsspec calls options of S3, and deltalake.
+OF_S3 = {
+    "key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token",
+    "endpoint_url": "aws_endpoint_url", "region_name": "aws_region",
+}  # fmt: skip
+
+
+class ReadDelta(ReadTable):
+    """Reads a version of a Delta Lake table as Arrow.
+
+    ``deltalake`` says which files make the version, their partition values and the rows that are deleted;
+    the rows are read as ``read_parquet`` reads them. Columns that were added, renamed, widened or dropped
+    come as the version has them, null where a file is older. Without ``version`` a run reads the version
+    that is the newest when it begins: its states name it, and a resume reads that one.
+
+    Args:
+        uri: a path or URL of the table.
+        version: its number, or a time such as ``"2026-05-01T12:00:00Z"`` for what was the newest then. None
+            for the newest when the run begins.
+        columns: names of columns, as in ``read_parquet``; None for all.
+        filter: as in ``read_parquet``; files are left out by their partitions, too.
+        storage_options: options of fsspec, such as credentials, also used for the log; never shown or saved.
+        on_error: for rows of damaged files, as in ``read_parquet``.
+        refresh: "epoch" for the newest version of each epoch; see ``list_files``.
+        retry: how long failing requests for files are tried again.
+        cache_dir, cache_bytes, prefetch_bytes: as in ``list_files``.
+
+    Raises:
+        MissingExtraError: ``deltalake`` is not installed.
+        MissingFilesError: there is no such table or version, or files of it were vacuumed.
+        UnreadableError: the log or a file cannot be read, or the table needs a newer reader.
+
+    >>> import pathlib, tempfile, pyarrow as pa, trainpipes as tp
+    >>> from deltalake import DeltaTable, write_deltalake
+    >>> folder = str(pathlib.Path(tempfile.mkdtemp()) / "events")
+    >>> write_deltalake(folder, pa.table({"x": [1, 2, 3]}))
+    >>> _ = DeltaTable(folder).delete("x = 2")
+    >>> list(tp.read_delta(folder)), len(tp.read_delta(folder, version=0))
+    ([{'x': 1}, {'x': 3}], 3)
+    """
+
+    free = frozenset({"uri", "version"})
+
+    uri: str | os.PathLike[str]
+    version: int | str | datetime | None = None
+    columns: Sequence[str] | None = None
+    filter: pc.Expression | Sequence[Any] | None = None
+    storage_options: Mapping[str, Any] | None = None
+    _: KW_ONLY
+    on_error: OnBadRow = "raise"
+    refresh: Literal["epoch"] | None = None
+    retry: Retry | Mapping[str, Any] = Retry()
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_bytes: int | str = "100GB"
+    prefetch_bytes: int | str = PREFETCH_BYTES
+
+    def check(self) -> None:
+        good = isinstance(self.uri, str | os.PathLike) and str(self.uri).strip()
+        require(good, "read_delta(uri)", "a path or URL of a Delta table", self.uri)
+        self._set(uri=os.fspath(self.uri))
+        if isinstance(self.version, datetime):
+            self._set(version=self.version.isoformat())
+        instant(self.version, "read_delta(version)")
+        super().check()
+
+    def _version(self, number: Any) -> TableVersion:
+        need("deltalake", "read_delta")
+        table, newest = self._table(number)
+        self._check_features(table)
+        with self._explained(f"the log of the Delta table {self.uri} cannot be read"):
+            adds = pa.table(table.get_add_actions())
+            vectors = pa.RecordBatchReader.from_stream(table.deletion_vectors()).read_all()
+            about, schema = table.metadata(), pa.schema(table.schema().to_arrow())
+        times, paths = (adds.column(name).to_pylist() for name in ("modification_time", "path"))
+        order = sorted(range(len(paths)), key=lambda n: (times[n], paths[n]))
+        urls = [_url(_root(str(self.uri)), paths[n]) for n in order]
+        mode = about.configuration.get("delta.columnMapping.mode")
+        values = pa.table({})
+        if about.partition_columns and urls:
+            inner = adds.column("partition").combine_chunks().take(pa.array(order))
+            values = pa.table(
+                {
+                    name: inner.field(name).cast(schema.field(name).type)
+                    for name in about.partition_columns
+                }
+            )
+        fields = TableFields(schema, mode == "id")
+        deleted = self._deleted(vectors, urls)
+        newest_too = number is None or table.version() == newest
+        return TableVersion(
+            table.version(), newest_too, f"delta {about.id}", fields, urls, values, deleted
+        )
+
+    def _table(self, number: Any) -> tuple[Any, int]:
+        """The table at a version, and its newest one."""
+        from deltalake import DeltaTable
+
+        options = _of_deltalake(self.storage_options or {})
+        with self._explained(f"there is no Delta table at {self.uri}, or its log cannot be read"):
+            table = DeltaTable(self.uri, storage_options=options)
+            newest = int(table.version())
+        if number is None or number == newest:
+            return table, newest
+        if isinstance(number, int) and number > newest:
+            rule = f"at most the newest of the table {self.uri}, {newest}"
+            require(False, "read_delta(version)", rule, number)
+        if (time := instant(number, "read_delta(version)")) is not None:
+            with self._explained(f"{self.uri} has no version of {number}"):
+                table.load_as_version(time)
+            return table, newest
+        try:
+            return DeltaTable(self.uri, version=number, storage_options=options), newest
+        except Exception as error:
+            why = f"its log was cleaned up ({type(error).__name__}), and the newest is {newest}"
+            raise self._gone(number, why) from error
+
+    def _check_features(self, table: Any) -> None:
+        protocol = table.protocol()
+        asked = {*(protocol.reader_features or ())} - FEATURES
+        if protocol.min_reader_version > 3 or asked:
+            what = f"reader version {protocol.min_reader_version}"
+            what = f"the feature {min(asked)!r}" if asked else what
+        elif '"variant"' in table.schema().to_json():
+            what = "columns of type variant"
+        else:
+            what = ""
+        if what:
+            raise UnreadableError(
+                f"read_delta: the table {self.uri} needs {what}, which this reader does not have; write "
+                "a copy of the table without it",
+                path=str(self.uri),
+            )
+
+    def _deleted(self, vectors: pa.Table, urls: Sequence[str]) -> dict[int, IntArray]:
+        numbers = {_plain(url): n for n, url in enumerate(urls)}
+        deleted = {}
+        paths = vectors.column("filepath").to_pylist()
+        for path, kept in zip(paths, vectors.column("selection_vector"), strict=True):
+            file = numbers.get(_plain(path))
+            if file is None:
+                said = f"read_delta: rows of {path} are deleted, which is no file of the version"
+                raise UnreadableError(f"{said}; repair the log of {self.uri}", path=str(self.uri))
+            deleted[file] = np.flatnonzero(~to_numpy(kept.values))
+        return deleted
+
+
+def _root(uri: str) -> str:
+    if uri.startswith("file://"):
+        uri = unquote(uri.removeprefix("file://"))
+    here = "://" not in uri
+    return (os.path.abspath(os.path.expanduser(uri)) if here else uri).rstrip("/")
+
+
+def _url(root: str, path: str) -> str:
+    """Where a file of the log is: names are quoted there."""
+    path = unquote(path)
+    return path.removeprefix("file://") if "://" in path else f"{root}/{path}"
+
+
+def _plain(url: str) -> str:
+    """What is left of the different spellings of a URL."""
+    return unquote(unquote(url)).partition("://")[2] or unquote(unquote(url))
+
+
+def _of_deltalake(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options of fsspec as deltalake calls them; others as they are."""
+    flat = {**options, **(options.get("client_kwargs") or {})}
+    named = {OF_S3.get(key, key): value for key, value in flat.items() if isinstance(value, str)}
+    if named.get("aws_endpoint_url", "").startswith("http://"):
+        named["aws_allow_http"] = "true"
+    return named

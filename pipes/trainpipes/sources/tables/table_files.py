@@ -1,0 +1,266 @@
+"""A version's files as blocks of the Parquet reader: without deleted rows, as the version has the columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainpipes._internal.types import IntArray
+from trainpipes.columns.arrays import to_arrow
+from trainpipes.columns.expressions import rows_that_match, text_of
+from trainpipes.errors import DataError
+from trainpipes.interfaces.source import Place
+from trainpipes.sources.files.file_bytes import FileBytes
+from trainpipes.sources.files.file_list import FileList
+from trainpipes.sources.files.file_source import FileSource
+from trainpipes.sources.files.schema import chosen, inner_paths
+from trainpipes.sources.parquet.filter import (
+    Facts,
+    FileBounds,
+    bounds_of,
+    check_fits,
+    facts_of,
+    may_hold,
+    needed_columns,
+)
+from trainpipes.sources.parquet.footers import RowGroupLayout, scan_footers
+from trainpipes.sources.parquet.row_groups import RowGroups
+from trainpipes.sources.tables.fields import PHYSICAL, TableFields, fields_of
+
+NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class TableVersion:
+    """What a format's library says of one version.
+
+    Args:
+        number: of the version or snapshot.
+        newest: whether it is the newest one.
+        table: what tells the table from others.
+        fields: its columns.
+        urls: its files, in order.
+        constants: values of columns that are the same in all of a file, a row for each file.
+        deleted: rows of a file that the version does not have, ascending, by the file's number.
+    """
+
+    number: int
+    newest: bool
+    table: str
+    fields: TableFields
+    urls: list[str]
+    constants: pa.Table
+    deleted: Mapping[int, IntArray]
+
+
+def rows_of(
+    version: TableVersion,
+    files: FileList,
+    kept: list[int],
+    columns: Sequence[str] | None,
+    filter: pc.Expression | None,
+    caller: str,
+    uri: str,
+) -> TableSource:
+    """The rows of some of a version's files, those that may match a filter."""
+    fields = version.fields
+    whole = pa.schema(chosen(fields.schema, None, caller, uri).values())
+    needed = [] if filter is None else needed_columns(filter, whole, caller)
+    if columns is not None:
+        inside = inner_paths(columns, whole.names)
+        columns = [*columns, *(name for name in needed if name not in inside)]
+    schema = pa.schema(chosen(fields.schema, columns, caller, uri).values())
+    constant = [name for name in version.constants.column_names if name in schema.names]
+    constants, pruned = version.constants.select(constant), 0
+    if filter is not None:
+        check_fits(filter, schema, caller)
+        may = set(may_hold(filter, schema, _facts(constants, len(files))).tolist()) if kept else ()
+        matching = [n for n in kept if n in may] or kept[:1]
+        pruned, kept = len(kept) - len(matching), matching
+    numbers = np.array(kept, dtype=np.int64)
+    files, constants = files.pick(numbers), constants.take(to_arrow(numbers))
+    bounds: dict[int, FileBounds] = {}
+
+    def look(file: int, metadata: Any, data: FileBytes) -> None:
+        own = fields_of(metadata.schema.to_arrow_schema())
+        named = pa.schema(fields.named(own, fields_of(fields.schema)))
+        bounds[file] = bounds_of(metadata, data, filter, named)
+
+    sized = None if columns is None else _names_in_files(fields.schema, schema.names)
+    footers = scan_footers(files, sized, caller, look=None if filter is None else look)
+    facts, layouts = _facts(constants, len(files)), []
+    known: dict[int, FileColumns] = {}  # files share schemas
+    for file, layout in enumerate(footers.layouts):
+        own = layout.schema
+        if id(own) not in known:
+            known[id(own)] = FileColumns.of(fields, schema, constant, own)
+        missing = known[id(own)].missing
+        facts[file] = [*facts[file], *(pc.field(name).is_null() for name in missing)]
+        values = {name: constants.column(name)[file] for name in constant}
+        values |= {name: pa.scalar(None, schema.field(name).type) for name in missing}
+        deleted = version.deleted.get(kept[file], NO_ROWS)
+        layouts.append(
+            _of_version(layout, values, deleted, known[id(own)], files.names[file], caller)
+        )
+    rows = np.concatenate([NO_ROWS, *(each.rows for each in layouts)])
+    gone = [len(each.deleted) for each in layouts]
+    many = f"{sum(gone):,} in {np.count_nonzero(gone):,} files" if any(gone) else "none"
+    described = [("version", f"{version.number}{', the newest' if version.newest else ''}")]
+    described += [("deleted rows", many)]
+    besides: dict[str, Any] = {"table": version.table, "version": version.number}
+    unread = None
+    if filter is not None:
+        unread = np.ones(len(rows), dtype=np.bool_)
+        if {*needed} <= {*constant}:
+            matches = rows_that_match(constants, filter)
+            unread = ~np.repeat(matches, [len(each.rows) for each in layouts])
+        else:
+            of_groups = [facts[n] for n, each in enumerate(layouts) for _ in each.rows]
+            of_files = [group for file in sorted(bounds) for group in bounds[file]]
+            unread[may_hold(filter, schema, of_groups, of_files or None)] = False
+        besides |= {"filter": text_of(filter), "unread": int(rows[unread].sum())}
+        said = f"{int((~unread).sum()):,} of {len(rows):,} row groups may have rows that match"
+        said += f"; {pruned:,} more files are left out by their partitions" if pruned else ""
+        described.append(("filter", said))
+    format = TableFiles(
+        columns, schema, False, files.prefetch_bytes // 2, described, footers.parsed, fields=fields
+    )
+    sizes = [NO_ROWS, *(layout.group_bytes for layout in layouts)]
+    source = TableSource(
+        footers.store, format, layouts=layouts, columns=columns, schema=schema,
+        row_bytes=footers.row_bytes, block_bytes=np.concatenate(sizes).astype(float), besides=besides,
+    )  # fmt: skip
+    source.unread, source.epoch_files = unread, [f"version/{version.number}"]
+    source.is_filtered = filter is not None and {*needed} <= {*constant}
+    return source
+
+
+def _facts(constants: pa.Table, files: int) -> list[Facts]:
+    return facts_of(constants) if constants.num_columns else [[] for _ in range(files)]
+
+
+def _names_in_files(schema: pa.Schema, names: Sequence[str]) -> list[str]:
+    """What files are likely to call columns, for the sizes of these."""
+    about = [(name, schema.field(name).metadata or {}) for name in names]
+    return [*names, *(own[PHYSICAL].decode() for _, own in about if PHYSICAL in own)]
+
+
+@dataclass(frozen=True)
+class FileColumns:
+    """What is read of the files of one schema, by the names in them, for columns of the table."""
+
+    read: list[str]
+    names: dict[str, str]
+    missing: list[str]
+
+    @staticmethod
+    def of(
+        fields: TableFields, schema: pa.Schema, constant: Sequence[str], own: pa.Schema
+    ) -> FileColumns:
+        inside, read, names, missing = fields_of(own), list[str](), dict[str, str](), list[str]()
+        for wanted in fields_of(schema):
+            if wanted.name in constant:
+                continue
+            whole = fields.schema.field(wanted.name)
+            if (place := fields.place(whole, inside)) is None:
+                missing.append(wanted.name)
+            else:
+                names[wanted.name] = inside[place].name
+                read += fields.paths(wanted, whole, inside[place], inside[place].name)
+        return FileColumns(read, names, missing)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TableLayout(RowGroupLayout):
+    """A file's row groups without deleted rows; ``whole``: rows of each with these."""
+
+    whole: IntArray
+    deleted: IntArray
+    columns: FileColumns
+
+    @property
+    def written(self) -> IntArray:
+        return self.whole
+
+
+def _of_version(
+    layout: RowGroupLayout, values: dict[str, pa.Scalar], deleted: IntArray, columns: FileColumns,
+    name: str, caller: str,
+) -> TableLayout:  # fmt: skip
+    ends = np.append(0, np.cumsum(layout.rows))
+    if len(deleted) and not 0 <= deleted[0] <= deleted[-1] < ends[-1]:
+        raise DataError(
+            f"{caller}: {name}: rows {deleted[0]} to {deleted[-1]} are deleted, and it has {ends[-1]:,}: the "
+            "file is not the one that the table's log means; restore it",
+            path=name,
+        )
+    about = {field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)}
+    about["rows"] = layout.rows - np.diff(np.searchsorted(deleted, ends))
+    shown = {key: str(value) for key, value in values.items() if value.is_valid}
+    note = f"\0{shown}" if shown else ""
+    note += f"\0deleted {len(deleted)} {zlib.crc32(deleted.tobytes())}" if len(deleted) else ""
+    about |= {"folder": values, "note": note}
+    return TableLayout(**about, whole=layout.rows, deleted=deleted, columns=columns)
+
+
+@dataclass(eq=False)
+class TableFiles(RowGroups):
+    """The Parquet files of a table as a format: without deleted rows, as the table has the columns."""
+
+    fields: TableFields = field(default_factory=lambda: TableFields(pa.schema([])))
+
+    def read_columns(self, layout: Any) -> Sequence[str] | None:
+        columns: list[str] = layout.columns.read
+        return columns
+
+    def decode(
+        self, data: Any, layout: Any, block: int, columns: Sequence[str] | None
+    ) -> Iterator[pa.RecordBatch]:
+        first, place = int(layout.written[:block].sum()), partial(Place, data.name)
+        for written in data.batches(block):
+            last = first + len(written)
+            batch = self._of_table(written, layout, place)
+            low, high = np.searchsorted(layout.deleted, [first, last]).tolist()
+            if high > low:
+                keep = np.ones(len(batch), dtype=np.bool_)
+                keep[layout.deleted[low:high] - first] = False
+                batch = batch.filter(to_arrow(keep))
+            first = last
+            yield batch
+
+    def _of_table(
+        self, batch: pa.RecordBatch, layout: Any, place: Callable[[], Place]
+    ) -> pa.RecordBatch:
+        columns = []
+        for wanted in self.schema:
+            value = layout.folder.get(wanted.name)
+            if value is None:
+                whole, name = (
+                    self.fields.schema.field(wanted.name),
+                    layout.columns.names[wanted.name],
+                )
+                columns.append(self.fields.conformed(batch.column(name), wanted, whole, place))
+            elif value.is_valid:
+                columns.append(pa.repeat(value, len(batch)))
+            else:
+                columns.append(pa.nulls(len(batch), wanted.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+class TableSource(FileSource):
+    """The rows of a version; a place says the row in the file, deleted ones counted."""
+
+    def place(self, block: int, row: int) -> Place:
+        place = super().place(block, row)
+        layout: Any = self.layouts[int(self.file_of_block[block])]
+        deleted, row = layout.deleted, int(self.begins[block]) + row
+        before = np.searchsorted(deleted - np.arange(len(deleted)), row, side="right")
+        return dataclasses.replace(place, row=row + int(before))
