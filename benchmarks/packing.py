@@ -3,10 +3,10 @@
     python benchmarks/packing.py [--documents 20480] [--length 4096] [--mean 831] [--sigma 1.0]
 
 Documents have lognormal lengths and the text of Python's standard library; the tokenizer is trained on
-them. Prints three Markdown tables: packing methods, against next-fit, a plain first-fit, the rule of Grain
-by a simulation and, where it is installed, Grain; batches by length; CPU time a token, medians of repeats
-taken in turn with tokenizing. Rates count making the rows' columns; those of the simulations, which are
-marked, only choose rows.
+them. Prints Markdown tables: packing methods, against next-fit, a plain first-fit, the rule of Grain
+by a simulation and, where it is installed, Grain; batches by length; how far shards run apart in ten
+epochs; CPU time a token, medians of repeats taken in turn with tokenizing. Rates count making the rows'
+columns; those of the simulations, which are marked, only choose rows.
 """
 
 from __future__ import annotations
@@ -306,6 +306,37 @@ def cost_table(lengths: IntArray, capacity: int, repeats: int) -> None:
         print(f"| {name} | {cost:.1f} | {cost / costs['tokenize']:.1%} |", flush=True)
 
 
+def epochs_apart(lengths: IntArray, epochs: int = 10, shards: int = 24) -> float:
+    """The share of documents that have come more or less often than ``epochs`` times when so many tokens have
+    come: shards of shorter documents run ahead.
+    """
+    ids = pa.array([[number] * int(length) for number, length in enumerate(lengths)])
+    rows = (
+        tp.from_arrow(pa.table({"input_ids": ids})).sharding_filter(shards).shuffle(1000).repeat()
+    )
+    came, left = np.zeros(len(lengths)), epochs * int(lengths.sum())
+    for row in rows.pack(256):
+        tokens = np.asarray(row["input_ids"])[np.asarray(row["segment_ids"]) > 0]
+        came += np.bincount(tokens, minlength=len(lengths))
+        left -= len(tokens)
+        if left <= 0:
+            break
+    return float((np.rint(came / lengths) != epochs).mean())
+
+
+def epochs_table() -> None:
+    draw = np.random.default_rng(0)
+    kinds = {
+        "uniform, 1 to 119": draw.integers(1, 120, 5000),
+        "lognormal, median 67, at most 256": np.clip(draw.lognormal(4.2, 0.8, 5000), 1, 256).astype(np.int64),
+    }  # fmt: skip
+    print(
+        "\n| 5,000 documents, packed to 256 in 24 shards | came not ten times in ten epochs |\n|---|---|"
+    )
+    for name, lengths in kinds.items():
+        print(f"| {name} | {epochs_apart(lengths):.0%} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--documents", type=int, default=20_480)
@@ -318,6 +349,7 @@ def main() -> None:
     print(f"Python {sys.version.split()[0]}, NumPy {np.__version__}, Arrow {pa.__version__}\n")
     padding_table(lengths, args.length)
     batches_table(lengths)
+    epochs_table()
     cost_table(lengths[: args.documents // 4], args.length, args.repeats)
 
 
