@@ -32,6 +32,7 @@ from benchmarks import (
     samplers,
     scale,
     state,
+    videos,
     wide,
 )
 from benchmarks.processes import pss
@@ -182,6 +183,15 @@ def of_audio(tiny: bool) -> Figures:
     return {"of a DataLoader": workers, "of threads": alone}
 
 
+def of_videos(tiny: bool) -> Figures:
+    rates = videos.rates_of(8 if tiny else 96, 2, 1 if tiny else 7)
+    workers, alone = rates["DataLoader, workers"], rates["threads alone"]
+    return {
+        "of a DataLoader": rates["decode_video"] / workers,
+        "of threads": rates["decode_video"] / alone,
+    }
+
+
 def of_memory(tiny: bool) -> Figures:
     """What this process holds after many epochs, over what it held after a few."""
     table = mix.table_of(1_000 if tiny else 60_000, 150, 0)
@@ -223,6 +233,7 @@ ALONE: dict[str, Callable[[bool], Figures]] = {
     "wide": of_wide,
     "images_decode": of_images_decode,
     "audio": of_audio,
+    "videos": of_videos,
     "memory": of_memory,
 }
 

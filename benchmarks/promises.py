@@ -184,6 +184,10 @@ PROMISES = (
           where="docs/sound.md"),
     least("sound decoded, of decoding alone in 2 threads", 0.8, alone("audio", "of threads"),
           where="docs/sound.md"),
+    least("clips of videos, as many as a DataLoader with 2 workers", 1.0, alone("videos", "of a DataLoader"),
+          where="docs/video.md"),
+    least("clips of videos, of decoding alone in 2 threads", 0.8, alone("videos", "of threads"),
+          where="docs/video.md"),
     most("memory after epoch 8, against epoch 3", 1.1, alone("memory", "grown"),
          where="docs/speed.md"),
 )  # fmt: skip

@@ -4,11 +4,11 @@
 
 Makes its own MP4 files: 10 s of 320 x 240 pixels, 30 frames a second, H.264 with a key frame every 2 s. Of
 each file 8 frames of 2 s at a random place are decoded at 170 x 128 pixels, in another order every epoch;
-batches of 8 are stacked. The ``DataLoader`` calls the same decoder, once in workers that start in every epoch,
-as they do by default, and once in workers that are kept (``persistent_workers``); and once a ``Dataset`` as one
-writes it with ``av``, which seeks to the clip and decodes all of it. "threads alone" decodes such clips in as
-many threads, without order or batches. All run in this process, in turn; seconds of the clock; medians. Needs
-av: pip install av. Prints a Markdown table.
+batches of 8 are stacked. The ``DataLoader`` calls the same decoder, once in workers that start in every
+epoch, as they do by default, and once in workers that are kept (``persistent_workers``); and once a
+``Dataset`` as one writes it with ``av``, which seeks to the clip and decodes all of it. "threads alone"
+decodes such clips in as many threads, without order or batches. All run in this process, in turn; seconds of
+the clock; medians. Needs av: pip install av. Prints a Markdown table.
 """
 
 from __future__ import annotations
