@@ -167,6 +167,11 @@ from deltalake import write_deltalake
 write_deltalake("table", pa.table({"x": [1, 2, 3]}))
 assert list(tp.read_delta("table")) == [{"x": 1}, {"x": 2}, {"x": 3}]
 """,
+    "lance": """
+import lance
+lance.write_dataset(pa.table({"x": [1, 2, 3]}), "table.lance")
+assert list(tp.read_lance("table.lance")) == [{"x": 1}, {"x": 2}, {"x": 3}]
+""",
     "azure": """
 import fsspec
 fsspec.filesystem("az", account_name="x", account_key="eA==")

@@ -116,6 +116,16 @@ def of_delta(folder: Path) -> str:
 
 
 @cache
+def of_lance(folder: Path) -> str:
+    """The rows of the Parquet files as a Lance table, and a version with some of them deleted."""
+    import lance
+
+    uri = str(folder / "rows.lance")
+    lance.write_dataset(table(folder), uri, max_rows_per_file=40).delete("x % 9 = 4")
+    return uri
+
+
+@cache
 def text_files(folder: Path) -> dict[str, list[str]]:
     """The rows of the Parquet files as lines of JSON, compressed ones too, and some columns as CSV."""
     found = table(folder)
@@ -450,6 +460,10 @@ FINITE: dict[str, Make] = {
     "read_delta": lambda f: tp.read_delta(of_delta(f), 0).sharding_filter(4).shuffle(9, seed=3).batch(4),
     "read_delta / filter": lambda f: (
         tp.read_delta(of_delta(f), 1, ["text"], [["x", ">", 9]]).sharding_filter(4).shuffle(9).batch(4)
+    ),
+    "read_lance": lambda f: tp.read_lance(of_lance(f), 1).sharding_filter(4).shuffle(9).batch(4),
+    "read_lance / drawn": lambda f: (
+        tp.read_lance(of_lance(f), 2, ["x"]).sharding_filter(4).shuffle(scope="global").batch(4).collate()
     ),
     "read_arrow": lambda f: (
         tp.read_arrow(arrow_files(f)).sharding_filter(4).shuffle(7).batch(4).pad_collate()
@@ -921,7 +935,8 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
     """Options without which a stage cannot be made."""
     return {
         "EncodeLabels": {"classes": 2}, "Deduplicate": {"columns": "x"},
-        "ListFiles": {"urls": "x"}, "ReadDelta": {"uri": "x"}, "FromArrow": {"table": pa.table({"x": [1]})},
+        "ListFiles": {"urls": "x"}, "ReadDelta": {"uri": "x"}, "ReadLance": {"uri": "x"},
+        "FromArrow": {"table": pa.table({"x": [1]})},
         "FromHf": {"dataset": SavedRows(pa.table({"x": [1]}))},
         "FromDataset": {"dataset": [1]}, "FromTensors": {"tensors": ([1],)},
         "FromTorchdata": {"node": IterableWrapper([1])},

@@ -26,6 +26,7 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
 #: What pip calls a package, where it is not what Python calls it or not every version will do.
 _REQUIREMENTS = {
     "PIL": "pillow",
+    "lance": "pylance",
     "gigatoken": "'gigatoken>=0.10,<0.11'",
     "ray": "'ray[train]>=2.40,<3'",
     "yaml": "pyyaml",

@@ -19,17 +19,12 @@ from trainpipes.filesystems.retry import Retry
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources.files.ahead import PREFETCH_BYTES
 from trainpipes.sources.tables.fields import TableFields
-from trainpipes.sources.tables.table import ReadTable, instant
+from trainpipes.sources.tables.table import ReadTable, instant, of_object_store
 from trainpipes.sources.tables.table_files import TableVersion
 
 #: What a table may ask of its readers; that there may be variants, deltalake says of all.
 FEATURES = {
     "deletionVectors", "columnMapping", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "variantType",
-}  # fmt: skip
-#: What fsspec calls options of S3, and deltalake.
-OF_S3 = {
-    "key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token",
-    "endpoint_url": "aws_endpoint_url", "region_name": "aws_region",
 }  # fmt: skip
 
 
@@ -123,7 +118,7 @@ class ReadDelta(ReadTable):
         """The table at a version, and its newest one."""
         from deltalake import DeltaTable
 
-        options = _of_deltalake(self.storage_options or {})
+        options = of_object_store(self.storage_options)
         with self._explained(f"there is no Delta table at {self.uri}, or its log cannot be read"):
             table = DeltaTable(self.uri, storage_options=options)
             newest = int(table.version())
@@ -188,12 +183,3 @@ def _url(root: str, path: str) -> str:
 def _plain(url: str) -> str:
     """What is left of the different spellings of a URL."""
     return unquote(unquote(url)).partition("://")[2] or unquote(unquote(url))
-
-
-def _of_deltalake(options: Mapping[str, Any]) -> dict[str, str]:
-    """Options of fsspec as deltalake calls them; others as they are."""
-    flat = {**options, **(options.get("client_kwargs") or {})}
-    named = {OF_S3.get(key, key): value for key, value in flat.items() if isinstance(value, str)}
-    if named.get("aws_endpoint_url", "").startswith("http://"):
-        named["aws_allow_http"] = "true"
-    return named

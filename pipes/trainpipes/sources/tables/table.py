@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -26,6 +26,11 @@ from trainpipes.sources.tables.table_files import NO_ROWS, TableSource, TableVer
 
 #: What libraries call a table that is not there.
 NOT_THERE = ("TableNotFoundError", "NoSuchTableError", "NoSuchNamespaceError")
+#: What fsspec calls options of S3, and libraries in Rust.
+OF_S3 = {
+    "key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token",
+    "endpoint_url": "aws_endpoint_url", "region_name": "aws_region",
+}  # fmt: skip
 #: The options of ``list_files`` that readers of files take.
 OF_FILES = ("storage_options", "retry", "cache_dir", "cache_bytes", "prefetch_bytes")
 
@@ -115,7 +120,8 @@ class ReadTable(Source, has_blocks=True, asks_inputs=True):
                 raise
             # Rust's libraries mark some of it for terminals.
             said = cut(one_line(error).replace("\x1b[31m", "").replace("\x1b[0m", ""), 300)
-            missing = type(error).__name__ in NOT_THERE or isinstance(error, FileNotFoundError)
+            missing = type(error).__name__ in NOT_THERE or "was not found" in str(error)
+            missing |= isinstance(error, FileNotFoundError)
             kind = MissingFilesError if missing else UnreadableError
             raise kind(
                 f"{self.name}: {what} ({type(error).__name__}: {said}); is the address right, and are "
@@ -148,24 +154,34 @@ class ReadTable(Source, has_blocks=True, asks_inputs=True):
         given = {name: options[name] for name in OF_FILES if name in options}
         return ListFiles(list(urls), **given)._resolved(exact=True)
 
-    def _files(self, version: TableVersion) -> FileList:
-        if not version.urls:
+    def _files(self, number: int, urls: Sequence[str]) -> FileList:
+        """The files of a version, all of which must be there."""
+        if not urls:
             return FileList([], [], NO_ROWS, NO_ROWS, (), [], NO_ROWS, NORMAL)
         try:
-            return self._listing(version.urls).files()
+            return self._listing(urls).files()
         except (FileNotFoundError, MissingFilesError) as error:
             name = getattr(error, "filename", None) or getattr(error, "path", None) or error
             why = f"its file {name} is gone, which a vacuum, or who else cleans up, has removed"
-            raise self._gone(version.number, why) from error
+            raise self._gone(number, why) from error
 
     @without_bad_files
     def _rows_of(self, version: Any) -> TableSource:
         columns, filter = self.options["columns"], checked_filter(self.options["filter"], self.name)
-        files = self._files(version)
+        files = self._files(version.number, version.urls)
         kept = [n for n, name in enumerate(files.names) if name not in self.bad_files]
         source = rows_of(version, files, kept, columns, filter, str(self), self._said_uri)
         source.leave_out(self.options["on_error"])
         return source
+
+
+def of_object_store(options: Mapping[str, Any] | None) -> dict[str, str]:
+    """Options of fsspec as Rust's libraries call them; others as they are."""
+    flat = {**(options or {}), **((options or {}).get("client_kwargs") or {})}
+    named = {OF_S3.get(key, key): value for key, value in flat.items() if isinstance(value, str)}
+    if named.get("aws_endpoint_url", "").startswith("http://"):
+        named["aws_allow_http"] = "true"
+    return named
 
 
 def instant(value: Any, option: str) -> datetime | None:
