@@ -9,10 +9,11 @@ from trainpipes_recipes.pretrain import pretrain
 from trainpipes_recipes.prompts import prompts
 from trainpipes_recipes.seq2seq import seq2seq
 from trainpipes_recipes.sft import sft
+from trainpipes_recipes.speech import speech
 from trainpipes_recipes.tokens import tokens
 from trainpipes_recipes.vision_chat import vision_chat
 
 __all__ = [
     "chat", "classification", "images", "masked_lm", "preference", "pretrain", "prompts",
-    "seq2seq", "sft", "tokens", "vision_chat",
+    "seq2seq", "sft", "speech", "tokens", "vision_chat",
 ]  # fmt: skip

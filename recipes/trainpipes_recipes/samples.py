@@ -13,10 +13,13 @@ All of it is made of the source of Python's standard library; the pictures are d
     pictures/              JPEGs of triangles, squares and hexagons, a folder each (needs Pillow)
     scenes.jsonl           messages: questions about the pictures, and answers; images: their paths
     processor/             a processor for these, as transformers loads one
+    beeps/                 WAV files of one to three tones
+    speech.jsonl           audio: the paths of these; text: the names of the tones
     tokenizer/             a byte-level BPE tokenizer with a chat template, as transformers loads it
     model/config.json      of a small causal language model
     vision/config.json     of a small network for pictures
     sight/config.json      of a small model of pictures and text
+    ears/config.json       of a small recognizer of speech
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import ast
 import json
 import sysconfig
 import textwrap
+import wave
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,10 +41,12 @@ import pyarrow.parquet as pq
 
 __all__ = [
     "function_pairs", "main", "train_tokenizer", "write_configs", "write_functions", "write_samples",
-    "write_scenes", "write_tokenizer",
+    "write_scenes", "write_speech", "write_tokenizer",
 ]  # fmt: skip
 
 IMAGE = "<image>"
+#: Hertz.
+TONES = {"low": 220, "mid": 660, "high": 1980}
 END, PAD, MASK, START, STOP = "<eos>", "<pad>", "<mask>", "<|im_start|>", "<|im_end|>"
 #: Folders of the standard library that hold no library code, or packages of others.
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages"})
@@ -106,6 +112,7 @@ def write_samples(folder: Path, every: int = 1) -> None:
     if find_spec("PIL"):
         draw_pictures(folder / "pictures")
         write_scenes(folder)
+    write_speech(folder)
     write_configs(folder)
 
 
@@ -123,7 +130,7 @@ def write_functions(pairs: Sequence[tuple[str, str]], folder: Path) -> list[Path
 
 
 def write_configs(folder: Path) -> None:
-    """Models that train in seconds: a causal one, one of pictures, and one of both."""
+    """Models that train in seconds: a causal one, one of pictures, one of both, and one of speech."""
     llama = {"model_type": "llama", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 192}
     llama |= {"num_hidden_layers": 2, "num_attention_heads": 4, "tie_word_embeddings": True}
     resnet = {"model_type": "resnet", "embedding_size": 16, "layer_type": "basic"}
@@ -132,6 +139,12 @@ def write_configs(folder: Path) -> None:
     sight |= {"num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 56, "patch_size": 14}
     both = {"model_type": "llava", "vision_config": sight, "image_token_id": 2048}
     both |= {"text_config": {**llama, "vocab_size": 2049}, "vision_feature_layer": -1}
+    ears = {"model_type": "whisper", "vocab_size": 258, "d_model": 32, "max_source_positions": 50}
+    ears |= {"max_target_positions": 32, "decoder_start_token_id": 256, "eos_token_id": 256}
+    ears |= {"pad_token_id": 257, "bos_token_id": 256, "suppress_tokens": [], "dropout": 0.0}
+    for part in ("encoder", "decoder"):
+        ears |= {f"{part}_layers": 1, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 32}
+    write_json(folder / "ears" / "config.json", ears)
     write_json(folder / "sight" / "config.json", both)
     write_json(folder / "model" / "config.json", llama)
     write_json(folder / "vision" / "config.json", resnet)
@@ -225,6 +238,24 @@ def write_scenes(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
     tokenizer.add_special_tokens([IMAGE])
     tokenizer.save(str(folder / "processor" / "tokenizer.json"))
+
+
+def write_speech(folder: Path) -> None:
+    """Tones of 0.2 s, one to three in a row, and what each is called."""
+    (folder / "beeps").mkdir(exist_ok=True)
+    time = np.arange(1600) / 8000
+    with open(folder / "speech.jsonl", "w", encoding="utf-8") as file:
+        for number in range(240):
+            names = [[*TONES][number // 3**k % 3] for k in range(1 + number % 3)]
+            waves = [np.sin(2 * np.pi * TONES[name] * time) for name in names]
+            samples = (8000 * np.concatenate(waves)).astype("<i2")
+            with wave.open(str(folder / "beeps" / f"{number}.wav"), "wb") as sound:
+                sound.setnchannels(1)
+                sound.setsampwidth(2)
+                sound.setframerate(8000)
+                sound.writeframes(samples.tobytes())
+            row = {"audio": f"beeps/{number}.wav", "text": " ".join(names)}
+            file.write(json.dumps(row) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

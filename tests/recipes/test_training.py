@@ -42,6 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             color = [10 * n] * 3
             color[channel] += 90
             Image.new("RGB", (20, 20), tuple(color)).save(folder / "colors" / name / f"{n}.png")
+    (folder / "beeps" / "5.wav").write_bytes(b"damaged")
     return folder
 
 
@@ -54,10 +55,13 @@ def train(data: Path, tmp_path: Path) -> Train:
             "train_sft": ["--scratch", "--files", f"{data}/functions", "--max-length", "64"],
             "train_pretrain": ["--files", f"{data}/texts", "--max-length", "128"],
             "train_vision": ["--scratch", "--files", f"{data}/scenes.jsonl", "--packed"],
+            "train_speech": ["--files", f"{data}/speech.jsonl", "--scratch", "--max-seconds", "1"],
             "train_images": ["--files", f"{data}/colors", "--classes", "3", "--size", "16"],
         }[script]
         if script == "train_images":
             given += ["--model", f"{data}/vision"]
+        elif script == "train_speech":
+            given += ["--model", f"{data}/ears", "--tokenizer", "bytes"]
         elif script == "train_vision":
             given += ["--model", f"{data}/sight", "--processor", f"{data}/processor"]
             given += ["--max-length", "128"]
@@ -82,7 +86,7 @@ def train(data: Path, tmp_path: Path) -> Train:
 def test_a_script_learns_and_goes_on_where_it_was_stopped(
     script: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    several = [] if script == "train_images" else ["--accumulate", "2"]
+    several = [] if script in ("train_images", "train_speech") else ["--accumulate", "2"]
     whole = train(script, "--steps", "20", "--save-every", "5", "--keep", "2", *several)
     assert [step for step, _, _ in whole] == [*range(1, 21)]
     assert sum(loss for *_, loss in whole[-5:]) < sum(loss for *_, loss in whole[:5])

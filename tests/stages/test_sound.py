@@ -226,6 +226,17 @@ def test_what_cannot_be_decoded_is_an_error_with_its_row(name: str) -> None:
     assert [row["x"] for row in rows.decode_audio(on_error="skip")] == [0, 2]
 
 
+def test_the_reason_is_said_whole() -> None:
+    with pytest.raises(
+        tp.errors.UnreadableError, match=r"decoded: it is cut off: it has 19,956 of"
+    ):
+        heard(damaged()["cut off wav"])
+    with pytest.raises(tp.errors.UnreadableError, match=r"decoded: it ends after 1 s, and is to"):
+        heard(encoded(tone(1)), start=2)
+    with pytest.raises(tp.errors.UnreadableError, match="decoded: Invalid data found"):
+        heard(damaged()["text"])
+
+
 def test_a_batch_has_a_row_less_for_one_that_cannot_be_decoded() -> None:
     good, bad = encoded(tone(0.1)), encoded(tone(0.1))[:60]
     rows = rows_of(good, bad, good, bad, bad, good).batch(2)
@@ -255,6 +266,18 @@ def test_missing_files_and_nulls_are_left_out_if_asked(tmp_path: Path) -> None:
         tp.errors.SchemaError, match="bytes of files, or their paths or URLs, got 3"
     ):
         list(tp.from_dataset([{"audio": 3}]).decode_audio())
+
+
+def test_samples_are_normalized_as_wav2vec2_takes_them() -> None:
+    from transformers import Wav2Vec2FeatureExtractor
+
+    samples = 0.3 + 0.1 * tone(0.5)
+    content = encoded(samples, subtype="FLOAT")
+    wanted = Wav2Vec2FeatureExtractor()(samples[:, 0], sampling_rate=16_000)["input_values"][0]
+    assert np.abs(heard(content, normalize=True) - wanted).max() < 1e-4
+    both = heard(encoded(tone(0.1, channels=2)), normalize=True, mono=False)
+    assert np.abs(both.mean(axis=1)).max() < 1e-5
+    assert np.abs(both.std(axis=1) - 1).max() < 1e-3
 
 
 def test_silence_and_a_single_sample_are_sounds() -> None:

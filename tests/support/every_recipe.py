@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import trainpipes as tp
 from chats import small_tokenizer
-from every_stage import pictures
+from every_stage import pictures, sounds
 from trainpipes_recipes import (
     chat,
     classification,
@@ -26,6 +26,7 @@ from trainpipes_recipes import (
     prompts,
     seq2seq,
     sft,
+    speech,
     tokens,
     vision_chat,
 )
@@ -111,6 +112,18 @@ def seen(**options: Any) -> tp.Pipeline:
     return vision_chat(rows, visions.processor_of("qwen2_vl"), **SMALL | options)
 
 
+def spoken(folder: Path, **options: Any) -> tp.Pipeline:
+    """Sounds of up to half a second, of which one is cut off."""
+    rows = tp.read_bytes(sounds(folder), block_rows=9).map(with_text)
+    return speech(
+        rows, "bytes", on_error="skip", max_seconds=0.5, sampling_rate=4000, **SMALL | options
+    )
+
+
+def with_text(row: dict[str, Any]) -> dict[str, Any]:
+    return {"audio": row["bytes"], "text": row["path"][-5:]}
+
+
 #: With a folder for files, and other options.
 EVERY: dict[str, Make] = {
     "images": lambda f, **o: images(pictures(f), size=8, **SMALL | o),
@@ -159,6 +172,9 @@ EVERY: dict[str, Make] = {
     "tokens / endless": lambda f, **o: tokens(
         token_file(f), dtype="uint16", max_length=16, **SMALL | o
     ),
+    "speech": lambda f, **o: spoken(f, num_mels=8, augment=True, **o),
+    "speech / samples": lambda f, **o: spoken(f, output="input_values", **o),
+    "speech / seconds": lambda f, **o: spoken(f, output="input_values", batch_seconds=1.5, **o),
     "vision_chat": lambda f, **o: seen(**o),
     "vision_chat / tokens": lambda f, **o: seen(max_tokens=400, **o),
     "vision_chat / packed": lambda f, **o: seen(packed=True, max_length=300, **o),

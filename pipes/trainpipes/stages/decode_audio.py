@@ -165,6 +165,7 @@ class DecodeAudio(ClipDecoder):
         column: the column of bytes, paths or URLs.
         sampling_rate: samples a second, to which the sound is resampled (soxr's HQ); None leaves it.
         mono: mix all channels down to their mean, ``[samples]``; else ``[channels, samples]``.
+        normalize: give each channel a mean of 0 and a variance of 1, as Wav2Vec2's feature extractor does.
         start: seconds from the file's start, or the name of a column of these; null is 0.
         duration: seconds of sound, at most; the name of a column of these, whose null is all;
             ``tp.random_crop(seconds)`` for a part at a random place, shorter sounds as a whole.
@@ -198,6 +199,7 @@ class DecodeAudio(ClipDecoder):
     sampling_rate: Count | None = None
     _: KW_ONLY
     mono: bool = True
+    normalize: bool = False
     start: Start | None = None
     duration: Duration | None = None
     output_column: ColumnName | None = None
@@ -217,6 +219,9 @@ class DecodeAudio(ClipDecoder):
         samples = resampled(samples, rate, wanted)
         if clip.duration is not None:
             samples = samples[:, : max(1, round(clip.duration * wanted))]
+        if self.normalize:
+            mean, variance = (fn(samples, axis=1, keepdims=True) for fn in (np.mean, np.var))
+            samples = (samples - mean) / np.sqrt(variance + 1e-7)
         return np.ascontiguousarray(samples[0] if self.mono else samples)
 
 

@@ -81,10 +81,13 @@ def _explained(file: BinaryIO, libraries: tuple[type[BaseException], ...]) -> It
     """What a library raises of a file as ``NoSound``."""
     try:
         yield
+    except NoSound:
+        raise
     except libraries as error:
         check(file)
-        said = " ".join(str(error).split()).replace("Error opening <_io.", "").split(": ", 1)[-1]
-        raise NoSound(said or type(error).__name__) from error
+        names = ("error_string", "strerror")  # of soundfile, of av
+        said = next((said for name in names if (said := getattr(error, name, None))), str(error))
+        raise NoSound(" ".join(said.split()) or type(error).__name__) from error
     check(file)
 
 

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pyarrow.compute as pc
+
+from trainpipes import ConfigError, Pipeline
+from trainpipes_recipes.inputs import TEXTS, Input, OnBadRow, documented
+
+__all__ = ["speech"]
+
+#: Common names of columns, the first one that is there is taken.
+SOUNDS = ("audio", "sound", "wav", "flac", "mp3", "audio_filepath", "audio_path", "path", "bytes")
+SAID = (
+    *TEXTS, ("sentence",), ("transcription",), ("transcript",), ("normalized_text",), ("raw_text",), ("txt",),
+)  # fmt: skip
+
+
+@documented
+def speech(
+    files: Any,
+    tokenizer: Any,
+    *,
+    audio: str | None = None,
+    text: str | None = None,
+    output: Literal["input_features", "input_values"] = "input_features",
+    train: bool = True,
+    on_error: OnBadRow = "raise",
+    sampling_rate: int = 16_000,
+    num_mels: int = 80,
+    max_seconds: float = 30.0,
+    max_length: int = 448,
+    normalize: bool = True,
+    augment: bool = False,
+    batch_size: int = 16,
+    batch_seconds: float | None = None,
+    buffer_size: int = 1024,
+    seed: int = 0,
+    num_shards: int = 24,
+    folder: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """Batches of speech and what is said, for training a recognizer.
+
+    Each is a dict, named as in transformers. For models of spectrograms, such as Whisper:
+
+        input_features   float32 ``[B, num_mels, frames]``, as ``log_mel`` makes them, padded to
+                         ``max_seconds``: 3,000 frames are 30 s
+        labels           int64 ``[B, M]``, the text's tokens, end-of-text, then -100
+
+    With ``output="input_values"`` for models of samples with CTC, such as Wav2Vec2, HuBERT and WavLM:
+
+        input_values     float32 ``[B, L]``, the samples, then 0
+        attention_mask   int64 ``[B, L]``, 1 on samples
+        labels           int64 ``[B, M]``, the text's tokens, then -100
+
+    Rows longer than ``max_seconds`` are left out, so that each shard's last batch of an epoch may be short.
+    To train, batches of samples have rows of about one length, in an order that is even over ranks.
+
+    Args:
+        tokenizer: as in ``tokenize``; or "characters:" and an alphabet, whose characters are numbered from
+            2 on: 0 is the padding, which is CTC's blank, 1 any other character.
+        audio: column of the sounds: bytes, paths, URLs, or structs with ``bytes`` or ``path``; by default
+            the first of audio, sound, wav, flac, mp3 and a few more.
+        text: column of what is said; by default the first of text, sentence, transcription and a few
+            more.
+        output: "input_features" or "input_values": what the model takes.
+        on_error: for sounds that cannot be decoded, and texts that are null: "raise"; or "skip" and log
+            how many. A sound that turns out damaged when it is decoded leaves its batch with a row less.
+        sampling_rate: to which sounds are resampled.
+        num_mels: bands of a spectrogram.
+        max_seconds: of a sound.
+        max_length: the most tokens of a text.
+        normalize: with "input_values", a mean of 0 and a variance of 1 for each sound.
+        augment: with "input_features", to train, mask spans of time and frequency: see ``mask_spans``.
+        batch_seconds: with "input_values", to train, instead of ``batch_size``: the most seconds of a
+            batch, padding included.
+        seed: for the order of rows and the masks.
+        folder: what paths are relative to; by default the folder of ``files``.
+
+    Raises:
+        UnreadableError: a sound cannot be decoded.
+
+    >>> import io, numpy as np, soundfile, trainpipes as tp
+    >>> sound = io.BytesIO()
+    >>> soundfile.write(sound, np.zeros(8000), 8000, format="WAV")
+    >>> rows = tp.from_dataset([{"audio": sound.getvalue(), "text": "hush"}] * 4)
+    >>> batch = speech(rows, "bytes", batch_size=2, num_shards=1).peek()
+    >>> batch["input_features"].shape, batch["labels"].tolist()[0]
+    (torch.Size([2, 80, 3000]), [104, 117, 115, 104, 256])
+    >>> options = {"output": "input_values", "batch_seconds": 3, "num_shards": 1}
+    >>> speech(rows, "characters:hus", **options).peek()["labels"].tolist()
+    [[2, 3, 4, 2], [2, 3, 4, 2], [2, 3, 4, 2]]
+    """
+    outputs = ("input_features", "input_values")
+    if output not in outputs:
+        raise ConfigError(f"speech(output) must be one of {', '.join(outputs)}, got {output!r}")
+    spectrograms = output == "input_features"
+    if spectrograms and batch_seconds is not None:
+        way = 'pass batch_size, since each sound is padded to max_seconds, or output="input_values"'
+        rule = 'is for output="input_values"'
+        raise ConfigError(f"speech(batch_seconds) {rule}, got {batch_seconds}; {way}")
+    if isinstance(tokenizer, str) and tokenizer.startswith("characters:"):
+        tokenizer = characters(tokenizer.partition(":")[2])
+    given = Input("speech", files, storage_options)
+    (audio,) = given.find({"audio": audio}, [(name,) for name in SOUNDS])
+    (text,) = given.find({"text": text}, [(name,) for (name,) in SAID if name != audio])
+    if folder is None and isinstance(files, str | os.PathLike):
+        path = os.fspath(files)
+        folder = os.path.dirname(path) if os.path.splitext(path)[1] or "*" in path else path
+    reading: Any = {
+        "on_error": on_error,
+        "storage_options": storage_options,
+        "folder": folder or None,
+    }
+
+    rows = given.rows([audio, text]).rename({audio: output, text: "labels"})
+    rows = given.arrange(rows, train, buffer_size, seed, num_shards)
+    rows = rows.audio_info(output, sampling_rate=sampling_rate, **reading)
+    rows = rows.filter(pc.field(f"{output}_seconds") <= max_seconds)
+    rows = rows.tokenize(
+        tokenizer, {"labels": "labels"}, max_length=max_length, add_eos=spectrograms,
+        on_error=None if on_error == "raise" else on_error,
+    )  # fmt: skip
+    length = f"{output}_samples"
+    if spectrograms or not train:
+        batches = rows.batch(batch_size)
+    elif batch_seconds is None:
+        batches = rows.bucket_by_length(
+            batch_size, column=length, buffer_size=buffer_size, seed=seed
+        )
+    else:
+        most = round(batch_seconds * sampling_rate)
+        batches = rows.bucket_by_length(
+            max_tokens=most, column=length, buffer_size=buffer_size, overflow="alone", seed=seed
+        )
+    batches = batches.select(output, "labels")
+    normalize = normalize and not spectrograms
+    batches = batches.decode_audio(output, sampling_rate, normalize=normalize, **reading)
+    if not spectrograms:
+        return batches.pad_collate(mask={output: "attention_mask"})
+    batches = batches.log_mel(
+        num_mels, column=output, sampling_rate=sampling_rate, pad_seconds=max_seconds
+    )
+    if augment and train:
+        batches = batches.mask_spans(seed=seed)
+    return batches.pad_collate(mask=False)
+
+
+def characters(alphabet: str) -> Any:
+    """
+    >>> characters("ab ").encode("a bc").ids
+    [2, 4, 3, 1]
+    """
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    pieces = ["<pad>", "<unk>", *dict.fromkeys(alphabet)]
+    known = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    return tokenizer

@@ -1,0 +1,138 @@
+"""The recipe for speech recognition: what its batches hold, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import trainpipes as tp
+from sound_fixtures import encoded, tone
+
+ALPHABET = "characters:abc "
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """40 sounds of 0.2 to 1 s at 8,000 Hz; number 7 is damaged, and number 9 takes 3 s."""
+    lines = []
+    for n in range(40):
+        content = encoded(tone(3 if n == 9 else 0.2 + n / 50, 8000, seed=n), 8000)
+        (tmp_path / f"{n}.wav").write_bytes(content if n != 7 else content[:500])
+        lines.append(json.dumps({"audio": f"{n}.wav", "text": "ab c"[: 1 + n % 4]}))
+    (tmp_path / "speech.jsonl").write_text("\n".join(lines))
+    return tmp_path / "speech.jsonl"
+
+
+def batches(manifest: Path, tokenizer: str = "bytes", **options: Any) -> list[dict[str, Any]]:
+    options = {"on_error": "skip", "max_seconds": 2, "num_shards": 2, "batch_size": 4, **options}
+    return list(tp.recipe("speech", files=manifest, tokenizer=tokenizer, **options))
+
+
+def test_spectrograms_are_whispers(manifest: Path) -> None:
+    from transformers import WhisperFeatureExtractor
+
+    found = batches(manifest, train=False)
+    assert sum(len(batch["labels"]) for batch in found) == 38
+    (first,) = batches(manifest, train=False, num_shards=1, batch_size=40)
+    assert first.keys() == {"input_features", "labels"}
+    assert first["input_features"].shape == (38, 80, 200)
+    assert first["labels"][:2].tolist() == [[97, 256, -100, -100, -100], [97, 98, 256, -100, -100]]
+    rows = tp.read_json(manifest).decode_audio(
+        sampling_rate=16_000, folder=manifest.parent, on_error="skip"
+    )
+    sounds = [row["audio"] for row in rows if len(row["audio"]) <= 32_000]
+    extractor = WhisperFeatureExtractor(chunk_length=2)
+    wanted = extractor(sounds, sampling_rate=16_000, return_tensors="pt")["input_features"]
+    assert (first["input_features"] - wanted).abs().max() < 1e-4
+
+
+def test_samples_are_wav2vec2s(manifest: Path) -> None:
+    from transformers import Wav2Vec2FeatureExtractor
+
+    options: dict[str, Any] = {
+        "output": "input_values",
+        "train": False,
+        "num_shards": 1,
+        "batch_size": 40,
+    }
+    (found,) = batches(manifest, ALPHABET, **options)
+    rows = tp.read_json(manifest).decode_audio(
+        sampling_rate=16_000, folder=manifest.parent, on_error="skip"
+    )
+    sounds = [row["audio"] for row in rows if len(row["audio"]) <= 32_000]
+    extractor = Wav2Vec2FeatureExtractor(return_attention_mask=True)
+    wanted = extractor(sounds, sampling_rate=16_000, padding=True, return_tensors="pt")
+    assert found.keys() == {*wanted, "labels"}
+    assert (found["input_values"] - wanted["input_values"]).abs().max() < 1e-4
+    assert found["attention_mask"].equal(wanted["attention_mask"].long())
+    assert found["labels"][1:4].tolist() == [[2, 3, -100, -100], [2, 3, 5, -100], [2, 3, 5, 4]]
+
+
+def test_batches_of_samples_are_made_by_seconds(manifest: Path) -> None:
+    found = batches(manifest, ALPHABET, output="input_values", batch_seconds=3)
+    assert sum(len(batch["labels"]) for batch in found) == 38
+    assert max(batch["input_values"].numel() for batch in found) <= 3 * 16_000
+    padding = sum(int((batch["attention_mask"] == 0).sum()) for batch in found)
+    assert padding < 0.2 * sum(batch["input_values"].numel() for batch in found)
+
+
+def test_evaluation_has_all_rows_in_file_order(manifest: Path) -> None:
+    options: dict[str, Any] = {
+        "train": False,
+        "augment": True,
+        "on_error": "skip",
+        "max_seconds": 2,
+    }
+    pipe = tp.recipe("speech", manifest, tokenizer="bytes", num_shards=6, batch_size=4, **options)
+    whole = [batch["input_features"] for batch in pipe]
+    assert all(map(torch.equal, whole, (batch["input_features"] for batch in pipe)))
+    ranks = [list(pipe.distributed(rank=rank, world_size=2)) for rank in range(2)]
+    apart = [batch["input_features"] for rank in ranks for batch in rank]
+    assert {t.numpy().tobytes() for t in apart} == {t.numpy().tobytes() for t in whole}
+
+
+def test_masks_are_of_training_alone(manifest: Path) -> None:
+    plain, masked = (batches(manifest, augment=augment) for augment in (False, True))
+    for before, after in zip(plain, masked, strict=True):
+        changed = before["input_features"] != after["input_features"]
+        assert changed.any()
+        assert not after["input_features"][changed].any()
+
+
+def test_ctc_learns_from_them(manifest: Path) -> None:
+    from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
+
+    torch.manual_seed(0)
+    config = Wav2Vec2Config(
+        vocab_size=6, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        conv_dim=(16, 16), conv_kernel=(10, 8), conv_stride=(40, 8), num_feat_extract_layers=2,
+        num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2, apply_spec_augment=False,
+        pad_token_id=0, ctc_loss_reduction="mean",
+    )  # fmt: skip
+    model = Wav2Vec2ForCTC(config)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    losses = []
+    for _ in range(3):
+        for batch in batches(manifest, ALPHABET, output="input_values", batch_seconds=4):
+            loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    assert np.mean(losses[-8:]) < 0.7 * np.mean(losses[:8])
+
+
+def test_what_it_refuses(manifest: Path) -> None:
+    with pytest.raises(tp.errors.UnreadableError, match=r"cut off.*speech.jsonl, row 7"):
+        batches(manifest, on_error="raise")
+    with pytest.raises(tp.ConfigError, match=r"speech\(output\) must be one of input_features"):
+        batches(manifest, output="samples")
+    with pytest.raises(tp.ConfigError, match="pass batch_size, since"):
+        batches(manifest, batch_seconds=3)
+    with pytest.raises(tp.errors.SchemaError, match="no column found for the audio"):
+        tp.recipe("speech", tp.from_dataset([{"x": "a", "text": "b"}]), tokenizer="bytes")
