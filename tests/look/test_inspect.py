@@ -173,6 +173,37 @@ def test_every_format_is_looked_at(name: str, tmp_path: Path) -> None:
     assert f"for {reader}()" in str(found)
 
 
+def test_sounds_and_videos_are_told_by_their_headers(tmp_path: Path) -> None:
+    from sound_fixtures import encoded, tone
+    from video_fixtures import video
+
+    videos = [
+        video(10, codec="mpeg4", rate=10),
+        video(30, codec="mpeg4", rate=10, size=(32, 32)),
+        b"no video",
+    ]
+    sounds = [encoded(tone(0.5, 8000), 8000), None, encoded(tone(1.5, 8000), 8000, "FLAC")]
+    hub = [{"bytes": content, "path": "a"} for content in videos]
+    parquet(tmp_path / "a.parquet", {"video": hub, "sound": sounds})
+    found = inspect_files(tmp_path)
+    seen, heard = found.clips
+    assert (seen.column, seen.kind, seen.rows) == ("video", "video", 2)
+    assert seen.seconds == {"least": 1.0, "mean": 2.0, "most": 3.0}
+    assert seen.forms == {
+        "64 x 48 pixels, 10 frames a second": 1, "32 x 32 pixels, 10 frames a second": 1,
+    }  # fmt: skip
+    assert seen.hours == 4 / 3600
+    assert (heard.column, heard.kind, heard.seconds["most"]) == ("sound", "sound", 1.5)
+    assert heard.forms == {"8,000 Hz, 1 channel": 2}
+    assert (found.bad_rows, found.readable) == (1, False)
+    assert [*found.bad_places.values()] == [
+        "column 'video': Invalid data found when processing input"
+    ]
+    assert ".decode_video(..., on_error=" in str(found)
+    assert "hours in all" in str(found)
+    assert "8,000 Hz, 1 channel" in str(found)
+
+
 def test_every_type_of_column_is_told(tmp_path: Path) -> None:
     day, now = datetime.date(2020, 1, 2), datetime.datetime(2020, 1, 2, 3, 4)
     columns = {

@@ -21,6 +21,7 @@ from trainpipes.columns.arrays import has_text, is_number, replaced, to_numpy
 from trainpipes.errors import SchemaError
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import amount, cut, escaped, shown
+from trainpipes.look.inspect_clips import Clips, clips_of
 from trainpipes.look.inspect_reading import NAMES, TEXTS, Found, find_files, read_sample
 from trainpipes.sources.files.schema import one_schema, unified
 from trainpipes.tokenizers.adapters import load
@@ -102,9 +103,10 @@ class Inspection:
         lengths: how long rows are.
         findings: what to fix before training.
         unreadable: why files cannot be read, by path.
-        bad_rows: how many rows of the sample cannot be used: lines that cannot be parsed, images
-            that cannot be decoded.
+        bad_rows: how many rows of the sample cannot be used: lines that cannot be parsed, images, sounds
+            and videos that cannot be decoded.
         bad_places: why, of the first ten of them, by place.
+        clips: how long sounds and videos are, by their headers.
     """
 
     reader: str
@@ -122,6 +124,7 @@ class Inspection:
     unreadable: dict[str, str]
     bad_rows: int = 0
     bad_places: dict[str, str] = dataclasses.field(default_factory=dict)
+    clips: list[Clips] = dataclasses.field(default_factory=list)
 
     @property
     def readable(self) -> bool:
@@ -160,6 +163,9 @@ class Inspection:
             head = ["", *(f"row {n + 1}" for n in range(len(self.shown)))]
             rows = [[name, *(row.get(name, "") for row in self.shown)] for name in names]
             yield _cut([head, *rows])
+        for kind in sorted({clips.kind for clips in self.clips}):
+            head = [f"{kind} in", "hours in all", "seconds (least / mean / most)", "most are"]
+            yield [head, *(clips.cells for clips in self.clips if clips.kind == kind)]
         if self.lengths:
             head = ["length of", "in", "mean", "50 / 90 / 95 / 99 %", "longest"]
             yield [head, *map(self._length, self.lengths)]
@@ -308,6 +314,10 @@ def inspect_files(
         unreadable=reading.unreadable,
         bad_rows=reading.bad_rows,
         bad_places=reading.bad,
+        clips=[
+            clips_of(name, kind, found, total, sampled)
+            for (name, kind), found in reading.clips.items()
+        ],
     )
 
 
@@ -329,7 +339,9 @@ def _findings(sample: Found, rows: int) -> Iterator[Finding]:
         text = (
             f"{sample.bad_rows:,} of {sample.looked_at:,} rows that were looked at cannot be used"
         )
-        stage = sample.reader if sample.reader in TEXTS else "decode_image"
+        kinds = {"sound": "decode_audio", "video": "decode_video"}
+        decoders = [kinds[kind] for _, kind in sample.clips]
+        stage = sample.reader if sample.reader in TEXTS else (*decoders, "decode_image")[0]
         cure = f".{stage}(..., on_error=tp.Quarantine(folder)), which lists them"
         yield Finding("bad_rows", text, cure)
     filled = sample.lengths > 0

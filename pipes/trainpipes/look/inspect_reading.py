@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -14,9 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from trainpipes._internal.pool import default_threads, side_by_side
 from trainpipes._internal.progress import counted
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.columns import table_of
@@ -36,6 +33,7 @@ from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.quarantine import PLACES
 from trainpipes.interfaces.source import Place, RowSource
 from trainpipes.interfaces.stage import snake_case
+from trainpipes.look.inspect_clips import Length, looked_into
 from trainpipes.sources.arrow.read_arrow import ReadArrow, saved_files
 from trainpipes.sources.files.bad_rows import BAD, separate
 from trainpipes.sources.files.each_file import each_file, reason
@@ -51,7 +49,6 @@ from trainpipes.sources.text.read_csv import ReadCsv
 from trainpipes.sources.text.read_json import ReadJson
 from trainpipes.sources.text.read_text import ReadText
 from trainpipes.sources.whole_files.read_images import ReadImages
-from trainpipes.stages.decode_image import NoPicture, by_pillow
 
 #: What reads files, by the name of its stage.
 CLASSES: dict[str, Any] = {
@@ -83,10 +80,6 @@ REMOTE_IMAGES = 64
 ABOUT = ("state.json", "dataset_info.json", "dataset_dict.json")
 #: Errors that are not of one file.
 OF_ALL = (UnreachableError, Stopped, MemoryError, MissingExtraError)
-#: How files of images begin: JPEG, PNG, GIF, and WebP or AVIF behind other bytes.
-BEGINS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"\0\0\0")
-#: Rows whose first bytes say whether a column holds images.
-LOOKED_AT = 64
 
 
 @dataclass
@@ -103,6 +96,7 @@ class Found:
     others: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
+    clips: dict[tuple[str, str], list[Length]] = field(default_factory=dict)  # by column and kind
     bad_rows: int = 0
     looked_at: int = 0
     scale: float = 1.0
@@ -276,8 +270,12 @@ def read_sample(sample: Found, rows: int, small: bool) -> list[pa.Table]:
                     for row, (why, _) in bad.items():
                         sample.note(source.place(block, start + row), why)
                     table = table.take(np.setdiff1d(np.arange(len(table)), [*bad]))
-                for row, why in bad_pictures(table, sample.reader == "read_images"):
-                    sample.note(source.place(block, start + row), why)
+                of_images = sample.reader == "read_images"
+                for column, kind, row, result in looked_into(table, of_images):
+                    if isinstance(result, Length):
+                        sample.clips.setdefault((column, kind), []).append(result)
+                    elif result:
+                        sample.note(source.place(block, start + row), result)
                 tables.append(table)
                 sample.sampled.setdefault(name, table.schema)
                 most -= tables[-1].nbytes
@@ -307,36 +305,3 @@ def _places(sample: Found, rows: int) -> list[tuple[int, int, int, int]]:
         owners.tolist(), starts.tolist(), np.minimum(own, starts + each).tolist(), strict=True
     )
     return [(*blocks[owner], start, stop) for owner, start, stop in places]
-
-
-def bad_pictures(table: pa.Table, of_images: bool) -> Iterator[tuple[int, str]]:
-    """The rows with an image that cannot be decoded, and why; of files that are images or columns of such.
-    Nothing where Pillow is not installed.
-    """
-    if find_spec("PIL") is None:
-        return
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
-            column = pc.struct_field(column, "bytes")
-        if column.type not in (pa.binary(), pa.large_binary()) or not len(column):
-            continue
-        if of_images or _are_images(column):
-            threads = default_threads() or 1
-            for row, why in enumerate(side_by_side(_problem, column, threads, "trainpipes-images")):
-                if why:
-                    yield row, why if of_images else f"column {name!r}: {why}"
-
-
-def _are_images(column: pa.ChunkedArray) -> bool:
-    some: list[bytes] = pc.binary_slice(column.slice(0, LOOKED_AT).drop_null(), 0, 4).to_pylist()
-    return 2 * sum(head.startswith(BEGINS) for head in some) > len(some)
-
-
-def _problem(content: Any) -> str:
-    if not content.is_valid:
-        return ""
-    try:
-        by_pillow(content.as_py(), "RGB", 1)
-    except NoPicture as error:
-        return str(error)
-    return ""

@@ -85,7 +85,7 @@ def opened(file: BinaryIO) -> Iterator[Video]:
     import av
 
     errors = (
-        av.FFmpegError, EOFError, OverflowError, TypeError, ValueError, IndexError, ZeroDivisionError
+        av.FFmpegError, OverflowError, ValueError
     )  # fmt: skip
     video = None
     try:
