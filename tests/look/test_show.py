@@ -420,3 +420,16 @@ def test_the_next_batches_of_a_loader_are_shown_and_its_position_stays():
     (shown,) = loader.show().items
     assert shown.rows == 4
     assert torch.equal(next(iter(loader))["x"], next(batches)["x"])
+
+
+def test_a_notebook_shows_some_frames_of_a_clip() -> None:
+    clips = np.random.default_rng(0).integers(0, 256, (3, 20, 8, 12, 3), dtype=np.uint8)
+    rows = tp.from_dataset([{"clip": clip, "x": 1.5} for clip in clips])
+    batches = rows.batch(3).collate()
+    turned = rows.flip(column="clip").batch(3).collate()
+    for pipe, strips in ((rows, 1), (rows.batch(3), 2), (batches, 2), (turned, 2)):
+        page = pipe.show(1, rows=2)._repr_mimebundle_()["text/html"]
+        assert page.count("<div>") == strips
+        assert page.count('title="12 x 8"') == 8 * strips
+    assert "<div>" not in rows.normalize(column="clip").show(1)._repr_mimebundle_()["text/html"]
+    assert "uint8" in rows.show(1).text()

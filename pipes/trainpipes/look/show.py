@@ -33,6 +33,7 @@ from trainpipes.look.values import (
     leaves,
     rows_of,
     small,
+    strips_of,
     with_rows,
 )
 from trainpipes.tokenizers.adapters import load
@@ -76,6 +77,7 @@ class ItemView:
     texts: Mapping[str, Sequence[Sequence[Piece]]] = field(default_factory=dict)
     items: Sequence[ItemView] = ()
     pictures: Sequence[Sequence[Picture]] = ()
+    strips: Sequence[Sequence[Picture]] = ()  # frames of clips, which a notebook shows
 
 
 class Preview:
@@ -114,10 +116,12 @@ def html_of(preview: Preview, colored: str = IN_NOTEBOOK) -> str:
 
 def _thumbnails(views: Sequence[ItemView]) -> Iterator[str]:
     for view in views:
-        for row, some in enumerate(view.pictures):
+        rows = [(f", row {row}", some) for row, some in enumerate(view.pictures)]
+        for place, some in [*rows, *(("", strip) for strip in view.strips)]:
             if some:
                 images = " ".join(thumbnail.html for thumbnail in some)
-                yield f"<div>{html.escape(view.title)}, row {row}: {images}</div>"
+                yield f"<div>{html.escape(view.title)}{place}: {images}</div>"
+        yield from _thumbnails(view.items)
 
 
 def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
@@ -214,7 +218,8 @@ def _view(
     if known.pictures is not None and made_of:
         pictures = [[*map(small, some)] for some in known.pictures.pictures(made_of)[:most]]
     count = rows_of(item) if is_batch else None
-    return ItemView(title, kind, count, cells, lines, texts, pictures=pictures)
+    strips = [strip for _, value in named for strip in strips_of(value, rows if is_batch else None)]
+    return ItemView(title, kind, count, cells, lines, texts, pictures=pictures, strips=strips)
 
 
 def _notes(grids: list[TokenGrid], batch: Mapping[str, Any] | None) -> Iterator[str]:

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import html
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from importlib.util import find_spec
 from io import BytesIO
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -27,8 +28,8 @@ MOST_VALUES, DEEPEST = 64, 4
 MASKS = ("segment_ids", "attention_mask", "input_mask")
 #: Characters of a name, of a text, and of another value; texts of a batch that are quoted.
 NAME, TEXT, QUOTED, FEW = 80, 200, 120, 3
-#: Pixels of a side of a small picture.
-SIDE = 96
+#: Pixels of a side of a small picture; frames of a clip that are shown.
+SIDE, FRAMES = 96, 8
 
 
 def as_mapping(value: Any) -> Mapping[str, Any] | None:
@@ -219,3 +220,26 @@ def small(picture: Any) -> Picture:
     out = BytesIO()
     picture.save(out, "PNG")
     return Picture(width, height, out.getvalue())
+
+
+def strips_of(value: Any, rows: int | None) -> list[list[Picture]]:
+    """Some frames of a clip, uint8 ``[T, H, W, C]`` or ``[T, C, H, W]`` of 1 or 3 channels; or with ``rows``
+    of so many clips of a batch. None of anything else, or without Pillow.
+    """
+    if not isinstance(value, torch.Tensor | np.ndarray) or find_spec("PIL") is None:
+        return []
+    clips = head(value) if value.ndim == 4 + (rows is not None) else None
+    if clips is None or clips.dtype != np.uint8 or not clips.size:
+        return []
+    clips = clips[None] if rows is None else clips[:rows]
+    clips = clips if clips.shape[4] in (1, 3) else clips.transpose(0, 1, 3, 4, 2)
+    if clips.shape[4] not in (1, 3):
+        return []
+    return [_strip(clip.repeat(3 // clip.shape[3], axis=3)) for clip in clips]
+
+
+def _strip(frames: Array) -> list[Picture]:
+    from PIL import Image
+
+    chosen = np.linspace(0, len(frames) - 1, min(len(frames), FRAMES)).round().astype(int)
+    return [small(Image.fromarray(np.ascontiguousarray(frames[n]))) for n in chosen]
