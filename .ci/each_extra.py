@@ -167,6 +167,15 @@ from deltalake import write_deltalake
 write_deltalake("table", pa.table({"x": [1, 2, 3]}))
 assert list(tp.read_delta("table")) == [{"x": 1}, {"x": 2}, {"x": 3}]
 """,
+    "iceberg": """
+from pyiceberg.catalog import load_catalog
+lake = {"name": "lake", "type": "sql", "uri": "sqlite:///lake.db", "warehouse": f"file://{folder}"}
+catalog = load_catalog(**lake)
+catalog.create_namespace("logs")
+rows = pa.table({"x": [1, 2, 3]})
+catalog.create_table("logs.rows", schema=rows.schema).append(rows)
+assert [row["x"] for row in tp.read_iceberg("logs.rows", catalog=lake)] == [1, 2, 3]
+""",
     "lance": """
 import lance
 lance.write_dataset(pa.table({"x": [1, 2, 3]}), "table.lance")

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from trainpipes.pipeline.starts import read_csv as read_csv
     from trainpipes.pipeline.starts import read_delta as read_delta
     from trainpipes.pipeline.starts import read_files as read_files
+    from trainpipes.pipeline.starts import read_iceberg as read_iceberg
     from trainpipes.pipeline.starts import read_images as read_images
     from trainpipes.pipeline.starts import read_json as read_json
     from trainpipes.pipeline.starts import read_lance as read_lance
@@ -105,8 +106,8 @@ _NAMES = {
     "pipeline.starts": (
         "concat from_arrow from_dataset from_hf from_iterable from_memmap "
         "from_tensors from_torchdata list_files mix read_arrow read_bytes "
-        "read_csv read_delta read_files read_images read_json read_lance read_numpy read_parquet read_text "
-        "read_webdataset zip"
+        "read_csv read_delta read_files read_iceberg read_images read_json "
+        "read_lance read_numpy read_parquet read_text read_webdataset zip"
     ),
     "stages.decode_audio": "random_crop",
     "state.merge": "merge_states",

@@ -656,3 +656,11 @@ def test_ray_prepares_loaders_where_that_is_known() -> None:
     wrapped: Any = modules[0]._WrappedDataLoader  # type: ignore[attr-defined]
     with pytest.raises(tp.ConfigError, match="prepare_data_loader"):
         list(wrapped(tp.Loader(rows().sharding_filter().batch(2)), torch.device("cpu"), False))
+
+
+@private("pyiceberg", "_read_all_delete_files", "read_iceberg.py")
+def test_rows_that_an_iceberg_table_has_deleted_are_read_by_its_library() -> None:
+    """Position deletes and deletion vectors are read as pyiceberg's own scan reads them."""
+    from pyiceberg.io.pyarrow import _read_all_delete_files
+
+    assert _read_all_delete_files(None, []) == {}  # type: ignore[arg-type]

@@ -126,6 +126,24 @@ def of_lance(folder: Path) -> str:
 
 
 @cache
+def of_iceberg(folder: Path) -> str:
+    """The rows of the Parquet files as an Iceberg table of two files: the path of its metadata."""
+    from pyiceberg.catalog import load_catalog
+
+    lake = {
+        "type": "sql",
+        "warehouse": f"file://{folder}/lake",
+        "uri": f"sqlite:///{folder}/lake.db",
+    }
+    with load_catalog("lake", **lake) as catalog:
+        catalog.create_namespace("logs")
+        iceberg = catalog.create_table("logs.rows", schema=table(folder).schema)
+        iceberg.append(table(folder).slice(0, 50))
+        iceberg.append(table(folder).slice(50))
+        return str(iceberg.metadata_location).removeprefix("file://")
+
+
+@cache
 def text_files(folder: Path) -> dict[str, list[str]]:
     """The rows of the Parquet files as lines of JSON, compressed ones too, and some columns as CSV."""
     found = table(folder)
@@ -464,6 +482,9 @@ FINITE: dict[str, Make] = {
     "read_lance": lambda f: tp.read_lance(of_lance(f), 1).sharding_filter(4).shuffle(9).batch(4),
     "read_lance / drawn": lambda f: (
         tp.read_lance(of_lance(f), 2, ["x"]).sharding_filter(4).shuffle(scope="global").batch(4).collate()
+    ),
+    "read_iceberg": lambda f: (
+        tp.read_iceberg(of_iceberg(f), "2999-01-01").sharding_filter(4).shuffle(9).batch(4)
     ),
     "read_arrow": lambda f: (
         tp.read_arrow(arrow_files(f)).sharding_filter(4).shuffle(7).batch(4).pad_collate()
@@ -936,6 +957,7 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
     return {
         "EncodeLabels": {"classes": 2}, "Deduplicate": {"columns": "x"},
         "ListFiles": {"urls": "x"}, "ReadDelta": {"uri": "x"}, "ReadLance": {"uri": "x"},
+        "ReadIceberg": {"table": "x"},
         "FromArrow": {"table": pa.table({"x": [1]})},
         "FromHf": {"dataset": SavedRows(pa.table({"x": [1]}))},
         "FromDataset": {"dataset": [1]}, "FromTensors": {"tensors": ([1],)},

@@ -31,6 +31,7 @@ from trainpipes.sources.numpy.read_numpy import ReadNumpy
 from trainpipes.sources.own_files import ReadFiles
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.sources.tables.read_delta import ReadDelta
+from trainpipes.sources.tables.read_iceberg import ReadIceberg
 from trainpipes.sources.tables.read_lance import ReadLance
 from trainpipes.sources.tar.read_webdataset import ReadWebdataset
 from trainpipes.sources.text.read_csv import ReadCsv
@@ -80,6 +81,7 @@ from_iterable = starting(FromIterable)
 from_memmap = starting(FromMemmap)
 from_torchdata = starting(FromTorchdata)
 read_delta = starting(ReadDelta)
+read_iceberg = starting(ReadIceberg)
 read_lance = starting(ReadLance)
 mix = starting(Mix)
 

@@ -41,7 +41,7 @@ class ListFiles(ListingSource):
     - A URL (``s3://``, ``gs://``, ``hf://``, also chained) is one of these on that file system.
 
     Files come in natural order (``part-2`` before ``part-10``), folder by folder; a list keeps its order. Of
-    an Iceberg table, list the files that its library names; of a Delta Lake table see ``read_delta``.
+    tables with versions see ``read_delta``, ``read_iceberg`` and ``read_lance``.
 
     Args:
         urls: a path, folder, glob or URL, or a list of them.

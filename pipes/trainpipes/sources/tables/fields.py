@@ -40,7 +40,8 @@ class TableFields:
         known = about.get(IN_FILE, about.get(IN_DELTA)) if self.by_number else None
         if known is not None and number is not None:
             return bool(known == number)
-        return bool(about.get(PHYSICAL, field.name.encode()).decode() == own.name)
+        names = about.get(PHYSICAL, field.name.encode()).decode().split("\0")
+        return own.name in names
 
     def paths(self, wanted: pa.Field, field: pa.Field, own: pa.Field, path: str) -> list[str]:
         """What of a file's column must be read for a column, or those of its fields that are wanted."""

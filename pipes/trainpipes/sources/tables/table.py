@@ -94,7 +94,8 @@ class ReadTable(Source, has_blocks=True, asks_inputs=True):
         """The version that a state names, or else the option."""
         if self.only is None:
             return self.options[self._number]
-        return int(self.only[0].rpartition("/")[2])
+        number = self.only[0].rpartition("/")[2]
+        return int(number) if number.isdecimal() else number
 
     @property
     def _said_uri(self) -> str:
@@ -149,17 +150,21 @@ class ReadTable(Source, has_blocks=True, asks_inputs=True):
         """Files that are left out, and why: they cannot be read (``without_bad_files``)."""
         return {}
 
-    def _listing(self, urls: Sequence[str]) -> ListFiles:
+    def _listing(self, urls: Sequence[str], known: Mapping[str, Any] | None = None) -> ListFiles:
+        """A list of these files, by options of ours, and those of fsspec that the table has."""
         options = self.options
         given = {name: options[name] for name in OF_FILES if name in options}
+        given["storage_options"] = {**(known or {}), **(given.get("storage_options") or {})}
         return ListFiles(list(urls), **given)._resolved(exact=True)
 
-    def _files(self, number: int, urls: Sequence[str]) -> FileList:
+    def _files(
+        self, number: int | str, urls: Sequence[str], known: Mapping[str, Any] | None = None
+    ) -> FileList:
         """The files of a version, all of which must be there."""
         if not urls:
             return FileList([], [], NO_ROWS, NO_ROWS, (), [], NO_ROWS, NORMAL)
         try:
-            return self._listing(urls).files()
+            return self._listing(urls, known).files()
         except (FileNotFoundError, MissingFilesError) as error:
             name = getattr(error, "filename", None) or getattr(error, "path", None) or error
             why = f"its file {name} is gone, which a vacuum, or who else cleans up, has removed"
@@ -168,7 +173,7 @@ class ReadTable(Source, has_blocks=True, asks_inputs=True):
     @without_bad_files
     def _rows_of(self, version: Any) -> TableSource:
         columns, filter = self.options["columns"], checked_filter(self.options["filter"], self.name)
-        files = self._files(version.number, version.urls)
+        files = self._files(version.number, version.urls, version.storage_options)
         kept = [n for n, name in enumerate(files.names) if name not in self.bad_files]
         source = rows_of(version, files, kept, columns, filter, str(self), self._said_uri)
         source.leave_out(self.options["on_error"])

@@ -50,15 +50,19 @@ class TableVersion:
         urls: its files, in order.
         constants: values of columns that are the same in all of a file, a row for each file.
         deleted: rows of a file that the version does not have, ascending, by the file's number.
+        absent: for each file, values of columns that are not in it; null for others.
+        storage_options: those of fsspec that the table itself has.
     """
 
-    number: int
+    number: int | str
     newest: bool
     table: str
     fields: TableFields
     urls: list[str]
     constants: pa.Table
     deleted: Mapping[int, IntArray]
+    absent: Sequence[Mapping[str, Any]] = ()
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def rows_of(
@@ -103,9 +107,12 @@ def rows_of(
         if id(own) not in known:
             known[id(own)] = FileColumns.of(fields, schema, constant, own)
         missing = known[id(own)].missing
-        facts[file] = [*facts[file], *(pc.field(name).is_null() for name in missing)]
-        values = {name: constants.column(name)[file] for name in constant}
-        values |= {name: pa.scalar(None, schema.field(name).type) for name in missing}
+        absent = version.absent[kept[file]] if version.absent else {}
+        known_values = {n: pa.scalar(absent.get(n), schema.field(n).type) for n in missing}
+        for name, value in known_values.items():
+            known_value = pc.field(name) == value if value.is_valid else pc.field(name).is_null()
+            facts[file] = [*facts[file], known_value]
+        values = {name: constants.column(name)[file] for name in constant} | known_values
         deleted = version.deleted.get(kept[file], NO_ROWS)
         layouts.append(
             _of_version(layout, values, deleted, known[id(own)], files.names[file], caller)

@@ -1,0 +1,168 @@
+"""read_iceberg: the rows that pyiceberg gives, of the snapshot that a run began with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.types import LongType
+
+import trainpipes as tp
+from iceberg_tables import SCHEMA, add_deletes, by_pyiceberg, created, history, lake, rows
+from trainpipes.testing import check_resume
+
+pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match")
+
+
+def ordered(found: Any) -> list[str]:
+    return sorted(map(repr, found))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Any:
+    return created(tmp_path)
+
+
+def batches(table: Any, **options: Any) -> tp.Pipeline:
+    return tp.read_iceberg(table, **options).sharding_filter(4).shuffle(20, seed=1).batch(4)
+
+
+def seen(found: Any) -> list[int]:
+    return sorted(row["x"] for batch in found for row in batch)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 40))]
+)
+def test_random_histories_give_the_rows_of_pyiceberg(tmp_path: Path, seed: int) -> None:
+    table = history(tmp_path, seed)
+    snapshots = [None, table.snapshots()[len(table.snapshots()) // 2].snapshot_id]
+    for snapshot in snapshots:
+        pipe, expected = tp.read_iceberg(table, snapshot), by_pyiceberg(table, snapshot)
+        assert ordered(pipe) == ordered(expected)
+        assert len(pipe) == len(expected)
+        matching = [{"x": row["x"]} for row in expected if row["x"] < 900 and row["f"] > 4]
+        some = tp.read_iceberg(table, snapshot, ["x"], [("x", "<", 900), ("f", ">", 4)])
+        assert ordered(some) == ordered(matching)
+
+
+def test_columns_of_files_are_known_by_their_ids(table: Any) -> None:
+    with table.update_schema() as update:
+        update.rename_column("text", "old")
+    with table.update_schema() as update:
+        update.add_column("text", LongType())
+        update.update_column("x", LongType())
+    schema = table.schema().as_arrow()
+    more = rows(100, 9).drop_columns("text").append_column("text", pa.array(range(9)))
+    table.append(more.append_column("old", pa.array(["new"] * 9)).select(schema.names).cast(schema))
+    assert ordered(tp.read_iceberg(table)) == ordered(by_pyiceberg(table))
+    assert len(list(tp.read_iceberg(table, filter=[("text", "<", 4)]))) == 4
+    assert len(list(tp.read_iceberg(table, filter=[("old", "=", "row 3")]))) == 1
+
+
+def test_files_without_ids_have_the_names_of_the_mapping(tmp_path: Path) -> None:
+    table, path = created(tmp_path, 4), tmp_path / "more.parquet"
+    pq.write_table(rows(200, 5), path)
+    plain = table.catalog.create_table("logs.plain", schema=SCHEMA)
+    plain.add_files([f"file://{path}"])
+    with plain.update_schema() as update:
+        update.rename_column("x", "y")
+    assert ordered(tp.read_iceberg(plain)) == ordered(by_pyiceberg(plain))
+    assert [row["y"] for row in tp.read_iceberg(plain)] == list(range(200, 205))
+
+
+def test_places_count_deleted_rows_and_a_time_names_a_snapshot(table: Any) -> None:
+    file = max((task.file for task in table.scan().plan_files()), key=lambda f: f.record_count)
+    add_deletes(table, file, [0, 2, 3])
+    pipe = batches(table)
+    assert "3 in 1 files" in str(pipe.explain())
+    for step, batch in enumerate(pipe):
+        for row, place in zip(batch, tp.locate(pipe, step, epoch=0).places, strict=True):
+            assert pq.ParquetFile(place.path).read(["x"])["x"][place.row].as_py() == row["x"]
+    then = np.datetime64(table.snapshots()[0].timestamp_ms, "ms").astype(object)
+    assert len(tp.read_iceberg(table, then)) == 40
+    with pytest.raises(tp.ConfigError, match="a time of a snapshot"):
+        len(tp.read_iceberg(table, "2001-01-01"))
+
+
+def test_a_resume_reads_the_snapshot_of_its_run(table: Any) -> None:
+    run: Any = tp.Loader(batches(table))
+    items = iter(run)
+    state = [next(items), next(items), run.state_dict()][-1]
+    table.append(rows(200, 30))
+    with table.update_schema() as update:
+        update.add_column("more", LongType())
+    rest, after = list(items), list(run)
+    resumed: Any = tp.Loader(batches(table))
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    assert [list(resumed), list(resumed)] == [rest, after]
+    newer = tp.Loader(batches(table))
+    assert len(seen(newer)) == 70
+    start = newer.state_dict()
+    assert "more" in next(iter(newer))[0]
+    again: Any = tp.Loader(batches(table))
+    again.load_state_dict(start)
+    assert "more" in next(iter(again))[0]
+    newest = table.current_snapshot().snapshot_id
+    with pytest.raises(tp.StateError, match=f"data/version: saved .*, now {newest}"):
+        tp.Loader(batches(table, snapshot_id=newest)).load_state_dict(state)
+    given: list[int] = []
+    for rank in range(2):
+        part = tp.Loader(batches(table).distributed(rank=rank, world_size=2))
+        part.load_state_dict(state)
+        given += seen(part)
+    assert sorted(given) == seen(rest)
+
+
+def test_a_snapshot_whose_files_are_gone_is_named(table: Any) -> None:
+    run = tp.Loader(batches(table))
+    next(iter(run))
+    state = run.state_dict()
+    Path(next(iter(table.scan().plan_files())).file.file_path.removeprefix("file://")).unlink()
+    with pytest.raises(tp.MissingFilesError, match=r"cannot be read any more: its file .* is gone"):
+        tp.Loader(batches(table)).load_state_dict(state)
+    with pytest.raises(tp.MissingFilesError, match=r"version 77 .* no such snapshot"):
+        len(tp.read_iceberg(table, 77))
+
+
+def test_each_epoch_may_have_the_newest_snapshot(table: Any) -> None:
+    loader = tp.Loader(batches(table, refresh="epoch"))
+    for epoch in range(2):
+        assert len(seen(loader)) == 40 + 30 * epoch
+        table.append(rows(100 * (epoch + 1), 30))
+
+
+def test_check_resume_passes_and_yaml_goes_both_ways(table: Any, tmp_path: Path) -> None:
+    add_deletes(table, next(iter(table.scan().plan_files())).file, [1])
+    pipe = batches(table, columns=["x", "s.v"])
+    check_resume(pipe, epochs=2, processes=0, every=5)
+    path = tmp_path / "pipe.yaml"
+    path.write_text(pipe.to_yaml())
+    assert tp.load(path) == pipe
+    assert list(tp.load(path)) == list(pipe)
+    metadata = tp.read_iceberg(table.metadata_location.removeprefix("file://"))
+    assert ordered(metadata) == ordered(tp.read_iceberg("logs.events", catalog=lake(tmp_path)))
+
+
+def test_wrong_options_and_tables_are_one_line_each(table: Any, tmp_path: Path) -> None:
+    known, nowhere = lake(tmp_path), {"type": "rest", "uri": "http://127.0.0.1:9"}
+    for options, kind, said in [
+        ({"table": "logs.none", "catalog": known}, tp.MissingFilesError, "logs.none"),
+        ({"table": "logs.events", "catalog": nowhere}, tp.UnreadableError, "cannot be opened"),
+        ({"table": "logs.events", "catalog": "none"}, tp.UnreadableError, "catalog none"),
+        ({"table": str(tmp_path / "no.metadata.json")}, tp.MissingFilesError, "no.metadata.json"),
+        ({"table": table, "columns": ["y"]}, tp.SchemaError, "'y'"),
+        ({"table": table, "snapshot_id": "soon"}, tp.ConfigError, "a time such as"),
+        ({"table": 5}, tp.ConfigError, r"read_iceberg\(table\) must be"),
+    ]:
+        with pytest.raises(kind, match=said) as caught:
+            next(iter(tp.read_iceberg(**options)))
+        assert "\n" not in str(caught.value)
+    add_deletes(table, next(iter(table.scan().plan_files())).file, [1], "EQUALITY_DELETES")
+    with pytest.raises(tp.UnreadableError, match="equality deletes"):
+        len(tp.read_iceberg(table))
