@@ -14,7 +14,7 @@ from trainpipes.engine.iterating.agreement import from_first_rank
 from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.iterating.epoch_counter import EpochCounter
 from trainpipes.engine.planning.growing import FILES, files_of, of_run
-from trainpipes.engine.planning.migrate import at_start, migrate, position_of
+from trainpipes.engine.planning.migrate import at_start, checked_changes, migrate, position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order.topology import Topology
@@ -174,10 +174,11 @@ class IterationState:
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
         allowed = bool(allow_changes) if isinstance(allow_changes, list | tuple) else True
         if allowed and isinstance(state, Mapping) and "pipeline" in state:
-            if "version" in allow_changes and state.get("batches") == 0:
+            changes = checked_changes(allow_changes)
+            if "version" in changes and state.get("batches") == 0:
                 state = {key: value for key, value in state.items() if key != FILES}
                 self._plan = self.make_plan(None)
-            state = migrate(*self._fitting(state), allow_changes)
+            state = migrate(*self._fitting(state), changes)
         self.place(state)
 
     def place(self, state: Any) -> tuple[int, Position]:

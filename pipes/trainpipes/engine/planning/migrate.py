@@ -82,17 +82,21 @@ def at_start(state: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     return render(position, json.dumps(identity, separators=(",", ":")))
 
 
-def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> dict[str, Any]:
-    """The state as ``plan`` would have it, if it differs only in ``allow_changes``.
-
-    Raises:
-        ConfigError: ``allow_changes`` names something else.
-        StateError: it cannot change where the state stands.
-    """
+def checked_changes(allow_changes: Any) -> Collection[str]:
+    """What a state may differ in; raises ConfigError for anything else."""
     several = isinstance(allow_changes, list | tuple | set | frozenset)
     if not several or not all(isinstance(n, str) and n in ALLOWED for n in allow_changes):
         way = "all else must be as it was saved"
         raise wrong("allow_changes", f"a list of some of {list(ALLOWED)}", allow_changes, way)
+    return allow_changes  # type: ignore[no-any-return]
+
+
+def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> dict[str, Any]:
+    """The state as ``plan`` would have it, if it differs only in ``allow_changes``.
+
+    Raises:
+        StateError: it cannot change where the state stands.
+    """
     saved = read(state)
     position = saved.position
     if position.num_shards != plan.chain.num_shards:

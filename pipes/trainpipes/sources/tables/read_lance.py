@@ -202,7 +202,7 @@ class LanceRows(RandomAccessSource):
         """Where the rows of a fragment stand in it, those counted that are deleted."""
         if fragment not in self._rows_of:
             own = self._table.get_fragments()[fragment]
-            found = own.to_table(columns=[], with_row_address=True).column("_rowaddr")
+            found = own.to_table(columns=[], with_row_address=True).column(0)
             rows = to_numpy(one_chunk(found)).astype(np.uint64) & np.uint64(0xFFFFFFFF)
             self._rows_of[fragment] = rows.astype(np.int64)
         return self._rows_of[fragment]
