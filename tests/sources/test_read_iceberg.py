@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.table import StaticTable
 from pyiceberg.types import LongType
 
 import trainpipes as tp
@@ -145,6 +146,8 @@ def test_check_resume_passes_and_yaml_goes_both_ways(table: Any, tmp_path: Path)
     path.write_text(pipe.to_yaml())
     assert tp.load(path) == pipe
     assert list(tp.load(path)) == list(pipe)
+    static = StaticTable.from_metadata(table.metadata_location)
+    assert list(tp.read_iceberg(static)) == list(tp.read_iceberg(table))
     metadata = tp.read_iceberg(table.metadata_location.removeprefix("file://"))
     assert ordered(metadata) == ordered(tp.read_iceberg("logs.events", catalog=lake(tmp_path)))
 

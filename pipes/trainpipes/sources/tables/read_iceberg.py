@@ -92,9 +92,11 @@ class ReadIceberg(ReadTable):
 
     def check(self) -> None:
         if hasattr(self.table, "metadata_location") and hasattr(self.table, "catalog"):
+            from pyiceberg.table import StaticTable
+
             known = self.table.catalog
             kept: dict[str, Any] = {"table": ".".join(self.table.name())}
-            if type(known).__name__ == "NoopCatalog":
+            if isinstance(self.table, StaticTable):
                 kept = {"table": self.table.metadata_location}
             elif self.catalog is None:
                 kept["catalog"] = {"name": known.name, **known.properties}
