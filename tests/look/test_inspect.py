@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+import every_stage
 import trainpipes as tp
 from faulty_server import serving
 from tokenizer_fixtures import bracketed
@@ -202,6 +203,22 @@ def test_sounds_and_videos_are_told_by_their_headers(tmp_path: Path) -> None:
     assert ".decode_video(..., on_error=" in str(found)
     assert "hours in all" in str(found)
     assert "8,000 Hz, 1 channel" in str(found)
+
+
+@pytest.mark.parametrize("kind", ["delta", "lance", "iceberg"])
+def test_of_a_table_the_newest_version_and_its_deleted_rows_are_told(
+    kind: str, tmp_path: Path
+) -> None:
+    make = {"delta": every_stage.of_delta, "lance": every_stage.of_lance}
+    folder = make.get(kind, every_stage.of_iceberg)(tmp_path)
+    folder = str(Path(folder).parents[1]) if kind == "iceberg" else folder
+    found = inspect_files(folder, rows=1)
+    assert found.reader == f"read_{kind}"
+    assert found.rows == 97 - 11 * (kind == "lance")
+    assert found.table["deleted rows"].split()[0] == ("11" if kind == "lance" else "none")
+    assert ", the newest" in str(found)
+    assert found.to_dict()["table"] == found.table
+    assert {column.name for column in found.columns} >= {"x", "text", "tokens"}
 
 
 def test_every_type_of_column_is_told(tmp_path: Path) -> None:

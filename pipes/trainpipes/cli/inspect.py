@@ -24,7 +24,8 @@ def command(
 ) -> None:
     """Show what data files hold, how long their texts are, and what to fix before training.
 
-    FILES are paths, folders, globs or URLs of Parquet, Arrow, JSON, CSV, text, NumPy, tar or image files.
+    FILES are paths, folders, globs or URLs of Parquet, Arrow, JSON, CSV, text, NumPy, tar or image files; or
+    the folder of a Delta, Lance or Iceberg table, of which the newest version is read.
     Exit code 1: a file or a row of the sample cannot be read, or there are no rows.
 
     \b

@@ -22,7 +22,7 @@ from trainpipes.errors import SchemaError
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import amount, cut, escaped, shown
 from trainpipes.look.inspect_clips import Clips, clips_of
-from trainpipes.look.inspect_reading import NAMES, TEXTS, Found, find_files, read_sample
+from trainpipes.look.inspect_reading import NAMES, ROW_GROUPS, TEXTS, Found, find_files, read_sample
 from trainpipes.sources.files.schema import one_schema, unified
 from trainpipes.tokenizers.adapters import load
 from trainpipes.tokenizers.engine import TokenizerEngine
@@ -107,6 +107,7 @@ class Inspection:
             and videos that cannot be decoded.
         bad_places: why, of the first ten of them, by place.
         clips: how long sounds and videos are, by their headers.
+        table: of a table with versions: its "version", and how many rows in its files are "deleted rows".
     """
 
     reader: str
@@ -125,6 +126,7 @@ class Inspection:
     bad_rows: int = 0
     bad_places: dict[str, str] = dataclasses.field(default_factory=dict)
     clips: list[Clips] = dataclasses.field(default_factory=list)
+    table: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def readable(self) -> bool:
@@ -148,6 +150,7 @@ class Inspection:
         summary = [
             ["files", f"{self.files:,} of {amount(self.bytes)}, for {self.reader}()"],
             ["rows", f"{about}{self.rows:,}, about {amount(self.memory_bytes)} in memory"],
+            *(list(pair) for pair in self.table.items()),
         ]
         if self.row_groups:
             count, *sizes = (f"{value:,}" for value in self.row_groups.values())
@@ -249,7 +252,8 @@ def inspect_files(
     fix, each with the command or code that fixes it.
 
     Reads Parquet, Arrow, JSON lines, CSV, text, NumPy, tar archives, images and folders of
-    ``write_memmap``; of several formats the one with most bytes.
+    ``write_memmap``; of several formats the one with most bytes. Of a folder that is a Delta, Lance or
+    Iceberg table it reads the newest version.
 
     Nulls, sizes and lengths are those of a sample: 256 MB at most, 32 MB with a tokenizer or
     of remote files. Of JSON, CSV, text and tar files above 256 MB (64 MB if compressed or remote) only some
@@ -294,7 +298,7 @@ def inspect_files(
     measured = _chunks(having) if asked else chunks
     lengths = [_lengths(measured, names, engine) for names in together if having]
     groups = None
-    if reading.reader == "read_parquet" and len(reading.lengths):
+    if reading.reader in ROW_GROUPS and len(reading.lengths):
         sizes = np.quantile(reading.lengths, (0, 0.5, 1)).astype(int).tolist()
         names = ("count", "least", "median", "most")
         groups = dict(zip(names, [len(reading.lengths), *sizes], strict=True))
@@ -318,6 +322,7 @@ def inspect_files(
             clips_of(name, kind, found, total, sampled)
             for (name, kind), found in reading.clips.items()
         ],
+        table=reading.table,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import posixpath
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from trainpipes.errors import (
 from trainpipes.errors.secrets import hidden
 from trainpipes.errors.text import cut
 from trainpipes.filesystems.retry import Stopped
-from trainpipes.filesystems.systems import is_local
+from trainpipes.filesystems.systems import is_local, open_system
 from trainpipes.interfaces.quarantine import PLACES
 from trainpipes.interfaces.source import Place, RowSource
 from trainpipes.interfaces.stage import snake_case
@@ -40,10 +41,14 @@ from trainpipes.sources.files.each_file import each_file, reason
 from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_reader import COMPRESSED, ends_of_names, reader_by_name
 from trainpipes.sources.files.list_files import ListFiles
+from trainpipes.sources.files.listing import natural
 from trainpipes.sources.memmap.from_memmap import FromMemmap
 from trainpipes.sources.memmap.manifest import is_memmap
 from trainpipes.sources.numpy.read_numpy import ReadNumpy
 from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.sources.tables.read_delta import ReadDelta
+from trainpipes.sources.tables.read_iceberg import ReadIceberg
+from trainpipes.sources.tables.read_lance import ReadLance
 from trainpipes.sources.tar.read_webdataset import ReadWebdataset
 from trainpipes.sources.text.read_csv import ReadCsv
 from trainpipes.sources.text.read_json import ReadJson
@@ -59,6 +64,10 @@ CLASSES: dict[str, Any] = {
 }  # fmt: skip
 #: Formats without a header: a file is read once to count its rows.
 SCANNED = ("read_json", "read_csv", "read_text", "read_webdataset")
+#: What reads row groups; and, of a table, the lines of ``explain()`` that are told.
+ROW_GROUPS, TOLD = ("read_parquet", "read_delta", "read_iceberg"), ("version", "deleted rows")
+#: The end of the files that say what an Iceberg table is.
+METADATA = ".metadata.json"
 #: Those of which rows that cannot be parsed are counted.
 TEXTS = ("read_json", "read_csv", "read_text")
 #: Bytes of such files that are read, about 1 s a GB; a quarter of that if they are compressed or remote. Of
@@ -100,6 +109,7 @@ class Found:
     bad_rows: int = 0
     looked_at: int = 0
     scale: float = 1.0
+    table: dict[str, str] = field(default_factory=dict)
 
     @property
     def schemas(self) -> dict[str, pa.Schema]:
@@ -148,6 +158,8 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
         size = int((source.row_bytes or 0) * source.lengths.sum())
         count = len(np.unique(source.file_of_block))
         return Found("from_memmap", urls, count, size, sources=[(urls[0], source)])
+    if (table := _found_table(urls, storage_options)) is not None:
+        return table
     files = ListFiles(urls=list(urls), suffix="", storage_options=storage_options).files()
     readers = np.array([reader_by_name(name) for name in files.names])
     sizes = np.maximum(files.sizes, 0)
@@ -168,6 +180,46 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
     sample = Found(reader, list(urls), len(files), size, remote, others=others)
     _open(sample, files)
     return sample
+
+
+def _found_table(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> Found | None:
+    """A table with versions, as its newest one says what it has; None for files."""
+    if len(urls) != 1 or (reader_by_name(urls[0]) and not urls[0].endswith(METADATA)):
+        return None
+    stage = _table_stage(urls[0], storage_options)
+    if stage is None:
+        return None
+    source: Any = stage.open()
+    sizes = source.sizes if hasattr(source, "sizes") else source.file_bytes
+    told = {label: text for label, text in source.describe() if label in TOLD}
+    found = Found(stage.name, urls, len(sizes), int(sizes.sum()), sources=[(urls[0], source)])
+    found.table = told
+    return found
+
+
+def _table_stage(url: str, storage_options: Mapping[str, Any] | None) -> Any:
+    options: dict[str, Any] = {"storage_options": storage_options}
+    if url.endswith(METADATA):
+        return ReadIceberg(url, **options)
+    system, path = open_system(url, storage_options or {})
+
+    def inside(folder: str) -> list[str]:
+        place = posixpath.join(path, folder)
+        try:
+            return [posixpath.basename(name.rstrip("/")) for name in system.ls(place, detail=False)]
+        except (OSError, ValueError):
+            return []  # whoever reads it says so
+
+    names = inside("")
+    if "_delta_log" in names:
+        return ReadDelta(url, **options)
+    if "_versions" in names:
+        return ReadLance(url, **options)
+    if "metadata" in names:
+        files = sorted((n for n in inside("metadata") if n.endswith(METADATA)), key=natural)
+        if files:
+            return ReadIceberg(posixpath.join(url, "metadata", files[-1]), **options)
+    return None
 
 
 def _open(sample: Found, files: FileList) -> None:

@@ -135,6 +135,10 @@ class LanceRows(RandomAccessSource):
             0 if each.deletion_file is None else each.deletion_file.num_deleted_rows
             for each in fragments
         ]
+        #: Of all files, int64 ``[files]``; 0 where it is not known.
+        self.file_bytes = np.array(
+            [file.file_size_bytes or 0 for each in fragments for file in each.files], dtype=np.int64
+        )
         rows = [each.physical_rows - gone for each, gone in zip(fragments, deleted, strict=True)]
         self._deleted, self.names = deleted, [f"{uri}/data/{p}" for own in files for p in own]
         self._first_name = [f"{uri}/data/{own[0]}" for own in files]
