@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from trainpipes.columns import rectangles as module
 from trainpipes.columns.rectangles import RaggedRows, Rectangles, cut_rows
 
 KINDS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "float16", "float32"]
@@ -141,3 +142,20 @@ def test_rows_are_cut_as_bytes(
     expected = [row[max(0, len(row) - most) :] if side == "left" else row[:most] for row in rows]
     assert sizes.tolist() == list(map(len, expected))
     np.testing.assert_array_equal(found, np.concatenate([values[:0], *expected]))
+
+
+def test_wide_rows_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WIDE", 1)
+    test_are_what_they_are_cell_by_cell()
+    for side in ("left", "right"):
+        for dtype in ("int64", "float32", "complex64"):
+            test_rows_anywhere_among_the_values_in_any_order(side, dtype)
+    values = np.arange(20_000, dtype=np.float32)
+    monkeypatch.undo()
+    lengths = np.array([9_000, 11_000])
+    ((cells, real),) = rectangles(
+        values, lengths, np.array([0, 2]), 0, dtype="float32", mask="bool"
+    )
+    assert cells.shape == (2, 11_000)
+    assert np.array_equal(cells[real], values)
+    assert not cells[~real].any()

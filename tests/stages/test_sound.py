@@ -280,6 +280,13 @@ def test_samples_are_normalized_as_wav2vec2_takes_them() -> None:
     assert np.abs(both.std(axis=1) - 1).max() < 1e-3
 
 
+def test_a_sound_is_shown_as_a_wave_form() -> None:
+    loud = np.concatenate([np.zeros(4000), 0.5 * np.ones(4000)]).astype(np.float32)
+    text = str(rows_of(encoded(loud)).decode_audio().show(1))
+    assert "array float32  [8,000]  0 to 0.5  " + "▁" * 12 + "█" * 12 in text
+    assert "▁" not in str(tp.show({"x": np.array([0.0, np.nan, np.inf])}))
+
+
 def test_silence_and_a_single_sample_are_sounds() -> None:
     assert not heard(encoded(np.zeros((100, 1), np.float32))).any()
     assert heard(encoded(np.ones((1, 1), np.float32)), sampling_rate=48_000).shape == (3,)

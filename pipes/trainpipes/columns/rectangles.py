@@ -17,6 +17,8 @@ Side = Literal["right", "left"]
 
 Rectangle = tuple[Array, "Array | None"]
 
+#: Cells of a row, at least, that is copied by itself, as those of sound are.
+WIDE = 8192
 #: Kinds and sizes of numbers of which rectangles are cut as plain bits.
 PLAIN = {f"{kind}{size}" for kind in "iufb" for size in (1, 2, 4, 8)}
 
@@ -109,6 +111,8 @@ class Rectangles:
         rows, width = self._rows, self._widths[k]
         start, stop = self._edges[k], self._edges[k + 1]
         lengths = self._lengths[start:stop]
+        if width >= WIDE:
+            return self._copied(start, stop, width)
         if not rows.plain or k in self._outside or start == stop:
             return self._row_by_row(start, stop, width)
         ones = _ones(lengths, width, rows.side, rows.bits)
@@ -137,6 +141,18 @@ class Rectangles:
         if mask is None or mask == ones.dtype:
             return None if mask is None else ones
         return _ones(lengths, width, self._rows.side, mask)
+
+    def _copied(self, start: int, stop: int, width: int) -> Rectangle:
+        """Each row by itself, in one pass over the cells."""
+        rows, lengths = self._rows, self._lengths[start:stop]
+        cells = np.empty((len(lengths), width, *rows.inner), rows.dtype)
+        each = zip(cells, self._starts[start:stop].tolist(), lengths.tolist(), strict=True)
+        for row, first, length in each:
+            before = width - length if rows.side == "left" else 0
+            row[:before] = row[before + length :] = rows.value
+            row[before : before + length] = rows.values[first + before : first + before + length]
+        mask = None if rows.mask is None else _ones(lengths, width, rows.side, rows.mask)
+        return cells, mask
 
     def _row_by_row(self, start: int, stop: int, width: int) -> Rectangle:
         rows, lengths = self._rows, self._lengths[start:stop]

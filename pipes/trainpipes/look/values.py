@@ -28,6 +28,8 @@ MOST_VALUES, DEEPEST = 64, 4
 MASKS = ("segment_ids", "attention_mask", "input_mask")
 #: Characters of a name, of a text, and of another value; texts of a batch that are quoted.
 NAME, TEXT, QUOTED, FEW = 80, 200, 120, 3
+#: Numbers of a series, at least, of which a wave form is shown, and how many characters that has.
+WAVES, BARS = 4000, 24
 #: Pixels of a side of a small picture; frames of a clip that are shown.
 SIDE, FRAMES = 96, 8
 
@@ -163,7 +165,22 @@ def _span(value: Any) -> str:
         return f"{numbers.min()} to {numbers.max()}"
     real = numbers[~np.isnan(numbers)]
     span = [f"{real.min():.4g} to {real.max():.4g}"] if real.size else []
+    if numbers.ndim == 1 and real.size >= WAVES:
+        span.append(wave_form(real))
     return "  ".join(span + [f"{numbers.size - real.size:,} NaN"] * (real.size < numbers.size))
+
+
+def wave_form(samples: Array) -> str:
+    """How loud a sound is from its start to its end, as bars.
+
+    >>> wave_form(np.sin(np.arange(4800)) * np.linspace(0, 1, 4800))
+    '▁▁▁▂▂▂▃▃▃▄▄▄▅▅▅▆▆▆▇▇▇███'
+    """
+    parts = np.array_split(samples.astype(np.float64), BARS)
+    with np.errstate(all="ignore"):
+        levels = np.sqrt([np.mean(part**2) for part in parts])
+        heights = np.nan_to_num(levels / levels.max() * 7.999, posinf=7.0)
+    return "".join("▁▂▃▄▅▆▇█"[int(min(height, 7))] for height in heights)
 
 
 @runtime_checkable
