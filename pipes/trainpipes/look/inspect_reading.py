@@ -64,8 +64,11 @@ CLASSES: dict[str, Any] = {
 }  # fmt: skip
 #: Formats without a header: a file is read once to count its rows.
 SCANNED = ("read_json", "read_csv", "read_text", "read_webdataset")
-#: What reads row groups; and, of a table, the lines of ``explain()`` that are told.
-ROW_GROUPS, TOLD = ("read_parquet", "read_delta", "read_iceberg"), ("version", "deleted rows")
+#: What reads row groups; and, of a table, the lines of ``explain()`` that are shown.
+ROW_GROUPS, TABLE_LINES = (
+    ("read_parquet", "read_delta", "read_iceberg"),
+    ("version", "deleted rows"),
+)
 #: The end of the files that say what an Iceberg table is.
 METADATA = ".metadata.json"
 #: Those of which rows that cannot be parsed are counted.
@@ -191,9 +194,9 @@ def _found_table(urls: Sequence[str], storage_options: Mapping[str, Any] | None)
         return None
     source: Any = stage.open()
     sizes = source.sizes if hasattr(source, "sizes") else source.file_bytes
-    told = {label: text for label, text in source.describe() if label in TOLD}
+    lines = {label: text for label, text in source.describe() if label in TABLE_LINES}
     found = Found(stage.name, urls, len(sizes), int(sizes.sum()), sources=[(urls[0], source)])
-    found.table = told
+    found.table = lines
     return found
 
 
@@ -210,10 +213,10 @@ def _table_stage(url: str, storage_options: Mapping[str, Any] | None) -> Any:
         except (OSError, ValueError):
             return []  # whoever reads it says so
 
-    names = inside("")
-    if "_delta_log" in names:
+    names = [name.lstrip("_") for name in inside("")]
+    if "delta_log" in names:
         return ReadDelta(url, **options)
-    if "_versions" in names:
+    if "versions" in names and "data" in names:
         return ReadLance(url, **options)
     if "metadata" in names:
         files = sorted((n for n in inside("metadata") if n.endswith(METADATA)), key=natural)
