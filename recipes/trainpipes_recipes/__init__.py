@@ -11,9 +11,10 @@ from trainpipes_recipes.seq2seq import seq2seq
 from trainpipes_recipes.sft import sft
 from trainpipes_recipes.speech import speech
 from trainpipes_recipes.tokens import tokens
+from trainpipes_recipes.video_classification import video_classification
 from trainpipes_recipes.vision_chat import vision_chat
 
 __all__ = [
     "chat", "classification", "images", "masked_lm", "preference", "pretrain", "prompts",
-    "seq2seq", "sft", "speech", "tokens", "vision_chat",
+    "seq2seq", "sft", "speech", "tokens", "video_classification", "vision_chat",
 ]  # fmt: skip

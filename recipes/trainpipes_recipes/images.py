@@ -10,7 +10,7 @@ from torch import Tensor
 from trainpipes import ConfigError, DataError, Pipeline, RowStage, SchemaError
 from trainpipes_recipes.inputs import LABELS, Input, OnBadRow, documented
 
-__all__ = ["images"]
+__all__ = ["CLASSES", "MEAN", "STD", "Labelled", "images"]
 
 #: Of ImageNet.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -11,6 +11,7 @@ All of it is made of the source of Python's standard library; the pictures are d
     topics.parquet         text: a function; label: the part of the library that it is from
     ids/train.bin          the texts as token ids, uint16, one after the other
     pictures/              JPEGs of triangles, squares and hexagons, a folder each (needs Pillow)
+    videos/                MP4 files of squares that move, a folder for each way (needs av)
     scenes.jsonl           messages: questions about the pictures, and answers; images: their paths
     processor/             a processor for these, as transformers loads one
     beeps/                 WAV files of one to three tones
@@ -20,6 +21,7 @@ All of it is made of the source of Python's standard library; the pictures are d
     vision/config.json     of a small network for pictures
     sight/config.json      of a small model of pictures and text
     ears/config.json       of a small recognizer of speech
+    eyes/config.json       of a small classifier of videos
 """
 
 from __future__ import annotations
@@ -41,10 +43,12 @@ import pyarrow.parquet as pq
 
 __all__ = [
     "function_pairs", "main", "train_tokenizer", "write_configs", "write_functions", "write_samples",
-    "write_scenes", "write_speech", "write_tokenizer",
+    "write_scenes", "write_speech", "write_tokenizer", "write_videos",
 ]  # fmt: skip
 
 IMAGE = "<image>"
+#: Pixels down and to the right, in two frames; videos of each.
+MOVES, VIDEOS = {"up": (-1, 0), "down": (1, 0), "right": (0, 1)}, 16
 #: Hertz.
 TONES = {"low": 220, "mid": 660, "high": 1980}
 END, PAD, MASK, START, STOP = "<eos>", "<pad>", "<mask>", "<|im_start|>", "<|im_end|>"
@@ -112,6 +116,8 @@ def write_samples(folder: Path, every: int = 1) -> None:
     if find_spec("PIL"):
         draw_pictures(folder / "pictures")
         write_scenes(folder)
+    if find_spec("av"):
+        write_videos(folder / "videos")
     write_speech(folder)
     write_configs(folder)
 
@@ -130,7 +136,7 @@ def write_functions(pairs: Sequence[tuple[str, str]], folder: Path) -> list[Path
 
 
 def write_configs(folder: Path) -> None:
-    """Models that train in seconds: a causal one, one of pictures, one of both, and one of speech."""
+    """Models that train in seconds: of text, of pictures, of both, of speech, and of videos."""
     llama = {"model_type": "llama", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 192}
     llama |= {"num_hidden_layers": 2, "num_attention_heads": 4, "tie_word_embeddings": True}
     resnet = {"model_type": "resnet", "embedding_size": 16, "layer_type": "basic"}
@@ -148,6 +154,10 @@ def write_configs(folder: Path) -> None:
     write_json(folder / "sight" / "config.json", both)
     write_json(folder / "model" / "config.json", llama)
     write_json(folder / "vision" / "config.json", resnet)
+    eyes = {"model_type": "videomae", "image_size": 32, "patch_size": 16, "num_frames": 4}
+    eyes |= {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    eyes |= {"num_attention_heads": 2}
+    write_json(folder / "eyes" / "config.json", eyes)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -238,6 +248,26 @@ def write_scenes(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
     tokenizer.add_special_tokens([IMAGE])
     tokenizer.save(str(folder / "processor" / "tokenizer.json"))
+
+
+def write_videos(folder: Path) -> None:
+    """Squares that move up, down or to the right, in a folder each: 2 s of 10 frames."""
+    import av
+
+    rng = np.random.default_rng(0)
+    for name, (down, across) in MOVES.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(VIDEOS):
+            top, left = rng.integers(12, 24, 2).tolist()
+            with av.open(str(folder / name / f"{number}.mp4"), "w") as out:
+                stream: Any = out.add_stream("mpeg4", rate=10)
+                stream.height = stream.width = 48
+                for n in range(20):
+                    picture = np.full((48, 48, 3), 9 * number, np.uint8)
+                    y, x = top + down * n // 2, left + across * n // 2
+                    picture[y : y + 12, x : x + 12] = 250
+                    out.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
+                out.mux(stream.encode(None))
 
 
 def write_speech(folder: Path) -> None:

@@ -16,10 +16,12 @@ import trainpipes_recipes
 from chats import conversations_of, small_tokenizer
 from every_recipe import words
 from trainpipes.config import loads
+from video_fixtures import video
 from visions import processor_of, talks
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+OF_FOLDERS = ("images", "video_classification")
 PAIRS = [(f"{k} + {k} =", f" {2 * k}" * (1 + k % 3)) for k in range(120)]
 
 
@@ -51,6 +53,12 @@ def write(name: str, folder: Path) -> dict[str, Any]:
     if name == "images":
         pictures(folder)
         return {"SIZE": 8}
+    if name == "video_classification":
+        for n in range(12):
+            path = folder / f"class {n % 2}" / f"{n}.mp4"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(video(8, codec="mpeg4", size=(16, 24), seed=n))
+        return {"SIZE": 8, "NUM_FRAMES": 2}
     pq.write_table(pa.Table.from_pylist(rows_of(name)), folder / "rows.parquet")
     if name == "vision_chat":
         processor_of("llava").save_pretrained(folder / "processor")
@@ -77,9 +85,9 @@ def test_it_is_the_recipe_and_comes_back_the_same(
         monkeypatch.setenv(variable, str(value))
     path = CONFIGS / f"{name}.yaml"
     assert path.read_text().startswith("# ")
-    files = str(tmp_path) if name == "images" else f"{tmp_path}/*.parquet"
+    files = str(tmp_path) if name in OF_FOLDERS else f"{tmp_path}/*.parquet"
     given: dict[str, Any] = {variable.lower(): value for variable, value in variables.items()}
-    if name not in ("images", "tokens", "vision_chat"):
+    if name not in (*OF_FOLDERS, "tokens", "vision_chat"):
         given = {"tokenizer": "bytes"} | given
     if name in ("chat", "vision_chat"):
         given |= {"packed": True, "on_error": "skip"}

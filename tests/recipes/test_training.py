@@ -56,10 +56,13 @@ def train(data: Path, tmp_path: Path) -> Train:
             "train_pretrain": ["--files", f"{data}/texts", "--max-length", "128"],
             "train_vision": ["--scratch", "--files", f"{data}/scenes.jsonl", "--packed"],
             "train_speech": ["--files", f"{data}/speech.jsonl", "--scratch", "--max-seconds", "1"],
+            "train_video": ["--files", f"{data}/videos", "--classes", "3", "--seconds", "1"],
             "train_images": ["--files", f"{data}/colors", "--classes", "3", "--size", "16"],
         }[script]
         if script == "train_images":
             given += ["--model", f"{data}/vision"]
+        elif script == "train_video":
+            given += ["--model", f"{data}/eyes"]
         elif script == "train_speech":
             given += ["--model", f"{data}/ears", "--tokenizer", "bytes"]
         elif script == "train_vision":
@@ -86,7 +89,9 @@ def train(data: Path, tmp_path: Path) -> Train:
 def test_a_script_learns_and_goes_on_where_it_was_stopped(
     script: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    several = [] if script in ("train_images", "train_speech") else ["--accumulate", "2"]
+    several = (
+        [] if script in ("train_images", "train_speech", "train_video") else ["--accumulate", "2"]
+    )
     whole = train(script, "--steps", "20", "--save-every", "5", "--keep", "2", *several)
     assert [step for step, _, _ in whole] == [*range(1, 21)]
     assert sum(loss for *_, loss in whole[-5:]) < sum(loss for *_, loss in whole[:5])
@@ -188,7 +193,9 @@ def test_packed_pairs_have_the_loss_that_each_has_alone() -> None:
 def test_a_script_is_copied_with_one_more_file_and_says_what_it_trains(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = {"train_vision": "vision_chat"}.get(path.stem, path.stem.removeprefix("train_"))
+    recipe = {"train_vision": "vision_chat", "train_video": "video_classification"}.get(
+        path.stem, path.stem.removeprefix("train_")
+    )
     assert recipe in trainpipes_recipes.__all__
     tree = ast.parse(path.read_text())
     found = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}

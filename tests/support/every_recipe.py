@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import trainpipes as tp
 from chats import small_tokenizer
-from every_stage import pictures, sounds
+from every_stage import pictures, sounds, videos
 from trainpipes_recipes import (
     chat,
     classification,
@@ -28,6 +28,7 @@ from trainpipes_recipes import (
     sft,
     speech,
     tokens,
+    video_classification,
     vision_chat,
 )
 
@@ -120,6 +121,10 @@ def spoken(folder: Path, **options: Any) -> tp.Pipeline:
     )
 
 
+def with_class(row: dict[str, Any]) -> dict[str, Any]:
+    return {"video": row["bytes"], "label": len(row["path"]) % 2}
+
+
 def with_text(row: dict[str, Any]) -> dict[str, Any]:
     return {"audio": row["bytes"], "text": row["path"][-5:]}
 
@@ -171,6 +176,15 @@ EVERY: dict[str, Make] = {
     ),
     "tokens / endless": lambda f, **o: tokens(
         token_file(f), dtype="uint16", max_length=16, **SMALL | o
+    ),
+    "video_classification": lambda f, **o: video_classification(
+        tp.read_bytes(videos(f), block_rows=3).map(with_class),
+        seconds=0.4,
+        num_frames=3,
+        size=12,
+        resize=14,
+        on_error="skip",
+        **SMALL | o,
     ),
     "speech": lambda f, **o: spoken(f, num_mels=8, augment=True, **o),
     "speech / samples": lambda f, **o: spoken(f, output="input_values", **o),
