@@ -15,6 +15,7 @@ import trainpipes as tp
 import trainpipes_recipes
 from chats import conversations_of, small_tokenizer
 from every_recipe import words
+from sound_fixtures import encoded, tone
 from trainpipes.config import loads
 from video_fixtures import video
 from visions import processor_of, talks
@@ -36,6 +37,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
         "pretrain": texts,
         "preference": [{"prompt": a, "chosen": b, "rejected": b[::-1]} for a, b in PAIRS],
         "vision_chat": talks(48),
+        "speech": [{"audio": encoded(tone(0.1)), "text": answer} for _, answer in PAIRS[:12]],
         "tokens": [{"input_ids": list(range(k % 40))} for k in range(400)],
     }.get(name, pairs)
 
@@ -60,6 +62,8 @@ def write(name: str, folder: Path) -> dict[str, Any]:
             path.write_bytes(video(8, codec="mpeg4", size=(16, 24), seed=n))
         return {"SIZE": 8, "NUM_FRAMES": 2}
     pq.write_table(pa.Table.from_pylist(rows_of(name)), folder / "rows.parquet")
+    if name == "speech":
+        return {"MAX_SECONDS": 1}
     if name == "vision_chat":
         processor_of("llava").save_pretrained(folder / "processor")
         return {"MAX_LENGTH": 256, "PROCESSOR": str(folder / "processor")}
