@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -104,7 +103,7 @@ def test_masks_are_of_training_alone(manifest: Path) -> None:
         assert not after["input_features"][changed].any()
 
 
-def test_ctc_learns_from_them(manifest: Path) -> None:
+def test_a_step_of_ctc_makes_its_loss_smaller(manifest: Path) -> None:
     from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
 
     torch.manual_seed(0)
@@ -115,16 +114,15 @@ def test_ctc_learns_from_them(manifest: Path) -> None:
         pad_token_id=0, ctc_loss_reduction="mean",
     )  # fmt: skip
     model = Wav2Vec2ForCTC(config)
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    losses = []
-    for _ in range(3):
-        for batch in batches(manifest, ALPHABET, output="input_values", batch_seconds=4):
-            loss = model(**batch).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-    assert np.mean(losses[-8:]) < 0.7 * np.mean(losses[:8])
+    found = batches(manifest, ALPHABET, output="input_values", batch_seconds=4)
+    before = sum(model(**batch).loss for batch in found)
+    before.backward()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.grad is not None:
+                weight -= 0.01 * weight.grad / len(found)
+        after = sum(model(**batch).loss for batch in found)
+    assert 0 < after < before
 
 
 def test_what_it_refuses(manifest: Path) -> None:
