@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from delta_tables import VECTORS, by_deltalake, created, delete_by_vector, history, ordered, rows
+from trainpipes.sources.tables.table import of_object_store
 from trainpipes.testing import check_resume
 
 
@@ -297,6 +298,21 @@ def test_a_plain_dataloader_needs_the_version(uri: str) -> None:
     context = {"batch_size": None, "num_workers": 2, "multiprocessing_context": "forkserver"}
     loader = DataLoader(named, **context)  # type: ignore[arg-type]
     assert seen(loader) == list(range(40))
+
+
+def test_a_table_on_s3_is_read_by_the_options_of_fsspec(s3: dict[str, Any], tmp_path: Path) -> None:
+    options = {**s3, "client_kwargs": {"region_name": "us-east-1"}}
+    own = {**of_object_store(options), "aws_conditional_put": "etag"}
+    uri = "s3://test-read-delta/events"
+    table = pa.table({"x": range(30), "part": [n % 3 for n in range(30)]})
+    write_deltalake(uri, table, partition_by=["part"], storage_options=own)
+    pipe = tp.read_delta(uri, storage_options=options, cache_dir=tmp_path / "kept")
+    assert sorted(row["x"] for row in pipe) == list(range(30))
+    assert s3["secret"] not in str(pipe) + str(pipe.explain())
+    some = tp.read_delta(uri, storage_options=options, filter=[("part", "=", 1)])
+    assert len(some) == 10
+    with pytest.raises(tp.MissingFilesError, match="there is no Delta table at s3://"):
+        len(tp.read_delta(f"{uri}-none", storage_options=options))
 
 
 # Configs, and what is wrong
