@@ -60,3 +60,12 @@ def check_second(folder: Path, rest: list[Any]) -> None:
     assert len(got) == len(set(got))
     there = max(x for batch in before + rest for x in batch) // ROWS
     assert max(x for batch in rows(folder, "1", SAVED[0] + 1, 4) for x in batch) // ROWS > there
+
+
+def test_ranks_read_the_version_of_a_table_that_rank_0_has_opened(tmp_path: Path) -> None:
+    run = Launch(SCRIPT.with_name("version_on_ranks.py"), 2, tmp_path / "logs", str(tmp_path))
+    assert run.wait(120) == 0, run.said()
+    ranks = [json.loads((tmp_path / f"rows-{rank}.json").read_text()) for rank in range(2)]
+    first, second, fresh = (sorted(a + b) for a, b in zip(*ranks, strict=True))
+    assert first == second == list(range(40))
+    assert fresh == list(range(80))
