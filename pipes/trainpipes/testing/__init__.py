@@ -14,6 +14,7 @@ from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeAlias
 
+import torch
 from torchdata.nodes import BaseNode
 
 from trainpipes.engine.iterating.iteration_state import plan_of
@@ -339,6 +340,7 @@ def _in_process(make: Callable[[], Subject], given: Any, k: int, start_method: s
 
 def _answer(send: Any, make: Any, given: Any) -> None:
     epochs, limit, state, begun = given
+    torch.set_num_threads(1)  # a fork has none of the others that torch would wait for
     try:
         subject = make if not callable(make) else make()
         walked = _walk(subject, epochs, limit, json.loads(json.dumps(state)), begun)
