@@ -7,13 +7,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import lance
 import numpy as np
 import pyarrow as pa
 import pytest
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 import trainpipes as tp
+from quiet_lance import lance
 from trainpipes.testing import check_resume
 
 

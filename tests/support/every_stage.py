@@ -118,7 +118,7 @@ def of_delta(folder: Path) -> str:
 @cache
 def of_lance(folder: Path) -> str:
     """The rows of the Parquet files as a Lance table, and a version with some of them deleted."""
-    import lance
+    from quiet_lance import lance
 
     uri = str(folder / "rows.lance")
     lance.write_dataset(table(folder), uri, max_rows_per_file=40).delete("x % 9 = 4")
