@@ -257,9 +257,9 @@ def test_a_worker_killed_from_outside_is_noticed_while_it_works(tmp_path: Path) 
 
 
 def test_workers_may_be_killed_at_any_time(workers: Any, caplog: pytest.LogCaptureFixture) -> None:
-    expected = digests(sharded(900).map(fn.slow_noisy, rng=True).batch(7).collate())
+    expected = digests(sharded(400).map(fn.slow_noisy, rng=True).batch(7).collate())
     how: dict[str, Any] = {"num_workers": 2, "method": "process", "start_method": "fork"}
-    pipe = sharded(900).map(fn.slow_noisy, rng=True, **how).batch(7)
+    pipe = sharded(400).map(fn.slow_noisy, rng=True, **how).batch(7)
     found: list[str] = []
     for number, batch in enumerate(tp.Loader(pipe.collate())):
         found.append(digest(batch))
