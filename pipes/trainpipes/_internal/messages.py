@@ -19,6 +19,10 @@ MOST = 1000
 _warned: set[object] = set()
 
 
+#: Of one kind, those that are all logged.
+MOST_SAID = 10
+
+
 def nearest(name: str, names: Sequence[str]) -> str:
     """`` (did you mean 'x'?)`` for a name close to one of ``names``, else nothing.
 
@@ -184,6 +188,15 @@ def no_columns(found: str, caller: object) -> SchemaError:
         "first",
         stage=str(caller),
     )
+
+
+def is_worth_a_line(count: int) -> bool:
+    """Whether the n-th of one kind is logged: each of the first ten, then ever fewer of them.
+
+    >>> [n for n in range(1, 1001) if is_worth_a_line(n)][9:13], is_worth_a_line(1000)
+    ([10, 20, 30, 40], True)
+    """
+    return count <= MOST_SAID or set(str(count)[1:]) == {"0"}
 
 
 def has_warned(key: object) -> bool:

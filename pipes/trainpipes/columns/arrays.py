@@ -48,9 +48,7 @@ def is_number(kind: pa.DataType) -> bool:
 
 def numbers(array: pa.Array, dtype: np.dtype[Any]) -> Array:
     """Those of an array without nulls of this dtype, as they lie in memory."""
-    if not len(array):  # there may be no buffer
-        return np.zeros(0, dtype)
-    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    return _values(array, dtype, len(array))
 
 
 def _values(array: pa.Array, dtype: npt.DTypeLike, count: int) -> Array:

@@ -24,6 +24,7 @@ from weakref import ref
 
 from trainpipes._internal.activity import doing
 from trainpipes._internal.locks import Living, get, start
+from trainpipes._internal.messages import is_worth_a_line
 from trainpipes._internal.pool import waits
 from trainpipes.engine.calling.process_worker import (
     NO_ROW,
@@ -180,7 +181,7 @@ class ProcessMap:
         task.deaths.append(row)
         with self._lock:
             self._deaths = count = self._deaths + 1
-        if count <= 10 or set(str(count)[1:]) == {"0"}:
+        if is_worth_a_line(count):
             log.warning(
                 "%s: %s; its rows are done again by another one (%s such so far)",
                 self._call.said, str(death), f"{count:,}",  # the error would hold the workers

@@ -18,6 +18,7 @@ from trainpipes._internal import activity
 from trainpipes._internal.activity import RECEIVING, TURN, doing, look_at
 from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.locks import InterruptibleLock, Living
+from trainpipes._internal.messages import is_worth_a_line
 from trainpipes._internal.pool import Pool
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.iterating.worker_end import WorkerDeath
@@ -176,7 +177,7 @@ class WorkerReceiver:
             self._error = death.error()
             raise self._error from None
         self._count += 1
-        if self._count <= 10 or set(str(self._count)[1:]) == {"0"}:
+        if is_worth_a_line(self._count):
             again = f"workers start again at batch {m:,} ({self._count:,} such so far)"
             log.warning("%s; %s", death.said, again)
         for received in {id(each): each for each in self._ready.values()}.values():

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes._internal.messages import is_worth_a_line
 from trainpipes._internal.types import IntArray
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.filesystems.retry import Requests
@@ -29,9 +30,6 @@ from trainpipes.sources.files.remote_bytes import open_bytes
 from trainpipes.sources.files.schema import cast_to
 
 log = logging.getLogger("trainpipes")
-
-#: Files or blocks of which no row can be read that are all named in the log.
-MOST_SAID = 10
 
 
 class DecodedFiles(FileBlocks):
@@ -94,7 +92,7 @@ class DecodedFiles(FileBlocks):
             return
         self._all_bad.add((file, number))
         count, several = len(self._all_bad), len(self.layouts[file].rows) > 1
-        if count <= MOST_SAID or set(str(count)[1:]) == {"0"}:
+        if is_worth_a_line(count):
             place = Place(self.files.names[file], number if several else None)
             said = "its only row cannot" if rows == 1 else f"none of its {rows:,} rows can"
             log.warning("%s: %s be read; left out (%s such so far)", place, said, f"{count:,}")
