@@ -59,6 +59,8 @@ OPTIONS: dict[str, Make] = {
         template="{{ messages[0]['content'] }}")),
     "collate": lambda f: rows(f).batch(2).collate(every_stage.first_of, format="numpy"),
     "collate / version": lambda f: rows(f).batch(2).collate(lambda rows: rows, version="3"),
+    "collate / offsets": lambda f: rows(f).batch(2).collate(ragged="offsets_and_end",
+        weights={"tokens": "tokens_2"}),
     "draw": lambda f: tp.from_arrow(table(f)).shuffle(sampler=tp.samplers.WeightedRandomSampler(range(97),
         50, replacement=False, seed=2)),
     "enumerate": lambda f: rows(f).enumerate(5, output_column="number"),

@@ -843,6 +843,7 @@ FINITE: dict[str, Make] = {
     ),
     "pad_collate": lambda f: sharded(f).batch(4).pad_collate(pad_to_multiple_of=4),
     "collate": lambda f: sharded(f).select("x").batch(4).collate(),
+    "collate / offsets": lambda f: sharded(f).batch(4).collate(ragged="offsets"),
     "collate / arrow": lambda f: sharded(f).batch(4).collate(format="arrow"),
     "repeat": lambda f: sharded(f).batch(8).repeat(2),
     "repeat / rows": lambda f: rows(f).shuffle(9).repeat(2).batch(8),

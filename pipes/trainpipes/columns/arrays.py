@@ -46,6 +46,31 @@ def is_number(kind: pa.DataType) -> bool:
     return dtype_of(kind) is not None
 
 
+def stands_for_number(kind: pa.DataType) -> bool:
+    """Whether a type is one of decimals, dates, times or durations, of which ``as_numbers`` makes numbers."""
+    kinds = pa.types
+    tests = (kinds.is_decimal, kinds.is_date, kinds.is_time, kinds.is_timestamp, kinds.is_duration)
+    return any(is_one(kind) for is_one in tests)
+
+
+def as_numbers(array: Any) -> Any:
+    """Decimals as float64, dates as int64 days since 1970, and times, timestamps and durations as int64 of
+    their unit. Nulls stay, and so do arrays of other types.
+
+    >>> as_numbers(pa.array([86_400_000_000, None], pa.timestamp("us"))).to_pylist()
+    [86400000000, None]
+    """
+    kind = array.type
+    if not stands_for_number(kind):
+        return array
+    if pa.types.is_decimal(kind):
+        return array.cast(pa.float64())
+    if pa.types.is_date64(kind):
+        array = array.cast(pa.date32(), safe=False)
+    whole = pa.int32() if array.type.bit_width == 32 else pa.int64()
+    return array.cast(whole).cast(pa.int64())
+
+
 def numbers(array: pa.Array, dtype: np.dtype[Any]) -> Array:
     """Those of an array without nulls of this dtype, as they lie in memory."""
     return _values(array, dtype, len(array))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,8 @@ from trainpipes.errors import UnreadableError
 
 #: Bytes of a text that a message shows.
 SHOWN = 40
+#: How the text of a time begins that Python has no value for.
+_NANOSECONDS = "a time in nanoseconds"
 
 
 class naming_bad_values(doing):
@@ -34,7 +36,7 @@ class naming_bad_values(doing):
         if isinstance(error, UnreadableError):  # which was raised here, by stages within one
             return
         bad = _first_bad_value(self._block.data) if _is_about_values(error) else None
-        if bad is None:
+        if bad is None or (bad[2].startswith(_NANOSECONDS) and not _is_about_nanoseconds(error)):
             return
         caller, (number, name, what) = self._caller, bad
         problem = UnreadableError(
@@ -45,12 +47,20 @@ class naming_bad_values(doing):
         raise problem from error
 
 
-def _is_about_values(error: BaseException | None) -> bool:
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
-        if isinstance(error, ValueError | ArithmeticError | pa.ArrowException):
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False
+
+
+def _is_about_values(error: BaseException | None) -> bool:
+    kinds = ValueError | ArithmeticError | pa.ArrowException
+    return any(isinstance(one, kinds) for one in _chain(error))
+
+
+def _is_about_nanoseconds(error: BaseException | None) -> bool:
+    """Whether a time was to become Python's: as a number it is none that is bad."""
+    return any(str(one).startswith("Nanosecond") for one in _chain(error))
 
 
 def _first_bad_value(data: Any) -> tuple[int, str, str] | None:
@@ -84,7 +94,7 @@ def _bad_in(array: Any) -> tuple[int, str] | None:
         except (ValueError, ArithmeticError) as error:
             if str(error).startswith("Nanosecond"):
                 return row, (
-                    f"a time in nanoseconds, as {array.type}, and Python has microseconds only: cast it to "
+                    f"{_NANOSECONDS}, as {array.type}, and Python has microseconds only: cast it to "
                     '"us" by with_columns() and .cast(..., safe=False), leave the column out by '
                     "columns=[...], or pip install pandas"
                 )

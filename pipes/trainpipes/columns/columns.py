@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -11,7 +12,16 @@ import torch
 
 from trainpipes._internal.checks import repeated
 from trainpipes._internal.messages import no_columns
-from trainpipes.columns.arrays import Array, is_list, is_number, one_chunk, to_arrow, to_numpy
+from trainpipes.columns.arrays import (
+    Array,
+    as_numbers,
+    is_list,
+    is_number,
+    one_chunk,
+    stands_for_number,
+    to_arrow,
+    to_numpy,
+)
 from trainpipes.columns.bad_values import BadCell, first_bad
 from trainpipes.columns.payload import Payload, payload_rows
 from trainpipes.columns.row_types import (
@@ -36,6 +46,29 @@ def table_of(data: Payload, caller: object) -> pa.Table:
         return pa.table(dict(zip(data.names, map(_array, data.tensors), strict=True)))
     kind = type(payload_rows(data)[0]).__name__ if len(data) else "nothing"
     raise no_columns(kind, caller)
+
+
+def with_numbers(table: pa.Table) -> pa.Table:
+    """A table with numbers for decimals, dates, times and durations: see ``as_numbers``. Made once for a
+    table, of which runs take rows one after the other.
+    """
+    places = [n for n, kind in enumerate(table.schema.types) if stands_for_number(kind)]
+    if not places:
+        return table
+    key = id(table)
+    known = _converted.get(key)
+    if known is None or known[0]() is not table:
+        converted = table
+        for place in places:
+            numbers = as_numbers(table.column(place))
+            converted = converted.set_column(place, table.column_names[place], numbers)
+        known = weakref.ref(table, lambda _: _converted.pop(key, None)), converted
+        _converted[key] = known
+    return known[1]
+
+
+#: Of tables that are still there, by their ids.
+_converted: dict[int, tuple[weakref.ref[pa.Table], pa.Table]] = {}
 
 
 def to_columns(table: pa.Table, format: str) -> Any:

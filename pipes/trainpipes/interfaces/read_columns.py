@@ -308,13 +308,13 @@ def ids_of(block: Block, name: str, caller: Stage, dtype: Any = np.int64) -> tup
 
 
 def check_beside(
-    block: Block, name: str, own: IntArray, column: str, lengths: IntArray, caller: Stage
+    ids: IntArray, name: str, own: IntArray, column: str, lengths: IntArray, caller: Stage
 ) -> None:
     if not np.array_equal(own, lengths):
         row = int(np.argmax(own != lengths))
         rule = f"goes with {column!r} and must have as many numbers in each row"
         bad = BadCell(row, f"{rule}, got {own[row]} where {column!r} has {lengths[row]}")
-        raise in_column(bad, name, caller, block.ids)
+        raise in_column(bad, name, caller, ids)
 
 
 def label_dtype(ids: Array) -> type[np.int32 | np.int64]:

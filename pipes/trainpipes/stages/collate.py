@@ -2,30 +2,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
-from trainpipes._internal.checks import Function
-from trainpipes.columns.arrays import Array, is_number, one_chunk, to_numpy
+from trainpipes._internal.checks import Function, is_name, repeated
+from trainpipes._internal.messages import need_columns
+from trainpipes._internal.types import IntArray
+from trainpipes.columns.arrays import Array, is_list, is_number, is_text, one_chunk, to_numpy
 from trainpipes.columns.bad_values import BadCell
 from trainpipes.columns.block import Block, Part, Piece
+from trainpipes.columns.columns import with_numbers
 from trainpipes.columns.lazy_batches import late_if_small
 from trainpipes.columns.matrices import matrices
 from trainpipes.columns.row_types import array_of, fixed_shape, python_rows, python_values
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
-from trainpipes.errors import ConfigError
+from trainpipes.errors import ConfigError, DataError
 from trainpipes.errors.text import shown
-from trainpipes.interfaces.blame import at_row, blame, each
+from trainpipes.interfaces.blame import at_row, blame, each, in_column, naming
+from trainpipes.interfaces.read_columns import Ragged, check_beside, check_fit, of_arrow
 from trainpipes.interfaces.stage import Stage
-from trainpipes.stages.columns import CollatingStage, columns_as, unbatched
+from trainpipes.stages.columns import CollatingStage, columns_as, columns_of, taken, unbatched
 from trainpipes.stages.pack import kept_columns
 
 #: What ``default_collate`` makes of numbers of these types.
@@ -35,6 +39,8 @@ WIDE: dict[str, type[np.generic]] = {
     "i": np.int64, "u": np.int64, "f": np.float64, "b": np.bool_,
 }  # fmt: skip
 AS_PYTHON = (pa.uint64(), pa.float16())
+#: What makes the k-th batch of a table, how many there are, and their bytes.
+Maker: TypeAlias = tuple[Callable[[int], dict[str, Any]], int, int]
 
 
 def stacked(rows: Any) -> Any:
@@ -78,7 +84,11 @@ def _stacked_values(values: Sequence[Any]) -> Any:
 
 def stacked_columns(parts: Sequence[Part], kept: Collection[str] = ()) -> MutableSequence[Any]:
     """What ``default_collate`` makes of the batches of tables; of columns ``kept``, lists."""
-    makers = [_batches(part, kept) for part in parts]
+    return _late([_batches(part, kept) for part in parts])
+
+
+def _late(makers: Sequence[Maker]) -> MutableSequence[Any]:
+    """The batches of several parts, one after the other."""
     if len(makers) == 1:
         return late_if_small(*makers[0])
     firsts = np.cumsum([0, *(count for _, count, _ in makers)])
@@ -90,8 +100,7 @@ def stacked_columns(parts: Sequence[Part], kept: Collection[str] = ()) -> Mutabl
     return late_if_small(make, int(firsts[-1]), sum(nbytes for *_, nbytes in makers))
 
 
-def _batches(part: Part, kept: Collection[str]) -> tuple[Callable[[int], dict[str, Any]], int, int]:
-    """What makes the k-th batch of a table, how many there are, and their bytes."""
+def _batches(part: Part, kept: Collection[str]) -> Maker:
     table: Any = part.data
     edges: list[int] = part.bounds.tolist()
     names = table.column_names
@@ -150,11 +159,38 @@ def _values(column: pa.ChunkedArray) -> Array | None:
     return numbers.astype(WIDE[numbers.dtype.kind], copy=False)
 
 
+@dataclass(frozen=True)
+class FlatLists:
+    """The lists of a column, one after the other: ``values`` and where each begins, int64 ``[rows + 1]``.
+
+    ``offsets_name`` is the name of the offsets in a batch, or None where another column gives them;
+    ``with_end``: they end with the number of values.
+    """
+
+    values: Array
+    offsets: IntArray
+    offsets_name: str | None
+    with_end: bool
+
+    def cut(self, name: str, start: int, stop: int) -> dict[str, torch.Tensor]:
+        """What a batch of the rows ``start`` to ``stop`` has of it."""
+        edges = self.offsets[start : stop + 1]
+        tensors = {name: torch.from_numpy(self.values[edges[0] : edges[-1]].copy())}
+        if self.offsets_name is not None:
+            begins = edges if self.with_end else edges[:-1]
+            tensors[self.offsets_name] = torch.from_numpy(begins - edges[0])
+        return tensors
+
+
 class Collate(CollatingStage, versioned="fn"):
     """Collate the rows of each batch with a function, or with torch's ``default_collate``.
 
     ``pad_collate`` pads rows of different lengths. A ``map`` between ``batch`` and this stage may return
     a list of other rows, as one that decodes pictures once rows are in buckets.
+
+    Without a function, columns of numbers become tensors ``[B]``: integers int64, floats float64, bools
+    bool; decimals float64, dates int64 days since 1970, times, timestamps and durations int64 of their
+    unit. Texts and bytes come as lists.
 
     Args:
         fn: function of one batch. Left out, ``default_collate``: arrays of one shape become tensors
@@ -162,37 +198,61 @@ class Collate(CollatingStage, versioned="fn"):
         format: what the function gets: "rows", a list as in ``DataLoader``; or the columns as
             "arrow", "numpy" or "torch" (see ``map_batches``).
         version: names the function in checkpoints; see ``map``.
+        ragged: "offsets" makes two tensors of each column x of lists of numbers, as ``EmbeddingBag``
+            takes them: "x" holds the values of all rows (integers as int64, float32 and float64 as
+            float32), "x_offsets" where each row begins in them, int64 ``[B]``. With "offsets_and_end"
+            the offsets are ``[B + 1]``, for ``include_last_offset=True``.
+        weights: with ``ragged``, a dict of columns and the columns of their weights, which have as many
+            numbers in each row and no offsets of their own: ``EmbeddingBag``'s ``per_sample_weights``.
 
     Raises:
         DataError: without ``fn``: a null, rows of different shapes, or values that make no tensor.
+        SchemaError: with ``ragged``, a column holds lists of something else than numbers.
 
     >>> import trainpipes as tp
     >>> list(tp.from_iterable(lambda: [(1, 0.5), (2, 1.5)]).batch(2).collate())
     [[tensor([1, 2]), tensor([0.5000, 1.5000], dtype=torch.float64)]]
+    >>> rows = tp.from_dataset([{"items": [7, 8]}, {"items": []}, {"items": [9]}])
+    >>> rows.batch(3).collate(ragged="offsets").peek()
+    {'items': tensor([7, 8, 9]), 'items_offsets': tensor([0, 2, 2])}
     """
 
     fn: Function | None = None
     _: KW_ONLY
     format: Literal["rows", "arrow", "numpy", "torch"] = "rows"
     version: str | None = None
+    ragged: Literal["offsets", "offsets_and_end"] | None = None
+    weights: Mapping[str, str] | None = None
 
     #: Columns of lists that ``pack`` keeps.
     _kept: ClassVar[Collection[str]] = ()
+
+    def check(self) -> None:
+        alone = self.ragged is None or (self.fn is None and self.format == "rows")
+        self._require(alone, "ragged", "left out beside a function or a format")
+        self._require(self.weights is None or self.ragged, "weights", "given with ragged")
+        rule = 'a dict of columns and their weights such as {"items": "ratings"}'
+        pairs = self.weights.items() if isinstance(self.weights, Mapping) else ()
+        names = [name for pair in pairs for name in pair]
+        apart = all(map(is_name, names)) and not repeated(names)
+        self._require(self.weights is None or (names and apart), "weights", rule)
 
     def _resolve(self, below: Sequence[Stage]) -> Self:
         return super()._resolve(below)._resolved(_kept=kept_columns(below))
 
     def _traits(self) -> dict[str, Any]:
-        takes = "rows" if self.format == "rows" else "columns"
+        takes = "rows" if self.format == "rows" and self.ragged is None else "columns"
         return {"takes": takes, "per_row": self.fn is not None}
 
     def process(self, run: Run) -> Run:
         self._refuse_collated(run)
-        if self.format == "rows":
+        if self.format == "rows" and self.ragged is None:
             if self.fn is not None:
                 return run.with_items(each(self, self.fn, run))
             if run.items is not None:
                 return run.with_items(self._collated(run))
+            if run.block.has_columns:
+                run = run.with_block(run.block.with_columns(with_numbers))
             if run.bounds is not None and run.block.of_kind(TensorRows):
                 return run.with_items(batches_of(part.cut for part in run.block.parts(run.bounds)))
             if run.bounds is not None and run.block.has_columns:
@@ -204,8 +264,12 @@ class Collate(CollatingStage, versioned="fn"):
             raise ConfigError(f"{self} works on batches: put .batch(n) before it")
         if run.items is not None:
             got = "lists of Python rows, which a function made of the batches"
-            way = "put that function before batch(), or leave format out"
+            left = "format" if self.ragged is None else "ragged"
+            way = f"put that function before batch(), or leave {left} out"
             raise ConfigError(f"{self} takes columns, got {got}: {way}")
+        if self.ragged is not None:
+            block = columns_of(run.block, self).with_columns(with_numbers)
+            return run.with_items(self._with_lists(run.with_block(block), run.bounds))
         cuts = pairwise(run.bounds.tolist())
         return run.with_items([self._of_columns(run.block.slice(a, b)) for a, b in cuts])
 
@@ -222,6 +286,71 @@ class Collate(CollatingStage, versioned="fn"):
                 raise at_row(f"{self}: {bad}", self, row) from error
         return items
 
+    def _with_lists(self, run: Run, bounds: IntArray) -> MutableSequence[Any]:
+        makers: list[Maker] = []
+        ids = run.block.ids
+        try:
+            for part in run.block.parts(bounds):
+                makers.append(self._part_with_lists(part, ids))
+                ids = ids[part.bounds[-1] :]
+            return _late(makers)
+        except DataError:
+            raise
+        except Exception:  # of a column without lists, whose row is looked for
+            self._collated(run.with_block(run.block.with_columns(without_lists)))
+            raise
+
+    def _part_with_lists(self, part: Part, ids: IntArray) -> Maker:
+        table: Any = part.data
+        names, edges = table.column_names, part.bounds.tolist()
+        need_columns(names, [name for pair in (self.weights or {}).items() for name in pair], self)
+        gathered: Any = Piece(table.select(ragged_names(table)), part.index).gathered()
+        flat: dict[str, FlatLists] = {}
+        for name in gathered.column_names:
+            with naming(name, self, ids):
+                flat[name] = self._flat(name, gathered[name], names)
+        self._check_weights(flat, ids)
+        rest = Part(without_lists(table), part.index, part.bounds)
+        make_rest, count, nbytes = _batches(rest, self._kept)
+
+        def make(k: int) -> dict[str, Any]:
+            even, batch = make_rest(k), dict[str, Any]()
+            for name in names:
+                lists = flat.get(name)
+                own = None if lists is None else lists.cut(name, edges[k], edges[k + 1])
+                batch.update({name: even[name]} if own is None else own)
+            return batch
+
+        return make, count, nbytes + sum(lists.values.nbytes for lists in flat.values())
+
+    def _flat(self, name: str, column: pa.ChunkedArray, names: Collection[str]) -> FlatLists:
+        lists = of_arrow(column, name)
+        if not isinstance(lists, Ragged) or lists.values.ndim > 1:
+            way = "make numbers of them by with_columns(), or leave the column out with select()"
+            if is_text(column.type.value_type):
+                way = "encode_categories() makes ids of texts"
+            rule = f"must hold lists of numbers, got {column.type}"
+            raise BadCell(None, f"{rule}: {way}")
+        given = lists.values.dtype
+        dtype: np.dtype[Any] = np.dtype(np.int64) if given.kind in "iu" else given
+        dtype = np.dtype(np.float32) if given == np.float64 else dtype
+        check_fit(lists.values, dtype, lists.lengths, "leave such rows out with filter()")
+        offsets_name = None if name in (self.weights or {}).values() else f"{name}_offsets"
+        if offsets_name is not None and offsets_name in names:
+            raise taken(offsets_name, self)
+        offsets = np.concatenate([[0], np.cumsum(lists.lengths)]).astype(np.int64)
+        with_end = self.ragged == "offsets_and_end"
+        return FlatLists(lists.values.astype(dtype, copy=False), offsets, offsets_name, with_end)
+
+    def _check_weights(self, flat: Mapping[str, FlatLists], ids: IntArray) -> None:
+        for name, weights in (self.weights or {}).items():
+            for column in (name, weights):
+                if column not in flat:
+                    rule = f"must hold lists of numbers beside weights={self.weights}"
+                    raise in_column(BadCell(None, rule), column, self, ids)
+            lengths, own = (np.diff(flat[column].offsets) for column in (name, weights))
+            check_beside(ids, weights, own, name, lengths, self)
+
     def _of_columns(self, block: Block) -> Any:
         columns = columns_as(block, self.format, self)
         try:
@@ -229,6 +358,19 @@ class Collate(CollatingStage, versioned="fn"):
         except Exception as error:
             blame(error, self, int(block.ids[0]))
             raise
+
+
+def ragged_names(table: pa.Table) -> list[str]:
+    """The columns of lists that may differ in length."""
+    kinds = dict(zip(table.column_names, table.schema.types, strict=True))
+    views = pa.types.is_list_view, pa.types.is_large_list_view
+    return [
+        name for name, kind in kinds.items() if is_list(kind) or any(is_(kind) for is_ in views)
+    ]
+
+
+def without_lists(table: pa.Table) -> pa.Table:
+    return table.drop_columns(ragged_names(table))
 
 
 def rows_of_batches(run: Run) -> Sequence[Any]:

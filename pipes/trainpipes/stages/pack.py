@@ -253,7 +253,7 @@ class Pack(TakesTokenizer, TargetStage, PackingStage, takes="columns", depends_o
                 values = values.astype(np.int32, copy=False)
             else:
                 values, own = numbers_of(block, name, self)
-            check_beside(block, name, own, self.column, lengths, self)
+            check_beside(block.ids, name, own, self.column, lengths, self)
             columns[name] = values
         longer, kept = lengths > self.max_length, self._kept_lengths(self.column, lengths)
         if self.overflow == "raise" and longer.any():

@@ -137,7 +137,7 @@ class AddLabels(RunStage, takes="columns"):
         labels = values.astype(label_dtype(values))
         if self.where is not None:
             flags, own = numbers_of(block, self.where, self)
-            check_beside(block, self.where, own, self.column, lengths, self)
+            check_beside(block.ids, self.where, own, self.column, lengths, self)
             labels[flags == 0] = IGNORED
         if self.ignore:
             labels[np.isin(values, self.ignore)] = IGNORED
