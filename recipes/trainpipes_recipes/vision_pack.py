@@ -31,7 +31,7 @@ from trainpipes.interfaces.held import Held, around, opened
 from trainpipes.interfaces.read_columns import lengths_of
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import BatchingStage, OpenBelow
-from trainpipes.order.layout import permutation
+from trainpipes.order.permutation import permutation
 from trainpipes_recipes.vision import Processor
 
 __all__ = ["PackBatches", "check_packs", "packed", "rows_of"]

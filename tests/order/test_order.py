@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from drawn import examples
-from trainpipes.order.layout import (
-    Layout,
-    StreamLayout,
-    count_batches,
-    permutation,
-    random_key,
-    segments,
-    slots_before,
-)
+from trainpipes.order.layout import Layout, StreamLayout, count_batches, segments, slots_before
+from trainpipes.order.permutation import permutation, random_key
 
 SHARDS = st.sampled_from([1, 2, 3, 4, 6, 7, 8, 12, 24, 48])
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice, pairwise
 
-from trainpipes.order.layout import permutation
+from trainpipes.order.permutation import permutation
 
 #: Rows that a pipeline without a shuffle reads at a time.
 READ_ROWS = 8192

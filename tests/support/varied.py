@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from trainpipes.order.layout import random_key
+from trainpipes.order.permutation import random_key
 
 __all__ = ["varied"]
 

@@ -20,7 +20,7 @@ from trainpipes.columns.block import SOURCE_BIT, Block, Pieces
 from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.errors import StateError
 from trainpipes.interfaces.empty_epoch_guard import EmptyRounds
-from trainpipes.order.layout import permutation
+from trainpipes.order.permutation import permutation
 
 #: Fewer items than these may all be at joints by chance.
 FEW_ITEMS = 8

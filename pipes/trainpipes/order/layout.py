@@ -9,22 +9,16 @@ For an epoch of N rows cut into batches of B rows:
     chunk c     rows that one of the S / G shards of a span gets at a time
 
 Batch i of an epoch is chunk ``i // G`` of span ``i % G`` and belongs to shard ``i % S``.
-
-A permutation is a pure function of a seed and a path of names: a stable argsort of the raw 64-bit
-stream of Philox-4x64 (Salmon et al., SC'11), which NumPy keeps the same over versions (NEP 19).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from trainpipes._internal.lazy import cached_property
 from trainpipes._internal.types import IntArray
@@ -41,26 +35,6 @@ class WindowKey(NamedTuple):
     epoch: int
     span: int
     window: int
-
-
-def random_key(seed: int, *path: int | str) -> npt.NDArray[np.uint64]:
-    """The 128-bit Philox key of a seed and a path of names, uint64 ``[2]``.
-
-    >>> random_key(0, "rows", 3).tolist()
-    [4477973818612085419, 15367812723592809961]
-    """
-    text = json.dumps([seed, *path], separators=(",", ":"))
-    return np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], dtype="<u8").astype(np.uint64)
-
-
-def permutation(n: int, seed: int, *path: int | str) -> IntArray:
-    """A permutation of ``range(n)``, int64 ``[n]``.
-
-    >>> permutation(5, 0, "rows").tolist()
-    [0, 1, 3, 4, 2]
-    """
-    raw = np.random.Philox(key=random_key(seed, *path)).random_raw(n)
-    return np.argsort(raw, kind="stable").astype(np.int64, copy=False)
 
 
 def divisors(n: int) -> list[int]:

@@ -1,10 +1,3 @@
-"""In which order each shard gives its batches, so that those of one step cost about the same.
-
-A shard's t-th batch of a pass is given at *turn* t, and the ranks of a step are at the same turn. For each
-turn one rank among costs is drawn, alike for all shards, and each shard gives the batch that has that rank
-among its own: nothing is asked of other shards, and the order follows from the position.
-"""
-
 from __future__ import annotations
 
 from typing import Any
@@ -13,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal.types import IntArray
-from trainpipes.order.layout import permutation
-from trainpipes.order.permutation import uniform
+from trainpipes.order.permutation import permutation, uniform
 
 #: Turns whose ranks are a permutation: a buffer of any batches has of each part of the costs about as many.
 STRATA = 32
@@ -23,7 +15,12 @@ STRATA = 32
 def turn_order(
     costs: npt.NDArray[Any], first: int, strata: int, seed: int, *path: int | str
 ) -> IntArray:
-    """Which batch each turn gives, int64 ``[batches]``.
+    """Which batch a shard gives at each turn, int64 ``[batches]``, so that those of one step cost about the
+    same.
+
+    A shard's t-th batch of a pass is given at *turn* t, and the ranks of a step are at the same turn. For
+    each turn one rank among costs is drawn, alike for all shards, and each shard gives the batch that has
+    that rank among its own: nothing is asked of other shards, and the order follows from the position.
 
     Args:
         costs: of a shard's batches, ``[batches]``.

@@ -14,7 +14,7 @@ from torch.utils import data
 from trainpipes import samplers
 from trainpipes._internal.types import IntArray
 from trainpipes.errors import DataError
-from trainpipes.order.layout import random_key
+from trainpipes.order.permutation import random_key
 
 #: Keys asked for at a time of a sampler that draws from the global generator.
 FEW = 256

@@ -28,7 +28,7 @@ from trainpipes.interfaces.left_out import CallsFunction
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import BatchingStage, PackingStage, RunStage, stages_within
-from trainpipes.order.layout import random_key
+from trainpipes.order.permutation import random_key
 
 #: The last edge of all: every draw is below.
 EVERY = 2.0

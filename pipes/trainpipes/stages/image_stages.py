@@ -23,7 +23,7 @@ from trainpipes.interfaces.options import identify
 from trainpipes.interfaces.read_columns import cell
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage
-from trainpipes.order.layout import random_key
+from trainpipes.order.permutation import random_key
 from trainpipes.stages.decode_image import Box, Interpolation, NoPicture, Pixels, resized
 from trainpipes.stages.map import RowFunction
 

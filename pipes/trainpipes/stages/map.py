@@ -31,7 +31,7 @@ from trainpipes.interfaces.left_out import CallsFunction, Failed
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import RunStage, WorkingStage
-from trainpipes.order.layout import random_key
+from trainpipes.order.permutation import random_key
 from trainpipes.stages.columns import columns_as, with_column
 
 #: Rows that a worker is given at a time, at most. Fewer cost more messages; more wait longer for the last.

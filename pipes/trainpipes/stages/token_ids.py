@@ -24,7 +24,7 @@ from trainpipes.interfaces.quarantine import OnError
 from trainpipes.interfaces.read_columns import check_beside, ids_of, label_dtype, numbers_of
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import RunStage
-from trainpipes.order.layout import random_key
+from trainpipes.order.permutation import random_key
 from trainpipes.stages.columns import row_table, with_column
 from trainpipes.stages.targets import TargetStage, have_target
 from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes

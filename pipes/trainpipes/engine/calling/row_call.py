@@ -36,9 +36,9 @@ NONE_KNOWN: Mapping[int, Any] = {}
 
 
 class RowKey(ISeedSequence):  # a Philox asks it for its key
-    """The Philox key of ``layout.random_key``.
+    """The Philox key of ``permutation.random_key``.
 
-    >>> from trainpipes.order.layout import random_key
+    >>> from trainpipes.order.permutation import random_key
     >>> key = RowKey(random_key(0, "noise"))
     >>> rng = key.generator([0, 7, 2])  # row 7 of epoch 2
     >>> rng.bit_generator.random_raw(2).tolist()

@@ -14,7 +14,8 @@ from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.mixture import RowMixture
 from trainpipes.interfaces.source import RandomAccessSource, RowSource, RowStream
 from trainpipes.interfaces.stage_kinds import ShuffleStage, cuts_by_length
-from trainpipes.order.layout import Layout, StreamLayout, WindowKey, permutation, segments
+from trainpipes.order.layout import Layout, StreamLayout, WindowKey, segments
+from trainpipes.order.permutation import permutation
 from trainpipes.state.format import BatchSizes
 
 #: Rows and bytes of a window without a shuffle.
