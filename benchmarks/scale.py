@@ -29,8 +29,7 @@ import pyarrow as pa
 import trainpipes as tp
 from trainpipes.engine.iterating.consumer import Consumer
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.order.layout import Layout, segments
-from trainpipes.order.topology import Topology
+from trainpipes.order.layout import Layout, Topology, segments
 from trainpipes.sources.files.file_list import FileList
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.index_store import IndexStore

@@ -34,7 +34,7 @@ ENGINE = ["calling", "planning", "reading", "shards", "iterating", "record"]
 #: Modules, or rooms, that import something for types alone, and why. None of it closes a circle.
 FOR_TYPES = {
     "__init__": "public names are loaded when they are first used",
-    "_internal.lazy": "a property without a lock has the types of functools.cached_property",
+    "_internal.locks": "a property without a lock has the types of functools.cached_property",
     "cli": "the command starts at once, and loads what it uses later",
     "engine.record": "what torch.distributed has is imported where it is used",
     "interfaces.stage": "a property made once has the types of functools.cached_property",

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch.utils.data import get_worker_info
 from torchdata.nodes import BaseNode
 
+from trainpipes._internal.callers import data_parallel
 from trainpipes._internal.checks import require
-from trainpipes._internal.data_parallel import data_parallel
 from trainpipes.columns.run import innermost
 from trainpipes.engine.iterating.consumer import Consumer, RunOptions
 from trainpipes.engine.iterating.lookahead import items_to_give

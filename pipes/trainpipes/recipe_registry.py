@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from trainpipes._internal.messages import nearest
-from trainpipes._internal.table import WIDTH, table
+from trainpipes._internal.messages import WIDTH, nearest, table
 from trainpipes.errors import ConfigError
 from trainpipes.errors.text import shown
 

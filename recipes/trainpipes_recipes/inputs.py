@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as types
 
 import trainpipes as tp
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes.columns.arrays import is_text
 from trainpipes.interfaces.quarantine import OnBadRow, OnError
 from trainpipes.prepare import tokenized_rows

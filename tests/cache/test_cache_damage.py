@@ -28,8 +28,7 @@ from forked import in_child
 from interpreters import python
 from trainpipes import ConfigError, Pipeline, cache
 from trainpipes._internal import messages as warn_once
-from trainpipes.cache import kept_file
-from trainpipes.cache.entries import make_room
+from trainpipes.cache import kept_file, make_room
 from trainpipes.testing import digest
 
 needs_root = pytest.mark.skipif(

@@ -14,8 +14,7 @@ import pytest
 
 import trainpipes as tp
 from trainpipes import cache
-from trainpipes.cache import kept_file
-from trainpipes.cache.entries import make_room, path_of
+from trainpipes.cache import kept_file, make_room, path_of
 from trainpipes.cache.kept_file import locked
 
 

@@ -15,7 +15,7 @@ import trainpipes as tp
 from command import START, environment, trainpipes
 from interrupts import is_interrupted, places_of
 from trainpipes import cli
-from trainpipes.cli import console
+from trainpipes.cli import shared
 from trainpipes.cli.app import command_line
 
 HEAVY = ("torch", "numpy", "pyarrow", "pandas", "yaml")
@@ -196,7 +196,7 @@ def test_a_full_disk_is_an_error():
 
 def test_characters_that_stdout_lacks_are_spelt_out():
     code = "from trainpipes.cli.app import run; run(['fail'])\n"
-    code += "from trainpipes.cli import console as c; c.out('é → \\udc80'); c.print_json('é')"
+    code += "from trainpipes.cli import shared as c; c.out('é → \\udc80'); c.print_json('é')"
     for encoding, shown in (
         ("ascii", '\\xe9 \\u2192 \\udc80\n"\\u00e9"\n'),
         ("utf-8", 'é → \\udc80\n"é"\n'),
@@ -209,7 +209,7 @@ def test_characters_that_stdout_lacks_are_spelt_out():
 
 
 def test_json_has_no_nan(capsys):
-    console.print_json({"a": [float("nan"), 1.5]})
+    shared.print_json({"a": [float("nan"), 1.5]})
     assert capsys.readouterr().out.split() == ["{", '"a":', "[", "null,", "1.5", "]", "}"]
 
 

@@ -22,7 +22,7 @@ from trainpipes.engine.planning import inputs
 from trainpipes.engine.planning.inputs import BlockTable
 from trainpipes.engine.shards import shard_rows
 from trainpipes.samplers import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
-from trainpipes.samplers.row_sampler import RowSampler
+from trainpipes.samplers.orders import RowSampler
 from trainpipes.sources.arrow import from_arrow as arrow
 from trainpipes.sources.arrow.from_arrow import ArrowSource
 

@@ -20,7 +20,7 @@ import pytest
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, serving, write_each_format
 from s3_store import address_of, s3_store
-from trainpipes._internal.clean_errors import clean
+from trainpipes._internal.messages import clean
 from trainpipes.filesystems import retry
 from trainpipes.look import inspect_files
 from trainpipes.prepare import repack

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from trainpipes._internal import lazy
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal import locks
+from trainpipes._internal.locks import cached_property
 
 
 class Made:
@@ -55,7 +55,7 @@ def test_one_thread_at_a_time_asks_for_the_dict_of_attributes(
         asking.pop()
         return vars(one)
 
-    monkeypatch.setattr(lazy, "vars", slow, raising=False)
+    monkeypatch.setattr(locks, "vars", slow, raising=False)
     made = [Made() for _ in range(20)]
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda one: (one.first, one.second), made * 2))
@@ -67,12 +67,12 @@ def test_one_thread_at_a_time_asks_for_the_dict_of_attributes(
 def test_a_thread_that_holds_it_too_long_does_not_stop_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lazy, "_PATIENCE", 0.01)
+    monkeypatch.setattr(locks, "_PATIENCE", 0.01)
     done = threading.Event()
     ready = threading.Event()
 
     def hold() -> None:
-        with lazy._making_dicts:
+        with locks._making_dicts:
             ready.set()
             done.wait(60)
 

@@ -41,7 +41,7 @@ from trainpipes.integrations import callers
 from trainpipes.interfaces.hints import instead
 from trainpipes.look import read_states
 from trainpipes.look.profiling.profile import TORCHS
-from trainpipes.order.topology import Topology
+from trainpipes.order.layout import Topology
 from trainpipes.state.merge import PrefixStore, _get_default_store
 
 ROWS = 8

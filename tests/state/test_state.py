@@ -21,8 +21,7 @@ from hundred_rows import TABLE, given_by, loaded
 from mutants import resealed
 from oracle import Spec
 from trainpipes.state.cursor import unsealed
-from trainpipes.state.format import FORMAT
-from trainpipes.state.identity import first_difference
+from trainpipes.state.format import FORMAT, first_difference
 
 
 def rows() -> tp.Pipeline:

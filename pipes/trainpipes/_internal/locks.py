@@ -1,4 +1,5 @@
-"""Locks that no fork inherits locked, waits that Ctrl-C ends, and sets that let go of what nobody holds.
+"""Locks that no fork inherits locked, waits that Ctrl-C ends, sets that let go of what nobody holds, and
+``cached_property`` without the lock that it has in Python 3.11.
 
 Conditions, events and semaphores of ``threading``, queues and ``concurrent.futures`` are Python code: where
 Ctrl-C comes within them, a lock stays held, and a thread waits for it for ever. So threads that get signals
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 import _thread
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import ref
 
 T = TypeVar("T")
@@ -170,3 +172,42 @@ def get(queue: SimpleQueue[T]) -> T:
             return queue.get(timeout=TICK)
         except Empty:
             pass
+
+
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from functools import cached_property as cached_property
+else:
+    #: Python 3.11 makes the dict of an object's attributes when it is first asked for. It collects garbage
+    #: meanwhile, and so may run Python code, in which another thread makes one, too: both hold the same
+    #: values, and free them twice. So only one thread asks at a time.
+    _making_dicts = ForkLock()
+    #: Seconds until a thread asks in any case: what garbage collection runs may wait for it.
+    _PATIENCE = 1.0
+
+    class cached_property:
+        """A property that is made when it is first asked for. Where several threads ask, it may be made
+        several times, and all get the same one. A process that is forked while a thread makes it would
+        inherit a lock that nobody releases.
+        """
+
+        def __init__(self, make):
+            self._make, self.__doc__ = make, make.__doc__
+
+        def __set_name__(self, owner, name):
+            self._name = name
+
+        def __get__(self, one, owner=None):
+            if one is None:
+                return self
+            values = _dict_of(one)
+            if self._name not in values:
+                values.setdefault(self._name, self._make(one))
+            return values[self._name]
+
+    def _dict_of(one):
+        try:
+            _making_dicts.acquire(timeout=_PATIENCE)
+            return vars(one)
+        finally:
+            with suppress(RuntimeError):  # it was not acquired
+                _making_dicts.release()

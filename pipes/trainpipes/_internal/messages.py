@@ -1,14 +1,21 @@
-"""Messages about unknown names, and warnings that a process gives once."""
+"""Texts for people: about unknown names, warnings that a process gives once, errors of other packages without
+secrets, and tables, which are the same on a terminal, in a notebook and in a file.
+"""
 
 from __future__ import annotations
 
 import difflib
+import os
+import re
+import shutil
 import sys
 import warnings
 from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
 
-from trainpipes.errors import SchemaError
-from trainpipes.errors.text import shown
+from trainpipes.errors import SchemaError, TrainpipesError
+from trainpipes.errors.text import columns_of, cut, hidden, shown
 
 #: How functions begin that read data, here and elsewhere.
 BEGINNINGS = ("read_", "from_", "load_", "open_", "scan_", "list_")
@@ -17,7 +24,6 @@ OURS = ("trainpipes", "torch")
 #: Characters of the columns that there are: a damaged file may have names of thousands.
 MOST = 1000
 _warned: set[object] = set()
-
 
 #: Of one kind, those that are all logged.
 MOST_SAID = 10
@@ -217,3 +223,134 @@ def _users_level() -> int:
     while frame.f_globals.get("__name__", "").partition(".")[0] in OURS and frame.f_back:
         level, frame = level + 1, frame.f_back
     return level
+
+
+#: Values of an error that hold no text.
+_PLAIN = (int, float, bytes, type(None))
+#: Characters kept of the text of another package's error: some print whole answers of servers.
+MOST_TEXT = 1000
+
+
+class OriginalError(Exception):
+    """The class name and the text of an error of another package."""
+
+
+def clean(error: BaseException) -> Any:
+    """What stands for an error, and for all that led to it: raise this, or name it as the cause.
+
+    >>> clean(KeyError("https://host/a?sig=abc"))
+    KeyError('https://host/a?sig=…')
+    """
+    return _clean(error, {})
+
+
+def _clean(error: BaseException, known: dict[int, BaseException]) -> BaseException:
+    if id(error) in known:
+        return known[id(error)]
+    found = error if isinstance(error, TrainpipesError) else _stand_in(error)
+    known[id(error)] = found
+    cause, context, silent = error.__cause__, error.__context__, error.__suppress_context__
+    found.__cause__ = None if cause is None else _clean(cause, known)
+    found.__context__ = None if context is None else _clean(context, known)
+    found.__suppress_context__ = silent
+    if found is not error:
+        found.__traceback__ = error.__traceback__
+    notes = getattr(error, "__notes__", None)
+    if notes:
+        found.__notes__ = [hidden(str(note)) for note in notes]
+    return found
+
+
+def _stand_in(error: BaseException) -> BaseException:
+    """An error of the first of its kinds that Python has itself, or else ``OriginalError``."""
+    kind: Any = next(one for one in type(error).__mro__ if one.__module__ == "builtins")
+    given: list[Any] = [_named(error)]
+    if kind is type(error):
+        given = [one if isinstance(one, _PLAIN) else hidden(str(one)) for one in error.args]
+    elif kind in (Exception, BaseException):
+        kind = OriginalError
+    try:
+        found: BaseException = kind(*given)
+    except Exception:
+        return OriginalError(_named(error))
+    if isinstance(error, OSError) and isinstance(found, OSError):
+        found.errno = error.errno
+        if kind is type(error) and error.filename is not None:
+            found.filename = hidden(str(error.filename))
+    return found
+
+
+def _named(error: BaseException) -> str:
+    text = cut(hidden(str(error)), MOST_TEXT)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+#: Columns where no terminal says how many it has, and those that a cell has at least.
+WIDTH, NARROWEST = 100, 4
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, or what ``COLUMNS`` says."""
+    return shutil.get_terminal_size((WIDTH, 24)).columns
+
+
+def in_color(stream: Any) -> bool:
+    """Whether a stream shows colors."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    known = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+    return known or bool(os.environ.get("FORCE_COLOR"))
+
+
+def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+    """Rows of cells in columns, two spaces apart.
+
+    >>> print(table([["name", "n"], ["a", "1"], ["b c d e f", "2"]], width=11))
+    name      n
+    a         1
+    b c d e   2
+    f
+    """
+    sizes = [max(map(_widest, column)) for column in zip(*rows, strict=True)]
+    if width is not None:
+        sizes = [min(size, width) for size in sizes]
+        room = width - 2 * (len(sizes) - 1)
+        while sum(sizes) > room and max(sizes) > NARROWEST:
+            sizes[sizes.index(max(sizes))] -= 1
+    found = []
+    for line in rows:
+        cells = [folded(cell, size) for cell, size in zip(line, sizes, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = [
+                p + " " * (size - columns_of(p)) for p, size in zip(parts, sizes, strict=True)
+            ]
+            found.append("  ".join(padded).rstrip())
+    return "\n".join(found)
+
+
+def folded(text: str, width: int) -> list[str]:
+    """A text in lines of at most so many columns, cut before words if possible.
+
+    >>> folded("one two three", 8)
+    ['one two', 'three']
+    """
+    return [part for line in text.split("\n") for part in _folded(line, max(2, width))]
+
+
+def _folded(line: str, width: int) -> list[str]:
+    if columns_of(line) <= width:
+        return [line]
+    found, left = [""], width
+    for word in re.findall(r"\S+\s?|\s+", line):
+        step = width if columns_of(word) <= width or word.isascii() else width // 2
+        for part in (word[k : k + step] for k in range(0, len(word), step)):
+            if columns_of(part.rstrip()) > left:
+                found.append("")
+                left = width
+            found[-1] += part
+            left -= columns_of(part)
+    return [part.rstrip() for part in found]
+
+
+def _widest(cell: str) -> int:
+    return max(map(columns_of, cell.split("\n")))

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, TypeVar
 import pyarrow as pa
 
 from trainpipes._internal.messages import warn_once
-from trainpipes.cache.entries import LOCK, PART, USED, make_room, owner, path_of, remove_leftovers
+from trainpipes.cache import LOCK, PART, USED, make_room, owner, path_of, remove_leftovers
 
 try:
     import fcntl

@@ -15,12 +15,20 @@ from collections.abc import Sequence
 import click
 from click.shell_completion import shell_complete
 
-from trainpipes.cli import inspect, recipes, repack, run as run_, state, tokenize  # isort: skip
-from trainpipes.cli.console import error_line, printable, warning_line
+from trainpipes.cli import look, prepare
+from trainpipes.cli.run import command as run_command
+from trainpipes.cli.shared import error_line, printable, warning_line
 from trainpipes.version import __version__
 
 NAME, COMPLETE = "trainpipes", "_TRAINPIPES_COMPLETE"
-COMMANDS = (recipes, inspect, run_, repack, tokenize, state)
+COMMANDS = (
+    look.recipes_command,
+    look.inspect_command,
+    run_command,
+    prepare.repack_command,
+    prepare.tokenize_command,
+    look.state_command,
+)
 INTERRUPTED = 130
 #: Characters of an error that nobody foresaw.
 MOST = 2000
@@ -36,7 +44,7 @@ class _InOrder(click.Group):
 @click.group(
     NAME,
     cls=_InOrder,
-    commands={str(module.command.name): module.command for module in COMMANDS},
+    commands={str(command.name): command for command in COMMANDS},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, message=f"{NAME} %(version)s")

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainpipes.cli.console import note, print_json, print_table
-from trainpipes.cli.options import AS_JSON, COUNT, option
-from trainpipes.cli.pipelines import PipelineOptions, recipe_names, takes_pipeline
+from trainpipes.cli import shared
 
 if TYPE_CHECKING:
     from trainpipes import Pipeline
@@ -22,23 +20,29 @@ FROM_0 = click.IntRange(0)
 
 
 @click.command("run")
-@click.argument("source", metavar="RECIPE|CONFIG|FILE", shell_complete=recipe_names)
+@click.argument("source", metavar="RECIPE|CONFIG|FILE", shell_complete=shared.recipe_names)
 @click.argument("more_files", metavar="[FILES]...", nargs=-1)
-@option("--files", multiple=True, help="Files for the recipe: path, folder, glob or URL.")
-@takes_pipeline
-@option("--steps", type=COUNT, help="Batches to run; 100, or an epoch if shorter, if left out.")
-@option("--epochs", type=COUNT, help="Or whole epochs to run.")
-@option("--threads", type=FROM_0, help="Threads that work ahead; one a core if left out.")
-@option("--num-workers", type=FROM_0, default=0, help="Worker processes.")
-@option("--simulate-step", type=click.FloatRange(0), default=0, help="Seconds of a training step.")
-@option("--html", type=click.Path(dir_okay=False), help="Write what bounds the run as a page.")
-@option("--show", type=FROM_0, default=0, help="Print the first batches.")
-@AS_JSON
+@shared.option("--files", multiple=True, help="Files for the recipe: path, folder, glob or URL.")
+@shared.takes_pipeline
+@shared.option(
+    "--steps", type=shared.COUNT, help="Batches to run; 100, or an epoch if shorter, if left out."
+)
+@shared.option("--epochs", type=shared.COUNT, help="Or whole epochs to run.")
+@shared.option("--threads", type=FROM_0, help="Threads that work ahead; one a core if left out.")
+@shared.option("--num-workers", type=FROM_0, default=0, help="Worker processes.")
+@shared.option(
+    "--simulate-step", type=click.FloatRange(0), default=0, help="Seconds of a training step."
+)
+@shared.option(
+    "--html", type=click.Path(dir_okay=False), help="Write what bounds the run as a page."
+)
+@shared.option("--show", type=FROM_0, default=0, help="Print the first batches.")
+@shared.AS_JSON
 def command(
     source: str,
     more_files: tuple[str, ...],
     files: tuple[str, ...],
-    given: PipelineOptions,
+    given: shared.PipelineOptions,
     simulate_step: float,
     show: int,
     html: str | None,
@@ -87,12 +91,14 @@ def command(
     advised = advice(report, pipe)
     if as_json:
         profiled = None if watched is None else watched.to_dict()
-        print_json({**report, "advice": advised or None, "profile": profiled})
+        shared.print_json({**report, "advice": advised or None, "profile": profiled})
     else:
         more = watched.lines() if watched is not None else []
-        print_table([*_lines(report, pipe), *(line for line in more if line[0] != "padding")])
+        shared.print_table(
+            [*_lines(report, pipe), *(line for line in more if line[0] != "padding")]
+        )
         if advised:
-            note(f"! {advised}")
+            shared.note(f"! {advised}")
     return 130 if report["interrupted"] else 0
 
 

@@ -12,13 +12,14 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from trainpipes._internal.callers import (
     batched_outside,
+    data_parallel,
+    in_mesh,
     in_trainer,
     reading_ranks,
     refuse_in_an_iterable,
     warn_without_data_module,
 )
 from trainpipes._internal.checks import require, whole_number
-from trainpipes._internal.data_parallel import data_parallel, in_mesh
 from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.iteration_state import IterationState

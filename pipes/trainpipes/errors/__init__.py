@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainpipes.errors.secrets import hidden
-from trainpipes.errors.text import cut
+from trainpipes.errors.text import cut, hidden
 
 __all__ = [
     "ConfigError",

@@ -1,7 +1,11 @@
-"""Values and data as text: short, without secrets or control characters."""
+"""Values and data as text that others read (a ``repr``, an error, a log, a state): short, without secrets or
+control characters.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import re
 import reprlib
 import signal
@@ -10,7 +14,207 @@ from itertools import islice
 from typing import Any
 from unicodedata import east_asian_width
 
-from trainpipes.errors.secrets import hidden
+#: What stands in place of a secret: in a record, and in a text.
+LEFT_OUT, MARK = "(left out)", "…"
+#: How what stands for a secret in a state begins.
+STANDS_IN = "secret:"
+#: Rounds of the hash that stands for a secret in a state: some 20 ms, so that short ones are not guessed.
+ROUNDS = 100_000
+
+STRONG = (
+    r"\w*(?:password|passwd|passphrase|secret|credential|api_?key|access_?key|private_?key|account_?key"
+    r"|conn(?:ection)?_str(?:ing)?|authorization|bearer|cookie)\w*"
+    r"|(?:\w*_)?(?:hf|auth|access|api|session|security|refresh|sas)_?token"
+)
+_SECRET = re.compile(rf"(?:{STRONG}|token|auth|headers?|sas|sig|signature)", re.IGNORECASE)
+#: In a text, such as an object's ``repr``: name=value, and "name": value.
+_ASSIGNED = re.compile(
+    rf"""((?:\b(?:{STRONG})\s*=|(?P<q>['"])(?:{STRONG})(?P=q)\s*:)\s*)"""
+    r"""('[^']*'|"[^"]*"|[^\s,;)&}\]'"]+)""",
+    re.IGNORECASE,
+)
+#: Values that are no secrets: Python's names, counts, and dots in an example.
+_PLAIN = re.compile(r"None|True|False|[\d.,_]+|\.\.\.")
+#: A URL in a text. In quotes it ends with them; else with a space, or where the next one of a chain begins.
+_IN_QUOTES = re.compile(
+    r"""(?P<q>['"])(?P<chain>(?:[\w+.-]+(?:://[^\s'"?#:@]*)?::)*)(?P<scheme>[\w+.-]+)://"""
+    r"""(?P<rest>(?:\\.|(?!(?P=q)(?:[\s,;:.)\]}>]|$))[^\n\\])*)(?P=q)"""
+)
+_IN_TEXT = re.compile(
+    r"""(?<![\w+.-])(?P<scheme>[\w+.-]+)://(?P<rest>(?:[^\s'"?#]|'(?=\w))*?"""
+    r"""(?:[?#][^\s"<>]*?(?=::[\w+.-]+(?:://|::)|[\s"<>]|$)|(?=::|'(?!\w)|[\s"]|$)))"""
+)
+#: A query without the URL before it.
+_LOOSE = re.compile(r"""(?<=[^\s?&])\?[\w.%\[\]-]+=[^\s"<>]*""")
+#: Where a query begins in what may as well be a glob or the name of an object.
+_NAMED = re.compile(r"[?#][\w.%\[\]-]+=")
+#: What ends a sentence or a quotation, not a URL.
+ENDS = ".,:;'\")]}»"
+_NAME = re.compile(r"[\w.%\[\]-]{1,64}")
+#: Before the host; what stands after a colon there is no port.
+_USER = re.compile(r"[^/?#]*@|[^/:?#]*:(?!\d+(?:[/?#]|$))[^@]*@")
+#: Parameters that sign a URL, or let somebody in: another value stands for the same file.
+_SIGNING = re.compile(
+    r"x-(amz|goog|oss|cos|obs)-.*|awsaccesskeyid|googleaccessid|ossaccesskeyid|expires|expiry|exp|policy|key-pair-id"
+    r"|s[eptvrs]|srt|spr|sip|sdd|ses|sk(oid|tid|t|e|s|v)|saoid|suoid|scid|hdnts|hdnea|hmac|jwt|ticket|nonce"
+    r"|key|code|pwd|pw|pass|sign|security-token",
+    re.IGNORECASE,
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a value of that name may be a credential.
+
+    >>> is_secret("api_key"), is_secret("token"), is_secret("key"), is_secret("pad_token")
+    (True, True, False, False)
+    """
+    return _SECRET.fullmatch(name) is not None
+
+
+def hidden(text: str) -> str:
+    """A text without its secrets. Of a URL's query only the names of its parameters are left.
+
+    >>> hidden("s3://key:se/cret@bucket/a.csv is no bucket: 'key:se/cret@bucket'")
+    "s3://…@bucket/a.csv is no bucket: '…@bucket'"
+    >>> hidden("https://host/a?page=2&sig=abc, api_key='abc', api_key=None")
+    "https://host/a?page=…&sig=…, api_key='…', api_key=None"
+    """
+    text = without_url_secrets(text)
+    if "?" in text:
+        text = _LOOSE.sub(_loose, text)
+    return _ASSIGNED.sub(_assigned, text)
+
+
+def without_url_secrets(text: str) -> str:
+    """URLs without users, values of queries, and fragments."""
+    if "://" not in text:
+        return text
+    users: set[str] = set()
+    text = _IN_QUOTES.sub(lambda match: _quoted(match, users), text)
+    text = _IN_TEXT.sub(lambda match: _bare(match, users), text)
+    for user in sorted(users, key=len, reverse=True):  # also where it stands without its URL
+        text = text.replace(user, f"{MARK}@")
+    return text
+
+
+def known_name(url: str) -> str:
+    """What a URL is known by: without user and signature, with a digest of the rest of its query.
+
+    >>> known_name("https://me:pw@host/a.csv?X-Amz-Signature=abc&sig=c#d")
+    'https://host/a.csv'
+    >>> known_name("https://host/a.csv?versionId=3&X-Amz-Signature=abc")
+    'https://host/a.csv?7e75e2b65898ec36'
+    """
+    bare, _, query = _split(url)
+    own = [
+        parameter
+        for parameter in query.split("&")
+        if parameter and not _signs(parameter.partition("=")[0])
+    ]
+    return _with_digest(bare, "&".join(own))
+
+
+def without_query(url: str) -> str:
+    """A URL up to its query, without user."""
+    return _split(url)[0]
+
+
+def kept_name(url: str) -> str:
+    """A URL as it is written to a file: without secrets, and distinguished from others."""
+    bare, user, query = _split(url)
+    return _with_digest(bare, f"{user}?{query}" if user or query else "")
+
+
+def _with_digest(bare: str, more: str) -> str:
+    if not more:
+        return bare
+    return f"{bare}?{hashlib.sha256(more.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
+def _split(url: str) -> tuple[str, str, str]:
+    if "://" not in url:
+        return url, "", ""
+    scheme, rest = url.split("://", 1)
+    user = _user(scheme, rest)
+    rest = rest[len(user) :]
+    start = _query_start(scheme, rest)
+    return f"{scheme}://{rest[:start]}", user, rest[start:].partition("#")[0][1:]
+
+
+def stand_in(text: str) -> str:
+    """What stands for a secret in a state: equal for equal ones, and the secret can't be read from it.
+
+    >>> stand_in("hunter2") == stand_in("hunter2") != stand_in("hunter3")
+    True
+    """
+    return f"{STANDS_IN}{_digest(text)}"
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(text: str) -> str:
+    content = text.encode("utf-8", "surrogatepass")
+    return hashlib.pbkdf2_hmac("sha256", content, b"trainpipes", ROUNDS).hex()[:16]
+
+
+def _signs(name: str) -> bool:
+    return is_secret(name) or _SIGNING.fullmatch(name) is not None
+
+
+def _user(scheme: str, rest: str) -> str:
+    """What stands before the host, with its @; names and containers are none."""
+    match = _USER.match(rest)
+    return match[0] if match and (":" in match[0] or scheme.startswith("http")) else ""
+
+
+def _quoted(match: re.Match[str], users: set[str]) -> str:
+    quote = match["q"]
+    return f"{quote}{match['chain']}{_url(match['scheme'], match['rest'], users)}{quote}"
+
+
+def _bare(match: re.Match[str], users: set[str]) -> str:
+    rest = match["rest"].rstrip(ENDS)
+    return _url(match["scheme"], rest, users) + match["rest"][len(rest) :]
+
+
+def _url(scheme: str, rest: str, users: set[str]) -> str:
+    user = _user(scheme, rest)
+    if user:
+        users.add(user)
+        rest = f"{MARK}@{rest[len(user) :]}"
+    start = _query_start(scheme, rest)
+    return f"{scheme}://{rest[:start]}{_names_only(rest[start:])}"
+
+
+def _query_start(scheme: str, rest: str) -> int:
+    """Where a query or a fragment begins; a ``?`` may belong to a glob."""
+    by_http = scheme.lower().rpartition("::")[2].startswith("http")
+    start = re.search("[?#]", rest) if by_http else _NAMED.search(rest)
+    return len(rest) if start is None else start.start()
+
+
+def _loose(match: re.Match[str]) -> str:
+    text = match[0].rstrip(ENDS)
+    return _names_only(text) + match[0][len(text) :]
+
+
+def _names_only(text: str) -> str:
+    """A query, from its ``?`` on, without values, and without fragment."""
+    query, sharp, fragment = text.partition("#")
+    if query:
+        query = "?" + "&".join(map(_parameter, re.split("[&?]", query[1:])))
+    return query + sharp + MARK * bool(fragment)
+
+
+def _parameter(text: str) -> str:
+    name, equals, _ = text.partition("=")
+    if not text:
+        return ""
+    return f"{name}={MARK}" if equals and _NAME.fullmatch(name) else MARK
+
+
+def _assigned(match: re.Match[str]) -> str:
+    return match[0] if _PLAIN.fullmatch(match[3]) else f"{match[1]}'{MARK}'"
+
 
 #: Not printable by itself; joins several emojis to one.
 JOINER = "\u200d"

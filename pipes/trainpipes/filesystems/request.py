@@ -22,11 +22,10 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
-from trainpipes._internal.clean_errors import OriginalError
 from trainpipes._internal.locks import start
+from trainpipes._internal.messages import OriginalError
 from trainpipes._internal.pool import Future
-from trainpipes.errors.secrets import hidden
-from trainpipes.errors.text import cut
+from trainpipes.errors.text import cut, hidden
 
 #: Of a failure.
 Kind = Literal["passing", "access", "rejected", "changed", "missing", "other"]

@@ -16,11 +16,11 @@ from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes._internal.activity import BYTES, count, doing
 from trainpipes._internal.checks import copied, require, whole_number
-from trainpipes._internal.clean_errors import clean
 from trainpipes._internal.locks import TICK, Flag
+from trainpipes._internal.messages import clean
 from trainpipes._internal.pool import side_by_side, waits
 from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
-from trainpipes.errors.secrets import hidden
+from trainpipes.errors.text import hidden
 from trainpipes.filesystems.request import (
     Answer,
     Failure,

@@ -12,8 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
 from trainpipes._internal.checks import pip_install
-from trainpipes._internal.clean_errors import clean
-from trainpipes._internal.messages import nearest
+from trainpipes._internal.messages import clean, nearest
 from trainpipes.errors import ConfigError, MissingExtraError
 from trainpipes.filesystems.request import try_once
 from trainpipes.filesystems.retry import NORMAL, Retry

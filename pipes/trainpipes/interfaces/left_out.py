@@ -14,8 +14,7 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Block, Pieces
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError, UnreachableError
-from trainpipes.errors.secrets import hidden
-from trainpipes.errors.text import cut
+from trainpipes.errors.text import cut, hidden
 from trainpipes.interfaces.quarantine import Quarantine, leaves_out, lines_of
 from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stage import Stage, made_once

@@ -19,14 +19,15 @@ from trainpipes._internal.checks import require
 from trainpipes.columns.content import table_digest, tensor_digest
 from trainpipes.columns.row_types import written
 from trainpipes.errors import ConfigError, TrainpipesError
-from trainpipes.errors.secrets import (
+from trainpipes.errors.text import (
+    cut,
     hidden,
     is_secret,
     known_name,
+    shown,
     stand_in,
     without_url_secrets,
 )
-from trainpipes.errors.text import cut, shown
 
 #: Raises ConfigError unless a value is good for the option of a name.
 Check = Callable[[Any, str], Any]

@@ -17,11 +17,10 @@ from typing import Annotated, Any, Literal
 
 from torch.utils.data import get_worker_info
 
+from trainpipes._internal.callers import data_parallel
 from trainpipes._internal.checks import fraction, is_path, require, whole_number, wrong
-from trainpipes._internal.data_parallel import data_parallel
 from trainpipes._internal.locks import ForkLock
-from trainpipes.errors.secrets import hidden
-from trainpipes.errors.text import cut, shown
+from trainpipes.errors.text import cut, hidden, shown
 from trainpipes.filesystems.places import place_at, writing
 from trainpipes.interfaces.options import either
 from trainpipes.interfaces.source import Place

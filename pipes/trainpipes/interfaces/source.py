@@ -21,8 +21,7 @@ from trainpipes._internal.types import IntArray
 from trainpipes.columns.payload import Payload, join_payloads
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.errors.secrets import hidden
-from trainpipes.errors.text import shown
+from trainpipes.errors.text import hidden, shown
 from trainpipes.interfaces.stage import is_ours
 
 

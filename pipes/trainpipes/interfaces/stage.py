@@ -9,8 +9,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 from trainpipes._internal.checks import copied, require
-from trainpipes._internal.lazy import cached_property
-from trainpipes._internal.locks import ForkLock
+from trainpipes._internal.locks import ForkLock, cached_property
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.types import IntArray
 from trainpipes.errors import ConfigError

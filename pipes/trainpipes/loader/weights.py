@@ -19,7 +19,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.errors.text import shown
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import BalanceStage, BatchingStage, RegroupStage
-from trainpipes.order.topology import Topology
+from trainpipes.order.layout import Topology
 from trainpipes.sources.mixed.mix import Mix
 from trainpipes.sources.mixed.mix_weights import checked_weights
 from trainpipes.state.format import NewWeights, Position, Reweighed

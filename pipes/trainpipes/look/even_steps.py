@@ -14,7 +14,7 @@ from trainpipes._internal.types import IntArray
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces import stage_kinds as kinds
-from trainpipes.order.turns import turn_order
+from trainpipes.order.permutation import turn_order
 from trainpipes.stages.balance import Balance
 from trainpipes.stages.pack import Pack
 

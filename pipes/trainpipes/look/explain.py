@@ -17,16 +17,14 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import AHEAD_PART
 from trainpipes.engine.record import Record
 from trainpipes.engine.shards.shard_rows import ALL_ROWS, RUN_ROWS
-from trainpipes.errors.secrets import hidden
-from trainpipes.errors.text import amount, cut
+from trainpipes.errors.text import amount, cut, hidden
 from trainpipes.interfaces.quarantine import leaves_out
 from trainpipes.interfaces.source import RandomAccessSource
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import PackingStage, RegroupStage, ShuffleStage
 from trainpipes.look.lengths import ends_apart, ends_short, exact_length, expected_items, left_open
 from trainpipes.look.record import mermaid, record, written
-from trainpipes.order.layout import Layout, divisors
-from trainpipes.order.topology import Topology
+from trainpipes.order.layout import Layout, Topology, divisors
 from trainpipes.sources.files.file_reader import FileBlocks
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.tokenizing import Tokenizes

@@ -27,8 +27,7 @@ from trainpipes.errors import (
     TrainpipesError,
     UnreachableError,
 )
-from trainpipes.errors.secrets import hidden
-from trainpipes.errors.text import cut
+from trainpipes.errors.text import cut, hidden
 from trainpipes.filesystems.retry import Stopped
 from trainpipes.filesystems.systems import is_local, open_system
 from trainpipes.interfaces.quarantine import PLACES

@@ -20,8 +20,7 @@ from trainpipes.engine.shards.shard_rows import Shards, open_windows
 from trainpipes.interfaces import stage_kinds as kinds
 from trainpipes.interfaces.source import RowSource, RowStream
 from trainpipes.interfaces.stage import Stage
-from trainpipes.order.layout import count_batches, slots_before
-from trainpipes.order.topology import Topology
+from trainpipes.order.layout import Topology, count_batches, slots_before
 from trainpipes.stages.order import Take
 from trainpipes.state.format import Position
 

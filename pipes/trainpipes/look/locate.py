@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainpipes._internal.checks import require, whole_number
+from trainpipes._internal.messages import table
 from trainpipes._internal.progress import counted
-from trainpipes._internal.table import table
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Pieces
 from trainpipes.columns.lazy_batches import LazyBatches
@@ -23,10 +23,10 @@ from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.record import Record, is_pipeline_or_loader
 from trainpipes.errors import StateError
-from trainpipes.errors.secrets import hidden
+from trainpipes.errors.text import hidden
 from trainpipes.interfaces.source import Place
 from trainpipes.interfaces.stateful_stage import StatefulStage
-from trainpipes.order.topology import Topology
+from trainpipes.order.layout import Topology
 from trainpipes.state.format import Position
 
 #: Columns of a table, by what they show.

@@ -12,7 +12,7 @@ from trainpipes.engine.iterating.consumer import SERIAL, Consumer, RunOptions
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.errors import DataError, StateError
 from trainpipes.errors.text import shown
-from trainpipes.order.topology import Topology
+from trainpipes.order.layout import Topology
 from trainpipes.state.cursor import is_count
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.table import WIDTH, folded, in_color, table, terminal_width
+from trainpipes._internal.messages import WIDTH, folded, in_color, table, terminal_width
 from trainpipes.engine.iterating.consumer import RunOptions
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.errors import DataError

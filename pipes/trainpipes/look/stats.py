@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.messages import need_columns
+from trainpipes._internal.messages import need_columns, table
 from trainpipes._internal.progress import Progress, counted
-from trainpipes._internal.table import table
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.block import Pieces
 from trainpipes.columns.run import Run
@@ -32,7 +31,7 @@ from trainpipes.look.even_steps import Steps, mask_of_rows, steps_of, work_of
 from trainpipes.look.lengths import Numbered, walk
 from trainpipes.look.shuffle_quality import BATCH_SIZE, ShuffleQuality, order_quality
 from trainpipes.look.values import masks_of
-from trainpipes.order.topology import Topology
+from trainpipes.order.layout import Topology
 from trainpipes.sources.mixed.mix import Mix
 from trainpipes.sources.mixed.mixture import Gives, Mixture
 from trainpipes.stages.batch import Batch

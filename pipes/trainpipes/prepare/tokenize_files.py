@@ -36,7 +36,7 @@ from trainpipes.sources.files.file_reader import FileBlocks, cut_by_bytes
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
-from trainpipes.state.identity import said
+from trainpipes.state.format import said
 from trainpipes.tokenizers.adapters import Bytes, load
 from trainpipes.writers.epoch_rows import check_columns, compact, decoded
 from trainpipes.writers.executor import Executor, Processes, Threads, checked_executor, cores

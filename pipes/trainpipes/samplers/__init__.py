@@ -6,13 +6,14 @@ position): in a pipeline, the order is the same on any number of ranks and worke
 """
 
 from trainpipes.samplers.orders import (
+    BatchSampler,
     DistributedSampler,
     RandomSampler,
+    RowSampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from trainpipes.samplers.row_sampler import BatchSampler, RowSampler
 
 __all__ = [
     "BatchSampler",

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes.errors import MissingExtraError
-from trainpipes.errors.secrets import without_query
+from trainpipes.errors.text import without_query
 from trainpipes.filesystems.request import Ranges
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes

@@ -23,7 +23,7 @@ from trainpipes.interfaces.held import Held, Turn, opened
 from trainpipes.interfaces.read_columns import Even, cells, lengths_of, names_of, numbers_of, read
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import BalanceStage, OpenBelow, first_of
-from trainpipes.order.turns import turn_order
+from trainpipes.order.permutation import turn_order
 from trainpipes.stages.pack import Pack
 
 #: Costs that have a name; any other text is a column.

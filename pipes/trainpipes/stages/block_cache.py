@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from trainpipes._internal.activity import count
 from trainpipes._internal.types import IntArray
-from trainpipes.cache import kept_file
-from trainpipes.cache.entries import LOCK, ROWS, SCHEMAS, folder, path_of
+from trainpipes.cache import LOCK, ROWS, SCHEMAS, folder, kept_file, path_of
 from trainpipes.cache.kept_file import Store, locked
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.block import Block

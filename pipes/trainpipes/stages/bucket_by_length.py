@@ -15,7 +15,7 @@ from trainpipes.columns.run import Run
 from trainpipes.interfaces.held import Held, Turn, around, opened
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import OpenBelow
-from trainpipes.order.turns import STRATA, turn_order
+from trainpipes.order.permutation import STRATA, turn_order
 from trainpipes.stages.batch import Budgeted
 
 #: Buckets where nothing is said.

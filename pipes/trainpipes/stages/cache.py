@@ -7,7 +7,7 @@ from typing import Any
 
 from trainpipes._internal import checks
 from trainpipes._internal.types import IntArray
-from trainpipes.cache.entries import folder
+from trainpipes.cache import folder
 from trainpipes.columns.block import Block
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage import Stage

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainpipes._internal.checks import ColumnNames, column_names
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.planning.row_hash import hash_keys

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from trainpipes._internal.checks import Natural, wrong
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import warn_once
 from trainpipes.errors import ConfigError
 from trainpipes.interfaces.stage import made_once

@@ -16,7 +16,7 @@ from trainpipes._internal.checks import (
     column_names,
     require,
 )
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes.columns.expressions import as_expression, text_of
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.mixture import MixingSource

@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes._internal.checks import Ge, repeated, require, wrong
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import nearest, need_columns
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array, to_arrow

@@ -28,11 +28,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes.errors import StateError
 from trainpipes.errors.text import shown
 from trainpipes.state.cursor import checksum, sealed, unsealed
-from trainpipes.state.identity import named_difference
+from trainpipes.state.format import named_difference
 
 FORMAT = 1
 _EDITED = "the state was edited or is damaged: load it as it was saved"

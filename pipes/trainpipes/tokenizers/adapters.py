@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import need, pip_install
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import apart

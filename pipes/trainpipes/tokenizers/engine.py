@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes._internal.clean_errors import clean
-from trainpipes._internal.lazy import cached_property
-from trainpipes._internal.locks import ForkLock
+from trainpipes._internal.locks import ForkLock, cached_property
+from trainpipes._internal.messages import clean
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import list_array, stretches
 from trainpipes.columns.rectangles import Side

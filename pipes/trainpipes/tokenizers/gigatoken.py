@@ -20,8 +20,7 @@ from trainpipes._internal.checks import pip_install
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import apart, to_arrow, to_numpy
 from trainpipes.errors import ConfigError
-from trainpipes.errors.secrets import hidden
-from trainpipes.errors.text import cut
+from trainpipes.errors.text import cut, hidden
 from trainpipes.tokenizers.engine import Ragged
 
 #: Bytes of text after which the engine is made anew. It keeps every word that it has ever seen: some

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import need
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError, UnreadableError

@@ -21,8 +21,7 @@ from trainpipes._internal.checks import need
 from trainpipes.columns.expressions import text_of
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError
-from trainpipes.errors.secrets import is_secret, without_url_secrets
-from trainpipes.errors.text import shown
+from trainpipes.errors.text import is_secret, shown, without_url_secrets
 from trainpipes.filesystems.retry import Retry, given
 from trainpipes.interfaces.options import same
 from trainpipes.interfaces.quarantine import Quarantine

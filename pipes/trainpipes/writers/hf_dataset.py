@@ -16,8 +16,7 @@ from trainpipes.engine.iterating.iteration_state import iteration_of, plan_of
 from trainpipes.engine.record import Record
 from trainpipes.errors import ConfigError, SchemaError, StateError, TopologyError
 from trainpipes.errors.text import shown
-from trainpipes.order.layout import divisors
-from trainpipes.order.topology import Topology
+from trainpipes.order.layout import Topology, divisors
 from trainpipes.state.format import Position
 
 need("datasets", "pipe.to_hf()", oldest="4.8")  # in 4.5 filters fail

@@ -43,7 +43,7 @@ from trainpipes.filesystems.places import (
     clean_up,
     place_at,
 )
-from trainpipes.state.identity import check_identity, first_difference, said, take_over
+from trainpipes.state.format import check_identity, first_difference, said, take_over
 from trainpipes.writers.executor import Executor, Threads
 
 ABOUT = f"{WORK}/about.json"

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from trainpipes.errors import MissingFilesError, TopologyError
-from trainpipes.order.topology import Topology
+from trainpipes.order.layout import Topology
 
 #: Of one integer of each rank the least, or with True the sum.
 Agreement = Callable[[int, bool], int]

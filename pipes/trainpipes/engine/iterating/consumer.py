@@ -21,7 +21,7 @@ from trainpipes.engine.shards.lane import ENDED
 from trainpipes.engine.shards.shard_items import ShardItems, items_of
 from trainpipes.interfaces.stage_kinds import DeviceStage
 from trainpipes.interfaces.tally import Numbers
-from trainpipes.order.topology import Topology
+from trainpipes.order.layout import Topology
 from trainpipes.state.format import Position, carried, render
 
 

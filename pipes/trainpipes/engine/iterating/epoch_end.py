@@ -11,7 +11,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.interfaces.source import RowSource
 from trainpipes.interfaces.stage_kinds import BatchingStage, CountingStage, PackingStage, RunStage
 from trainpipes.interfaces.tally import Numbers
-from trainpipes.order.topology import Topology
+from trainpipes.order.layout import Topology
 from trainpipes.state.format import Position
 
 log = logging.getLogger("trainpipes")

@@ -17,7 +17,7 @@ from trainpipes.engine.planning.growing import FILES, files_of, of_run
 from trainpipes.engine.planning.migrate import at_start, checked_changes, migrate, position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
-from trainpipes.order.topology import Topology
+from trainpipes.order.layout import Topology
 from trainpipes.state.format import Position, Reweighed, carried
 
 #: Numbers of epochs are below this.

@@ -16,8 +16,7 @@ from torch._utils import ExceptionWrapper
 
 from trainpipes._internal import activity
 from trainpipes._internal.activity import RECEIVING, TURN, doing, look_at
-from trainpipes._internal.lazy import cached_property
-from trainpipes._internal.locks import InterruptibleLock, Living
+from trainpipes._internal.locks import InterruptibleLock, Living, cached_property
 from trainpipes._internal.messages import is_worth_a_line
 from trainpipes._internal.pool import Pool
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
@@ -27,7 +26,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.shard_items import ShardItems, items_of
 from trainpipes.errors import WorkerError
 from trainpipes.interfaces.tally import Numbers
-from trainpipes.order.topology import Topology
+from trainpipes.order.layout import Topology
 from trainpipes.state.format import Position
 
 log = logging.getLogger("trainpipes")

@@ -10,12 +10,11 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.errors import DataError
 from trainpipes.interfaces.stage_kinds import BalanceStage, ShuffleStage, first_of
-from trainpipes.order.layout import Layout, StreamLayout, count_batches, slots_before
-from trainpipes.order.topology import Topology
+from trainpipes.order.layout import Layout, StreamLayout, Topology, count_batches, slots_before
 from trainpipes.state.format import Position
 
 

@@ -14,8 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.lazy import cached_property
-from trainpipes._internal.locks import ForkLock
+from trainpipes._internal.locks import ForkLock, cached_property
 from trainpipes._internal.types import IntArray
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.planning.mixture import MixingSource, RowMixture

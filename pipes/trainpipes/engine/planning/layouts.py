@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes._internal.types import IntArray
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.planning.inputs import Inputs

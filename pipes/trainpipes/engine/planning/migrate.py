@@ -31,8 +31,17 @@ from trainpipes.errors import StateError
 from trainpipes.errors.text import shown
 from trainpipes.order.layout import Layout, StreamLayout
 from trainpipes.state.cursor import shard_key
-from trainpipes.state.format import BatchSizes, Position, Saved, fitting, read, render
-from trainpipes.state.identity import named_difference, said, take_over
+from trainpipes.state.format import (
+    BatchSizes,
+    Position,
+    Saved,
+    fitting,
+    named_difference,
+    read,
+    render,
+    said,
+    take_over,
+)
 
 #: What ``load_state_dict(state, allow_changes=...)`` may name.
 ALLOWED = ("batch_size", "data", "mix", "pack_length", "version")

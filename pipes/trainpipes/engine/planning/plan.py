@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.planning.column_types import ColumnTypes

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainpipes._internal.activity import each
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes._internal.pool import Pool
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.bad_values import naming_bad_values

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trainpipes._internal.callers import data_parallel
 from trainpipes._internal.checks import need, require, wrong
-from trainpipes._internal.data_parallel import data_parallel
 from trainpipes._internal.messages import warn_once
 from trainpipes.engine.iterating.iteration_state import plan_of
 from trainpipes.engine.record import Record

@@ -27,8 +27,8 @@ from trainpipes._internal.activity_sampler import (
     folder_of,
     reported,
 )
-from trainpipes._internal.lazy import cached_property
-from trainpipes._internal.table import table
+from trainpipes._internal.locks import cached_property
+from trainpipes._internal.messages import table
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.filesystems.places import writing

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import repeated
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import gathered, take_rows
 from trainpipes.columns.content import table_digest

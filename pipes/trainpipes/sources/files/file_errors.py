@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from trainpipes.errors import DataChangedError, MissingFilesError, UnreadableError
-from trainpipes.errors.secrets import hidden, without_query
+from trainpipes.errors.text import hidden, without_query
 from trainpipes.interfaces.source import Place
 
 #: Where the system says of what kind its file systems are.

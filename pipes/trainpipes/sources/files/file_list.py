@@ -13,7 +13,7 @@ import numpy as np
 
 from trainpipes._internal.types import IntArray
 from trainpipes.cache.kept_file import Store
-from trainpipes.errors.secrets import kept_name, known_name
+from trainpipes.errors.text import kept_name, known_name
 from trainpipes.filesystems.retry import NORMAL, Retry
 from trainpipes.filesystems.systems import is_local
 from trainpipes.sources.files.ahead import PREFETCH_BYTES

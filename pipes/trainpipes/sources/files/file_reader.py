@@ -17,12 +17,11 @@ from trainpipes._internal.checks import (
     require,
     whole_number,
 )
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes._internal.types import IntArray
-from trainpipes.cache.entries import SUFFIX
+from trainpipes.cache import SUFFIX
 from trainpipes.errors import ConfigError, MissingFilesError
-from trainpipes.errors.secrets import hidden
-from trainpipes.errors.text import amount
+from trainpipes.errors.text import amount, hidden
 from trainpipes.filesystems.systems import is_local
 from trainpipes.interfaces.quarantine import LISTS
 from trainpipes.interfaces.source import RowSource

@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from trainpipes._internal.progress import Progress
 from trainpipes._internal.types import IntArray
-from trainpipes.cache import kept_file
-from trainpipes.cache.entries import FOOTERS, LOCK, SUFFIX, folder, path_of
+from trainpipes.cache import FOOTERS, LOCK, SUFFIX, folder, kept_file, path_of
 from trainpipes.cache.kept_file import locked
 from trainpipes.columns.arrays import one_chunk, python_to_arrow, to_arrow, to_numpy
 from trainpipes.errors import ConfigError

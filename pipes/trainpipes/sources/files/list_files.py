@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from trainpipes import cache
 from trainpipes._internal.checks import byte_count, local_path, require, several
-from trainpipes.cache import entries
 from trainpipes.cache.kept_file import Store
 from trainpipes.errors import ConfigError, MissingFilesError
-from trainpipes.errors.secrets import hidden
+from trainpipes.errors.text import hidden
 from trainpipes.filesystems.retry import Requests, Retry
 from trainpipes.filesystems.systems import is_local, open_system
 from trainpipes.interfaces.source import Place, RowSource
@@ -210,12 +210,12 @@ class ListFiles(ListingSource):
             )
 
     def _cache(self) -> Store | None:
-        root = entries.folder(self.cache_dir) if self.cache_dir is not None else None
+        root = cache.folder(self.cache_dir) if self.cache_dir is not None else None
         if root is None:
             return None
         most = byte_count(self.cache_bytes, "list_files(cache_bytes)")
         caller = f"list_files(cache_dir={str(root)!r})"
-        return Store(root, entries.BYTES, most, "cache_bytes", caller, "name another cache_dir")
+        return Store(root, cache.BYTES, most, "cache_bytes", caller, "name another cache_dir")
 
     def open(self) -> PathSource:
         return PathSource(self.files())

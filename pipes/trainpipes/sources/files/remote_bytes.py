@@ -13,7 +13,7 @@ from trainpipes._internal.activity import count
 from trainpipes._internal.locks import InterruptibleLock
 from trainpipes.cache.kept_file import add_checksum, read_content
 from trainpipes.errors import DataChangedError
-from trainpipes.errors.secrets import known_name
+from trainpipes.errors.text import known_name
 from trainpipes.filesystems.request import Ranges, is_checked
 from trainpipes.filesystems.retry import Requests
 from trainpipes.filesystems.systems import is_local

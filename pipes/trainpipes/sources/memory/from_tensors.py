@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from trainpipes._internal.checks import column_names, require, wrong
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.content import tensor_digest
 from trainpipes.columns.tensor_rows import TensorRows

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from trainpipes._internal.checks import ColumnName, require, whole_number
-from trainpipes._internal.lazy import cached_property
+from trainpipes._internal.locks import cached_property
 from trainpipes.columns.run import innermost
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.inputs import Inputs
@@ -32,8 +32,7 @@ from trainpipes.sources.mixed.mix_weights import (
     steps_of,
 )
 from trainpipes.sources.mixed.mixture import Gives, Mixture, rows_of
-from trainpipes.state.format import NEW_WEIGHTS, Position
-from trainpipes.state.identity import first_difference, said
+from trainpipes.state.format import NEW_WEIGHTS, Position, first_difference, said
 
 #: Options that say what a source's rows are to a mix: they stay.
 KEPT = ("weight_by", "output_column")

@@ -16,7 +16,7 @@ import pyarrow.csv as pcsv
 from trainpipes._internal.checks import Each, column_names, repeated, text
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import to_arrow
-from trainpipes.errors.secrets import without_query
+from trainpipes.errors.text import without_query
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.sources.compressed import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError

@@ -1,0 +1,194 @@
+"""Commands that show something: ``recipes`` prebuilt pipelines, ``inspect`` data files, ``state`` where a
+checkpoint stands in the data.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainpipes.cli import shared
+from trainpipes.cli.shared import option
+
+if TYPE_CHECKING:
+    from trainpipes.recipe_registry import RecipeSummary
+
+
+@click.group("recipes", invoke_without_command=True)
+@shared.AS_JSON
+@click.pass_context
+def recipes_command(context: click.Context, as_json: bool) -> None:
+    """List prebuilt pipelines, show one with its options, copy one.
+
+    \b
+    Examples:
+      trainpipes recipes
+      trainpipes recipes show sft
+      trainpipes recipes copy sft my_sft.py
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from trainpipes import recipes
+
+    known = recipes()
+    if as_json:
+        shared.print_json([_as_json(recipe) for recipe in known])
+        return
+    rows = [
+        (recipe.name, recipe.summary, ", ".join(recipe.needs), ", ".join(recipe.columns))
+        for recipe in known
+    ]
+    shared.print_table([("recipe", "what it makes", "needs", "columns"), *rows])
+    shared.note("trainpipes recipes show NAME tells the options of one")
+
+
+@recipes_command.command("show")
+@click.argument("name", shell_complete=shared.recipe_names)
+def show(name: str) -> None:
+    """Show what a recipe is for, where its file is, and its options.
+
+    \b
+    Example:
+      trainpipes recipes show sft
+    """
+    from trainpipes import recipes
+
+    file, _ = _file(name)  # first, since it says which names there are
+    (recipe,) = (known for known in recipes() if known.name == name)
+    shared.print_table([("recipe", f"{name}: {recipe.summary}"), ("file", file)])
+    options = _as_json(recipe)["options"].items()
+    rows = [
+        (k, "needed" if option["needed"] else option["default"], option["text"])
+        for k, option in options
+    ]
+    shared.out()
+    shared.print_table([("option", "default", "what it is"), *rows])
+
+
+@recipes_command.command("copy")
+@click.argument("name", shell_complete=shared.recipe_names)
+@click.argument("to", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+def copy(name: str, to: Path, force: bool) -> None:
+    """Copy the file of a recipe to TO, a file or a folder, as the start of one of your own.
+
+    \b
+    Example:
+      trainpipes recipes copy sft my_sft.py
+    """
+    file, function = _file(name)
+    to = to / Path(file).name if to.is_dir() else to
+    if to.exists() and not force:
+        raise click.ClickException(f"{to} is there already: pass --force to write over it")
+    shutil.copyfile(file, to)
+    shared.note(f"{to} is yours to change; beside it, write: from {to.stem} import {function}")
+
+
+def _file(name: str) -> tuple[str, str]:
+    import inspect
+
+    from trainpipes.recipe_registry import recipe_function
+
+    function = inspect.unwrap(recipe_function(name))
+    return inspect.getfile(function), function.__name__
+
+
+def _as_json(recipe: RecipeSummary) -> dict[str, Any]:
+    options = {}
+    for written in recipe.options:
+        text, _, default = written.partition("=")
+        name = text.lstrip("*")
+        said = {"default": default or None, "needed": written in recipe.needs}
+        options[name] = {**said, "text": recipe.texts.get(name, "")}
+    return {
+        "name": recipe.name,
+        "summary": recipe.summary,
+        "columns": recipe.columns,
+        "options": options,
+    }
+
+
+@click.command("inspect")
+@click.argument("files", nargs=-1, required=True)
+@option("--tokenizer", help="Count tokens with it: a path, a folder, or bytes; bytes if left out.")
+@option("--column", multiple=True, help="Measure its lengths; those of several are added.")
+@option("--rows", type=click.IntRange(0), default=3, help="Rows to show.")
+@option("--sample", type=shared.COUNT, default=10_000, help="The most rows to look at.")
+@shared.STORAGE_OPTIONS
+@shared.AS_JSON
+@option("--strict", is_flag=True, help="Exit with 1 if there is a warning.")
+def inspect_command(
+    files: tuple[str, ...], column: tuple[str, ...], as_json: bool, strict: bool, **options: Any
+) -> None:
+    """Show what data files hold, how long their texts are, and what to fix before training.
+
+    FILES are paths, folders, globs or URLs of Parquet, Arrow, JSON, CSV, text, NumPy, tar or image files; or
+    the folder of a Delta, Lance or Iceberg table, of which the newest version is read.
+    Exit code 1: a file or a row of the sample cannot be read, or there are no rows.
+
+    \b
+    Examples:
+      trainpipes inspect data
+      trainpipes inspect 'data/*.parquet' --tokenizer bytes --column text
+    """
+    from trainpipes.look import inspect_files
+
+    report = inspect_files(list(files), column=column or None, **options)
+    if as_json:
+        shared.print_json(report.to_dict())
+    else:
+        shared.out(str(report))
+    if report.unreadable:
+        more = len(report.unreadable) - 1
+        others = f" and {more:,} more" if more else ""
+        raise click.ClickException(f"cannot be read: {next(iter(report.unreadable))}{others}")
+    if report.bad_rows:
+        many = "rows" if report.bad_rows > 1 else "row"
+        raise click.ClickException(f"{report.bad_rows:,} {many} of the sample cannot be used")
+    if not report.readable:
+        raise click.ClickException("there are no rows in these files")
+    if strict and report.findings:
+        raise click.ClickException(f"--strict: there are warnings ({len(report.findings):,})")
+
+
+@click.command("state")
+@click.argument("checkpoint", type=click.Path())
+@shared.AS_JSON
+def state_command(checkpoint: str, as_json: bool) -> int:
+    """Say where a checkpoint stands.
+
+    CHECKPOINT is a file of torch.save or of JSON, a folder of torch.distributed.checkpoint, or a folder with
+    such files. No code that a file names is run, and weights are not read.
+
+    \b
+    Example:
+      trainpipes state checkpoint.pt
+    """
+    from trainpipes.errors import TrainpipesError
+    from trainpipes.look.checkpoint import read_states, summarize
+
+    reported: list[dict[str, Any]] = []
+    for where, state in read_states(checkpoint).items():
+        try:
+            reported.append({"where": where, "problem": None, **summarize(state)})
+        except TrainpipesError as error:
+            reported.append({"where": where, "problem": str(error)})
+    if as_json:
+        shared.print_json(reported)
+    for report in reported:
+        if report["problem"]:
+            shared.error_line(f"{report['where']}: {report['problem']}")
+        elif not as_json:
+            shared.out(report["where"])
+            shared.print_table(_lines(report))
+    return int(all(report["problem"] for report in reported))
+
+
+def _lines(said: dict[str, Any]) -> list[tuple[str, str]]:
+    whose = f", for {said['shards']} of {said['num_shards']} shards" if said["shards"] else ""
+    position = f"epoch {said['epoch']}, {said['batches']:,} batches of all ranks done{whose}"
+    pipeline = " > ".join(said["stages"])
+    return [("position", position), ("pipeline", pipeline), ("format", str(said["format"]))]

@@ -1,0 +1,174 @@
+"""Commands that write files for training: ``repack`` rows, ``tokenize`` token ids."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainpipes.cli import shared
+
+if TYPE_CHECKING:
+    from trainpipes.prepare import Tokenized
+
+
+def _names(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[str] | None:
+    names = [name for line in csv.reader(given, skipinitialspace=True) for name in line]
+    if "" in names:
+        raise click.BadParameter(f"must be names with commas between them, as a,b, got {given}")
+    return names or None
+
+
+@click.command("repack")
+@click.argument("files", metavar="IN...", nargs=-1, required=True)
+@click.argument("folder", metavar="OUT")
+@shared.option("--shuffle", is_flag=True, help="Put all rows into a random order.")
+@shared.option("--seed", type=int, default=0, help="Seed of the random order.")
+@shared.option(
+    "--columns",
+    multiple=True,
+    metavar="COLUMNS",
+    callback=_names,
+    help="Keep only these: a,b. Quote a name with a comma, as in CSV.",
+)
+@shared.option(
+    "--row-group-size", type=shared.COUNT, help="Rows in a row group; 8 MiB of them if left out."
+)
+@shared.option(
+    "--rows-per-file", type=shared.COUNT, help="Rows in a file; 512 MiB of them if left out."
+)
+@shared.option("--num-files", type=shared.COUNT, help="How many files to write, instead.")
+@shared.COMPRESSION
+@shared.option("--memory-limit", default="512MB", help="Memory for rows that are worked on.")
+@shared.option(
+    "--temp-dir", help="For temporary files; OUT, or of a URL the system's, if left out."
+)
+@shared.takes_executor
+@shared.OVERWRITE
+@shared.STORAGE_OPTIONS
+@shared.AS_JSON
+def repack_command(files: tuple[str, ...], folder: str, as_json: bool, **others: Any) -> None:
+    """Rewrite data files as Parquet, shuffled if wanted.
+
+    IN are files, folders, globs or URLs of one format: Parquet, JSON lines, CSV, Arrow, text, NumPy, tar; OUT
+    is a new folder, or its URL. Each row is written once. The same command goes on where it was stopped.
+
+    \b
+    Examples:
+      trainpipes repack chat.jsonl packed --shuffle --seed 1
+      trainpipes repack data s3://bucket/packed --shuffle
+    """
+    from trainpipes.prepare import repack
+
+    started = time.monotonic()
+    try:
+        done = repack(files if len(files) > 1 else files[0], folder, **others)
+    except KeyboardInterrupt:
+        shared.note("the same command goes on where this one was stopped; --overwrite begins anew")
+        raise
+    seconds = time.monotonic() - started
+    if as_json:
+        shared.print_manifest(done, seconds=seconds)
+        return
+    shared.print_written(done, seconds)
+    shared.note("look at it:")
+    shared.out(f"trainpipes inspect {shlex.quote(done.folder)}")
+
+
+FORMATS = click.Choice(("parquet", "bin"))
+
+
+@click.command("tokenize")
+@click.argument("paths", metavar="[IN]... OUT", nargs=-1, required=True)
+@shared.recipe_or_config
+@shared.takes_pipeline
+@shared.option(
+    "--format", type=FORMATS, default="parquet", help="bin: ids alone, as nanoGPT's train.bin."
+)
+@shared.option(
+    "--dtype", help="Of ids in bin files; uint16, where the vocabulary fits, if left out."
+)
+@shared.COMPRESSION
+@shared.option(
+    "--bytes-per-file", type=shared.COUNT, default=256 << 20, help="Split input files above this."
+)
+@shared.takes_executor
+@shared.VERIFY
+@shared.OVERWRITE
+@shared.AS_JSON
+def tokenize_command(
+    paths: tuple[str, ...],
+    recipe: str | None,
+    config: str | None,
+    given: shared.PipelineOptions,
+    verify: bool,
+    as_json: bool,
+    **others: Any,
+) -> None:
+    """Write the token ids of data files, once, for later runs.
+
+    IN are files, folders, globs or URLs of texts; OUT is a new folder or URL. One file is written for each
+    file, with the rows that the recipe would make on the way; the line to train with is printed. The
+    same command goes on where it was stopped.
+
+    \b
+    Examples:
+      trainpipes tokenize data ids --recipe pretrain --tokenizer bytes
+      trainpipes tokenize chat.parquet chat --recipe sft --tokenizer bytes --option max_length=512
+    """
+    *files, folder = paths
+    pipe = given.named(recipe, config, files)
+    storage = given.storage_options if "://" in folder else None
+    from trainpipes.prepare import tokenize
+
+    started = time.monotonic()
+    done = tokenize(pipe, folder, storage_options=storage, **others)
+    if verify:
+        done.verify()
+    seconds = time.monotonic() - started
+    options = {} if recipe is None else given.recipe_options()
+    options |= {"storage_options": storage} if storage else {}
+    train = _train(done, folder, recipe, options)
+    if as_json:
+        shared.print_manifest(done, seconds=seconds, train=train)
+        return
+    left_out = f" of {done.read:,}; the pipeline leaves the others out"
+    kind = f" of {done.dtype}" if done.dtype else ""
+    tokens = f"{done.tokens:,}, {done.tokens / max(1, done.rows):,.1f} a row"
+    rows = left_out if done.read > done.rows else ""
+    shared.print_written(done, seconds, ("tokens", tokens), rows=rows, size=kind)
+    shared.note("train with:")
+    shared.out(train)
+
+
+def _train(done: Tokenized, folder: str, recipe: str | None, given: Mapping[str, Any]) -> str:
+    if done.format == "bin":
+        recipe_options = ("max_length", "batch_size", "epochs", "seed", "num_shards")
+        options = {name: given[name] for name in recipe_options if name in given}
+        return _call("tokens", f"{folder.rstrip('/')}/*.bin", {"dtype": done.dtype, **options})
+    if recipe is not None:
+        from trainpipes import TrainpipesError, recipes
+        from trainpipes import recipe as built
+
+        # Options that name columns of texts have nothing to name there.
+        columns = next(known.columns for known in recipes() if known.name == recipe)
+        kept = {k: v for k, v in given.items() if k not in columns or v in done.columns}
+        kept.pop("cache", None)
+        with suppress(TrainpipesError):
+            again = built(recipe, done.folder, **kept)
+            if again._plan().identity == done.pipeline._plan().identity:
+                kept.pop("storage_options", None)  # which may hold a secret
+                return _call(recipe, folder, kept)
+    first, *rest = repr(done.pipeline).splitlines()
+    lines = [f"tp.{first}", *rest]
+    return lines[0] if len(lines) == 1 else "\n".join(["(", *(f"  {line}" for line in lines), ")"])
+
+
+def _call(recipe: str, folder: str, options: Mapping[str, Any]) -> str:
+    said = "".join(f", {name}={value!r}" for name, value in options.items())
+    return f"tp.recipe({recipe!r}, {folder!r}{said})"
