@@ -38,8 +38,8 @@ KINDS = (
     "Rows",
 )
 FUNCTIONS = (
-    "load", "locate", "recipe", "recipes", "merge_states", "read_memmap", "write_memmap", "pad_sequences",
-    "profile", "show",
+    "load", "locate", "find", "recipe", "recipes", "merge_states", "read_memmap", "write_memmap",
+    "pad_sequences", "profile", "show",
 )  # fmt: skip
 
 

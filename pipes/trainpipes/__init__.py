@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from trainpipes.loader.in_flight import Work as Work
     from trainpipes.loader.steps import steps as steps
     from trainpipes.loader.work_queue import WorkQueue as WorkQueue
+    from trainpipes.look.find import find as find
     from trainpipes.look.locate import locate as locate
     from trainpipes.look.profiling.profile import profile as profile
     from trainpipes.look.show import show as show
@@ -74,7 +75,6 @@ if TYPE_CHECKING:
     from trainpipes.sources.files.format import Format as Format
     from trainpipes.sources.files.format import Layout as Layout
     from trainpipes.stages.decode_audio import random_crop as random_crop
-    from trainpipes.stages.fitted_columns import FittedColumns as FittedColumns
     from trainpipes.state.merge import merge_states as merge_states
     from trainpipes.state.work import WorkKey as WorkKey
     from trainpipes.writers.memmap import read_memmap as read_memmap
@@ -96,6 +96,7 @@ _NAMES = {
     "loader": "Loader",
     "loader.steps": "steps",
     "loader.work_queue": "Work WorkQueue",
+    "look.find": "find",
     "look.locate": "locate",
     "look.profiling.profile": "profile",
     "look.show": "show",
@@ -111,7 +112,6 @@ _NAMES = {
         "read_lance read_numpy read_parquet read_text read_webdataset zip"
     ),
     "stages.decode_audio": "random_crop",
-    "stages.fitted_columns": "FittedColumns",
     "state.merge": "merge_states",
     "state.work": "WorkKey",
     "writers.memmap": "read_memmap write_memmap",

@@ -19,7 +19,7 @@ from trainpipes.cli import shared
 from trainpipes.cli.app import command_line
 
 HEAVY = ("torch", "numpy", "pyarrow", "pandas", "yaml")
-NAMES = ["recipes", "inspect", "run", "repack", "tokenize", "state"]
+NAMES = ["recipes", "inspect", "run", "repack", "tokenize", "state", "locate", "find"]
 
 
 @pytest.fixture

@@ -163,6 +163,7 @@ def _results() -> Iterator[str]:
             "iter(pipe)": iter(batches),
             "iter(loader)": iter(tp.Loader(batches)),
             "tp.locate()": tp.locate(batches, 1),
+            "tp.find()": tp.find(batches, [0]),
             "tp.recipes()": tp.recipes(),
             "tp.cache.info()": tp.cache.info(f"{folder}/kept"),
         }

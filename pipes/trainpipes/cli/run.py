@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
@@ -67,13 +66,7 @@ def command(
         raise click.UsageError("give one of --steps and --epochs")
     if show and as_json:
         raise click.UsageError("give --show or --json, not both")
-    all_files = (*files, *more_files)
-    if re.fullmatch(r"[^\W\d][\w-]*", source):  # files of this name do not count
-        pipe = given.recipe(source, all_files)
-    elif source.endswith((".yaml", ".yml")):
-        pipe = given.config(source, all_files)
-    else:
-        pipe = given.files([source, *all_files])
+    pipe = given.pipeline(source, (*files, *more_files))
     from trainpipes.engine.iterating.iteration_state import plan_of
 
     if epochs and plan_of(pipe).chain.endless:

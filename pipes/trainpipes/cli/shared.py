@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -164,6 +165,14 @@ class PipelineOptions:
     changes: tuple[str, ...] = ()
     allow_imports: bool = False
     storage_options: dict[str, Any] | None = None
+
+    def pipeline(self, source: str, files: Sequence[str]) -> Pipeline:
+        """That of a recipe or a config by its name, or the rows of files."""
+        if re.fullmatch(r"[^\W\d][\w-]*", source):  # files of this name do not count
+            return self.recipe(source, files)
+        if source.endswith((".yaml", ".yml")):
+            return self.config(source, files)
+        return self.files([source, *files])
 
     def recipe_options(self, files: Sequence[str] = ()) -> dict[str, Any]:
         self._refuse("a recipe takes --option NAME=VALUE", "changes", "allow_imports")

@@ -321,6 +321,12 @@ class Layout:
             return windows.count
         return bisect_right(range(1, windows.count), row, key=windows.start)
 
+    def windows_of(self, span: int, rows: IntArray) -> IntArray:
+        """The window of each of some rows, int64, counted from the span's first."""
+        windows = self._windows(span)
+        starts = np.array([windows.start(n) for n in range(1, windows.count)], dtype=np.int64)
+        return np.searchsorted(starts, rows, side="right").astype(np.int64)
+
     def mixed_rows(self, span: int) -> int:
         """Rows of most windows of a span: of those that neither grow nor end it."""
         windows = self._windows(span)
@@ -354,6 +360,14 @@ class Layout:
     def chunk_row(self, span: int, chunk: int) -> int:
         first, row, size = next(p for p in reversed(self._pieces(span)) if p[0] <= chunk)
         return row + (chunk - first) * size
+
+    def chunks_of(self, span: int, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """The chunk of each of some rows, counted as ``chunk_row`` counts them, and the row's place in it."""
+        pieces = self._pieces(span)
+        chunk = _chunk_at(rows, pieces)
+        piece = np.searchsorted([first for _, first, _ in pieces[1:]], rows, side="right")
+        first, row, size = np.array(pieces, dtype=np.int64)[piece].T
+        return chunk, rows - row - (chunk - first) * size
 
     def count(self, drop_last: bool) -> int:
         """Batches in an epoch (``by_batches`` only). After a change of their size the epoch ends at the first
