@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from trainpipes.sources.files.format import Format as Format
     from trainpipes.sources.files.format import Layout as Layout
     from trainpipes.stages.decode_audio import random_crop as random_crop
+    from trainpipes.stages.fitted_columns import FittedColumns as FittedColumns
     from trainpipes.state.merge import merge_states as merge_states
     from trainpipes.state.work import WorkKey as WorkKey
     from trainpipes.writers.memmap import read_memmap as read_memmap
@@ -112,6 +113,7 @@ _NAMES = {
         "read_lance read_numpy read_parquet read_text read_webdataset zip"
     ),
     "stages.decode_audio": "random_crop",
+    "stages.fitted_columns": "FittedColumns",
     "state.merge": "merge_states",
     "state.work": "WorkKey",
     "writers.memmap": "read_memmap write_memmap",

@@ -165,6 +165,7 @@ STAGES: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
     "batch, integers": lambda p: p.batch(max_tokens=90, column="n"),
     "bucket_by_length": lambda p: p.bucket_by_length(4, column="n", buffer_size=12),
     "drop_columns": lambda p: p.drop_columns("n"),
+    "encode_categories": lambda p: p.encode_categories({"n": [3, 9], "input_ids": [1, 102]}),
     "encode_labels": lambda p: p.encode_labels("n", classes=30),
     "enumerate": lambda p: p.enumerate(),
     "filter": lambda p: p.filter(pc.field("n") > 7),
@@ -175,6 +176,7 @@ STAGES: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
         for method in ("best_fit", "first_fit", "concat")
     },
     "pack, padded": lambda p: p.pack(6).batch(4).pad_collate(),
+    "normalize_columns": lambda p: p.normalize_columns({"n": {"mean": 15, "std": 9}}).select("n"),
     "pad_collate": lambda p: p.batch(4).pad_collate(mask=False),
     "rename": lambda p: p.rename({"n": "x"}),
     "sample": lambda p: p.sample(0.5),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 import trainpipes as tp
 from every_stage import chat_tokenizer
@@ -49,6 +50,8 @@ NEVER: dict[str, list[Any]] = {
 CALLS: dict[str, dict[str, Any]] = {
     "audio_info": {}, "decode_audio": {}, "decode_video": {}, "log_mel": {}, "mask_spans": {},
     "add_labels": {}, "batch": {}, "bucket_by_length": {}, "cache": {}, "center_crop": {"size": 2},
+    "encode_categories": {"categories": {"x": [1]}},
+    "normalize_columns": {"numbers": {"x": {"mean": 0, "std": 1}}},
     "collate": {}, "decode_image": {}, "encode_labels": {"classes": ["a"]}, "enumerate": {},
     "filter": {"predicate": len}, "flat_map": {"fn": list}, "flip": {}, "image_transform": {"transform": len},
     "map": {"fn": len}, "map_batches": {"fn": len}, "mask_tokens": {"mask_token_id": 1}, "normalize": {},
@@ -113,6 +116,19 @@ OPTIONS: list[tuple[Make, str]] = [
     (lambda p: p.mask_spans(value="mean"), "must be a number, got 'mean'"),
     (lambda p: p.mask_spans(time_share=1.5), "a number from 0 to 1"),
     (lambda p: p.batch(2).collate(len, ragged="offsets"), r"left out beside a function or a format"),
+    (lambda p: p.batch(2).collate(dtype=torch.int64), r"torch.float16, torch.float32 or torch.float64, got"),
+    (lambda p: p.batch(2).collate(len, dtype=torch.float32), r"dtype\) must be left out beside a function"),
+    (lambda p: p.normalize_columns({}), r"normalize_columns\(numbers\) must be a dict such as"),
+    (lambda p: p.normalize_columns({"x": {"mean": 1}}), "with finite numbers, got {'x': {'mean': 1}}; pipe"),
+    (lambda p: p.normalize_columns({"x": {"mean": 1, "std": -1}}), "with finite numbers"),
+    (lambda p: p.normalize_columns({"x": {"mean": float("nan"), "std": 1}}), "with finite numbers"),
+    (lambda p: p.normalize_columns({"x": {"mean": 1, "std": 1}}, nulls="drop"), '"raise", "mean" or "nan"'),
+    (lambda p: p.encode_categories({}), r"encode_categories\(categories\) must be a dict of columns"),
+    (lambda p: p.encode_categories({"x": "ab"}), r"\(categories\) must be a dict of columns"),
+    (lambda p: p.encode_categories({"x": [1.5]}), "values are texts or integers, got 1.5"),
+    (lambda p: p.encode_categories({"x": [True]}), "values are texts or integers, got True"),
+    (lambda p: p.encode_categories({"x": ["a", "a"]}), r"values that differ, got \['a'\]; name each once"),
+    (lambda p: p.encode_categories({"x": [2**70]}), "integers of 64 bits"),
     (lambda p: p.batch(2).collate(weights={"a": "b"}), r"collate\(weights\) must be given with ragged"),
     (lambda p: p.batch(2).collate(ragged="offsets", weights=["a"]), "a dict of columns and their weights"),
     (lambda p: p.batch(2).collate(ragged="offsets", weights={"a": "a"}), "columns and their weights"),

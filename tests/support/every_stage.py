@@ -843,6 +843,14 @@ FINITE: dict[str, Make] = {
     ),
     "pad_collate": lambda f: sharded(f).batch(4).pad_collate(pad_to_multiple_of=4),
     "collate": lambda f: sharded(f).select("x").batch(4).collate(),
+    "normalize_columns": lambda f: (
+        sharded(f).select("x").normalize_columns({"x": {"mean": 48.0, "std": 28.0}}).batch(4)
+        .collate(dtype=torch.float32)
+    ),
+    "encode_categories": lambda f: (
+        sharded(f).encode_categories({"answer": ["a1", "a50"], "tokens": [3, 5]}).select("answer", "tokens")
+        .batch(4).collate(ragged="offsets")
+    ),
     "collate / offsets": lambda f: sharded(f).batch(4).collate(ragged="offsets"),
     "collate / arrow": lambda f: sharded(f).batch(4).collate(format="arrow"),
     "repeat": lambda f: sharded(f).batch(8).repeat(2),
@@ -956,7 +964,8 @@ def public_stages() -> set[str]:
 def needed(stage: type[Stage]) -> dict[str, Any]:
     """Options without which a stage cannot be made."""
     return {
-        "EncodeLabels": {"classes": 2}, "Deduplicate": {"columns": "x"},
+        "EncodeLabels": {"classes": 2}, "EncodeCategories": {"categories": {"x": [1]}},
+        "NormalizeColumns": {"numbers": {"x": {"mean": 0, "std": 1}}}, "Deduplicate": {"columns": "x"},
         "ListFiles": {"urls": "x"}, "ReadDelta": {"uri": "x"}, "ReadLance": {"uri": "x"},
         "ReadIceberg": {"table": "x"},
         "FromArrow": {"table": pa.table({"x": [1]})},

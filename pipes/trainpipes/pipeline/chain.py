@@ -41,6 +41,7 @@ from trainpipes.stages.decode_image import DecodeImage
 from trainpipes.stages.decode_video import DecodeVideo
 from trainpipes.stages.deduplicate import Deduplicate
 from trainpipes.stages.device import Pin, To
+from trainpipes.stages.features import EncodeCategories, NormalizeColumns
 from trainpipes.stages.filter import Filter, Sample, Split, checked_parts
 from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.image_stages import (
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from trainpipes.look.show import Preview
     from trainpipes.look.stats import Stats
     from trainpipes.sources.memmap.dataset import MemmapDataset
+    from trainpipes.stages.fitted_columns import FittedColumns
     from trainpipes.writers.executor import Executor
     from trainpipes.writers.map_dataset import MapDataset
 
@@ -187,6 +189,8 @@ class Pipeline(Record):
     add_labels = Method(AddLabels)
     mask_tokens = Method(MaskTokens)
     encode_labels = Method(EncodeLabels)
+    encode_categories = Method(EncodeCategories)
+    normalize_columns = Method(NormalizeColumns)
     decode_image = Method(DecodeImage)
     audio_info = Method(AudioInfo)
     decode_audio = Method(DecodeAudio)
@@ -384,6 +388,46 @@ class Pipeline(Record):
         from trainpipes.look.stats import stats
 
         return stats(self, batches, labels, world_size)
+
+    def fit_columns(
+        self,
+        numbers: str | Sequence[str] | None = None,
+        categories: str | Sequence[str] | None = None,
+        *,
+        rows: int | None = None,
+        min_count: int = 1,
+        max_size: int | None = None,
+    ) -> FittedColumns:
+        """Find means and deviations of columns of numbers, for ``normalize_columns``, and the values of
+        categories, for ``encode_categories``, by one pass over the rows before they are batched. Fit on
+        the training part only, and ``save`` what was found: a resume needs the same.
+
+        Nulls and NaN are counted, and left out. Means are rounded to a millionth of the deviation, so that
+        all machines find the same.
+
+        Args:
+            numbers: columns of numbers, dates or times.
+            categories: columns of texts, integers, bools, or lists of these.
+            rows: look at so many, the first ones in this pipeline's order, shuffled if it shuffles; all
+                if left out.
+            min_count: leave out categories that come less often.
+            max_size: keep so many categories of each column, the most frequent ones.
+
+        Raises:
+            ConfigError: the rows have no end or can be read only once.
+            DataError: an infinite number, or a column of nulls; names the row.
+            SchemaError: a column is not there, or holds other values.
+
+        >>> import trainpipes as tp
+        >>> rows = tp.from_dataset([{"age": n, "city": "ab"[n > 1]} for n in range(5)])
+        >>> print(rows.fit_columns("age", "city", min_count=2))
+        rows  5
+        age   mean 2, deviation 1.41421
+        city  0: null, 1: others, 2: 'b' (3), 3: 'a' (2)
+        """
+        from trainpipes.look.fit import fit_columns
+
+        return fit_columns(self, numbers, categories, rows, min_count, max_size)
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
         """Write this pipeline as YAML for ``trainpipes.load``. The loaded pipeline is equal to this

@@ -5,14 +5,15 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
-from trainpipes._internal.checks import Function, is_name, repeated
+from trainpipes._internal.checks import Function, is_name, repeated, require
+from trainpipes._internal.locks import cached_property
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import Array, is_list, is_number, is_text, one_chunk, to_numpy
@@ -84,7 +85,7 @@ def _stacked_values(values: Sequence[Any]) -> Any:
 
 def stacked_columns(parts: Sequence[Part], kept: Collection[str] = ()) -> MutableSequence[Any]:
     """What ``default_collate`` makes of the batches of tables; of columns ``kept``, lists."""
-    return _late([_batches(part, kept) for part in parts])
+    return _late([_batches(part, kept, None) for part in parts])
 
 
 def _late(makers: Sequence[Maker]) -> MutableSequence[Any]:
@@ -100,7 +101,7 @@ def _late(makers: Sequence[Maker]) -> MutableSequence[Any]:
     return late_if_small(make, int(firsts[-1]), sum(nbytes for *_, nbytes in makers))
 
 
-def _batches(part: Part, kept: Collection[str]) -> Maker:
+def _batches(part: Part, kept: Collection[str], floats: np.dtype[Any] | None) -> Maker:
     table: Any = part.data
     edges: list[int] = part.bounds.tolist()
     names = table.column_names
@@ -111,13 +112,15 @@ def _batches(part: Part, kept: Collection[str]) -> Maker:
     for matrix in matrices(table):
         if matrix.kind not in AS_PYTHON:
             numbers = matrix.gathered(part.index)
+            if not _fits(numbers, floats):
+                continue
             wide.append(([names[place] for place in matrix.places], numbers))
             others -= {*matrix.places}
-            nbytes += numbers.size * WIDE[numbers.dtype.kind]().itemsize
+            nbytes += numbers.size * _wide(numbers.dtype, floats).itemsize
     rest: Any = Piece(table.select(sorted(others)), part.index).gathered() if others else {}
     made: list[tuple[str, Callable[[int], Any]]] = []
     for name in (names[place] for place in sorted(others)):
-        values = _values(rest[name])
+        values = _values(rest[name], floats)
         if values is None:
             rows = python_values(rest[name])
             stack = list if name in kept else stacked
@@ -129,7 +132,7 @@ def _batches(part: Part, kept: Collection[str]) -> Maker:
     def make(k: int) -> dict[str, Any]:
         batch: dict[str, Any] = dict.fromkeys(names)
         for columns, numbers in wide:
-            tensors = _cut_matrix(numbers, edges, k).unbind(0)
+            tensors = _cut_matrix(numbers, edges, k, floats).unbind(0)
             batch.update(zip(columns, tensors, strict=True))
         batch.update((name, cut(k)) for name, cut in made)
         return batch
@@ -141,22 +144,47 @@ def _cut(values: Array, edges: Sequence[int], k: int) -> torch.Tensor:
     return torch.from_numpy(values[edges[k] : edges[k + 1]].copy())
 
 
-def _cut_matrix(values: Array, edges: Sequence[int], k: int) -> torch.Tensor:
+def _cut_matrix(
+    values: Array, edges: Sequence[int], k: int, floats: np.dtype[Any] | None
+) -> torch.Tensor:
     """Rows of ``[columns, rows]``, copied unless they are all and in memory of their own."""
     cut = values[:, edges[k] : edges[k + 1]]
     copies = values.base is not None or cut.shape != values.shape
-    return torch.from_numpy(cut.astype(WIDE[values.dtype.kind], order="C", copy=copies))
+    return torch.from_numpy(cut.astype(_wide(values.dtype, floats), order="C", copy=copies))
 
 
-def _values(column: pa.ChunkedArray) -> Array | None:
+def _wide(dtype: np.dtype[Any], floats: np.dtype[Any] | None) -> np.dtype[Any]:
+    """What numbers of a dtype are collated as, where floats are to be of another one."""
+    return floats if floats is not None and dtype.kind == "f" else np.dtype(WIDE[dtype.kind])
+
+
+def _fits(values: Array, floats: np.dtype[Any] | None) -> bool:
+    try:
+        check_fit(values, _wide(values.dtype, floats), None, "")
+    except BadCell:
+        return False
+    return True
+
+
+def _values(column: pa.ChunkedArray, floats: np.dtype[Any] | None) -> Array | None:
     """Numbers, or arrays of one shape, as ``default_collate`` would have them; None of others."""
     array = one_chunk(column)
     if not is_number(array.type):
-        return None if fixed_shape(array.type) is None else array_of(array)
-    if array.null_count or array.type in AS_PYTHON:
+        values = None if fixed_shape(array.type) is None else array_of(array)
+        if values is None or floats is None or values.dtype.kind != "f":
+            return values
+    elif array.null_count or (array.type in AS_PYTHON and not _has_dtype(array.type, floats)):
         return None
-    numbers = to_numpy(array)
-    return numbers.astype(WIDE[numbers.dtype.kind], copy=False)
+    else:
+        values = to_numpy(array)
+    dtype = _wide(values.dtype, floats)
+    if floats is not None:
+        check_fit(values, dtype, None, "leave such rows out with filter()")
+    return values.astype(dtype, copy=False)
+
+
+def _has_dtype(kind: pa.DataType, floats: np.dtype[Any] | None) -> bool:
+    return floats is not None and pa.types.is_floating(kind)
 
 
 @dataclass(frozen=True)
@@ -182,6 +210,11 @@ class FlatLists:
         return tensors
 
 
+def dtype_of_floats(value: Any, option: str) -> None:
+    known = {torch.float16, torch.float32, torch.float64}
+    require(value in known, option, "torch.float16, torch.float32 or torch.float64", value)
+
+
 class Collate(CollatingStage, versioned="fn"):
     """Collate the rows of each batch with a function, or with torch's ``default_collate``.
 
@@ -204,6 +237,7 @@ class Collate(CollatingStage, versioned="fn"):
             the offsets are ``[B + 1]``, for ``include_last_offset=True``.
         weights: with ``ragged``, a dict of columns and the columns of their weights, which have as many
             numbers in each row and no offsets of their own: ``EmbeddingBag``'s ``per_sample_weights``.
+        dtype: a dtype of floats for all columns of floats and decimals, such as ``torch.float32``.
 
     Raises:
         DataError: without ``fn``: a null, rows of different shapes, or values that make no tensor.
@@ -223,13 +257,15 @@ class Collate(CollatingStage, versioned="fn"):
     version: str | None = None
     ragged: Literal["offsets", "offsets_and_end"] | None = None
     weights: Mapping[str, str] | None = None
+    dtype: Annotated[torch.dtype, dtype_of_floats] | None = None
 
     #: Columns of lists that ``pack`` keeps.
     _kept: ClassVar[Collection[str]] = ()
 
     def check(self) -> None:
-        alone = self.ragged is None or (self.fn is None and self.format == "rows")
-        self._require(alone, "ragged", "left out beside a function or a format")
+        for option in ("ragged", "dtype"):
+            alone = self.options[option] is None or (self.fn is None and self.format == "rows")
+            self._require(alone, option, "left out beside a function or a format")
         self._require(self.weights is None or self.ragged, "weights", "given with ragged")
         rule = 'a dict of columns and their weights such as {"items": "ratings"}'
         pairs = self.weights.items() if isinstance(self.weights, Mapping) else ()
@@ -241,12 +277,21 @@ class Collate(CollatingStage, versioned="fn"):
         return super()._resolve(below)._resolved(_kept=kept_columns(below))
 
     def _traits(self) -> dict[str, Any]:
-        takes = "rows" if self.format == "rows" and self.ragged is None else "columns"
+        takes = "columns" if self.format != "rows" or self._makes_columns else "rows"
         return {"takes": takes, "per_row": self.fn is not None}
+
+    @property
+    def _makes_columns(self) -> bool:
+        """Whether it makes tensors of columns by options of their types."""
+        return self.ragged is not None or self.dtype is not None
+
+    @cached_property
+    def _floats(self) -> np.dtype[Any] | None:
+        return None if self.dtype is None else torch.empty(0, dtype=self.dtype).numpy().dtype
 
     def process(self, run: Run) -> Run:
         self._refuse_collated(run)
-        if self.format == "rows" and self.ragged is None:
+        if self.format == "rows" and not self._makes_columns:
             if self.fn is not None:
                 return run.with_items(each(self, self.fn, run))
             if run.items is not None:
@@ -264,12 +309,12 @@ class Collate(CollatingStage, versioned="fn"):
             raise ConfigError(f"{self} works on batches: put .batch(n) before it")
         if run.items is not None:
             got = "lists of Python rows, which a function made of the batches"
-            left = "format" if self.ragged is None else "ragged"
+            left = "ragged" if self.ragged else "dtype" if self.dtype else "format"
             way = f"put that function before batch(), or leave {left} out"
             raise ConfigError(f"{self} takes columns, got {got}: {way}")
-        if self.ragged is not None:
+        if self._makes_columns:
             block = columns_of(run.block, self).with_columns(with_numbers)
-            return run.with_items(self._with_lists(run.with_block(block), run.bounds))
+            return run.with_items(self._of_types(run.with_block(block), run.bounds))
         cuts = pairwise(run.bounds.tolist())
         return run.with_items([self._of_columns(run.block.slice(a, b)) for a, b in cuts])
 
@@ -286,32 +331,36 @@ class Collate(CollatingStage, versioned="fn"):
                 raise at_row(f"{self}: {bad}", self, row) from error
         return items
 
-    def _with_lists(self, run: Run, bounds: IntArray) -> MutableSequence[Any]:
+    def _of_types(self, run: Run, bounds: IntArray) -> MutableSequence[Any]:
         makers: list[Maker] = []
         ids = run.block.ids
         try:
             for part in run.block.parts(bounds):
-                makers.append(self._part_with_lists(part, ids))
+                makers.append(self._part_of_types(part, ids))
                 ids = ids[part.bounds[-1] :]
             return _late(makers)
         except DataError:
             raise
         except Exception:  # of a column without lists, whose row is looked for
-            self._collated(run.with_block(run.block.with_columns(without_lists)))
+            drop = without_lists if self.ragged else (lambda table: table)
+            self._collated(run.with_block(run.block.with_columns(drop)))
             raise
 
-    def _part_with_lists(self, part: Part, ids: IntArray) -> Maker:
+    def _part_of_types(self, part: Part, ids: IntArray) -> Maker:
         table: Any = part.data
         names, edges = table.column_names, part.bounds.tolist()
         need_columns(names, [name for pair in (self.weights or {}).items() for name in pair], self)
-        gathered: Any = Piece(table.select(ragged_names(table)), part.index).gathered()
+        ragged = ragged_names(table) if self.ragged else []
+        gathered: Any = (
+            Piece(table.select(ragged), part.index).gathered() if ragged else table.select([])
+        )
         flat: dict[str, FlatLists] = {}
         for name in gathered.column_names:
             with naming(name, self, ids):
                 flat[name] = self._flat(name, gathered[name], names)
         self._check_weights(flat, ids)
-        rest = Part(without_lists(table), part.index, part.bounds)
-        make_rest, count, nbytes = _batches(rest, self._kept)
+        rest = Part(table.drop_columns(ragged) if ragged else table, part.index, part.bounds)
+        make_rest, count, nbytes = self._even(rest, ids)
 
         def make(k: int) -> dict[str, Any]:
             even, batch = make_rest(k), dict[str, Any]()
@@ -323,6 +372,17 @@ class Collate(CollatingStage, versioned="fn"):
 
         return make, count, nbytes + sum(lists.values.nbytes for lists in flat.values())
 
+    def _even(self, part: Part, ids: IntArray) -> Maker:
+        """The batches of columns without lists."""
+        try:
+            return _batches(part, self._kept, self._floats)
+        except BadCell:  # whose column is looked for
+            for name in part.data.column_names:  # type: ignore[union-attr]
+                with naming(name, self, ids):
+                    column = part.data.select([name])  # type: ignore[union-attr]
+                    _batches(Part(column, part.index, part.bounds), self._kept, self._floats)
+            raise
+
     def _flat(self, name: str, column: pa.ChunkedArray, names: Collection[str]) -> FlatLists:
         lists = of_arrow(column, name)
         if not isinstance(lists, Ragged) or lists.values.ndim > 1:
@@ -333,7 +393,8 @@ class Collate(CollatingStage, versioned="fn"):
             raise BadCell(None, f"{rule}: {way}")
         given = lists.values.dtype
         dtype: np.dtype[Any] = np.dtype(np.int64) if given.kind in "iu" else given
-        dtype = np.dtype(np.float32) if given == np.float64 else dtype
+        if given.kind == "f":
+            dtype = self._floats or (np.dtype(np.float32) if given == np.float64 else given)
         check_fit(lists.values, dtype, lists.lengths, "leave such rows out with filter()")
         offsets_name = None if name in (self.weights or {}).values() else f"{name}_offsets"
         if offsets_name is not None and offsets_name in names:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trainpipes._internal import checks
 from trainpipes._internal.locks import cached_property
@@ -31,10 +32,15 @@ SHOWN_BYTES = 1024
 
 
 class LabelColumn:
-    """Labels, Arrow text or int64, and how many each row has; None for one each."""
+    """Labels, Arrow text or int64, and how many each row has; None for one each.
 
-    def __init__(self, column: Any, name: str, caller: Stage, ids: IntArray) -> None:
-        self.name, self._caller, self._ids = name, caller, ids
+    With ``nulls``, values may be null, NaN is one, and a list that is null has no value.
+    """
+
+    def __init__(
+        self, column: Any, name: str, caller: Stage, ids: IntArray, nulls: bool = False
+    ) -> None:
+        self.name, self._caller, self._ids, self._nulls = name, caller, ids, nulls
         array, self.lengths = arrays.one_chunk(column), None
         array = array.storage if isinstance(array, pa.ExtensionArray) else array
         kind = array.type
@@ -42,14 +48,17 @@ class LabelColumn:
             array = array.cast(pa.list_(kind.value_type))
         if arrays.is_list(array.type):
             self._refuse_null(array)
-            self.lengths = arrays.to_numpy(array.value_lengths()).astype(np.int64)
+            lengths = array.value_lengths()
+            self.lengths = arrays.to_numpy(lengths.fill_null(0)).astype(np.int64)
             array = array.flatten()
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         self._refuse_null(array)
         self.values, self.is_text = array, arrays.is_text(array.type)
-        if arrays.is_number(array.type) or pa.types.is_null(array.type):  # of no row
-            self.values = arrays.to_arrow(self._whole(arrays.to_numpy(array)))
+        if pa.types.is_null(array.type):
+            self.values = array.cast(pa.int64())
+        elif arrays.is_number(array.type):
+            self.values = self._whole_numbers(array)
         elif not self.is_text:
             rule = "labels, which are texts, integers, bools or lists of these"
             way = "make texts of them with map(), or name another column"
@@ -60,9 +69,19 @@ class LabelColumn:
         return in_column(BadCell(row, message), self.name, self._caller, self._ids)
 
     def _refuse_null(self, array: pa.Array) -> None:
-        if array.null_count:
+        if array.null_count and not self._nulls:
             way = "leave such rows out with filter(), or give them a label with map()"
             raise self.fail(arrays.first_null(array), f"holds a null, which is no label: {way}")
+
+    def _whole_numbers(self, array: pa.Array) -> pa.Array:
+        if not self._nulls:
+            return arrays.to_arrow(self._whole(arrays.to_numpy(array)))
+        if pa.types.is_floating(array.type):
+            array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
+        null = arrays.to_numpy(array.is_null())
+        zero = pa.scalar(0, pa.int64()).cast(array.type)
+        whole = self._whole(arrays.to_numpy(array.fill_null(zero)))
+        return arrays.to_arrow(whole, null if null.any() else None)
 
     def _whole(self, values: Any) -> IntArray:
         with np.errstate(invalid="ignore"):

@@ -10,6 +10,7 @@ from trainpipes._internal.checks import repeated
 from trainpipes._internal.locks import cached_property
 from trainpipes._internal.types import IntArray
 from trainpipes.columns.arrays import gathered, take_rows
+from trainpipes.columns.columns import with_numbers
 from trainpipes.columns.content import table_digest
 from trainpipes.errors import ConfigError
 from trainpipes.errors.text import amount, shown
@@ -113,9 +114,16 @@ class ArrowSource(TableSource):
         digest = hashlib.sha256(names.encode())
         for position in (0, len(table) // 2, len(table) - 1):
             if 0 <= position < len(table):
-                digest.update(repr(table.slice(position, 1).to_pylist()).encode())
+                digest.update(_row_text(table.slice(position, 1)).encode())
         sample, content = digest.hexdigest()[:16], table_digest(table)[:16]
         return {"rows": len(table), "sample": sample, "content": content}
 
     def describe(self) -> list[tuple[str, str]]:
         return [*super().describe(), ("in memory", amount(self.table.nbytes))]
+
+
+def _row_text(row: pa.Table) -> str:
+    try:
+        return repr(row.to_pylist())
+    except ValueError:  # of a time in nanoseconds, which Python has none for
+        return repr(with_numbers(row).to_pylist())
