@@ -181,6 +181,7 @@ STAGES: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
     "rename": lambda p: p.rename({"n": "x"}),
     "sample": lambda p: p.sample(0.5),
     "sample, key": lambda p: p.sample(0.5, key="n"),
+    "sample_by": lambda p: p.sample_by("n", largest=30).select("n"),
     "select": lambda p: p.select("n"),
     "split": lambda p: p.split({"a": 0.5, "b": 0.5}, key="n")["a"],
     "truncate": lambda p: p.truncate(2, truncation_side="left"),

@@ -191,6 +191,9 @@ def test_hashes_are_those_that_earlier_versions_gave(golden: Any):
     found["sample(0.2)"] = [int(row["x"]) for row in rows.sample(0.2)]
     found["sample(0.2, seed=7)"] = [int(row["x"]) for row in rows.sample(0.2, seed=7)]
     found["split valid"] = [int(row["x"]) for row in rows.split(PARTS)["valid"]]
+    weighed = rows.sample_by("x", largest=60)
+    for epoch in range(2):
+        found[f"sample_by, epoch {epoch}"] = [int(row["x"]) for row in weighed]
     golden("row_hashes.json", found)
 
 
@@ -269,3 +272,115 @@ def test_a_state_of_another_part_or_of_the_same_part_cut_elsewhere_is_refused(fo
     with pytest.raises(tp.StateError, match=r"stages/split/from: saved 0.0, now 0.5"):
         part("a", b=0.5, a=0.5).load_state_dict(state)
     part("a", a=0.5, c=0.25, d=0.25).load_state_dict(state)
+
+
+# By weights
+
+
+def weighed(count: int = 40_000) -> tp.Pipeline:
+    rng = np.random.default_rng(4)
+    return tp.from_tensors(
+        x=np.arange(count), w=rng.random(count) * 3, c=np.arange(count) % 10 == 0
+    )
+
+
+def test_a_row_is_kept_as_often_as_its_weight_says() -> None:
+    pipe = weighed(2000).sample_by("w", largest=3).batch(2000).collate()
+    kept, epochs = np.zeros(2000), 60
+    for _ in range(epochs):
+        (batch,) = pipe
+        kept[batch["x"].numpy()] += 1
+    shares = weighed(2000).batch(2000).collate().peek()["w"].numpy() / 3
+    spread = (shares * (1 - shares) / epochs) ** 0.5 + 1e-9
+    assert np.abs((kept / epochs - shares) / spread).max() < 5
+    assert abs((kept / epochs - shares).mean()) < 0.005
+    assert (
+        abs(np.corrcoef(kept[:-1] - shares[:-1] * epochs, kept[1:] - shares[1:] * epochs)[0, 1])
+        < 0.1
+    )
+
+
+def test_classes_are_kept_by_their_weights_over_the_largest() -> None:
+    (batch,) = weighed().sample_by("c", {True: 8, False: 2}).batch(40_000).collate()
+    rare = int(batch["c"].sum())
+    assert rare == 4000
+    assert abs(len(batch["c"]) - rare - 9000) < 5 * (36_000 * 0.25 * 0.75) ** 0.5
+    (batch,) = weighed().sample_by("c", {True: 1, False: 0}).batch(40_000).collate()
+    assert batch["c"].all()
+
+
+def test_each_epoch_draws_anew_and_places_ranks_and_shuffles_do_not_matter(folder: Path) -> None:
+    rows = tp.list_files(folder / "data").read_parquet().with_columns(
+        lambda columns: {"w": [0.5] * len(columns["id"])}, format="numpy"
+    )  # fmt: skip
+    plain = rows.sample_by("w")
+    epochs = [set(ids(plain)) for _ in range(2)]
+    assert 150 < len(epochs[0]) < 350
+    assert epochs[0] != epochs[1]
+    dealt = rows.sharding_filter(4).shuffle(20, seed=5).sample_by("w")
+    before = rows.sample_by("w").sharding_filter(4).shuffle(33, seed=6)
+    for pipe in (dealt, before):
+        assert [set(ids(pipe)) for _ in range(2)] == epochs
+    ranks = [
+        rows.sharding_filter(4, tail="uneven").sample_by("w").distributed(rank=rank, world_size=2)
+        for rank in (0, 1)
+    ]
+    assert [set(ids(ranks[0])) | set(ids(ranks[1])) for _ in range(2)] == epochs
+    os.remove(folder / "data" / "en" / "part-1.parquet")
+    fewer = tp.list_files(folder / "data").read_parquet().with_columns(
+        lambda columns: {"w": [0.5] * len(columns["id"])}, format="numpy"
+    ).sample_by("w")  # fmt: skip
+    assert set(ids(fewer)) == {row for row in epochs[0] if not row.startswith("en-1-")}
+
+
+def test_how_many_rows_come_is_an_estimate_and_said() -> None:
+    pipe = (
+        weighed().sharding_filter(4).shuffle(500).sample_by("w", largest=3, expected=0.5).batch(10)
+    )
+    assert "about 50.0% of the rows are expected" in str(pipe.explain())
+    assert "about 2,0" in dict(pipe.explain().lines)["an epoch"]
+    with pytest.raises(TypeError, match="how many rows sample_by"):
+        len(pipe)
+    assert tp.Loader(pipe).estimate_len() == pytest.approx(len(list(pipe)), rel=0.05)
+    said = pipe.stats(100).counts["sample_by"]
+    assert "of the rows are expected" in said
+    assert "kept " in said
+    counts = weighed().stats(0, labels="c").labels["c"]
+    by_class = weighed().sample_by("c", {True: 1, False: 0.5}, expected=counts)
+    assert "about 55.0% of the rows" in str(by_class.explain())
+    unknown = weighed().sharding_filter(4).shuffle(500).sample_by("w", largest=3).batch(10)
+    assert "known only at the end" in dict(unknown.explain().lines)["an epoch"]
+    unknown.load_state_dict(pipe.state_dict() or {})  # what is expected has no part in a state
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "error", "said"),
+    [
+        ([0.5, None], {}, tp.DataError, r"is null or NaN, and weights are from 0 to 1.*row 1\)"),
+        ([0.5, float("nan")], {}, tp.DataError, r"is null or NaN.*row 1\)"),
+        ([0.5, 2.0], {}, tp.DataError, r"is 2.0, and weights are from 0 to 1: give the largest.*row 1\)"),
+        ([0.5, -1.0], {"largest": 3}, tp.DataError, r"is -1.0.*row 1\)"),
+        ([0.5, float("inf")], {"largest": 3}, tp.DataError, r"is inf.*row 1\)"),
+        (["a", "b"], {}, tp.SchemaError, "must hold numbers, got string"),
+        (["a", "bb"], {"weights": {"a": 1, "b": 2}}, tp.DataError,
+            r"the class 'bb', which weights do not have.*they have \['a', 'b'\]: give it one.*row 1\)"),
+        (["a", None], {"weights": {"a": 1}}, tp.DataError, r"holds a null.*row 1\)"),
+        ([["a"], ["b"]], {"weights": {"a": 1, "b": 1}}, tp.SchemaError, "one class a row"),
+    ],
+)  # fmt: skip
+def test_a_weight_that_is_none_is_named(column: Any, options: Any, error: Any, said: str) -> None:
+    with pytest.raises(error, match=said):
+        list(tp.from_arrow(pa.table({"w": column})).sample_by("w", **options))
+
+
+def test_weights_choose_rows_before_they_are_batched_or_kept() -> None:
+    rows = weighed(100)
+    with pytest.raises(
+        tp.ConfigError, match=r"sample_by.* chooses single rows: put it before batch"
+    ):
+        list(rows.batch(4).sample_by("w", largest=3))
+    table = tp.from_arrow(pa.table({"w": [0.5] * 50}))
+    with pytest.raises(tp.ConfigError, match="gives other rows in every epoch, and cache"):
+        list(table.sample_by("w").cache())
+    with pytest.raises(tp.ConfigError, match="give one of the two another seed"):
+        list(rows.sample_by("w", largest=3).sample_by("c", {True: 1, False: 1}))

@@ -134,6 +134,8 @@ OPTIONS: dict[str, Make] = {
     "repeat": lambda f: rows(f).repeat(3),
     "repeat / endless": lambda f: rows(f).repeat(),
     "sample": lambda f: rows(f).sample(0.3, key=["x", "answer"], seed=9),
+    "sample_by": lambda f: rows(f).sample_by("x", largest=97, expected=0.5, seed=3),
+    "sample_by / classes": lambda f: rows(f).sample_by("x", {1: 2, 2: 1.5}, expected={1: 5}),
     "select": lambda f: rows(f).select("text", "x"),
     "sharding_filter": lambda f: rows(f).sharding_filter(6, split="stride", tail="uneven"),
     "shuffle": lambda f: rows(f).shuffle(50, seed=8, max_bytes=1 << 20),

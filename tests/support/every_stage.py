@@ -394,6 +394,10 @@ def odd(row: dict[str, Any]) -> bool:
     return bool(row["x"] % 2)
 
 
+def parity(columns: dict[str, Any]) -> dict[str, Any]:
+    return {"odd": columns["x"] % 2}
+
+
 def conversation(row: dict[str, Any]) -> dict[str, Any]:
     turns = [("user", row["text"]), ("assistant", row["answer"])]
     return {"x": row["x"], "messages": [{"role": who, "content": said} for who, said in turns]}
@@ -843,6 +847,11 @@ FINITE: dict[str, Make] = {
     ),
     "pad_collate": lambda f: sharded(f).batch(4).pad_collate(pad_to_multiple_of=4),
     "collate": lambda f: sharded(f).select("x").batch(4).collate(),
+    "sample_by": lambda f: sharded(f).sample_by("x", largest=97).batch(4),
+    "sample_by / classes before": lambda f: (
+        rows(f).with_columns(parity, format="numpy")
+        .sample_by("odd", {0: 1, 1: 0.25}, expected={0: 49, 1: 48}).sharding_filter(4).shuffle(9).batch(4)
+    ),
     "normalize_columns": lambda f: (
         sharded(f).select("x").normalize_columns({"x": {"mean": 48.0, "std": 28.0}}).batch(4)
         .collate(dtype=torch.float32)
@@ -875,6 +884,7 @@ ENDLESS: dict[str, Make] = {
         tp.from_dataset(SQUARES).sharding_filter(4).shuffle(scope="global").repeat().batch(8)
     ),
     "map / rng, endless": lambda f: sharded(f).map(jitter, rng=True).repeat().batch(8),
+    "sample_by / endless": lambda f: sharded(f, 4).repeat().sample_by("x", largest=97).batch(4),
     "repeat / filtered": lambda f: sharded(f, 4).filter(odd).repeat().batch(4),
     "repeat / filtered batches": lambda f: sharded(f, 4).filter(odd).batch(4).repeat(),
     "batch / endless tokens": lambda f: (
@@ -984,6 +994,7 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
         "Tokenize": {"tokenizer": "bytes"}, "TokenizedBy": {"tokenizer": "bytes"},
         "FromMemmap": {"path": "x"},
         "Pack": {"max_length": 8}, "Truncate": {"max_length": 8}, "Sample": {"fraction": 0.5},
+        "SampleBy": {"column": "x"},
         "To": {"device": "cpu"}, "Take": {"count": 1}, "Skip": {"count": 1},
         "Mix": {"sources": {"x": tp.from_dataset([1])}},
         "Split": {"parts": {"all": 1.0}, "part": "all"},

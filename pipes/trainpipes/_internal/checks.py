@@ -76,6 +76,12 @@ def fraction(value: Any, option: str) -> float:
     return float(value)
 
 
+def is_finite(value: Any) -> bool:
+    """Whether a value is a number that is neither infinite nor NaN."""
+    number = _is_int(value) or isinstance(value, float | np.floating)
+    return number and bool(np.isfinite(float(value)))
+
+
 def checked_schema(value: Any, option: str) -> pa.Schema | None:
     """``value``, if it is None or a schema that names each column once."""
     if value is None:

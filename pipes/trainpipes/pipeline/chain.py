@@ -42,7 +42,7 @@ from trainpipes.stages.decode_video import DecodeVideo
 from trainpipes.stages.deduplicate import Deduplicate
 from trainpipes.stages.device import Pin, To
 from trainpipes.stages.features import EncodeCategories, NormalizeColumns
-from trainpipes.stages.filter import Filter, Sample, Split, checked_parts
+from trainpipes.stages.filter import Filter, Sample, SampleBy, Split, checked_parts
 from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.image_stages import (
     CenterCrop,
@@ -178,6 +178,7 @@ class Pipeline(Record):
     with_columns = Method(WithColumns)
     filter = Method(Filter)
     sample = Method(Sample)
+    sample_by = Method(SampleBy)
     flat_map = Method(FlatMap)
     deduplicate = Method(Deduplicate)
     enumerate = Method(Enumerate)

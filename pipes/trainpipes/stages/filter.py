@@ -9,26 +9,38 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
+from trainpipes._internal import checks
 from trainpipes._internal.checks import (
+    ColumnName,
     ColumnNames,
     Seed,
     Share,
     column_names,
+    is_finite,
     require,
 )
 from trainpipes._internal.locks import cached_property
+from trainpipes._internal.messages import need_columns
+from trainpipes._internal.types import IntArray
+from trainpipes.columns.arrays import to_numpy
+from trainpipes.columns.bad_values import BadCell
+from trainpipes.columns.columns import table_of
 from trainpipes.columns.expressions import as_expression, text_of
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.mixture import MixingSource
 from trainpipes.engine.planning.row_hash import HashArray, RowNames, hash_keys, mix, unit
 from trainpipes.engine.planning.row_names import row_names
 from trainpipes.errors import ConfigError
-from trainpipes.interfaces.blame import each, matching
+from trainpipes.errors.text import shown
+from trainpipes.interfaces.blame import each, in_column, matching, naming
 from trainpipes.interfaces.left_out import CallsFunction
 from trainpipes.interfaces.quarantine import OnBadRow
 from trainpipes.interfaces.stage import Stage, made_once
 from trainpipes.interfaces.stage_kinds import BatchingStage, PackingStage, RunStage, stages_within
+from trainpipes.interfaces.tally import Numbers, Tally
 from trainpipes.order.permutation import random_key
+from trainpipes.stages.features import floats_of
+from trainpipes.stages.labels import Label, LabelColumn, as_label, near_label
 
 #: The last edge of all: every draw is below.
 EVERY = 2.0
@@ -107,7 +119,9 @@ class Filter(CallsFunction, RunStage, keeps_rows=False):
 
 
 class Drawn(RunStage, keeps_rows=False, depends_on={"place"}, asks_inputs=True):
-    """A stage that keeps rows by a hash, as a number from 0 to 1, of the row, ``key`` and ``seed``."""
+    """A stage that keeps rows by a hash, as a number from 0 to 1, of the row, its key if it has one, and
+    ``seed``.
+    """
 
     def _resolve(self, below: Sequence[Stage]) -> Self:
         for stage in below:
@@ -124,17 +138,12 @@ class Drawn(RunStage, keeps_rows=False, depends_on={"place"}, asks_inputs=True):
         return self
 
     @property
-    @abstractmethod
-    def _edges(self) -> tuple[float, float]:
-        """Between which draws are kept."""
-
-    @property
     def _draw(self) -> tuple[Any, ...]:
         return self.name, self.options["seed"], self._key
 
     @cached_property
     def _key(self) -> list[str] | None:
-        key = self.options["key"]
+        key = self.options.get("key")
         return None if key is None else column_names(key, f"{self.name}(key)")
 
     @cached_property
@@ -151,12 +160,21 @@ class Drawn(RunStage, keeps_rows=False, depends_on={"place"}, asks_inputs=True):
         hashes = self._names.hashes(ids) if key is None else hash_keys(run.block, key, self)
         return unit(mix(hashes ^ self._salt))
 
+
+class DrawnOnce(Drawn):
+    """A stage that keeps the same rows in each epoch."""
+
+    @property
+    @abstractmethod
+    def _edges(self) -> tuple[float, float]:
+        """Between which draws are kept."""
+
     def process(self, run: Run) -> Run:
         draws, (low, high) = self.draws(run), self._edges
         return run.keep((draws >= low) & (draws < high))
 
 
-class Sample(Drawn):
+class Sample(DrawnOnce):
     """Keep a fraction of the rows: always the same ones.
 
     A hash of the row's file name, relative to the folder given, and of its number in the file
@@ -192,7 +210,7 @@ class Sample(Drawn):
         return 0.0, EVERY if self.fraction == 1 else float(self.fraction)
 
 
-class Split(Drawn):
+class Split(DrawnOnce):
     """Keep one of several parts of the rows; each row is in exactly one part.
 
     A hash of the row, as in ``sample``, chooses the part. Parts are ranges of this hash in the
@@ -242,6 +260,155 @@ class Split(Drawn):
         del identity["parts"]
         low, high = self._edges
         return {**identity, "from": low, "to": high}
+
+
+class KeptByWeight(Tally):
+    """Counts the rows that ``sample_by`` has seen, and those that it kept."""
+
+    warns = False
+
+    def _said(self, numbers: Numbers) -> str:
+        seen, kept, _ = numbers
+        share = self.stage.traits.share
+        parts = [f"kept {kept:,} of {seen:,} rows, {kept / seen:.1%}"] if seen else []
+        parts += [] if share is None else [f"about {share:.1%} of the rows are expected"]
+        return ", ".join(parts)
+
+
+class SampleBy(Drawn, takes="columns", depends_on={"place", "epoch"}):
+    """Keep each row with a probability by its weight: other rows in each epoch.
+
+    For classes of which one is rare, or rows that matter less: a row of weight w is kept with probability
+    w / the largest weight, by a number drawn from seed, epoch and row alone: the same after a resume, and
+    on any number of ranks. The rows left out are read nevertheless. How many rows an epoch has is known
+    only at its end; see ``filter``.
+
+    Args:
+        column: the weights, or with ``weights`` the classes.
+        weights: of each class, ``{"spam": 10, "ham": 1}``: texts, integers or bools.
+        largest: the largest weight that the column may hold; rows of it are all kept. Without classes.
+        expected: the share of the rows that is kept on average, 0 to 1, or the rows of each class, as
+            ``stats(0, labels=column)`` gives them: for ``explain()`` and ``estimate_len()``, which else
+            has to read rows.
+        seed: for the draws.
+
+    Raises:
+        DataError: a weight is null, NaN, below 0 or above ``largest``; or a class has no weight.
+        SchemaError: there is no such column, or it holds no numbers, or no classes.
+
+    >>> import trainpipes as tp
+    >>> rows = tp.from_dataset([{"x": n, "rare": n % 10 == 0} for n in range(40)])
+    >>> pipe = rows.sample_by("rare", {True: 1, False: 0.1})
+    >>> [row["x"] for row in pipe], [row["x"] for row in pipe]
+    ([0, 6, 10, 20, 21, 30, 33], [0, 5, 10, 11, 18, 20, 22, 30, 31])
+    """
+
+    thread_safe = True
+    free = frozenset({"expected"})
+
+    column: ColumnName
+    weights: Mapping[Label, float] | None = None
+    _: KW_ONLY
+    largest: float = 1.0
+    expected: float | Mapping[Label, int] | None = None
+    seed: Seed = 0
+
+    def check(self) -> None:
+        good = is_finite(self.largest) and self.largest > 0
+        self._require(good, "largest", "a finite number above 0")
+        if self.weights is not None:
+            rule = 'a dict of classes and weights such as {"spam": 10, "ham": 1}'
+            good = isinstance(self.weights, Mapping) and len(self.weights) > 0
+            self._require(good, "weights", rule)
+            weights = {as_label(name, "sample_by(weights)"): w for name, w in self.weights.items()}
+            good = all(is_finite(weight) and weight >= 0 for weight in weights.values())
+            self._require(good and max(weights.values()) > 0, "weights", f"{rule}, not all 0")
+            self._require(self.largest == 1, "largest", "left out beside weights")
+            self._set(weights=weights)
+        if isinstance(self.expected, Mapping):
+            rule = "the rows of each class, of which there are some"
+            counts = self.expected.values()
+            good = self.weights is not None and all(isinstance(n, int) and n >= 0 for n in counts)
+            self._require(good and sum(counts) > 0, "expected", rule)
+            counted = {
+                as_label(name, "sample_by(expected)"): n for name, n in self.expected.items()
+            }
+            for name in counted:
+                self._require(name in (self.weights or ()), "expected", f"{rule} with a weight")
+            self._set(expected=counted)
+        elif self.expected is not None:
+            checks.fraction(self.expected, "sample_by(expected)")
+
+    def _traits(self) -> dict[str, Any]:
+        share = self.expected
+        if isinstance(share, Mapping):
+            kept = sum(count * self._shares[name] for name, count in share.items())
+            share = kept / sum(share.values())
+        return {"share": None if share is None else float(share)}
+
+    @made_once
+    def _kept(self) -> KeptByWeight:
+        return KeptByWeight(self)
+
+    def _tallies(self) -> Sequence[Tally]:
+        return (self._kept,)
+
+    @made_once
+    def _shares(self) -> dict[Label, float]:
+        """The probability with which a row of each class is kept."""
+        weights = self.weights or {}
+        most = max(weights.values(), default=1)
+        return {name: weight / most for name, weight in weights.items()}
+
+    def identity(self) -> dict[str, Any]:
+        identity = super().identity()
+        if self.weights is not None:
+            identity["weights"] = [[name, weight] for name, weight in self.weights.items()]
+        return identity
+
+    def draws(self, run: Run) -> npt.NDArray[np.float64]:
+        self._check_rows(run, single=True)
+        hashes, block = self._names.hashes(run.block.ids), run.block
+        for number in (block.epoch, block.part):
+            hashes = mix(hashes + self._salt) ^ np.asarray(number, np.int64).astype(np.uint64)
+        return unit(mix(hashes ^ self._salt))
+
+    def process(self, run: Run) -> Run:
+        self._check_rows(run, single=True)
+        table = table_of(run.block.data, self)
+        need_columns(table.column_names, [self.column], self)
+        column, ids = table[self.column], run.block.ids
+        by_class = self.weights is not None
+        shares = self._of_classes(column, ids) if by_class else self._of_weights(column, ids)
+        kept = self.draws(run) < shares
+        self._kept.add((len(kept), int(np.count_nonzero(kept)), 0))
+        return run.keep(kept)
+
+    def _of_weights(self, column: Any, ids: IntArray) -> npt.NDArray[np.float64]:
+        with naming(self.column, self, ids):
+            weights, missing = floats_of(column)
+            bad = missing | ~((weights >= 0) & (weights <= self.largest))
+            if bad.any():
+                row = int(np.argmax(bad))
+                got = "null or NaN" if missing[row] else weights[row]
+                way = "give the largest one by largest=..., or fix it by with_columns()"
+                raise BadCell(row, f"is {got}, and weights are from 0 to {self.largest:g}: {way}")
+        return weights / self.largest
+
+    def _of_classes(self, column: Any, ids: IntArray) -> npt.NDArray[np.float64]:
+        labels = LabelColumn(column, self.column, self, ids)
+        if labels.lengths is not None:
+            raise in_column(BadCell(None, "must hold one class a row"), self.column, self, ids)
+        coded = labels.values.dictionary_encode()
+        names = coded.dictionary.to_pylist()
+        shares = np.array([self._shares.get(name, -1.0) for name in names])[to_numpy(coded.indices)]
+        if (shares < 0).any():
+            place = int(np.argmax(shares < 0))
+            label, known = labels.values[place].as_py(), list(self._shares)
+            way = "give it one, or leave such rows out with filter()"
+            said = f"{label!r}, which weights do not have{near_label(label, known)}; they have "
+            raise labels.fail(place, f"holds the class {said}{shown(known, 200)}: {way}")
+        return shares
 
 
 def checked_parts(parts: Any) -> dict[str, float]:

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from trainpipes._internal import checks
 from trainpipes._internal.messages import nearest, table
 from trainpipes.errors import ConfigError, MissingFilesError
@@ -156,7 +154,7 @@ def means_and_deviations(given: Any, option: str) -> dict[str, tuple[float, floa
         checks.require(checks.is_name(name), option, rule, given, way)
         own: Any = values if isinstance(values, Mapping) else {}
         mean, std = own.get("mean"), own.get("std")
-        good = _is_finite(mean) and _is_finite(std) and std >= 0
+        good = checks.is_finite(mean) and checks.is_finite(std) and std >= 0
         checks.require(good, option, f"{rule}, with finite numbers", {name: values}, way)
         known[name] = (float(mean), float(std))
     return known
@@ -204,8 +202,3 @@ def as_identity(value: Any) -> Any:
     if len(text) <= SHOWN_BYTES:
         return value
     return f"{len(value)} columns:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def _is_finite(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and bool(np.isfinite(float(value)))

@@ -142,7 +142,7 @@ class EncodeLabels(RunStage, takes="columns"):
         if isinstance(given, int):
             checks.whole_number(given, 1, rule, most=2**31)
         else:
-            names: Any = [_label(name, rule) for name in given]
+            names: Any = [as_label(name, rule) for name in given]
             for name in checks.repeated(names):
                 raise ConfigError(f"{rule} must name each label once, got {name!r} twice")
             if isinstance(given, Mapping):
@@ -230,7 +230,7 @@ def near_label(label: Label, labels: Sequence[Label]) -> str:
     return nearest(text, [known for known in labels if isinstance(known, str)])
 
 
-def _label(value: Any, rule: str) -> Label:
+def as_label(value: Any, rule: str) -> Label:
     """A label as JSON has it: True and False are 1 and 0."""
     if not isinstance(value, str | int | np.integer | np.bool_):
         raise ConfigError(f"{rule}: a label must be a text or an integer, got {shown(value)}")
