@@ -25,6 +25,7 @@ from trainpipes.interfaces.hints import instead, refuse_unknown
 from trainpipes.interfaces.options import show
 from trainpipes.interfaces.stage import Stage
 from trainpipes.interfaces.stage_kinds import stages_within
+from trainpipes.loader.metrics import Meter
 from trainpipes.pipeline.chain import Pipeline
 from trainpipes.sources.memory.from_dataset import packed
 from trainpipes.stages.device import Pin, To
@@ -139,6 +140,7 @@ class Loader:
             self._iteration.members = source.members
             source.derived.add(self._iteration)
         self._iteration.how = {"threads": threads, "workers": num_workers}
+        self._meter = Meter(self._iteration)
         self.num_workers = num_workers
         self.threads = threads
         self._options = {**options, "prefetch_factor": prefetch_factor}
@@ -247,6 +249,35 @@ class Loader:
         True
         """
         return self._iteration.wait_seconds
+
+    def metrics(self) -> dict[str, float]:
+        """Return where the run stands in numbers, for a line of its log. Call it between batches; nothing is
+        counted while these are made, and no rank asks another.
+
+        Returns:
+            ``data/epoch`` and ``data/batch``: as in ``state_dict()``; batches count over all ranks.
+            ``data/waiting``: the share of the time since the last call (or since the loader was made) in
+            which the loop waited for batches, 0 to 1. ``data/wait_seconds``: as ``wait_seconds``.
+
+            ``data/rows``: of the batches of all ranks in all epochs, where that follows from the
+            position, also after a resume: where batches are counted; and within one epoch, or an
+            endless one, where all are full. With another batch size or number of ranks in epochs before,
+            about so many. ``data/tokens``: of these rows, where ``pack`` makes them: ``max_length`` each,
+            padding included. ``data/mix/NAME``: the share of a source of a mix that holds now, where no
+            schedule changes it.
+
+        Raises:
+            StateError: in a DataLoader's worker.
+
+        >>> import trainpipes as tp
+        >>> loader = tp.Loader(tp.from_dataset(range(10)).batch(4))
+        >>> for batch in loader:
+        ...     metrics = loader.metrics()
+        ...     break
+        >>> metrics["data/epoch"], metrics["data/batch"], metrics["data/rows"]
+        (0, 1, 4)
+        """
+        return self._meter.read()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last batch delivered: a flat dict of integers and strings.

@@ -1,0 +1,88 @@
+"""``metrics()`` says where a run stands, and says the same after a resume."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainpipes as tp
+from drawn import build, examples, rows_of, specs
+from trainpipes.loader.metrics import Meter
+
+
+@given(spec=specs(), world=st.integers(1, 3), data=st.data())
+@examples(100)
+def test_rows_are_those_of_all_batches_so_far_also_after_a_resume(
+    spec: Any, world: int, data: Any
+) -> None:
+    pipe = build(spec)
+    plan = pipe._iteration.plan
+    known = plan.counted and (spec.take_batches is None) and sum(spec.groups) > 0
+    if not known or plan.chain.num_shards % world or plan.chain.uneven:
+        return
+    loaders = [
+        tp.Loader(pipe.distributed(rank=r, world_size=world), threads=0) for r in range(world)
+    ]
+    given_rows = 0
+    passes = 1 if plan.chain.endless else 2
+    for _ in range(passes):
+        step = -1
+        for step, batches in enumerate(zip(*(islice(x, 12) for x in loaders), strict=True)):
+            given_rows += sum(len(rows_of(batch)) for batch in batches)
+            metrics = loaders[0].metrics()
+            state = loaders[0].state_dict()
+            if state["epoch"] == metrics["data/epoch"] and state["batches"]:
+                assert metrics["data/batch"] == state["batches"]
+            assert metrics["data/rows"] == given_rows
+            if step == 3:
+                resumed = tp.Loader(pipe.distributed(rank=0, world_size=world))
+                resumed.load_state_dict(json.loads(json.dumps(state)))
+                assert resumed.metrics()["data/rows"] == given_rows
+        if step >= 11:  # the epoch was not finished
+            break
+
+
+def test_tokens_are_those_of_packed_rows_and_shares_those_that_hold() -> None:
+    rows = tp.from_arrow(pa.table({"input_ids": [[1] * (n % 9 + 1) for n in range(500)]}))
+    packed = tp.Loader(rows.repeat().pack(16).batch(4).pad_collate())
+    batches = iter(packed)
+    seen = sum(next(batches)["input_ids"].numel() for _ in range(5))
+    assert packed.metrics()["data/tokens"] == seen
+    mixed = tp.mix({"a": rows, "b": rows}, weights={"a": 3, "b": 1}, stop="repeat").batch(4)
+    loader = tp.Loader(mixed)
+    batches = iter(loader)
+    next(batches)
+    assert loader.metrics()["data/mix/a"] == 0.75
+    loader.set_weights({"a": 1}, at_step=3)
+    for share in (0.25, 0.5, 0.5):
+        next(batches)
+        assert loader.metrics()["data/mix/b"] == share
+    assert loader.metrics()["data/rows"] == 4 * 4
+
+
+def test_what_is_not_known_is_left_out_and_all_are_numbers() -> None:
+    rows = tp.from_dataset(range(50)).filter(lambda x: x % 3 > 0)
+    loader = tp.Loader(rows.batch(4))
+    assert "data/rows" not in loader.metrics()
+    full = tp.Loader(rows.batch(4, drop_last=True))
+    list(islice(full, 3))
+    assert full.metrics()["data/rows"] == 12
+    for value in full.metrics().values():
+        assert isinstance(value, int | float)
+        assert not isinstance(value, bool)
+
+
+def test_waiting_is_the_share_since_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = tp.Loader(tp.from_dataset(range(50)).batch(4))
+    clock = iter([100.0, 110.0, 130.0])
+    monkeypatch.setattr("trainpipes.loader.metrics.perf_counter", lambda: next(clock))
+    meter = Meter(loader._iteration)
+    loader._iteration.wait_seconds += 5
+    assert meter.read()["data/waiting"] == 0.5
+    assert meter.read()["data/waiting"] == 0.0
